@@ -1,0 +1,79 @@
+# Everything a person or a machine does here. Set-up happens by itself, in .venv, once.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first Python that is new enough.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && { echo $$p; break; }; done)
+
+# PyPI's Linux builds of torch bring gigabytes of CUDA packages. The CPU build has them not, so it is asked for by name.
+TORCH ?= torch==$(shell sed -n 's/^torch==//p' constraints.txt)$(if $(filter Linux,$(shell uname -s)),+cpu)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq install -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
+SOURCES := $(foreach d,src tests examples evaluation,$(if $(wildcard $(d)/*.py $(d)/*/*.py),$(d)))
+
+.PHONY: help demo test check test-all bench fmt clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo ## train on New York's flights of 2013: sixteen airlines, three other owners, nothing pooled
+	@$(BIN)/tablepuppet demo
+
+test: check ## check, then doctests, tests and examples (minutes)
+	@$(PYTEST) -m "not slow and not root and not network"
+
+check: $(VENV)/.dev ## format, lint, types and import rules
+	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "Some files are not formatted: run make fmt."; exit 1; }
+	@$(BIN)/ruff check --quiet $(SOURCES)
+	@echo "mypy: checking types"
+	@$(BIN)/mypy $(SOURCES)
+	@$(BIN)/lint-imports --no-cache --no-logo
+
+test-all: check ## make test and the slow tests, with coverage
+	@$(PYTEST) -m "not root and not network" --cov --cov-report=term
+
+bench: $(VENV)/.demo ## measure time, bytes and memory of every algorithm
+	@$(BIN)/tablepuppet bench
+
+fmt: $(VENV)/.dev ## format the code and fix what can be fixed
+	@$(BIN)/ruff format $(SOURCES)
+	@$(BIN)/ruff check --fix $(SOURCES)
+
+clean: ## remove .venv and everything else that make and the tools wrote
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* dist
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -- set-up --------------------------------------------------------------------------------
+# New constraints build .venv afresh; a changed pyproject.toml only installs again.
+
+$(VENV)/.created: constraints.txt
+	@test -n "$(PYTHON)" || { echo "TablePuppet needs Python 3.11 or newer, and there is none on the PATH."; \
+		echo "Install one, or name it: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Creating $(VENV) with $$($(PYTHON) --version)."
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) hatchling editables
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.created pyproject.toml
+	@echo "Installing TablePuppet and the demo's data into $(VENV) (about a minute, once)."
+	@$(PIP) --no-build-isolation -e '.[demo]'
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.created
+	@echo "Installing $(TORCH) into $(VENV) (about a minute, once)."
+	@$(PIP) --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) '$(TORCH)' || { \
+		echo "No build of torch without CUDA was found. Make $(TORCH_INDEX) reachable, or put the wheel"; \
+		echo "in a folder and set PIP_FIND_LINKS to it. Any other build: make TORCH=torch==VERSION test"; exit 1; }
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	@echo "Installing TablePuppet and its developers' tools into $(VENV) (a few minutes, once)."
+	@$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $(VENV)/.demo $@

@@ -1,0 +1,24 @@
+"""TablePuppet: train on a SQL join whose tables never leave their owners."""
+
+from tablepuppet.algorithms.options import Admm, Centralized, Newton, Sgd
+from tablepuppet.engine.result import Result
+from tablepuppet.errors import TablePuppetError
+from tablepuppet.federation import Federation
+from tablepuppet.plan.plan import Plan
+from tablepuppet.tables.source import source
+from tablepuppet.transport.meter import Network
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Admm",
+    "Centralized",
+    "Federation",
+    "Network",
+    "Newton",
+    "Plan",
+    "Result",
+    "Sgd",
+    "TablePuppetError",
+    "source",
+]

@@ -1,0 +1,247 @@
+"""ADMM pushed down to tables (RFL-ADMM-V, RFL-ADMM), in its sharing form.
+
+    server   λ⁺ = ℓ'(u),  u = argmin ℓ(u) + ρ/2 ‖u − (a + b + λ/ρ)‖²      z-step and dual step in one
+             c = 2λ⁺ − λ  (= λ⁺ + ρ(a − z)),  Y_i = collapse_i(c) − Mρ G_i∘h_i
+    client   θ_i = argmin βR(θ) + (1/N) Σ_k [Y_kᵀ f(θ) + ½ Mρ G_k ‖f(θ)‖²]
+
+`variant="published"` has ρ in place of Mρ, as the paper prints it; it may diverge. The intercept b
+lies with the server and is minimised over jointly with z. A block with several clients solves its
+θ-step by consensus rounds (`union="consensus"`) or from summed second moments (`union="exact"`).
+docs/algorithms.md derives all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tablepuppet.algorithms.base import Answer, Array, BlockAnswer, BlockUpdate, PartSetup, Problem, squared_norm
+from tablepuppet.algorithms.options import Admm
+from tablepuppet.algorithms.spectrum import Spectrum
+from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.losses import Loss
+from tablepuppet.transport.messages import AdmmUpdate, Combined, Partial, Predictions
+
+# -- server --------------------------------------------------------------------------------
+
+
+def intercept_step(shard: Any, *, loss: Loss, intercept: Array, rho: float) -> tuple[Sequence[Array], dict[str, Any]]:
+    """Slope and curvature in b of min_z Σ ℓ(z + b) − λz + ρ/2 (a − z)²."""
+    centre = shard.scores + intercept + shard.state["dual"] / rho
+    u = loss.proximal(centre, rho, shard.labels, shard.scores + intercept)
+    curvature = loss.curvature(u)
+    return (), {
+        "slope": loss.gradient(u, shard.labels).sum(axis=0),
+        "curvature": (rho * curvature / (rho + curvature)).sum(axis=0),
+    }
+
+
+def join_step(shard: Any, *, loss: Loss, intercept: Array, rho: float) -> tuple[Sequence[Array], dict[str, Any]]:
+    """The z-step and the dual step; the signal is c."""
+    scores, dual, z = shard.scores, shard.state["dual"], shard.state["z"]
+    u = loss.proximal(scores + intercept + dual / rho, rho, shard.labels, scores + intercept)
+    new = loss.gradient(u, shard.labels)
+    change = new - dual  # ρ(a − z)
+    z_new = scores - change / rho
+    sums = {
+        "primal": float(np.vdot(change, change)) / rho**2,
+        "dual": rho**2 * squared_norm(z_new - z),
+        "scores": squared_norm(scores),
+        "z": squared_norm(z_new),
+        "lambda": squared_norm(new),
+    }
+    dual[...] = new
+    z[...] = z_new
+    return (new + change,), sums
+
+
+@dataclass
+class AdmmServer:
+    """The server's half: dual variables over joined rows, ρ, the intercept, residuals."""
+
+    problem: Problem
+    options: Admm
+
+    def __post_init__(self) -> None:
+        loss = self.problem.loss
+        self.intercept: Array = np.zeros(loss.outputs)
+        self.penalty = 0.0
+        self.predictions: list[Array] | None = None
+        self.rho = self.options.rho * loss.bound
+        self._scales: list[float] = []
+        self._unions = [ExactUnion() for _ in self.problem.rows]
+        self._figures: dict[str, float] = {}
+        for name in ("dual", "z"):
+            self.problem.joined.allocate(name, loss.outputs)
+
+    @property
+    def _factor(self) -> float:
+        """What multiplies G‖h‖²/2 in the θ-step: Mρ, or ρ as published."""
+        return self.rho * (self.problem.blocks if self.options.variant == "sharing" else 1)
+
+    def rounds_per_epoch(self) -> int:
+        return 1
+
+    def begin(self, predictions: list[Array], curvatures: list[float]) -> None:
+        self.predictions = predictions
+        self._scales = curvatures
+
+    def join_step(self) -> list[BlockUpdate]:
+        assert self.predictions is not None
+        problem, h = self.problem, self.predictions
+        given = {"loss": problem.loss, "rho": self.rho}
+        for _ in range(8):
+            sums = problem.joined.run(intercept_step, h, intercept=self.intercept, **given).sums
+            move = sums["slope"] / np.maximum(sums["curvature"], 1e-300)
+            self.intercept = self.intercept - move
+            if float(np.abs(move).max()) <= 1e-9 * (1.0 + float(np.abs(self.intercept).max())):
+                break
+        done = problem.joined.run(join_step, h, signals=1, intercept=self.intercept, **given)
+        self._note(done.sums)
+        updates = []
+        for i in range(problem.blocks):
+            quadratic = self._factor * problem.multiplicity[i][:, None] * h[i]
+            common = {
+                "factor": self._factor,
+                "union_rho": self._factor * self._scales[i] / problem.clients[i],
+            }
+            updates.append(BlockUpdate(AdmmUpdate, {"signal": done.signals[0][i] - quadratic}, common))
+        return updates
+
+    def _note(self, sums: dict[str, float]) -> None:
+        """Residuals, relative to the size of what they compare (Boyd et al., 3.3.1)."""
+        primal = np.sqrt(sums["primal"] / max(sums["scores"], sums["z"], 1e-300))
+        dual = np.sqrt(sums["dual"] / max(sums["lambda"], 1e-300))
+        self._figures = {"primal_residual": float(primal), "dual_residual": float(dual), "rho": self.rho}
+
+    def union_step(self, block: int, total: list[Array]) -> list[Array]:
+        clients = self.problem.clients[block]
+        ridge = self.problem.joined.rows * self.problem.l2
+        if self.options.union == "exact":
+            return [self._unions[block].solve(total, self._factor, ridge)]
+        return [consensus_step(total[0], clients, self.problem.l2, self._factor * self._scales[block] / clients)]
+
+    def absorb(self, answers: Sequence[BlockAnswer]) -> None:
+        self.predictions = [a.values for a in answers]
+        self.penalty = sum(float(a.products[0]) for a in answers)
+        self._adapt()
+
+    def _adapt(self) -> None:
+        """Residual balancing (Boyd et al., 3.4.1)."""
+        if not self.options.adapt or not self._figures:
+            return
+        primal, dual = self._figures["primal_residual"], self._figures["dual_residual"]
+        if primal > 10 * dual:
+            self.rho *= 2
+        elif dual > 10 * primal:
+            self.rho /= 2
+
+    def settle(self) -> list[dict[str, Any] | None]:
+        return [None] * self.problem.blocks
+
+    def is_converged(self) -> bool:
+        worst = max(self._figures["primal_residual"], self._figures["dual_residual"])
+        return worst < self.options.tolerance
+
+    def residuals(self) -> dict[str, float]:
+        return self._figures
+
+
+# -- coordinator ---------------------------------------------------------------------------
+
+
+def consensus_step(total: Array, clients: int, l2: float, union_rho: float) -> Array:
+    """w = argmin βR(w) + Qρ_u/2 ‖w − mean(θ_q + u_q)‖², from the sum of θ_q + u_q."""
+    return union_rho * total / (l2 + clients * union_rho)
+
+
+@dataclass
+class ExactUnion:
+    """The θ-step of a whole block from sums: Σ T_qᵀ diag(G_q) T_q once, Σ T_qᵀ Y_q each round."""
+
+    spectrum: Spectrum | None = None
+
+    def solve(self, total: list[Array], factor: float, ridge: float) -> Array:
+        if len(total) > 1:
+            self.spectrum = Spectrum.of(total[1])
+        assert self.spectrum is not None
+        return -self.spectrum.solve(factor, ridge, total[0])
+
+
+# -- client --------------------------------------------------------------------------------
+
+
+class AdmmState(msgspec.Struct, frozen=True):
+    """A part's parameters; where a block has several clients also w, u and what is under way."""
+
+    theta: Array
+    consensus: Array  # w
+    gap: Array  # u
+    values: Array  # eigenvalues of Tᵀ diag(G) T
+    vectors: Array
+    right: Array  # −Tᵀ Y of this outer round
+    factor: float = 0.0
+    union_rho: float = 0.0
+    inner: int = 0
+    has_sent_moments: bool = False
+
+
+def client_start(setup: PartSetup, options: Admm) -> AdmmState:
+    assert isinstance(setup.model, LinearModel)
+    theta = setup.model.initial()
+    spectrum = Spectrum.of(setup.model.gram(setup.multiplicity))
+    return AdmmState(theta, theta, np.zeros_like(theta), spectrum.values, spectrum.vectors, np.zeros_like(theta))
+
+
+def mean_curvature(setup: PartSetup) -> float:
+    """The mean diagonal of the part's share of XᵀX/N: the natural scale of ρ_u."""
+    assert isinstance(setup.model, LinearModel)
+    diagonal = setup.model.train.gram_diagonal(setup.multiplicity)
+    return float(diagonal.mean()) / setup.joined_rows if len(diagonal) else 0.0
+
+
+def client_step(
+    setup: PartSetup, options: Admm, state: AdmmState, message: AdmmUpdate | Combined
+) -> tuple[AdmmState, Answer]:
+    """The θ-step: at once for a single client, in inner rounds otherwise."""
+    replace = msgspec.structs.replace
+    if isinstance(message, AdmmUpdate):
+        right = -setup.model.gradient(state.theta, message.signal)
+        if setup.clients == 1:
+            ridge = setup.joined_rows * setup.l2
+            theta = Spectrum(state.values, state.vectors).solve(message.factor, ridge, right)
+            return _predicted(setup, replace(state, theta=theta))
+        if options.union == "exact":
+            values = [-right]
+            if not state.has_sent_moments:
+                values.append((state.vectors * state.values) @ state.vectors.T)
+            return replace(state, has_sent_moments=True), Partial(values=values)
+        gap = state.gap * (state.union_rho / message.union_rho)  # u is scaled by ρ_u
+        state = replace(
+            state, right=right, factor=message.factor, union_rho=message.union_rho, gap=gap, inner=0
+        )
+        return _proposed(setup, state)
+    if options.union == "exact":
+        return _predicted(setup, replace(state, theta=message.values[0]))
+    w = message.values[0]
+    state = replace(state, consensus=w, gap=state.gap + state.theta - w, inner=state.inner + 1)
+    if state.inner >= options.inner_rounds:
+        return _predicted(setup, replace(state, theta=w))
+    return _proposed(setup, state)
+
+
+def _proposed(setup: PartSetup, state: AdmmState) -> tuple[AdmmState, Answer]:
+    """θ_q = argmin (1/N) l_q(θ) + ρ_u/2 ‖θ − w + u_q‖²; θ_q + u_q is sent."""
+    right = state.right / setup.joined_rows + state.union_rho * (state.consensus - state.gap)
+    spectrum = Spectrum(state.values, state.vectors)
+    theta = spectrum.solve(state.factor / setup.joined_rows, state.union_rho, right)
+    return msgspec.structs.replace(state, theta=theta), Partial(values=[theta + state.gap])
+
+
+def _predicted(setup: PartSetup, state: AdmmState) -> tuple[AdmmState, Answer]:
+    values = setup.model.predict(state.theta)
+    return state, Predictions(values=values, products=np.array([squared_norm(state.theta)]))

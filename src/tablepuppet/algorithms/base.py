@@ -1,0 +1,130 @@
+"""What all algorithms share: the problem, what they send, and what a client's half knows.
+
+An algorithm has three pure steps. `join_step` runs at the server on shards of joined rows,
+`union_step` at the coordinator on a sum over one block's clients, `client_step` at a client.
+A server half (`Server`) strings the first two into rounds; it never sees the table mapping,
+only what a walk over joined rows gives back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.models.linear import Model
+from tablepuppet.models.losses import Loss
+from tablepuppet.transport.messages import Message, Partial, Predictions
+
+Array = NDArray[np.float64]
+RowNumbers = NDArray[np.signedinteger[Any]]
+
+
+class Walkable(Protocol):
+    """Joined rows that a join step can be run over (mapping/joined.py)."""
+
+    @property
+    def rows(self) -> int: ...
+
+    def allocate(self, name: str, outputs: int) -> None: ...
+
+    def run(
+        self, step: Callable[..., Any], per_row: Sequence[Array], *, each: bool = ..., signals: int = ..., **given: Any
+    ) -> Any: ...
+
+    def take(self, joined: NDArray[np.int64]) -> tuple[Any, list[RowNumbers]]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """F(θ) = (1/N) Σ ℓ(a; y) + β Σ R(θ_i) over the training rows."""
+
+    loss: Loss
+    l2: float
+    joined: Walkable
+    rows: tuple[int, ...]  # n_i
+    clients: tuple[int, ...]  # Q_i
+    multiplicity: tuple[NDArray[np.int64], ...]  # G_i
+    epochs: int
+    batch_size: int | None
+    seed: int
+
+    @property
+    def blocks(self) -> int:
+        return len(self.rows)
+
+    def zeros(self) -> list[Array]:
+        return [np.zeros((n, self.loss.outputs)) for n in self.rows]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockUpdate:
+    """What one block's clients are sent: arrays over its rows are cut to each client's own."""
+
+    kind: type[Message]
+    per_row: dict[str, Array | None]
+    common: dict[str, Any] = field(default_factory=dict)
+    rows: RowNumbers | None = None  # which rows per_row is about; None: all
+    next_rows: RowNumbers | None = None  # whose predictions are wanted; None: all
+    wants_rows: bool = False  # whether next_rows travels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockAnswer:
+    """What a block's clients answered: predictions in row order, inner products of θ."""
+
+    values: Array
+    products: Array
+
+
+class Server(Protocol):
+    """The server's half of an algorithm."""
+
+    intercept: Array
+    predictions: list[Array] | None  # h of all train rows, where the server knows them
+    penalty: float  # Σ ‖θ_i‖²
+
+    def rounds_per_epoch(self) -> int: ...
+
+    def begin(self, predictions: list[Array], curvatures: list[float]) -> None:
+        """The clients have started: their predictions, and the curvatures asked for."""
+
+    def join_step(self) -> list[BlockUpdate]:
+        """One outer round: what each block is sent."""
+
+    def union_step(self, block: int, total: list[Array]) -> list[Array]:
+        """One inner round of a block: what its clients are sent, from the sum of what they sent."""
+
+    def absorb(self, answers: Sequence[BlockAnswer]) -> None:
+        """The end of the outer round: the blocks' new predictions."""
+
+    def settle(self) -> list[dict[str, Any] | None]:
+        """What clients must still be told for θ to be what the server thinks it is."""
+
+    def is_converged(self) -> bool: ...
+
+    def residuals(self) -> dict[str, float]:
+        """Figures of merit for the history."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartSetup:
+    """What a client's half knows of the problem."""
+
+    model: Model
+    multiplicity: Array  # G of the part's train rows
+    outputs: int
+    blocks: int  # M
+    clients: int  # Q_i
+    joined_rows: int  # N
+    l2: float
+
+
+Answer = Predictions | Partial
+
+
+def squared_norm(theta: Array) -> float:
+    return float(np.vdot(theta, theta))

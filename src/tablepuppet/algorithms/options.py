@@ -1,0 +1,102 @@
+"""What a user can choose about each algorithm: frozen, checked, no unknown names."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from tablepuppet.errors import JobError
+
+
+class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
+    name: ClassVar[str] = ""
+
+    def _check(self, is_fine: bool, rule: str) -> None:
+        if not is_fine:
+            raise JobError(f"algorithm {self.name}: {rule}")
+
+
+class Sgd(_Options, tag="sgd"):
+    """Mini-batch gradient descent (RFL-SGD-V, RFL-SGD; docs/algorithms.md).
+
+    `learning_rate=None` takes the reciprocal of a bound on the objective's curvature, with
+    which full-batch descent never diverges.
+    """
+
+    name: ClassVar[str] = "sgd"
+    learning_rate: float | None = None
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: float = 0.0
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check(self.learning_rate is None or self.learning_rate > 0, "learning_rate must be above 0")
+        self._check(0 <= self.momentum < 1, "momentum must lie in [0, 1)")
+        self._check(self.tolerance >= 0, "tolerance must not be negative")
+
+
+class Admm(_Options, tag="admm"):
+    """Alternating direction method of multipliers (RFL-ADMM-V, RFL-ADMM).
+
+    `rho` is in units of the loss curvature and tunes itself (`adapt`); `variant="published"`
+    is the paper's update, which may diverge. `union`: how the clients of one table agree.
+    """
+
+    name: ClassVar[str] = "admm"
+    rho: float = 1.0
+    adapt: bool = True
+    variant: Literal["sharing", "published"] = "sharing"
+    union: Literal["consensus", "exact"] = "consensus"
+    inner_rounds: int = 10
+    tolerance: float = 1e-6
+
+    def __post_init__(self) -> None:
+        self._check(self.rho > 0, "rho must be above 0")
+        self._check(self.inner_rounds >= 1, "inner_rounds must be at least 1")
+        self._check(self.tolerance >= 0, "tolerance must not be negative")
+
+
+class Newton(_Options, tag="newton"):
+    """Block-preconditioned Newton with subspace search: nothing to tune."""
+
+    name: ClassVar[str] = "newton"
+    memory: int = 4
+    tolerance: float = 1e-10
+
+    def __post_init__(self) -> None:
+        self._check(0 <= self.memory <= 16, "memory must lie in 0..16")
+        self._check(self.tolerance >= 0, "tolerance must not be negative")
+
+
+class Centralized(_Options, tag="centralized"):
+    """The baseline: pool all rows, materialise the join, minimise F on it."""
+
+    name: ClassVar[str] = "centralized"
+    tolerance: float = 1e-10
+
+
+Options = Sgd | Admm | Newton | Centralized
+FAMILIES: dict[str, type[Sgd] | type[Admm] | type[Newton] | type[Centralized]] = {
+    "newton": Newton,
+    "admm": Admm,
+    "sgd": Sgd,
+    "vfl-admm": Admm,
+    "vfl-sgd": Sgd,
+    "centralized": Centralized,
+}
+
+
+def options_of(name: str, given: dict[str, Any]) -> Options:
+    """The options of an algorithm by its name, from plain values (keyword arguments, TOML)."""
+    if name not in FAMILIES:
+        raise JobError(f"unknown algorithm {name!r}; choose one of {', '.join(FAMILIES)}")
+    family = FAMILIES[name]
+    fields = [f for f in family.__struct_fields__]
+    unknown = sorted(set(given) - set(fields))
+    if unknown:
+        raise JobError(f"algorithm {name} has no option {unknown[0]!r}; it has {', '.join(fields) or 'none'}")
+    try:
+        return msgspec.convert(given, family, strict=True)
+    except msgspec.ValidationError as error:
+        raise JobError(f"algorithm {name}: {error}") from None

@@ -1,0 +1,171 @@
+"""Mini-batch gradient descent pushed down to tables (RFL-SGD-V, RFL-SGD).
+
+    server       r = ∂ℓ/∂a on a batch B of joined rows,  Y_i = collapse_i(r)   Eq. SGD-Y-formula
+    client       ∇ = T_iᵀ Y_i / |B| + βθ_i                                     Eq. sgd-client-side
+    coordinator  sums the partial gradients of a block's clients               Eq. SGD-horizontal
+
+One message carries Y of this batch and the row numbers of the next, so a batch costs one round
+trip, and two where a table has several clients. Full batches without momentum are gradient
+descent on the materialised join, to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tablepuppet.algorithms.base import (
+    Answer,
+    Array,
+    BlockAnswer,
+    BlockUpdate,
+    PartSetup,
+    Problem,
+    RowNumbers,
+    squared_norm,
+)
+from tablepuppet.algorithms.optimizers import Moments, descend
+from tablepuppet.algorithms.options import Sgd
+from tablepuppet.models.losses import Loss
+from tablepuppet.transport.messages import Combined, Partial, Predictions, SgdUpdate
+
+
+def join_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
+    """r = ∂ℓ/∂a."""
+    residual = loss.gradient(shard.scores + intercept, shard.labels)
+    return (residual,), {"residual": residual.sum(axis=0)}
+
+
+class SgdState(msgspec.Struct, frozen=True):
+    """A part's parameters, its optimiser's memory, and the rows of the batch under way."""
+
+    theta: Array
+    moments: Moments
+    rows: RowNumbers | None
+    learning_rate: float = 0.0
+
+
+def client_start(setup: PartSetup, options: Sgd) -> SgdState:
+    theta = setup.model.initial()
+    return SgdState(theta, Moments.zero(theta, options.optimizer), None)
+
+
+def client_step(
+    setup: PartSetup, options: Sgd, state: SgdState, message: SgdUpdate | Combined
+) -> tuple[SgdState, Answer]:
+    """The partial gradient; then, once it is summed over the block, the step and new predictions."""
+    if isinstance(message, SgdUpdate):
+        if message.signal is not None:
+            gradient = setup.model.gradient(state.theta, message.signal, state.rows) / message.count
+            state = msgspec.structs.replace(state, rows=message.next_rows, learning_rate=message.learning_rate)
+            if setup.clients > 1:
+                return state, Partial(values=[gradient])
+            state = _descended(setup, options, state, gradient)
+        else:
+            state = msgspec.structs.replace(state, rows=message.next_rows)
+    else:
+        state = _descended(setup, options, state, message.values[0])
+    predictions = setup.model.predict(state.theta, state.rows)
+    return state, Predictions(values=predictions, products=np.array([squared_norm(state.theta)]))
+
+
+def _descended(setup: PartSetup, options: Sgd, state: SgdState, gradient: Array) -> SgdState:
+    theta, moments = descend(
+        state.theta, gradient + setup.l2 * state.theta, state.moments, state.learning_rate, options.momentum
+    )
+    return msgspec.structs.replace(state, theta=theta, moments=moments)
+
+
+@dataclass
+class SgdServer:
+    """The server's half: batches, the intercept, the learning rate."""
+
+    problem: Problem
+    options: Sgd
+
+    def __post_init__(self) -> None:
+        loss, joined = self.problem.loss, self.problem.joined
+        self.intercept: Array = np.zeros(loss.outputs)
+        self.penalty = 0.0
+        self.predictions: list[Array] | None = None
+        size = self.problem.batch_size
+        self._size = joined.rows if size is None or size >= joined.rows else size
+        self._moments = Moments.zero(self.intercept, self.options.optimizer)
+        self._step = 0
+        self._epoch_order: tuple[int, Any] = (-1, None)
+        self._learning_rate = self.options.learning_rate or 0.0
+        self._batch: tuple[Any, list[RowNumbers] | None] = (joined, None)
+        self._values: list[Array] = []
+
+    @property
+    def _is_full(self) -> bool:
+        return self._size == self.problem.joined.rows
+
+    def rounds_per_epoch(self) -> int:
+        return -(-self.problem.joined.rows // self._size)
+
+    def begin(self, predictions: list[Array], curvatures: list[float]) -> None:
+        if self.options.learning_rate is None:
+            adam = self.options.optimizer == "adam"
+            bound = self.problem.loss.bound * (1.0 + sum(curvatures)) + self.problem.l2
+            self._learning_rate = 0.05 if adam else 1.0 / bound
+        self._batch = self._next_batch()
+        rows = self._batch[1]
+        self._values = predictions if rows is None else [h[r] for h, r in zip(predictions, rows, strict=True)]
+
+    def join_step(self) -> list[BlockUpdate]:
+        joined, rows = self._batch
+        done = joined.run(join_step, self._values, signals=1, loss=self.problem.loss, intercept=self.intercept)
+        gradient = done.sums["residual"] / joined.rows
+        self.intercept, self._moments = descend(
+            self.intercept, gradient, self._moments, self._learning_rate, self.options.momentum
+        )
+        self._step += 1
+        self._batch = self._next_batch()
+        common = {"count": joined.rows, "learning_rate": self._learning_rate}
+        return [
+            BlockUpdate(
+                SgdUpdate,
+                {"signal": done.signals[0][i]},
+                common,
+                rows=None if rows is None else rows[i],
+                next_rows=None if self._batch[1] is None else self._batch[1][i],
+                wants_rows=True,
+            )
+            for i in range(self.problem.blocks)
+        ]
+
+    def _next_batch(self) -> tuple[Any, list[RowNumbers] | None]:
+        """Joined rows without replacement within an epoch: a permutation from (seed, epoch)."""
+        if self._is_full:
+            return self.problem.joined, None
+        epoch, place = divmod(self._step, self.rounds_per_epoch())
+        if self._epoch_order[0] != epoch:
+            order = np.random.default_rng((self.problem.seed, epoch)).permutation(self.problem.joined.rows)
+            self._epoch_order = (epoch, order)
+        chosen = self._epoch_order[1][place * self._size : (place + 1) * self._size]
+        batch, rows = self.problem.joined.take(chosen)
+        return batch, rows
+
+    def union_step(self, block: int, total: list[Array]) -> list[Array]:
+        """The sum itself: all clients then take the same step."""
+        return total
+
+    def absorb(self, answers: Sequence[BlockAnswer]) -> None:
+        self._values = [a.values for a in answers]
+        self.penalty = sum(float(a.products[0]) for a in answers)
+        if self._is_full:
+            self.predictions = self._values
+
+    def settle(self) -> list[dict[str, Any] | None]:
+        return [None] * self.problem.blocks
+
+    def is_converged(self) -> bool:
+        return False
+
+    def residuals(self) -> dict[str, float]:
+        return {"learning_rate": self._learning_rate}

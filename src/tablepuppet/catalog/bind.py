@@ -1,0 +1,65 @@
+"""bind: Ucq → BoundQuery. Who owns what, what everything is called, and whether the types fit.
+
+Two rounds: one asks the owners for the columns of their tables, one opens the scans and learns the type of every
+expression. Nothing is read from a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tablepuppet.catalog.blocks import group_features, unique_names
+from tablepuppet.catalog.bound import Block, BoundQuery, Scan
+from tablepuppet.catalog.checks import check_arity, check_features, check_keys, check_label, union_of
+from tablepuppet.catalog.labels import find_label
+from tablepuppet.catalog.names import resolve
+from tablepuppet.catalog.placed import PlacedBranch, place
+from tablepuppet.catalog.scans import Scans
+from tablepuppet.catalog.schemas import describe
+from tablepuppet.errors import QueryError
+from tablepuppet.query.parse import TOO_DEEP
+from tablepuppet.query.ucq import Ucq
+from tablepuppet.transport.link import Link
+
+
+def bind(ucq: Ucq, *, label: str, tables: Mapping[str, tuple[str, ...]], link: Link, job: str) -> BoundQuery:
+    """What the query means for a federation, whose `tables` map a name to the clients that hold its rows."""
+    shapes = describe(ucq, tables, link)
+    try:
+        resolved = [resolve(ucq, branch, shapes) for branch in ucq.branches]
+        check_arity(ucq, resolved)
+        label_position = find_label(ucq, resolved, label)
+        features = [p for p in range(len(resolved[0].outputs)) if p != label_position]
+        check_features(ucq, resolved[0], features)
+        scans = Scans()
+        placed = [place(branch, scans) for branch in resolved]
+        requests = scans.requests(job)
+    except RecursionError:
+        raise QueryError(TOO_DEEP) from None
+    opened = scans.typed(ucq, link.ask(requests))
+    check_keys(ucq, placed, opened)
+    check_label(ucq, placed, opened, label_position)
+    return BoundQuery(
+        text=ucq.text,
+        label=resolved[0].outputs[label_position].name,
+        scans=opened,
+        branches=tuple(branch.branch(label_position) for branch in placed),
+        blocks=_blocks(ucq, placed, opened, features),
+    )
+
+
+def _blocks(
+    ucq: Ucq, placed: Sequence[PlacedBranch], scans: Sequence[Scan], features: Sequence[int]
+) -> tuple[Block, ...]:
+    """The blocks of the query, named after the first branch."""
+    first = placed[0].resolved
+    groups = group_features([[b.resolved.outputs[p].relation for p in features] for b in placed])
+    names = unique_names([first.aliases[g.relations[0]] for g in groups])
+    blocks = []
+    for group, name in zip(groups, names, strict=True):
+        positions = [features[k] for k in group.positions]
+        columns = tuple(union_of(ucq, placed, scans, p) for p in positions)
+        members = tuple(b.member(r, positions) for b, r in zip(placed, group.relations, strict=True))
+        table = first.shapes[group.relations[0]].name
+        blocks.append(Block(name, table, tuple(c.name for c in columns), columns, members))
+    return tuple(blocks)

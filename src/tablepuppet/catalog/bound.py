@@ -1,0 +1,97 @@
+"""BoundQuery: what the query means for this federation, every name resolved and typed.
+
+This is what binding returns and what the mapping takes. A *scan* is one table under one
+filter, read once by each of the table's clients; every use of the table in the query
+(several aliases, several branches) shares it. A *block* is one position of the join that
+contributes features: T_i of docs/notation.md. With UNION ALL, block i has one member per
+branch, and their rows are simply concatenated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tablepuppet.transport.messages import ColumnInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """One table under one filter: what each of its clients reads, once."""
+
+    table: str
+    clients: tuple[str, ...]
+    filter: str | None  # SQL predicate over the table's own column names, or None
+    expressions: tuple[str, ...]  # SQL over the table's own column names; keys, features, label
+    columns: tuple[ColumnInfo, ...]  # the type of each expression, as its clients report it
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One alias in the FROM clause of one branch."""
+
+    alias: str
+    scan: int  # index into BoundQuery.scans
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """left.expressions[left_column] = right.expressions[right_column] of two relations of a branch."""
+
+    left: int  # index into Branch.relations
+    left_column: int  # index into that relation's scan's expressions
+    right: int
+    right_column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """How relation `relation` is joined to the relations before it."""
+
+    kind: Literal["inner", "left"]
+    relation: int
+    on: tuple[KeyPair, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One conjunctive query: relations[0], then one join for each further relation, in order.
+
+    `where` holds key equalities of the WHERE clause that no join could absorb.
+    """
+
+    relations: tuple[Relation, ...]
+    joins: tuple[Join, ...]
+    label_relation: int
+    label_column: int  # index into the label relation's scan's expressions
+    where: tuple[KeyPair, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A block's place in one branch: which relation, and which of its scan's expressions."""
+
+    relation: int
+    columns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One position of the join that contributes features."""
+
+    name: str  # the alias (made unique)
+    table: str
+    features: tuple[str, ...]  # names as the user knows them: alias.column, or alias.name for AS
+    columns: tuple[ColumnInfo, ...]  # kind of each feature
+    members: tuple[Member, ...]  # one per branch
+
+
+@dataclass(frozen=True, slots=True)
+class BoundQuery:
+    """A union of conjunctive queries over the federation's tables."""
+
+    text: str
+    label: str
+    scans: tuple[Scan, ...]
+    branches: tuple[Branch, ...]
+    blocks: tuple[Block, ...]

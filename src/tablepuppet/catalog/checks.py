@@ -1,0 +1,116 @@
+"""What must hold of a bound query: as many columns in every branch, usable features, keys and a label that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tablepuppet.catalog.bound import Scan
+from tablepuppet.catalog.kinds import common_key_cast, is_feature, is_label, key_type, type_name, union_column
+from tablepuppet.catalog.names import ResolvedBranch
+from tablepuppet.catalog.placed import PlacedBranch
+from tablepuppet.catalog.refusals import refuse
+from tablepuppet.catalog.texts import shown
+from tablepuppet.errors import QueryError
+from tablepuppet.query.conditions import KeyEquality
+from tablepuppet.query.ucq import Ucq
+from tablepuppet.transport.messages import ColumnInfo
+
+
+def check_arity(ucq: Ucq, branches: Sequence[ResolvedBranch]) -> None:
+    """Every branch of a UNION ALL has as many columns as the first."""
+    expected = len(branches[0].outputs)
+    for number, branch in enumerate(branches[1:], start=2):
+        if len(branch.outputs) != expected:
+            raise refuse(
+                ucq,
+                f"the first SELECT has {expected} columns and SELECT number {number} has {len(branch.outputs)}; "
+                "all branches of UNION ALL need the same columns in the same order",
+                branch.outputs[0].at,
+            )
+
+
+def check_features(ucq: Ucq, branch: ResolvedBranch, features: Sequence[int]) -> None:
+    """There is a feature, and no two have the same name."""
+    if not features:
+        raise refuse(ucq, "the SELECT list holds the label only; add at least one feature column", branch.outputs[0].at)
+    seen: set[tuple[int, str]] = set()
+    for output in (branch.outputs[p] for p in features):
+        if (output.relation, output.name) in seen:
+            raise refuse(
+                ucq,
+                f"{branch.aliases[output.relation]}.{output.name} is selected twice; remove one of the two, "
+                "or name them apart with AS",
+                output.at,
+            )
+        seen.add((output.relation, output.name))
+
+
+def check_keys(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan]) -> None:
+    """The two sides of every key equality can be equal."""
+    for branch in branches:
+        for join, columns in zip(branch.resolved.tree.joins, branch.key_columns, strict=True):
+            for key, (left_column, right_column) in zip(join.on, columns, strict=True):
+                left = scans[branch.scans[key.left]].columns[left_column]
+                right = scans[branch.scans[key.right]].columns[right_column]
+                if key_type(left) is None or key_type(left) != key_type(right):
+                    raise _keys_differ(ucq, branch.resolved, key, left, right)
+
+
+def _keys_differ(
+    ucq: Ucq, branch: ResolvedBranch, key: KeyEquality, left: ColumnInfo, right: ColumnInfo
+) -> QueryError:
+    """Which cast makes the two sides fit."""
+    sides = (
+        (shown(key.left_key, branch.aliases[key.left]), left),
+        (shown(key.right_key, branch.aliases[key.right]), right),
+    )
+    found = " and ".join(f"{text} is {type_name(column)}" for text, column in sides)
+    unusable = [text for text, column in sides if key_type(column) is None]
+    what = f"{' and '.join(unusable)} cannot be a key" if unusable else "these keys can never be equal"
+    target = common_key_cast(left, right)
+    if target is None:
+        advice = "Join on columns that hold integers, strings, dates or UUIDs"
+    else:
+        kind, name = target
+        casts = [text if key_type(column) == kind else f"CAST({text} AS {name})" for text, column in sides]
+        advice = f"Write {' = '.join(casts)}"
+    return refuse(ucq, f"{what}: {found}. {advice}", key.node)
+
+
+def check_label(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan], label: int) -> None:
+    """The label can be predicted, and is of one kind in all branches."""
+    for branch in branches:
+        column = branch.output(label, scans)
+        if not is_label(column):
+            raise refuse(
+                ucq,
+                f"the label {branch.output_name(label)} is {type_name(column)}, which cannot be predicted; "
+                "a label is a number, a boolean or a string",
+                branch.resolved.outputs[label].at,
+            )
+    union_of(ucq, branches, scans, label)
+
+
+def union_of(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan], position: int) -> ColumnInfo:
+    """The name and the type of a column of the result, over all branches."""
+    columns = [branch.output(position, scans) for branch in branches]
+    for branch, column in zip(branches, columns, strict=True):
+        if not is_feature(column):
+            raise refuse(
+                ucq,
+                f"{branch.output_name(position)} is {type_name(column)}, which cannot be a feature; "
+                "cast it to a number, a string or a date, or leave it out",
+                branch.resolved.outputs[position].at,
+            )
+        merged = union_column(branches[0].output_name(position), [columns[0], column])
+        if merged is None:
+            raise refuse(
+                ucq,
+                f"column {position + 1} of the result is {type_name(columns[0])} in the first SELECT "
+                f"({branches[0].output_name(position)}) and {type_name(column)} in another "
+                f"({branch.output_name(position)}); cast one of them so that UNION ALL can put them together",
+                branch.resolved.outputs[position].at,
+            )
+    whole = union_column(branches[0].output_name(position), columns)
+    assert whole is not None  # every pair with the first fits, and fitting is an equivalence
+    return whole

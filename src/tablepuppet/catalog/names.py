@@ -1,0 +1,174 @@
+"""resolve: one conjunctive query and the owners' schemas → the same query with every name resolved.
+
+Every column then names its table's alias and is spelt as its owner spells it; stars are columns; USING is a key
+equality; each item belongs to one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from tablepuppet.catalog.refusals import refuse
+from tablepuppet.catalog.schemas import TableShape
+from tablepuppet.catalog.texts import shown
+from tablepuppet.errors import QueryError
+from tablepuppet.query.joins import JoinTree, join_tree
+from tablepuppet.query.scope import Scope, matches
+from tablepuppet.query.select import one_table
+from tablepuppet.query.suggest import did_you_mean
+from tablepuppet.query.ucq import Conjunctive, Item, Source, Star, Ucq
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One column of the query's result: an expression over one table."""
+
+    relation: int
+    expression: exp.Expr
+    name: str  # as the result calls it: the column, the name after AS, or the text of the expression
+    at: exp.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedBranch:
+    """One conjunctive query, whose relations are those of its FROM clause, in that order."""
+
+    aliases: tuple[str, ...]
+    shapes: tuple[TableShape, ...]
+    outputs: tuple[Output, ...]
+    tree: JoinTree
+
+
+def resolve(ucq: Ucq, branch: Conjunctive, shapes: Mapping[str, TableShape]) -> ResolvedBranch:
+    """Resolves every name of a branch."""
+    names = _Names(ucq, branch, shapes)
+    sources = tuple(names.source(k) for k in range(len(branch.sources)))
+    where = [names.expression(e) for e in branch.where]
+    outputs = [output for item in branch.items for output in names.outputs(item)]
+    tree = join_tree(names.scope, sources, where)
+    return ResolvedBranch(tuple(names.scope.aliases), names.shapes, tuple(outputs), tree)
+
+
+class _Names:
+    """The names that are known inside one branch."""
+
+    def __init__(self, ucq: Ucq, branch: Conjunctive, shapes: Mapping[str, TableShape]) -> None:
+        self.ucq = ucq
+        self.branch = branch
+        self.scope = Scope(ucq.text, branch.sources)
+        self.shapes = tuple(shapes[s.table.name] for s in branch.sources)
+        self._merged: set[tuple[int, str]] = set()  # columns that USING made one with a column before them
+
+    def source(self, position: int) -> Source:
+        """A source with its ON resolved and its USING written as key equalities."""
+        source = self.branch.sources[position]
+        visible = range(position + 1)
+        on = [self.expression(e, visible) for e in source.on]
+        for name in source.using:
+            before = [k for k in range(position) if self.branch.sources[k].tree == source.tree]
+            left = self._unqualified(name, before)
+            right = self._column(position, name)
+            self._merged.add((position, right.name))
+            on.append(exp.EQ(this=left, expression=right))
+        return Source(source.table, source.alias, source.join, tuple(on), (), source.tree)
+
+    def outputs(self, item: Item | Star) -> list[Output]:
+        """The columns of the result that an item stands for."""
+        if isinstance(item, Item):
+            expression = self.expression(item.expression)
+            relation = one_table(self.scope, expression)
+            name = item.name.name if item.name is not None else _own_name(expression)
+            return [Output(relation, expression, name, item.expression)]
+        relations = range(len(self.shapes)) if item.alias is None else [self.scope.relation(item.alias)]
+        return [
+            Output(r, self._qualified(r, column, None), column, item.node)
+            for r in relations
+            for column in self._star(r, item)
+            if item.alias is not None or (r, column) not in self._merged
+        ]
+
+    def _star(self, relation: int, item: Star) -> tuple[str, ...]:
+        """All columns of a table, which its clients must agree on."""
+        shape = self.shapes[relation]
+        for column in shape.columns:
+            if shape.lacking(column):
+                raise self._lacks(shape, column, item.node, "List the columns instead of *")
+        return shape.columns
+
+    def expression(self, node: exp.Expr, visible: range | None = None) -> exp.Expr:
+        """The same expression with every column resolved."""
+        relations = visible if visible is not None else range(len(self.shapes))
+
+        def column(part: exp.Expr) -> exp.Expr:
+            if not isinstance(part, exp.Column):
+                return part
+            alias = part.args.get("table")
+            if alias is None:
+                return self._unqualified(part.this, list(relations))
+            return self._column(self.scope.relation(alias), part.this)
+
+        return node.transform(column)
+
+    def _unqualified(self, name: exp.Identifier, relations: list[int]) -> exp.Column:
+        """The one column of these tables that has a name."""
+        found = [
+            r
+            for r in relations
+            if any((r, self.shapes[r].columns[k]) not in self._merged for k in matches(name, self.shapes[r].columns))
+        ]
+        if len(found) > 1:
+            choices = " or ".join(f"{self.scope.aliases[r]}.{name.name}" for r in found)
+            raise refuse(self.ucq, f"{name.name} is a column of several tables; write {choices}", name)
+        if found:
+            return self._column(found[0], name)
+        selected = [i.name.name for i in self.branch.items if isinstance(i, Item) and i.name is not None]
+        if matches(name, selected):
+            hint = f"{name.name} is only a name that SELECT gives: repeat its expression here."
+        else:
+            known = {column: None for r in relations for column in self.shapes[r].columns}
+            hint = did_you_mean(name.name, list(known))
+        where = self.scope.names(relations) if relations else "the tables before it"
+        raise refuse(self.ucq, f"no column of {where} is called {name.name}. {hint}", name)
+
+    def _column(self, relation: int, name: exp.Identifier) -> exp.Column:
+        """A column of a table that all its clients have."""
+        shape = self.shapes[relation]
+        found = matches(name, shape.columns)
+        alias = self.scope.aliases[relation]
+        if not found:
+            hint = did_you_mean(name.name, shape.columns)
+            table = f"{alias} (table {shape.name})" if alias != shape.name else alias
+            raise refuse(self.ucq, f"{table} has no column {name.name}. {hint}", name)
+        if len(found) > 1:
+            choices = " or ".join(f'{alias}."{shape.columns[k]}"' for k in found)
+            raise refuse(self.ucq, f"{alias} has several columns {name.name} that differ in case; write {choices}", name)
+        column = shape.columns[found[0]]
+        if shape.lacking(column):
+            raise self._lacks(shape, column, name, "Choose a column that all of them have")
+        return self._qualified(relation, column, name)
+
+    def _qualified(self, relation: int, column: str, written: exp.Identifier | None) -> exp.Column:
+        """alias.column, both exact; the place in the text is that of the name as written."""
+        name = exp.to_identifier(column, quoted=True)
+        if written is not None:
+            name.meta.update(written.meta)
+        return exp.Column(this=name, table=exp.to_identifier(self.scope.aliases[relation], quoted=True))
+
+    def _lacks(self, shape: TableShape, column: str, at: exp.Expr, advice: str) -> QueryError:
+        lacking = shape.lacking(column)
+        having = [c for c in shape.clients if c not in lacking]
+        return refuse(
+            self.ucq,
+            f"not all clients of table {shape.name} have the column {column}: {', '.join(having)} "
+            f"{'has' if len(having) == 1 else 'have'} it, {', '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} "
+            f"not. {advice}",
+            at,
+        )
+
+
+def _own_name(expression: exp.Expr) -> str:
+    """What an item without AS is called: its column, or its text."""
+    return expression.name if isinstance(expression, exp.Column) else shown(expression)

@@ -1,0 +1,33 @@
+"""A resolved expression as text: for an owner's database (`render`), and for people (`shown`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlglot import exp
+from sqlglot.expressions import SAFE_IDENTIFIER_RE
+
+
+def render(expression: exp.Expr, spelling: Mapping[str, str]) -> str:
+    """The SQL of an expression over its table's own columns, each spelt as one client spells it."""
+
+    def bare(part: exp.Expr) -> exp.Expr:
+        return exp.column(spelling[part.name], quoted=True) if isinstance(part, exp.Column) else part
+
+    return expression.transform(bare).sql("duckdb", comments=False)
+
+
+def shown(expression: exp.Expr, alias: str | None = None) -> str:
+    """The expression for a reader: quotes only where they are needed, and `alias` before each column."""
+
+    def plain(part: exp.Expr) -> exp.Expr:
+        if not isinstance(part, exp.Column):
+            return part
+        table = None if alias is None else _identifier(alias)
+        return exp.Column(this=_identifier(part.name), table=table)
+
+    return expression.transform(plain).sql("duckdb", comments=False)
+
+
+def _identifier(name: str) -> exp.Identifier:
+    return exp.Identifier(this=name, quoted=SAFE_IDENTIFIER_RE.match(name) is None)

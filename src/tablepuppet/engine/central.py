@@ -1,0 +1,70 @@
+"""Runs the centralised baseline: pools the encoded features, materialises the join, minimises F."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+import numpy as np
+
+from tablepuppet.algorithms.base import Array
+from tablepuppet.algorithms.centralized import minimise
+from tablepuppet.engine.encoders import agree_on_encoders
+from tablepuppet.engine.metrics import measure
+from tablepuppet.engine.result import BlockModel, EpochRecord, Result, RoundEvent
+from tablepuppet.engine.run import OnRound
+from tablepuppet.operators.union import UnionOperator
+from tablepuppet.plan.plan import Plan
+from tablepuppet.transport.link import Link
+from tablepuppet.transport.messages import RevealedFeatures, RevealFeatures
+
+
+def run_centralized(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
+    """Trains on the materialised join: the baseline that every other algorithm is measured against."""
+    began = time.perf_counter()
+    mapping, job = plan.mapping, plan.job
+    union = UnionOperator(link, job_id, mapping, plan.loss.outputs)
+    encoders = agree_on_encoders(union, mapping, job)
+    revealed = union.ask(lambda p: RevealFeatures(job=job_id, part=p.number), "training")
+    tables: list[tuple[Array, Array]] = []
+    for block in union.blocks:
+        pooled = [cast(RevealedFeatures, revealed[p.number][0]) for p in block]
+        if pooled:
+            tables.append((np.concatenate([r.train for r in pooled]), np.concatenate([r.test for r in pooled])))
+        else:
+            tables.append((np.zeros((0, 0)), np.zeros((0, 0))))
+    train = mapping.train
+    joined = np.concatenate(
+        [p.expand(p.padded(t), 0, train.rows) for p, (t, _) in zip(train.indices, tables, strict=True)], axis=1
+    )
+    labels = train.label_index.expand(train.labels, 0, train.rows)
+    best = minimise(joined, labels, plan.loss, job.l2, job.options.tolerance)
+    del joined
+
+    borders = np.cumsum([0, *(t.shape[1] for t, _ in tables)])
+    thetas = [best.theta[a:b] for a, b in zip(borders[:-1], borders[1:], strict=True)]
+    given = {"loss": plan.loss, "intercept": best.intercept, "wants_auc": True}
+    _, on_train = measure(train, [t @ w for (t, _), w in zip(tables, thetas, strict=True)], **given)  # type: ignore[arg-type]
+    _, on_test = measure(mapping.test, [t @ w for (_, t), w in zip(tables, thetas, strict=True)], **given)  # type: ignore[arg-type]
+    metrics = {"train": on_train, "test": on_test}
+    account = link.meter.account("training")
+    record = EpochRecord(
+        1, best.value, metrics, account.rounds, account.bytes, time.perf_counter() - began,
+        {"iterations": float(best.iterations)},
+    )
+    if on_round is not None:
+        on_round(RoundEvent(1, 1, 1, record))
+    blocks = tuple(
+        BlockModel(b.name, b.table, b.features, tuple(e), w, i.is_partial)
+        for b, e, w, i in zip(mapping.bound.blocks, encoders, thetas, train.indices, strict=True)
+    )
+    return Result(
+        plan=plan,
+        objective=best.value,
+        metrics=metrics,
+        history=(record,),
+        traffic=link.meter.traffic(),
+        blocks=blocks,
+        encoded_intercept=best.intercept,
+        classes=mapping.label.classes,
+    )

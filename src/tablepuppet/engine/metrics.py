@@ -1,0 +1,81 @@
+"""How good a model is on some joined rows: sums over shards, and the area under the curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tablepuppet.algorithms.base import Array
+from tablepuppet.mapping.joined import JoinedRows
+from tablepuppet.models.losses import Loss, Squared
+
+Metrics = dict[str, float]
+
+
+def measure_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
+    """Sums from which all metrics but the AUC follow; scores are kept where the state has room."""
+    scores = shard.scores + intercept
+    labels = shard.labels
+    if "scores" in shard.state:
+        shard.state["scores"][...] = scores
+    sums = {"rows": len(labels), "loss": float(loss.value(scores, labels).sum())}
+    if isinstance(loss, Squared):
+        error = scores[:, 0] - labels
+        sums |= {
+            "squared": float(error @ error),
+            "absolute": float(np.abs(error).sum()),
+            "label": float(labels.sum()),
+            "label_squared": float(labels @ labels),
+        }
+    else:
+        guess = scores[:, 0] > 0 if loss.outputs == 1 else scores.argmax(axis=1)
+        sums["correct"] = int(np.count_nonzero(guess == labels))
+    return (), sums
+
+
+def measure(
+    joined: JoinedRows, per_row: Sequence[Array], loss: Loss, intercept: Array, *, wants_auc: bool
+) -> tuple[float, Metrics]:
+    """The mean loss and the metrics of a model's predictions on some joined rows."""
+    if joined.rows == 0:
+        return float("nan"), {}
+    wants_auc = wants_auc and loss.outputs == 1 and not isinstance(loss, Squared)
+    if wants_auc:
+        joined.allocate("scores", 1)
+    sums = joined.run(measure_step, per_row, loss=loss, intercept=intercept).sums
+    n = sums["rows"]
+    mean_loss = sums["loss"] / n
+    if isinstance(loss, Squared):
+        spread = sums["label_squared"] - sums["label"] ** 2 / n
+        metrics = {
+            "rmse": float(np.sqrt(sums["squared"] / n)),
+            "mae": sums["absolute"] / n,
+            "r2": 1.0 - sums["squared"] / spread if spread > 0 else 0.0,
+        }
+        return mean_loss, metrics
+    metrics = {"accuracy": sums["correct"] / n, "log_loss": mean_loss}
+    if wants_auc:
+        scores = joined.state.pop("scores")[:, 0]
+        labels = joined.label_index.expand(joined.labels, 0, joined.rows)
+        metrics["auc"] = area_under_curve(scores, labels)
+    return mean_loss, metrics
+
+
+def area_under_curve(scores: Array, labels: Array) -> float:
+    """The probability that a positive row scores above a negative one; ties count half.
+
+    >>> area_under_curve(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0.0, 0.0, 1.0, 1.0]))
+    0.75
+    """
+    order = np.argsort(scores)
+    ordered, positive = scores[order], labels[order] > 0.5
+    positives = int(positive.sum())
+    negatives = len(labels) - positives
+    if positives == 0 or negatives == 0:
+        return float("nan")
+    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    sizes = np.diff(np.concatenate([first, [len(ordered)]]))
+    ranks = np.repeat(first + 0.5 * (sizes + 1), sizes)
+    return float((ranks[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives))

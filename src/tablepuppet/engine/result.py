@@ -1,0 +1,131 @@
+"""Result: what a training run gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tablepuppet.algorithms.base import Array
+from tablepuppet.engine.metrics import Metrics
+from tablepuppet.plan.plan import Plan
+from tablepuppet.tables.features import names
+from tablepuppet.transport.messages import CategoryEncoder, Encoder, NumberEncoder
+from tablepuppet.transport.meter import Traffic
+
+
+@dataclass(frozen=True)
+class EpochRecord(Mapping[str, Any]):
+    """The state of a run after one epoch; a mapping too, so that pandas.DataFrame(history) works."""
+
+    epoch: int
+    objective: float
+    metrics: dict[str, Metrics]
+    rounds: int  # training rounds so far
+    bytes: int  # training bytes so far, both ways
+    seconds: float  # since training began
+    residuals: dict[str, float] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.keys():
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (f.name for f in fields(self))
+
+    def __len__(self) -> int:
+        return len(fields(self))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEvent:
+    """What `on_round` is called with after every round; `record` at the end of an epoch."""
+
+    epoch: int
+    round: int
+    rounds: int  # planned in all
+    record: EpochRecord | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockModel:
+    """A block's trained parameters and how its features were encoded."""
+
+    name: str
+    table: str
+    features: tuple[str, ...]
+    encoders: tuple[Encoder, ...]
+    theta: Array
+    is_outer: bool  # some joined rows have no row here
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A trained model, how good it is, and what it took."""
+
+    plan: Plan
+    objective: float
+    metrics: dict[str, Metrics]
+    history: tuple[EpochRecord, ...]
+    traffic: Traffic
+    blocks: tuple[BlockModel, ...]
+    encoded_intercept: Array
+    classes: tuple[str | float | bool, ...]
+
+    def coefficients(self) -> pd.DataFrame:
+        """Weights on the original scale: columns table, feature, class_, weight.
+
+        A block of a LEFT JOIN has one further row, `alias IS NOT NULL`: what finding a partner adds.
+        """
+        outputs = self._outputs()
+        frames = []
+        for block in self.blocks:
+            scale, shift = _original_scale(block.encoders)
+            weights = block.theta * scale[:, None]
+            labels = names(block.features, block.encoders)
+            if block.is_outer:
+                labels = [*labels, f"{block.name} IS NOT NULL"]
+                weights = np.vstack([weights, -(shift @ block.theta)])
+            frames += [
+                pd.DataFrame({"table": block.table, "feature": labels, "class_": name, "weight": weights[:, k]})
+                for k, name in enumerate(outputs)
+            ]
+        return pd.concat(frames, ignore_index=True)
+
+    @property
+    def intercept(self) -> float | Array:
+        """The intercept on the original scale: one number, or one per class for softmax."""
+        total = self.encoded_intercept.copy()
+        for block in self.blocks:
+            if not block.is_outer:
+                total -= _original_scale(block.encoders)[1] @ block.theta
+        return float(total[0]) if len(total) == 1 else total
+
+    def _outputs(self) -> list[Any]:
+        if not self.classes:
+            return [None]
+        return [self.classes[1]] if len(self.encoded_intercept) == 1 else list(self.classes)
+
+
+def _original_scale(encoders: tuple[Encoder, ...]) -> tuple[Array, Array]:
+    """Per encoded column: what its weight is multiplied by, and mean/scale, which the intercept absorbs."""
+    scale: list[Array] = [np.zeros(0)]
+    shift: list[Array] = [np.zeros(0)]
+    for encoder in encoders:
+        if isinstance(encoder, NumberEncoder):
+            inverse = np.divide(1.0, encoder.scale, out=np.zeros_like(encoder.scale), where=encoder.scale != 0)
+            extra = 1 if encoder.has_missing else 0
+            scale += [inverse, np.ones(extra)]
+            shift += [encoder.mean * inverse, np.zeros(extra)]
+        else:
+            assert isinstance(encoder, CategoryEncoder)
+            width = len(encoder.categories) + encoder.has_missing + encoder.has_other
+            scale.append(np.ones(width))
+            shift.append(np.zeros(width))
+    return np.concatenate(scale), np.concatenate(shift)

@@ -1,0 +1,185 @@
+"""Runs a plan: Algorithm 1 of the paper, for every algorithm alike.
+
+In: a plan and a link to the clients. Out: a Result. The loop knows epochs and rounds; what happens
+in a round is the algorithm's business (join_step, union_step, client_step).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from tablepuppet.algorithms.base import Array, Problem, Server
+from tablepuppet.algorithms.servers import make_server
+from tablepuppet.engine.encoders import agree_on_encoders
+from tablepuppet.engine.metrics import Metrics, measure
+from tablepuppet.engine.result import BlockModel, EpochRecord, Result, RoundEvent
+from tablepuppet.mapping.mapping import Part
+from tablepuppet.operators.join import JoinOperator
+from tablepuppet.operators.union import UnionOperator
+from tablepuppet.plan.plan import Plan
+from tablepuppet.transport.link import Link
+from tablepuppet.transport.messages import (
+    Evaluate,
+    Evaluation,
+    Message,
+    NewtonMove,
+    Parameters,
+    Release,
+    Started,
+    StartPart,
+)
+
+OnRound = Callable[[RoundEvent], None]
+
+
+def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
+    """Trains the plan's model."""
+    mapping, job = plan.training_mapping, plan.job
+    union = UnionOperator(link, job_id, mapping, plan.loss.outputs)
+    encoders = agree_on_encoders(union, mapping, job)
+    problem = Problem(
+        loss=plan.loss,
+        l2=job.l2,
+        joined=mapping.train,
+        rows=tuple(index.rows for index in mapping.train.indices),
+        clients=tuple(max(1, len(block)) for block in union.blocks),
+        multiplicity=mapping.multiplicity,
+        epochs=job.epochs,
+        batch_size=job.batch_size,
+        seed=job.seed,
+    )
+    training = _Training(plan, union, problem, make_server(job.options, problem), on_round)
+    training.start()
+    training.loop()
+    return training.finish(encoders)
+
+
+@dataclass
+class _Training:
+    """One run under way."""
+
+    plan: Plan
+    union: UnionOperator
+    problem: Problem
+    server: Server
+    on_round: OnRound | None
+
+    def __post_init__(self) -> None:
+        self.history: list[EpochRecord] = []
+        self.began = time.perf_counter()
+
+    def start(self) -> None:
+        job, problem = self.plan.job, self.problem
+
+        def start_part(part: Part) -> Message:
+            return StartPart(
+                job=self.union.job,
+                part=part.number,
+                algorithm=job.options,
+                outputs=problem.loss.outputs,
+                blocks=problem.blocks,
+                clients=problem.clients[part.block],
+                joined_rows=problem.joined.rows,
+                l2=job.l2,
+                seed=job.seed,
+            )
+
+        started = self.union.ask(start_part, "setup")
+        predictions = problem.zeros()
+        curvatures = [0.0] * problem.blocks
+        for part in self.union.parts:
+            answer = cast(Started, started[part.number][0])
+            curvatures[part.block] += answer.curvature
+            if answer.values is not None:
+                predictions[part.block][part.train] = answer.values
+        self.server.begin(predictions, curvatures)
+
+    def loop(self) -> None:
+        join = JoinOperator(self.union, self.server)
+        rounds = self.server.rounds_per_epoch()
+        total = rounds * self.plan.job.epochs
+        for epoch in range(1, self.plan.job.epochs + 1):
+            for step in range(1, rounds + 1):
+                join.round()
+                record = self.record(epoch) if step == rounds else None
+                if self.on_round is not None:
+                    self.on_round(RoundEvent(epoch, (epoch - 1) * rounds + step, total, record))
+            if self.server.is_converged() or self._is_flat():
+                break
+
+    def _is_flat(self) -> bool:
+        """Whether the objective no longer moves, for algorithms without residuals of their own."""
+        tolerance = getattr(self.plan.job.options, "tolerance", 0.0)
+        if self.plan.job.options.name != "sgd" or len(self.history) < 2 or not tolerance:
+            return False
+        last, now = self.history[-2].objective, self.history[-1].objective
+        return abs(last - now) <= tolerance * abs(now)
+
+    def record(self, epoch: int) -> EpochRecord:
+        """The end of an epoch: test rows predicted, objective and metrics measured."""
+        objective, metrics = self.evaluate(is_last=False)
+        traffic = self.union.link.meter.account("training")
+        record = EpochRecord(
+            epoch=epoch,
+            objective=objective,
+            metrics=metrics,
+            rounds=traffic.rounds,
+            bytes=traffic.bytes,
+            seconds=time.perf_counter() - self.began,
+            residuals=dict(self.server.residuals()),
+        )
+        self.history.append(record)
+        return record
+
+    def evaluate(self, *, is_last: bool) -> tuple[float, dict[str, Metrics]]:
+        server, mapping = self.server, self.plan.training_mapping
+        moves = server.settle()
+        wants_train = server.predictions is None
+
+        def ask(part: Part) -> list[Message]:
+            job, move = self.union.job, moves[part.block]
+            first: list[Message] = [] if move is None else [NewtonMove(job=job, part=part.number, **move)]
+            return [*first, Evaluate(job=job, part=part.number, train=wants_train)]
+
+        answers = {n: cast(Evaluation, a[-1]) for n, a in self.union.ask(ask, "evaluation").items()}
+        outputs = self.problem.loss.outputs
+        test = [np.zeros((index.rows, outputs)) for index in mapping.test.indices]
+        train = self.problem.zeros() if wants_train else cast(list[Array], server.predictions)
+        penalty = 0.0
+        for block in self.union.blocks:
+            for part in block:
+                test[part.block][part.test] = answers[part.number].test
+                values = answers[part.number].train
+                if values is not None:
+                    train[part.block][part.train] = values
+            penalty += answers[block[0].number].norm if block else 0.0
+        given = {"loss": self.problem.loss, "intercept": server.intercept}
+        loss, on_train = measure(mapping.train, train, wants_auc=is_last, **given)
+        _, on_test = measure(mapping.test, test, wants_auc=True, **given)
+        return loss + 0.5 * self.plan.job.l2 * penalty, {"train": on_train, "test": on_test}
+
+    def finish(self, encoders: list[list[object]]) -> Result:
+        objective, metrics = self.evaluate(is_last=True)
+        self.history[-1] = replace(self.history[-1], objective=objective, metrics=metrics)
+        released = self.union.ask(lambda p: Release(job=self.union.job, part=p.number), "evaluation")
+        blocks = []
+        for number, block in enumerate(self.plan.mapping.bound.blocks):
+            parts = self.union.blocks[number]
+            theta = cast(Parameters, released[parts[0].number][0]).values if parts else np.zeros((0, 0))
+            is_partial = self.plan.mapping.train.indices[number].is_partial
+            blocks.append(BlockModel(block.name, block.table, block.features, tuple(encoders[number]), theta, is_partial))
+        return Result(
+            plan=self.plan,
+            objective=objective,
+            metrics=metrics,
+            history=tuple(self.history),
+            traffic=self.union.link.meter.traffic(),
+            blocks=tuple(blocks),
+            encoded_intercept=self.server.intercept,
+            classes=self.plan.mapping.label.classes,
+        )

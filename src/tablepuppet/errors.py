@@ -1,0 +1,80 @@
+"""Every error that TablePuppet raises.
+
+    TablePuppetError
+    ├── JobError          an option of the job is missing, unknown or out of range
+    ├── QueryError        the SQL text cannot be accepted (carries line and column)
+    ├── CatalogError      a name or a type does not fit the federation's tables
+    ├── SourceError       an owner's table cannot be read
+    ├── MappingError      the join is empty, too large, or its labels are unusable
+    ├── PrivacyError      the job would break a privacy promise or a budget
+    ├── PolicyError       an owner's own policy refuses the request
+    ├── TrainingError     a run cannot start or go on
+    ├── TransportError    a client cannot be reached or answers out of protocol
+    └── ModelError        a saved model cannot be read or does not fit
+
+A message says what is wrong, what was found and what to do next. It never holds a
+row's value, a key, a label or a secret.
+"""
+
+from __future__ import annotations
+
+
+class TablePuppetError(Exception):
+    """Base class of every error that TablePuppet raises."""
+
+
+class JobError(TablePuppetError):
+    """An option of the job is missing, unknown or out of range."""
+
+
+class QueryError(TablePuppetError):
+    """The SQL text cannot be accepted; the message shows where, with a caret."""
+
+    def __init__(
+        self, message: str, *, text: str = "", line: int | None = None, column: int | None = None
+    ) -> None:
+        self.line = line
+        self.column = column
+        super().__init__(message + _excerpt(text, line, column))
+
+
+class CatalogError(QueryError):
+    """A name or a type in the query does not fit the federation's tables."""
+
+
+class SourceError(TablePuppetError):
+    """An owner's table cannot be read."""
+
+
+class MappingError(TablePuppetError):
+    """The join is empty or too large, or its labels cannot be used."""
+
+
+class PrivacyError(TablePuppetError):
+    """The job would break a privacy promise or go past a budget."""
+
+
+class PolicyError(TablePuppetError):
+    """An owner's own policy refuses the request."""
+
+
+class TrainingError(TablePuppetError):
+    """A run cannot start or cannot go on."""
+
+
+class TransportError(TablePuppetError):
+    """A client cannot be reached or answers out of protocol."""
+
+
+class ModelError(TablePuppetError):
+    """A saved model cannot be read or does not fit the federation."""
+
+
+def _excerpt(text: str, line: int | None, column: int | None) -> str:
+    """The line of SQL that an error points at, with a caret below the column (both 1-based)."""
+    if line is None or column is None or not 1 <= line <= len(text.splitlines()):
+        return ""
+    source = text.splitlines()[line - 1]
+    margin = f"  line {line}: "
+    lead = "".join("\t" if c == "\t" else " " for c in source[: column - 1])
+    return f"\n{margin}{source}\n{' ' * len(margin)}{lead}^"

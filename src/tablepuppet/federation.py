@@ -1,0 +1,121 @@
+"""Federation: tables by name, each with one or several owners."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tablepuppet import train as story
+from tablepuppet.engine.result import Result, RoundEvent
+from tablepuppet.errors import JobError
+from tablepuppet.job import make_job
+from tablepuppet.operators.client import Client
+from tablepuppet.plan.plan import Plan
+from tablepuppet.tables.source import Source, open_source, source
+from tablepuppet.tables.store import ClientTables
+from tablepuppet.transport.link import Link
+from tablepuppet.transport.local import LocalTransport
+
+
+class Federation:
+    """Tables and their owners, all in this process: each list entry is one client.
+
+    >>> import pyarrow as pa
+    >>> Federation({"orders": [pa.table({"x": [1]}), pa.table({"x": [2]})]})
+    Federation(orders: 2 clients)
+    """
+
+    def __init__(self, tables: Mapping[str, Any]) -> None:
+        if not isinstance(tables, Mapping) or not tables:
+            raise JobError("a federation needs at least one table: a mapping from table name to its source(s)")
+        sources: dict[str, dict[str, Source]] = {}
+        self._tables: dict[str, tuple[str, ...]] = {}
+        for table, given in tables.items():
+            if not isinstance(table, str) or not table:
+                raise JobError(f"a table's name must be text, not {type(table).__name__}")
+            owners = list(given) if isinstance(given, list | tuple) else [given]
+            if not owners:
+                raise JobError(f"table {table!r} has no source; give at least one")
+            names = [table] if len(owners) == 1 else [f"{table}[{i}]" for i in range(len(owners))]
+            for name, owner in zip(names, owners, strict=True):
+                sources.setdefault(name, {})[table] = open_source(owner, table)
+            self._tables[table] = tuple(names)
+        self._clients = {
+            name: Client(name, ClientTables(held), may_reveal=True) for name, held in sources.items()
+        }
+        self._transport = LocalTransport({name: client.handle for name, client in self._clients.items()})
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Federation:
+        """A federation from a file: `[tables]`, each a path, a list of paths, or {url, table}."""
+        given = read_toml(path)
+        tables = given.get("tables")
+        if not isinstance(tables, dict):
+            raise JobError(f"{path}: a federation file needs a [tables] section")
+        return cls(tables_from_toml(tables, Path(path).parent))
+
+    def explain(
+        self, query: str, *, label: str, model: Any = "logistic", algorithm: Any = "newton", **options: Any
+    ) -> Plan:
+        """What training would do and cost; `str(plan)` is the text."""
+        job = make_job(query, label=label, model=model, algorithm=algorithm, given=options)
+        return story.explain(job, self._tables, Link(self._transport, wire=job.wire))
+
+    def train(
+        self,
+        query: str,
+        *,
+        label: str,
+        model: Any = "logistic",
+        algorithm: Any = "newton",
+        on_round: Callable[[RoundEvent], None] | None = None,
+        privacy: Any = None,
+        **options: Any,
+    ) -> Result:
+        """Trains on the query's result without ever having it."""
+        if privacy is not None:
+            raise JobError("privacy is not available yet")
+        job = make_job(query, label=label, model=model, algorithm=algorithm, given=options)
+        return story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round)
+
+    def close(self) -> None:
+        """Ends the clients' threads and closes their sources."""
+        self._transport.close()
+        for client in self._clients.values():
+            client.tables.shutdown()
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        tables = (f"{t}: {len(c)} client{'s' * (len(c) != 1)}" for t, c in self._tables.items())
+        return f"Federation({', '.join(tables)})"
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """A TOML file's content; a clear error where there is none."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"cannot read {path}: {error.strerror if isinstance(error, OSError) else 'not text'}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise JobError(f"{path} is not valid TOML: {error}") from None
+
+
+def tables_from_toml(tables: Mapping[str, Any], folder: Path) -> dict[str, list[Any]]:
+    """Sources as TOML writes them; relative paths are relative to the file's folder."""
+
+    def one(table: str, given: Any) -> Any:
+        if isinstance(given, str):
+            is_url = "://" in given
+            return source(given) if is_url else folder / given
+        if isinstance(given, dict) and set(given) <= {"url", "table"} and isinstance(given.get("url"), str):
+            return source(given["url"], given.get("table"))
+        raise JobError(f"table {table!r}: a source is a path or {{url = …, table = …}}")
+
+    return {t: [one(t, g) for g in (given if isinstance(given, Sequence) and not isinstance(given, str) else [given])] for t, given in tables.items()}

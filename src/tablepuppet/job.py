@@ -1,0 +1,107 @@
+"""Job: everything a training run is a function of, besides the data."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal
+
+import msgspec
+
+from tablepuppet.algorithms.options import FAMILIES, Admm, Centralized, Newton, Options, Sgd, options_of
+from tablepuppet.errors import JobError
+from tablepuppet.transport.codec import Wire
+
+ModelName = Literal["linear", "logistic", "softmax"]
+MODELS = ("linear", "logistic", "softmax")
+_EPOCHS = {"newton": 20, "admm": 30, "sgd": 10, "centralized": 1}
+
+
+class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One training job; the same names in Python, in TOML and on the command line."""
+
+    query: str
+    label: str
+    model: str = "logistic"
+    algorithm: str = "newton"
+    options: Options = msgspec.field(default_factory=Newton)
+    l2: float = 1e-4
+    test_fraction: float = 0.15
+    standardize: bool = True
+    seed: int = 0
+    epochs: int = 20
+    batch_size: int | None = 10_240
+    max_categories: int | None = None
+    max_joined_rows: int | None = None
+    wire: Wire = "float64"
+
+    @property
+    def is_expanded(self) -> bool:
+        """Whether blocks are expanded to joined rows first: the VFL baselines."""
+        return self.algorithm.startswith("vfl-")
+
+
+def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[str, Any]) -> Job:
+    """A checked job from what a user wrote: names, options objects, keyword arguments, TOML values.
+
+    >>> make_job("SELECT …", label="y", model="linear", algorithm="admm", given={"rho": 0.5}).options.rho
+    0.5
+    """
+    if not isinstance(query, str):
+        raise JobError(f"query must be SQL text, not {type(query).__name__}")
+    if not isinstance(label, str) or not label:
+        raise JobError("label must be the name of a column in the SELECT list")
+    if not isinstance(model, str) or model not in MODELS:
+        raise JobError(f"unknown model {model!r}; choose one of {', '.join(MODELS)}{_hint(model, MODELS)}")
+    own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options"}
+    values = {name: value for name, value in given.items() if name in own}
+    extra = {name: value for name, value in given.items() if name not in own}
+    name, options = _algorithm(algorithm, extra, own)
+    if values.get("epochs") is None:
+        values["epochs"] = 30 if (options.name, model) == ("newton", "softmax") else _EPOCHS[options.name]
+    try:
+        job = msgspec.convert(
+            {"query": query, "label": label, "model": model, "algorithm": name, **values}, Job, strict=True
+        )
+    except msgspec.ValidationError as error:
+        raise JobError(f"the job cannot be read: {error}") from None
+    job = msgspec.structs.replace(job, options=options)
+    _check(job)
+    return job
+
+
+def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[str, Options]:
+    if isinstance(algorithm, Sgd | Admm | Newton | Centralized):
+        if extra:
+            raise JobError(f"unknown argument {min(extra)!r}; options of the algorithm belong in tp.{type(algorithm).__name__}(…)")
+        return algorithm.name, algorithm
+    if isinstance(algorithm, str):
+        if algorithm not in FAMILIES:
+            raise JobError(
+                f"unknown algorithm {algorithm!r}; choose one of {', '.join(FAMILIES)}{_hint(algorithm, FAMILIES)}"
+            )
+        known = own | set(FAMILIES[algorithm].__struct_fields__)
+        for name in extra:
+            if name not in known:
+                raise JobError(f"algorithm {algorithm} has no option {name!r}{_hint(name, known)}")
+        return algorithm, options_of(algorithm, extra)
+    raise JobError(f"algorithm must be a name or tp.Sgd(…), tp.Admm(…), tp.Newton(…), not {type(algorithm).__name__}")
+
+
+def _hint(name: Any, known: Any) -> str:
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _check(job: Job) -> None:
+    rules = [
+        (job.l2 >= 0, "l2 must not be negative"),
+        (0 <= job.test_fraction < 1, "test_fraction must lie in [0, 1)"),
+        (job.epochs >= 1, "epochs must be at least 1"),
+        (job.batch_size is None or job.batch_size >= 1, "batch_size must be at least 1, or None for full batches"),
+        (0 <= job.seed < 2**63, "seed must be a whole number from 0 to 2**63 − 1"),
+        (job.max_categories is None or job.max_categories >= 1, "max_categories must be at least 1, or None"),
+        (job.max_joined_rows is None or job.max_joined_rows >= 1, "max_joined_rows must be at least 1, or None"),
+    ]
+    for is_fine, rule in rules:
+        if not is_fine:
+            raise JobError(rule)

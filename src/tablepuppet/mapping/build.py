@@ -1,0 +1,212 @@
+"""BoundQuery → TableMapping: gather keys, join them, split, and keep only rows that matter.
+
+Three rounds: keys; label summaries; labels. A client's rows that no joined training (or test) row
+comes from take no part in training (or testing): they are neither sent nor computed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tablepuppet.catalog.bound import Block, BoundQuery
+from tablepuppet.errors import MappingError
+from tablepuppet.mapping.join import BYTES_PER_JOINED_ROW, ScanKeys, join_branch
+from tablepuppet.mapping.joined import JoinedRows, RowIndex
+from tablepuppet.mapping.labels import LabelSpace, Task, read_labels
+from tablepuppet.mapping.mapping import Fit, Part, TableMapping
+from tablepuppet.transport.link import Link
+from tablepuppet.transport.messages import Keys, RowNumbers, SendKeys
+
+
+def map_tables(
+    bound: BoundQuery,
+    link: Link,
+    *,
+    job: str,
+    task: Task,
+    seed: int = 0,
+    test_fraction: float = 0.15,
+    max_joined_rows: int | None = None,
+) -> TableMapping:
+    """The table mapping of a bound query."""
+    limit = max_joined_rows if max_joined_rows is not None else _default_limit()
+    keys, client_rows = _gather_keys(bound, link, job)
+    branches = []
+    for branch in bound.branches:
+        branches.append(join_branch(bound, branch, keys, limit))
+        limit -= len(branches[-1][0])
+    labels = read_labels(bound, link, job, task, client_rows, seed, test_fraction)
+
+    label_rows = np.concatenate(
+        [
+            rows[b.label_relation].astype(np.int64) + labels.offsets[b.relations[b.label_relation].scan, b.label_column]
+            for b, rows in zip(bound.branches, branches, strict=True)
+        ]
+    )
+    _check_labels(labels, label_rows, bound.label)
+    is_test = labels.is_test[label_rows]
+    if test_fraction < 1 and bool(is_test.all()):
+        raise MappingError(
+            f"all {len(is_test)} joined rows fell on the test side; lower test_fraction or bring more rows"
+        )
+    sides = (np.flatnonzero(~is_test), np.flatnonzero(is_test))
+
+    parts: list[Part] = []
+    indices: tuple[list[RowIndex], list[RowIndex]] = ([], [])
+    multiplicity: list[NDArray[np.int64]] = []
+    for number, block in enumerate(bound.blocks):
+        spread, places = _block_rows(bound, block, branches, client_rows)
+        train, test = (_active(spread, side, places[-1][3]) for side in sides)
+        indices[0].append(train[0])
+        indices[1].append(test[0])
+        multiplicity.append(train[2])
+        parts += _parts(number, places, train[1], test[1], len(parts))
+    joined = []
+    for side, index in zip(sides, indices, strict=True):
+        rows, active, _ = _active(label_rows, side, len(labels.values))
+        joined.append(JoinedRows(len(side), tuple(index), rows, labels.values[active]))
+    return TableMapping(
+        bound, labels.info, _fits(bound, branches, keys), tuple(parts), tuple(multiplicity), joined[0], joined[1]
+    )
+
+
+def _gather_keys(bound: BoundQuery, link: Link, job: str) -> tuple[list[ScanKeys], list[dict[str, int]]]:
+    """One round: the key columns of every scan, the clients of a table one after the other."""
+    wanted: list[set[int]] = [set() for _ in bound.scans]
+    for branch in bound.branches:
+        for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+            wanted[branch.relations[pair.left].scan].add(pair.left_column)
+            wanted[branch.relations[pair.right].scan].add(pair.right_column)
+    requests: dict[str, list[SendKeys]] = {}
+    for number, scan in enumerate(bound.scans):
+        for client in scan.clients:
+            requests.setdefault(client, []).append(SendKeys(job=job, scan=number, columns=sorted(wanted[number])))
+    answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
+    keys, client_rows = [], []
+    for number, scan in enumerate(bound.scans):
+        received = [cast(Keys, next(answers[client])) for client in scan.clients]
+        names = [f"k{c}" for c in sorted(wanted[number])]
+        tables = [_plain(k.columns).rename_columns(names) for k in received]
+        rows = sum(k.rows for k in received)
+        table = pa.concat_tables(tables, promote_options="permissive") if names else pa.table({})
+        keys.append(ScanKeys.of(rows, table))
+        client_rows.append({c: k.rows for c, k in zip(scan.clients, received, strict=True)})
+    return keys, client_rows
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """The table without dictionary encoding, so that clients' columns can be put together."""
+    for i, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            decoded = pc.cast(table.column(i), column.type.value_type)
+            table = table.set_column(i, column.name, decoded)
+    return table
+
+
+Place = tuple[str, int, tuple[int, ...], int]  # client, scan, columns, end of its rows in the block
+
+
+def _block_rows(
+    bound: BoundQuery, block: Block, branches: Sequence[Sequence[RowNumbers]], client_rows: Sequence[dict[str, int]]
+) -> tuple[RowNumbers, list[Place]]:
+    """p_i over all joined rows, and where each client's rows lie in the block.
+
+    Members of different branches that read the same columns of the same scan share their rows.
+    """
+    offsets: dict[tuple[int, tuple[int, ...]], int] = {}
+    places: list[Place] = []
+    total = 0
+    spread = []
+    for branch, rows, member in zip(bound.branches, branches, block.members, strict=True):
+        scan = branch.relations[member.relation].scan
+        key = (scan, member.columns)
+        if key not in offsets:
+            offsets[key] = total
+            for client in bound.scans[scan].clients:
+                total += client_rows[scan][client]
+                places.append((client, scan, member.columns, total))
+        numbers = rows[member.relation]
+        offset = offsets[key]
+        spread.append(np.where(numbers >= 0, numbers.astype(np.int64) + offset, -1) if offset else numbers)
+    return (spread[0] if len(spread) == 1 else np.concatenate(spread)), places
+
+
+def _active(
+    spread: RowNumbers, side: NDArray[np.int64], rows: int
+) -> tuple[RowIndex, NDArray[np.int64], NDArray[np.int64]]:
+    """The mapping of some joined rows onto just the rows that they use: index, those rows, their G."""
+    used = spread if len(side) == len(spread) else spread[side]
+    found = used[used >= 0] if len(used) and int(used.min()) < 0 else used
+    counts = np.bincount(found, minlength=rows)
+    active = np.flatnonzero(counts)
+    if len(active) < rows:
+        renumber = np.full(rows + 1, -1, dtype=np.int32 if rows < 2**31 else np.int64)
+        renumber[active] = np.arange(len(active), dtype=renumber.dtype)
+        used = renumber[used]
+    return RowIndex.of(used, len(active)), active, counts[active]
+
+
+def _parts(
+    block: int, places: Sequence[Place], train: NDArray[np.int64], test: NDArray[np.int64], number: int
+) -> list[Part]:
+    """The clients' shares of a block; a client none of whose rows are used takes no part."""
+    parts: list[Part] = []
+    start = 0
+    for client, scan, columns, stop in places:
+        inside = [slice(*np.searchsorted(rows, [start, stop]).tolist()) for rows in (train, test)]
+        if any(s.stop > s.start for s in inside):
+            dtype = np.int32 if stop - start < 2**31 else np.int64
+            rows = [(r[s] - start).astype(dtype) for r, s in zip((train, test), inside, strict=True)]
+            parts.append(
+                Part(number + len(parts), block, client, scan, columns, rows[0], rows[1], inside[0], inside[1])
+            )
+        start = stop
+    return parts
+
+
+def _check_labels(labels: LabelSpace, label_rows: NDArray[np.int64], name: str) -> None:
+    missing = int(np.isnan(labels.values[label_rows]).sum())
+    if missing:
+        raise MappingError(
+            f"label {name} is NULL in {missing:,} of {len(label_rows):,} joined rows; "
+            f"add WHERE {name} IS NOT NULL (on the table's own column)"
+        )
+
+
+def _fits(
+    bound: BoundQuery, branches: Sequence[Sequence[RowNumbers]], keys: Sequence[ScanKeys]
+) -> tuple[Fit, ...]:
+    fits = []
+    for branch, rows in zip(bound.branches, branches, strict=True):
+        outer = {join.relation for join in branch.joins if join.kind == "left"}
+        for i, relation in enumerate(branch.relations):
+            scan = bound.scans[relation.scan]
+            found = rows[i][rows[i] >= 0] if i in outer else rows[i]
+            counts = np.bincount(found, minlength=keys[relation.scan].rows)
+            matched = int(np.count_nonzero(counts))
+            fits.append(
+                Fit(
+                    alias=relation.alias,
+                    table=scan.table,
+                    clients=len(scan.clients),
+                    rows=keys[relation.scan].rows,
+                    matched=matched,
+                    max_fan_out=int(counts.max(initial=0)),
+                    mean_fan_out=len(found) / matched if matched else 0.0,
+                    is_outer=i in outer,
+                )
+            )
+    return tuple(fits)
+
+
+def _default_limit() -> int:
+    """As many joined rows as half of the free memory holds."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1_000_000, int(free / 2 / BYTES_PER_JOINED_ROW))

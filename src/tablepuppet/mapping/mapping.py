@@ -1,0 +1,75 @@
+"""TableMapping: which rows of which client meet in which joined row, for training and for testing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.catalog.bound import BoundQuery
+from tablepuppet.mapping.joined import JoinedRows
+from tablepuppet.transport.messages import RowNumbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One client's share of a block: which of its rows take part, and where they lie in the block."""
+
+    number: int  # unique in the job
+    block: int
+    client: str
+    scan: int
+    columns: tuple[int, ...]  # features, as expression numbers of the scan
+    train_rows: RowNumbers  # row numbers in the client's scan
+    test_rows: RowNumbers
+    train: slice  # the part's place among the block's train rows
+    test: slice
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How one relation of the query met the others: shown by explain."""
+
+    alias: str
+    table: str
+    clients: int
+    rows: int  # after its filter
+    matched: int
+    max_fan_out: int
+    mean_fan_out: float
+    is_outer: bool
+
+    @property
+    def orphans(self) -> int:
+        return self.rows - self.matched
+
+
+@dataclass(frozen=True, slots=True)
+class LabelInfo:
+    """What the label is: a number, or one of some classes (class numbers index them)."""
+
+    kind: Literal["number", "class"]
+    classes: tuple[str | float | bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableMapping:
+    """The joined table as row numbers, split in training and test rows."""
+
+    bound: BoundQuery
+    label: LabelInfo
+    fits: tuple[Fit, ...]
+    parts: tuple[Part, ...]
+    multiplicity: tuple[NDArray[np.int64], ...]  # G_i of the train rows
+    train: JoinedRows
+    test: JoinedRows
+
+    @property
+    def joined_rows(self) -> int:
+        """All joined rows, training and test."""
+        return self.train.rows + self.test.rows
+
+    def parts_of(self, block: int) -> tuple[Part, ...]:
+        return tuple(p for p in self.parts if p.block == block)

@@ -1,0 +1,55 @@
+"""The linear family: h = T θ, with θ of shape (features, outputs)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.tables.features import Features
+
+Array = NDArray[np.float64]
+Rows = NDArray[np.signedinteger]  # type: ignore[type-arg]
+
+
+class Model(Protocol):
+    """A block's model f_i(θ; T_i) on a client's own rows; θ is always an argument."""
+
+    def initial(self) -> Array:
+        """θ before training; the same at every client of the block."""
+
+    def predict(self, theta: Array, rows: Rows | None = None) -> Array:
+        """h of some (or all) train rows."""
+
+    def gradient(self, theta: Array, signal: Array, rows: Rows | None = None) -> Array:
+        """Σ_k (∂h_k/∂θ)ᵀ Y_k over some (or all) train rows."""
+
+    def predict_test(self, theta: Array) -> Array:
+        """h of the test rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearModel:
+    """h = T θ."""
+
+    train: Features
+    test: Features
+    outputs: int
+
+    def initial(self) -> Array:
+        return np.zeros((self.train.width, self.outputs))
+
+    def predict(self, theta: Array, rows: Rows | None = None) -> Array:
+        return self.train.dot(theta, rows)
+
+    def gradient(self, theta: Array, signal: Array, rows: Rows | None = None) -> Array:
+        return self.train.transpose_dot(signal, rows)
+
+    def predict_test(self, theta: Array) -> Array:
+        return self.test.dot(theta)
+
+    def gram(self, weights: Array) -> Array:
+        """Tᵀ diag(w) T."""
+        return self.train.gram(weights)

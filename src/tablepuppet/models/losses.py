@@ -1,0 +1,217 @@
+"""The losses ℓ(a; y): value, gradient, curvature and proximal map, all rows at once.
+
+Scores `a` are (rows, outputs); labels are one number per row (a class number for softmax).
+½-squared, logistic and softmax share one interface, so that no algorithm knows which it
+minimises. Proximal maps are Newton iterations in one (logistic) or d_c (softmax) variables
+per row, safeguarded, never gradient loops (docs/algorithms.md, z-step).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+_STEPS = 60  # more than a bisection to machine precision needs
+_EXACT = 1e-11
+
+
+class Loss(Protocol):
+    """One loss: what every algorithm needs to know about it."""
+
+    @property
+    def outputs(self) -> int:
+        """d_c, the number of scores per row."""
+
+    @property
+    def bound(self) -> float:
+        """An upper bound of the curvature: 1 squared, ¼ logistic, ½ softmax."""
+
+    @property
+    def is_quadratic(self) -> bool: ...
+
+    def value(self, scores: Array, labels: Array) -> Array:
+        """ℓ per row."""
+
+    def gradient(self, scores: Array, labels: Array) -> Array:
+        """∂ℓ/∂a."""
+
+    def curvature(self, scores: Array) -> Array:
+        """The diagonal of ∂²ℓ/∂a²."""
+
+    def hessian_gram(self, scores: Array, directions: Array) -> Array:
+        """Σ_rows Vᵀ (∂²ℓ/∂a²) V for directions V of shape (rows, outputs, directions)."""
+
+    def proximal(self, centre: Array, rho: float, labels: Array, start: Array) -> Array:
+        """argmin_u ℓ(u; y) + ρ/2 ‖u − centre‖²."""
+
+
+@dataclass(frozen=True, slots=True)
+class Squared:
+    """½(a − y)²."""
+
+    outputs: int = 1
+    bound: float = 1.0
+    is_quadratic: bool = True
+
+    def value(self, scores: Array, labels: Array) -> Array:
+        residual = scores[:, 0] - labels
+        return np.asarray(0.5 * residual * residual)
+
+    def gradient(self, scores: Array, labels: Array) -> Array:
+        return scores - labels[:, None]
+
+    def curvature(self, scores: Array) -> Array:
+        return np.ones_like(scores)
+
+    def hessian_gram(self, scores: Array, directions: Array) -> Array:
+        flat = directions[:, 0, :]
+        return np.asarray(flat.T @ flat)
+
+    def proximal(self, centre: Array, rho: float, labels: Array, start: Array) -> Array:
+        return (labels[:, None] + rho * centre) / (1.0 + rho)
+
+
+@dataclass(frozen=True, slots=True)
+class Logistic:
+    """log(1 + eᵃ) − y·a with y in {0, 1} (or debiased, any real number)."""
+
+    outputs: int = 1
+    bound: float = 0.25
+    is_quadratic: bool = False
+
+    def value(self, scores: Array, labels: Array) -> Array:
+        a = scores[:, 0]
+        return np.asarray(np.maximum(a, 0.0) + np.log1p(np.exp(-np.abs(a))) - labels * a)
+
+    def gradient(self, scores: Array, labels: Array) -> Array:
+        return sigmoid(scores) - labels[:, None]
+
+    def curvature(self, scores: Array) -> Array:
+        p = sigmoid(scores)
+        return np.asarray(p * (1.0 - p))
+
+    def hessian_gram(self, scores: Array, directions: Array) -> Array:
+        flat = directions[:, 0, :]
+        return np.asarray(flat.T @ (flat * self.curvature(scores)))
+
+    def proximal(self, centre: Array, rho: float, labels: Array, start: Array) -> Array:
+        # σ(u) − y + ρ(u − v) = 0 has its root in [v + (y − 1)/ρ, v + y/ρ]; Newton inside
+        # that bracket, bisection where Newton leaves it.
+        y = labels[:, None]
+        low = centre + (y - 1.0) / rho
+        high = centre + y / rho
+        u = np.clip(start, low, high)
+        for _ in range(_STEPS):
+            p = sigmoid(u)
+            slope = p - y + rho * (u - centre)
+            np.copyto(high, u, where=slope > 0)
+            np.copyto(low, u, where=slope < 0)
+            step = slope / (p * (1.0 - p) + rho)
+            new = u - step
+            outside = (new < low) | (new > high)
+            if outside.any():
+                new = np.where(outside, 0.5 * (low + high), new)
+                step = new - u
+            u = new
+            if float(np.abs(step).max(initial=0.0)) < _EXACT:
+                break
+        return u
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """log Σ_c e^{a_c} − t·a, with t the target row of the label's class.
+
+    `targets` is the identity for exact labels, and the debiasing matrix for labels that went
+    through randomised response.
+    """
+
+    classes: int
+    targets: Array | None = field(default=None, compare=False)
+    bound: float = 0.5
+    is_quadratic: bool = False
+
+    @property
+    def outputs(self) -> int:
+        return self.classes
+
+    def _target(self, labels: Array) -> Array:
+        codes = labels.astype(np.intp)
+        if self.targets is not None:
+            return np.asarray(self.targets[codes])
+        target = np.zeros((len(codes), self.classes))
+        target[np.arange(len(codes)), codes] = 1.0
+        return target
+
+    def value(self, scores: Array, labels: Array) -> Array:
+        top = scores.max(axis=1, initial=-np.inf)
+        total = top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
+        if self.targets is not None:
+            return np.asarray(total - (self._target(labels) * scores).sum(axis=1))
+        codes = labels.astype(np.intp)
+        return np.asarray(total - scores[np.arange(len(codes)), codes])
+
+    def gradient(self, scores: Array, labels: Array) -> Array:
+        p = softmax(scores)
+        if self.targets is not None:
+            return p - self._target(labels)
+        codes = labels.astype(np.intp)
+        p[np.arange(len(codes)), codes] -= 1.0
+        return p
+
+    def curvature(self, scores: Array) -> Array:
+        p = softmax(scores)
+        return np.asarray(p * (1.0 - p))
+
+    def hessian_gram(self, scores: Array, directions: Array) -> Array:
+        p = softmax(scores)
+        weighted = (directions * np.sqrt(p)[:, :, None]).reshape(-1, directions.shape[2])
+        mean = np.einsum("jc,jcq->jq", p, directions)
+        return np.asarray(weighted.T @ weighted - mean.T @ mean)
+
+    def proximal(self, centre: Array, rho: float, labels: Array, start: Array) -> Array:
+        # Newton with the Hessian ρI + diag(p) − ppᵀ, inverted by Sherman–Morrison; a row whose
+        # objective would rise halves its step.
+        target = self._target(labels)
+        u = start.copy()
+        best = self._envelope(u, centre, rho, target)
+        for _ in range(_STEPS):
+            p = softmax(u)
+            slope = p - target + rho * (u - centre)
+            inverse = 1.0 / (p + rho)
+            along = inverse * p
+            scale = (along * slope).sum(axis=1) / (1.0 - (along * p).sum(axis=1))
+            step = inverse * slope + along * scale[:, None]
+            size = np.ones((len(u), 1))
+            for _ in range(30):
+                value = self._envelope(u - size * step, centre, rho, target)
+                rises = value > best + 1e-12 * (1.0 + np.abs(best))
+                if not rises.any():
+                    break
+                size[rises] *= 0.5
+            u = u - size * step
+            best = value
+            if float(np.abs(step).max(initial=0.0)) < _EXACT:
+                break
+        return u
+
+    def _envelope(self, u: Array, centre: Array, rho: float, target: Array) -> Array:
+        top = u.max(axis=1, initial=-np.inf)
+        total = top + np.log(np.exp(u - top[:, None]).sum(axis=1))
+        away = u - centre
+        return np.asarray(total - (target * u).sum(axis=1) + 0.5 * rho * (away * away).sum(axis=1))
+
+
+def sigmoid(a: Array) -> Array:
+    """1 / (1 + e⁻ᵃ), without overflow."""
+    return np.asarray(0.5 * np.tanh(0.5 * a) + 0.5)
+
+
+def softmax(a: Array) -> Array:
+    """eᵃ / Σ eᵃ per row."""
+    e = np.exp(a - a.max(axis=1, keepdims=True, initial=-np.inf))
+    return np.asarray(e / e.sum(axis=1, keepdims=True))

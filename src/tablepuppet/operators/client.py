@@ -1,0 +1,195 @@
+"""The client operator: one client's answers to the server's typed requests.
+
+The client is passive and trusts nobody: it decodes only whitelisted messages, checks every SQL
+expression itself, and answers a wrong request with a Failure that holds no data. Receive, compute,
+send (the paper's three functions) are one call: a frame in, a frame out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tablepuppet.algorithms import clients as halves
+from tablepuppet.algorithms.base import PartSetup
+from tablepuppet.errors import PolicyError, TablePuppetError, TransportError
+from tablepuppet.models.linear import LinearModel
+from tablepuppet.tables.encoding import encode as encode_features
+from tablepuppet.tables.features import Features
+from tablepuppet.tables.labels import describe_labels, read_labels
+from tablepuppet.tables.statistics import statistics
+from tablepuppet.tables.store import ClientTables
+from tablepuppet.transport import messages as m
+from tablepuppet.transport.codec import Frame, Wire, decode, encode
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Part:
+    """One share of a block, from its rows to its trained parameters."""
+
+    request: m.OpenPart
+    train: Features | None = None
+    test: Features | None = None
+    setup: PartSetup | None = None
+    options: Any = None
+    state: Any = None
+
+
+@dataclass
+class Client:
+    """Answers requests about its own tables."""
+
+    name: str
+    tables: ClientTables
+    may_reveal: bool = False  # whether the centralised baseline may pool encoded features
+    wire: Wire = "float64"
+    _parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
+
+    def handle(self, frame: Frame) -> Frame:
+        """Receive, compute, send."""
+        answer: m.Message
+        try:
+            answer = self.answer(decode(frame, m.REQUESTS))
+        except TablePuppetError as error:
+            answer = m.Failure(error=type(error).__name__, message=str(error))
+        except Exception as error:  # a bug here must not show the server any data
+            log.exception("client %s failed", self.name)
+            answer = m.Failure(error="TransportError", message=f"internal error ({type(error).__name__}); see its log")
+        return encode(answer, self.wire)
+
+    def answer(self, message: Any) -> m.Message:
+        """The answer to one request."""
+        return _ANSWERS[type(message)](self, message)
+
+    # -- schema, keys, labels --------------------------------------------------------------
+
+    def describe_table(self, request: m.DescribeTable) -> m.Message:
+        return self.tables.describe(request.table)
+
+    def open_scan(self, request: m.OpenScan) -> m.Message:
+        return self.tables.open_scan(request)
+
+    def send_keys(self, request: m.SendKeys) -> m.Message:
+        table = self.tables.scan(request.job, request.scan)
+        keys = table.select([f"c{c}" for c in request.columns]) if request.columns else pa.table({})
+        return m.Keys(rows=table.num_rows, columns=keys)
+
+    def describe_labels(self, request: m.DescribeLabels) -> m.Message:
+        return describe_labels(*self._column(request.job, request.scan, request.column))
+
+    def send_labels(self, request: m.SendLabels) -> m.Message:
+        column, info = self._column(request.job, request.scan, request.column)
+        return read_labels(column, info, request.classes, request.offset, request.seed, request.test_fraction)
+
+    def _column(self, job: str, scan: int, column: int) -> tuple[pa.ChunkedArray, m.ColumnInfo]:
+        table = self.tables.scan(job, scan)
+        return table.column(f"c{column}"), self.tables.columns(job, scan)[column]
+
+    # -- features --------------------------------------------------------------------------
+
+    def open_part(self, request: m.OpenPart) -> m.Message:
+        self._parts[request.job, request.part] = _Part(request)
+        columns = [self._column(request.job, request.scan, c) for c in request.columns]
+        weights = None if request.multiplicity is None else request.multiplicity.astype(np.float64)
+        return m.FeatureStatistics(
+            columns=[statistics(column, info, request.train_rows, weights) for column, info in columns]
+        )
+
+    def encode_features(self, request: m.EncodeFeatures) -> m.Message:
+        part = self._part(request)
+        opened = part.request
+        pairs = [self._column(opened.job, opened.scan, c) for c in opened.columns]
+        columns, infos = [c for c, _ in pairs], [i for _, i in pairs]
+        part.train = encode_features(columns, infos, opened.train_rows, request.encoders)
+        part.test = encode_features(columns, infos, opened.test_rows, request.encoders)
+        return m.Encoded(width=part.train.width)
+
+    def reveal_features(self, request: m.RevealFeatures) -> m.Message:
+        part = self._part(request)
+        if not self.may_reveal:
+            raise PolicyError("features are never pooled; algorithm=\"centralized\" runs in process only")
+        assert part.train is not None and part.test is not None
+        return m.RevealedFeatures(train=part.train.to_dense(), test=part.test.to_dense())
+
+    # -- training --------------------------------------------------------------------------
+
+    def start_part(self, request: m.StartPart) -> m.Message:
+        part = self._part(request)
+        if part.train is None or part.test is None:
+            raise TransportError("a part must be encoded before it is trained")
+        given = part.request.multiplicity
+        multiplicity = np.ones(part.train.rows) if given is None else given.astype(np.float64)
+        part.options = request.algorithm
+        part.setup = PartSetup(
+            model=LinearModel(part.train, part.test, request.outputs),
+            multiplicity=multiplicity,
+            outputs=request.outputs,
+            blocks=request.blocks,
+            clients=request.clients,
+            joined_rows=request.joined_rows,
+            l2=request.l2,
+        )
+        part.state, curvature = halves.start(part.setup, part.options)
+        return m.Started(values=None, curvature=curvature)
+
+    def train(self, request: Any) -> m.Message:
+        part = self._started(request)
+        part.state, answer = halves.step(part.setup, part.options, part.state, request)
+        return answer
+
+    def evaluate(self, request: m.Evaluate) -> m.Message:
+        part = self._started(request)
+        assert part.setup is not None
+        theta, model = part.state.theta, part.setup.model
+        return m.Evaluation(
+            test=model.predict_test(theta),
+            train=model.predict(theta) if request.train else None,
+            norm=float(np.vdot(theta, theta)),
+        )
+
+    def release(self, request: m.Release) -> m.Message:
+        return m.Parameters(values=self._started(request).state.theta)
+
+    def close_job(self, request: m.CloseJob) -> m.Message:
+        self.tables.close(request.job)
+        self._parts = {key: part for key, part in self._parts.items() if key[0] != request.job}
+        return m.Done()
+
+    def _part(self, request: Any) -> _Part:
+        if (request.job, request.part) not in self._parts:
+            raise TransportError(f"job {request.job} has no part {request.part} at this client")
+        return self._parts[request.job, request.part]
+
+    def _started(self, request: Any) -> _Part:
+        part = self._part(request)
+        if part.setup is None:
+            raise TransportError("a part must be started before it is trained")
+        return part
+
+
+_ANSWERS: dict[type, Callable[[Client, Any], m.Message]] = {
+    m.DescribeTable: Client.describe_table,
+    m.OpenScan: Client.open_scan,
+    m.SendKeys: Client.send_keys,
+    m.DescribeLabels: Client.describe_labels,
+    m.SendLabels: Client.send_labels,
+    m.OpenPart: Client.open_part,
+    m.EncodeFeatures: Client.encode_features,
+    m.RevealFeatures: Client.reveal_features,
+    m.StartPart: Client.start_part,
+    m.SgdUpdate: Client.train,
+    m.AdmmUpdate: Client.train,
+    m.NewtonUpdate: Client.train,
+    m.NewtonMove: Client.train,
+    m.Combined: Client.train,
+    m.Evaluate: Client.evaluate,
+    m.Release: Client.release,
+    m.CloseJob: Client.close_job,
+}

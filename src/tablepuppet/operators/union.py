@@ -1,0 +1,109 @@
+"""The union operator (LoU): one block's clients as if they were one.
+
+Outer loop: scatter the join operator's arrays to the clients that hold the rows, gather their
+predictions in row order. Inner loop: while clients answer with partial results, sum them, let the
+algorithm's union step make something of the sum, and send that to all. The blocks' inner loops run
+side by side, so that a round of all blocks is one round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from tablepuppet.algorithms.base import Array, BlockAnswer, BlockUpdate, RowNumbers
+from tablepuppet.errors import TransportError
+from tablepuppet.mapping.mapping import Part, TableMapping
+from tablepuppet.transport.link import Link
+from tablepuppet.transport.messages import Combined, Message, Partial, Predictions
+from tablepuppet.transport.meter import Phase
+
+UnionStep = Callable[[int, list[Array]], list[Array]]
+
+
+class UnionOperator:
+    """Speaks with the clients of every block."""
+
+    def __init__(self, link: Link, job: str, mapping: TableMapping, outputs: int) -> None:
+        self.link = link
+        self.job = job
+        self.outputs = outputs
+        self.blocks = [mapping.parts_of(i) for i in range(len(mapping.bound.blocks))]
+
+    @property
+    def parts(self) -> list[Part]:
+        return [part for block in self.blocks for part in block]
+
+    def ask(self, message: Callable[[Part], Message | Sequence[Message]], phase: Phase) -> dict[int, list[Message]]:
+        """One round: a message (or several) to every part; answers by part number."""
+        return self._exchange([(part, message(part)) for part in self.parts], phase)
+
+    def run(self, updates: Sequence[BlockUpdate], union_step: UnionStep) -> list[BlockAnswer]:
+        """One outer round: scatter, inner rounds where clients must agree, gather."""
+        pending = self._exchange(
+            [(part, self._cut(part, updates[part.block])) for part in self.parts], "training"
+        )
+        answers: dict[int, list[Message]] = {}
+        while pending:
+            answers |= {n: a for n, a in pending.items() if isinstance(a[0], Predictions)}
+            requests: list[tuple[Part, Message]] = []
+            for number, block in enumerate(self.blocks):
+                partial = [pending[p.number][0] for p in block if p.number in pending]
+                if not any(isinstance(a, Partial) for a in partial):
+                    continue
+                values = union_step(number, _sum(partial))
+                requests += [(p, Combined(job=self.job, part=p.number, values=values)) for p in block]
+            pending = self._exchange(requests, "training")
+        return [self._gather(block, answers) for block in self.blocks]
+
+    def _cut(self, part: Part, update: BlockUpdate) -> Message:
+        """The block's arrays, cut to one client's rows."""
+        inside = part.train if update.rows is None else _within(update.rows, part.train)
+        arrays = {name: None if v is None else v[inside] for name, v in update.per_row.items()}
+        if update.wants_rows:
+            wanted = update.next_rows
+            own = None if wanted is None else wanted[_within(wanted, part.train)]
+            arrays["next_rows"] = None if own is None else own - own.dtype.type(part.train.start)
+        return update.kind(job=self.job, part=part.number, **arrays, **update.common)  # type: ignore[call-arg]
+
+    def _gather(self, block: Sequence[Part], answers: dict[int, list[Message]]) -> BlockAnswer:
+        received = [cast(Predictions, answers[p.number][0]) for p in block]
+        if not received:
+            return BlockAnswer(np.zeros((0, self.outputs)), np.zeros(0))
+        values = received[0].values if len(received) == 1 else np.concatenate([r.values for r in received])
+        return BlockAnswer(values, received[0].products)
+
+    def _exchange(
+        self, requests: Sequence[tuple[Part, Message | Sequence[Message]]], phase: Phase
+    ) -> dict[int, list[Message]]:
+        if not requests:
+            return {}
+        by_client: dict[str, list[Message]] = {}
+        owners: dict[str, list[int]] = {}
+        for part, given in requests:
+            messages = [given] if isinstance(given, Message) else list(given)
+            by_client.setdefault(part.client, []).extend(messages)
+            owners.setdefault(part.client, []).extend([part.number] * len(messages))
+        answers: dict[int, list[Message]] = {}
+        for client, received in self.link.ask(by_client, phase).items():
+            for number, answer in zip(owners[client], received, strict=True):
+                answers.setdefault(number, []).append(answer)
+        return answers
+
+
+def _within(rows: RowNumbers, inside: slice) -> slice:
+    """Where the (ascending) row numbers of a part lie in a list of rows."""
+    return slice(*np.searchsorted(rows, [inside.start, inside.stop]).tolist())
+
+
+def _sum(partials: Sequence[Any]) -> list[Array]:
+    """Σ over the clients of a block, in their order."""
+    if not all(isinstance(p, Partial) and len(p.values) == len(partials[0].values) for p in partials):
+        raise TransportError("the clients of one table do not answer alike")
+    total = [v.copy() for v in partials[0].values]
+    for other in partials[1:]:
+        for t, v in zip(total, other.values, strict=True):
+            t += v
+    return total

@@ -1,0 +1,40 @@
+"""Plan: what will be run, as data. `explain` renders it, the engine runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tablepuppet.errors import JobError
+from tablepuppet.job import Job
+from tablepuppet.mapping.expanded import expanded
+from tablepuppet.mapping.labels import Task
+from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
+
+TASKS: dict[str, Task] = {"linear": "number", "logistic": "binary", "softmax": "classes"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A job over a table mapping."""
+
+    job: Job
+    mapping: TableMapping
+    training_mapping: TableMapping  # the same, or expanded for the VFL baselines
+    loss: Loss
+
+
+def make_plan(mapping: TableMapping, job: Job) -> Plan:
+    """The plan of a job."""
+    if not mapping.train.rows:
+        raise JobError("there are no training rows; lower test_fraction or bring more rows")
+    training = expanded(mapping) if job.is_expanded else mapping
+    return Plan(job, mapping, training, _loss(job, mapping))
+
+
+def _loss(job: Job, mapping: TableMapping) -> Loss:
+    if job.model == "linear":
+        return Squared()
+    if job.model == "logistic":
+        return Logistic()
+    return Softmax(len(mapping.label.classes))

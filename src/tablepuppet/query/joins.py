@@ -1,0 +1,197 @@
+"""join_tree: the conditions of a conjunctive query → filters for each table and one join for each further table.
+
+Joins are read from left to right, so that the condition of an INNER JOIN means the same as in WHERE. A WHERE
+condition that a missing row cannot pass makes its LEFT JOIN an INNER JOIN; its ON conditions then join the WHERE
+clause, where they may do the same to the next. What is left of the LEFT JOINs keeps its own conditions. A filter is
+never moved below a LEFT JOIN that could bring its rows back as NULLs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlglot import exp
+
+from tablepuppet.query.conditions import Condition, Filter, KeyEquality, read_condition
+from tablepuppet.query.nulls import keeps_null
+from tablepuppet.query.position import refusal
+from tablepuppet.query.scope import Scope
+from tablepuppet.query.ucq import Source
+
+
+@dataclass(frozen=True, slots=True)
+class TreeJoin:
+    """How one table of the FROM clause is joined to tables placed before it."""
+
+    kind: Literal["inner", "left"]
+    relation: int
+    on: tuple[KeyEquality, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinTree:
+    """The first table of the FROM clause, then one join for each other, each connected to those before it."""
+
+    joins: tuple[TreeJoin, ...]
+    filters: tuple[tuple[exp.Expr, ...], ...]  # conjuncts for each table of the FROM clause
+
+    @property
+    def nullable(self) -> frozenset[int]:
+        """The tables of which a joined row may have none."""
+        return frozenset(j.relation for j in self.joins if j.kind == "left")
+
+
+def join_tree(scope: Scope, sources: Sequence[Source], where: Sequence[exp.Expr]) -> JoinTree:
+    """The join of one conjunctive query, whose columns must all name their table."""
+    conditions: list[Condition] = []
+    outer: dict[int, list[Condition]] = {}
+    for position, source in enumerate(sources):
+        own = _read(scope, source.on, visible=position)
+        if source.join == "left":
+            outer[position] = own
+        else:
+            conditions += own
+    conditions += _read(scope, where, visible=len(sources))
+    _simplify(conditions, outer)
+    filters: list[list[exp.Expr]] = [[] for _ in sources]
+    keys: dict[int, list[KeyEquality]] = {position: [] for position in range(len(sources))}
+    for condition in conditions:
+        _check_inner(scope, condition, outer)
+        if isinstance(condition, Filter):
+            filters[condition.relation].append(condition.predicate)
+        else:
+            keys[condition.right].append(condition)
+    for relation, own in outer.items():
+        for condition in own:
+            _check_outer(scope, condition, relation, outer)
+            if isinstance(condition, Filter):
+                filters[relation].append(condition.predicate)
+            else:
+                keys[relation].append(condition)
+    return JoinTree(_place(scope, sources, keys, outer), tuple(tuple(f) for f in filters))
+
+
+def _read(scope: Scope, conjuncts: Sequence[exp.Expr], visible: int) -> list[Condition]:
+    """The conditions, none of which may name a table that comes only later."""
+    found = []
+    for conjunct in conjuncts:
+        condition = read_condition(scope, conjunct)
+        if condition is None:
+            continue
+        if max(condition.relations) > visible:
+            later = scope.aliases[max(condition.relations)]
+            raise refusal(
+                scope.text,
+                f"this ON names {later}, which is joined only later; move the condition to the ON of {later}",
+                conjunct,
+            )
+        found.append(condition)
+    return found
+
+
+def _simplify(conditions: list[Condition], outer: dict[int, list[Condition]]) -> None:
+    """Makes inner, in place, every left join whose missing rows no condition lets pass."""
+    checked = 0
+    while checked < len(conditions):
+        for relation in conditions[checked].rejected:
+            conditions += outer.pop(relation, [])
+        checked += 1
+
+
+def _check_inner(scope: Scope, condition: Condition, outer: dict[int, list[Condition]]) -> None:
+    """A condition on the whole join must not touch a table whose rows may be missing."""
+    for relation in condition.relations:
+        if relation in outer:
+            alias = scope.aliases[relation]
+            node = condition.predicate if isinstance(condition, Filter) else condition.node
+            raise refusal(
+                scope.text,
+                f"{alias} is joined by LEFT JOIN, and this condition may hold for rows without a match in {alias}, "
+                f"so that its owner cannot answer it. To keep only rows with a match, write JOIN {alias}; to choose "
+                f"which rows of {alias} can match, move the condition to the ON of {alias}",
+                node,
+            )
+
+
+def _check_outer(scope: Scope, condition: Condition, relation: int, outer: dict[int, list[Condition]]) -> None:
+    """A condition of a LEFT JOIN must be about the table that it joins."""
+    alias = scope.aliases[relation]
+    if isinstance(condition, Filter):
+        if condition.relation != relation:
+            other = scope.aliases[condition.relation]
+            raise refusal(
+                scope.text,
+                f"the ON of LEFT JOIN {alias} has a condition on {other} alone, which would keep rows of {other} and "
+                f"only hide their match. To drop those rows, move it to WHERE; otherwise select a CASE over {other}",
+                condition.predicate,
+            )
+        return
+    if relation not in condition.relations:
+        raise refusal(
+            scope.text,
+            f"the ON of LEFT JOIN {alias} compares {scope.names(condition.relations)}, and not {alias}; "
+            "move this equality to WHERE or to the join of those tables",
+            condition.node,
+        )
+    if condition.left in outer and not keeps_null(condition.left_key):
+        other = scope.aliases[condition.left]
+        raise refusal(
+            scope.text,
+            f"this key may have a value although {other}, joined by LEFT JOIN, has no matching row; "
+            f"join on a plain column of {other}, or write JOIN {other}",
+            condition.left_key,
+        )
+
+
+def _place(
+    scope: Scope,
+    sources: Sequence[Source],
+    keys: dict[int, list[KeyEquality]],
+    outer: dict[int, list[Condition]],
+) -> tuple[TreeJoin, ...]:
+    """One join after the other, in the order of the FROM clause as far as keys allow."""
+    equalities = [key for relation, own in keys.items() if relation not in outer for key in own]
+    placed = [0]
+    joins: list[TreeJoin] = []
+    waiting = list(range(1, len(sources)))
+    while waiting:
+        for relation in waiting:
+            if relation in outer:
+                on = keys[relation]
+                ready = bool(on) and all(key.left in placed for key in on)
+            else:
+                on = [_towards(k, relation) for k in equalities if _connects(k, relation, placed)]
+                ready = bool(on)
+            if ready:
+                break
+        else:
+            raise _not_connected(scope, sources, placed, waiting[0])
+        kind: Literal["inner", "left"] = "left" if relation in outer else "inner"
+        joins.append(TreeJoin(kind, relation, tuple(on)))
+        placed.append(relation)
+        waiting.remove(relation)
+    return tuple(joins)
+
+
+def _connects(key: KeyEquality, relation: int, placed: list[int]) -> bool:
+    return relation in key.relations and any(r in placed for r in key.relations)
+
+
+def _towards(key: KeyEquality, relation: int) -> KeyEquality:
+    """The same equality with `relation` on the right."""
+    if key.right == relation:
+        return key
+    return KeyEquality(key.right, key.right_key, key.left, key.left_key, key.node)
+
+
+def _not_connected(scope: Scope, sources: Sequence[Source], placed: list[int], relation: int) -> Exception:
+    alias = scope.aliases[relation]
+    others = scope.names(sorted(placed))
+    return refusal(
+        scope.text,
+        f"no key joins {alias} to {others}, so that every row would meet every row. "
+        f"Add an equality, for example JOIN {alias} ON {scope.aliases[0]}.id = {alias}.id",
+        sources[relation].table,
+    )

@@ -1,0 +1,142 @@
+"""What an expression gives when all its columns are NULL, as they are in a row that a LEFT JOIN did not find.
+
+In: an expression over one table's columns. Out: the set of possible outcomes, of `NULL`, `TRUE` and `FALSE`, where a
+value that is no truth value counts as both TRUE and FALSE. The set may be too large and is never too small, so that
+"it cannot be TRUE" and "it must be NULL" are safe conclusions. See Galindo-Legaria and Rosenthal, "Outerjoin
+simplification and reordering for query optimization" (TODS 22, 1997).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, auto
+
+from sqlglot import exp
+
+from tablepuppet.query.functions import STRICT
+
+
+class Outcome(Enum):
+    """What an expression may give."""
+
+    NULL = auto()
+    TRUE = auto()
+    FALSE = auto()
+
+
+Outcomes = frozenset[Outcome]
+NULL, TRUE, FALSE = (frozenset({o}) for o in Outcome)
+VALUE = TRUE | FALSE
+ANY = NULL | VALUE
+
+
+def rejects_null(predicate: exp.Expr) -> bool:
+    """A row whose columns are all NULL never passes this predicate."""
+    return Outcome.TRUE not in outcomes(predicate)
+
+
+def keeps_null(expression: exp.Expr) -> bool:
+    """The expression is NULL when all its columns are."""
+    return outcomes(expression) == NULL
+
+
+def outcomes(node: exp.Expr) -> Outcomes:
+    """All that an expression may give when its columns are NULL."""
+    match node:
+        case exp.Column() | exp.Null():
+            return NULL
+        case exp.Boolean():
+            return TRUE if node.this else FALSE
+        case exp.Literal() | exp.DataType() | exp.Var():
+            return VALUE
+        case exp.Paren():
+            return outcomes(node.this)
+        case exp.Not():
+            return _each(_NOT, outcomes(node.this))
+        case exp.And():
+            return _and(outcomes(node.left), outcomes(node.right))
+        case exp.Or():
+            return _each(_NOT, _and(_each(_NOT, outcomes(node.left)), _each(_NOT, outcomes(node.right))))
+        case exp.Is():
+            return _is(outcomes(node.this), node.expression)
+        case exp.In() if node.expressions:
+            return NULL if outcomes(node.this) == NULL else ANY
+        case exp.Between() if not node.args.get("symmetric"):
+            low = _strict([node.this, node.args["low"]])
+            return _and(low, _strict([node.this, node.args["high"]]))
+        case exp.Coalesce():
+            return _first_value([node.this, *node.expressions])
+        case exp.Nullif():
+            return NULL if outcomes(node.this) == NULL else ANY
+        case exp.Case() | exp.If():
+            return _case(node)
+        case exp.Interval():
+            return _strict([node.this]) if node.this else ANY
+        case _ if type(node) in STRICT:
+            return _strict(node.iter_expressions())
+        case _:
+            return ANY
+
+
+_NOT = {Outcome.NULL: Outcome.NULL, Outcome.TRUE: Outcome.FALSE, Outcome.FALSE: Outcome.TRUE}
+
+
+def _each(table: dict[Outcome, Outcome], over: Outcomes) -> Outcomes:
+    return frozenset(table[o] for o in over)
+
+
+def _and(left: Outcomes, right: Outcomes) -> Outcomes:
+    """Three-valued AND of every pair."""
+    return frozenset(
+        Outcome.FALSE
+        if Outcome.FALSE in (a, b)
+        else Outcome.NULL
+        if Outcome.NULL in (a, b)
+        else Outcome.TRUE
+        for a in left
+        for b in right
+    )
+
+
+def _strict(arguments: Iterable[exp.Expr]) -> Outcomes:
+    """NULL if one argument must be NULL; otherwise anything, since 1 / 0 or a failed TRY_CAST is NULL too."""
+    return NULL if any(outcomes(a) == NULL for a in arguments) else ANY
+
+
+def _is(operand: Outcomes, test: exp.Expr) -> Outcomes:
+    """IS NULL, IS TRUE, IS FALSE: never NULL themselves."""
+    if isinstance(test, exp.Null):
+        wanted = NULL
+    elif isinstance(test, exp.Boolean):
+        wanted = TRUE if test.this else FALSE
+    else:
+        return ANY
+    held = TRUE if operand & wanted else frozenset()
+    return held | (FALSE if operand - wanted else frozenset())
+
+
+def _first_value(arguments: list[exp.Expr]) -> Outcomes:
+    """COALESCE: the first argument that is not NULL."""
+    found: Outcomes = frozenset()
+    for argument in arguments:
+        possible = outcomes(argument)
+        found |= possible - NULL
+        if Outcome.NULL not in possible:
+            return found
+    return found | NULL
+
+
+def _case(node: exp.Case | exp.If) -> Outcomes:
+    """CASE: every branch that may be taken, up to the first that must be."""
+    found: Outcomes = frozenset()
+    for branch in [node] if isinstance(node, exp.If) else node.args["ifs"]:
+        condition = branch.this if isinstance(node, exp.If) or node.this is None else exp.EQ(
+            this=node.this.copy(), expression=branch.this.copy()
+        )
+        taken = outcomes(condition)
+        if Outcome.TRUE in taken:
+            found |= outcomes(branch.args["true"])
+        if taken == TRUE:
+            return found
+    default = node.args.get("false" if isinstance(node, exp.If) else "default")
+    return found | (outcomes(default) if default is not None else NULL)

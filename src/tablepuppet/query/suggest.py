@@ -1,0 +1,24 @@
+"""Did you mean …? One sentence that helps after an unknown name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+_SHOWN = 12
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """The nearest known name, or else what is known.
+
+    >>> did_you_mean("quantiy", ["price", "quantity"])
+    'Did you mean quantity?'
+    >>> did_you_mean("zzz", ["price", "quantity"])
+    'Known: price, quantity.'
+    """
+    by_lower = {k.lower(): k for k in known}
+    near = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
+    if near:
+        return f"Did you mean {by_lower[near[0]]}?"
+    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    return f"Known: {', '.join(known[:_SHOWN])}{more}." if known else "None is known."

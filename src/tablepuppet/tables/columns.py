@@ -1,0 +1,69 @@
+"""A raw Arrow column as NumPy: numbers as float64 with NaN for missing, strings as codes.
+
+In: a column as its source gave it, with its ColumnInfo. Out: an (n, k) array of numbers
+(k is 1, or the size of a vector), or the distinct strings and one code per row.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tablepuppet.errors import SourceError
+from tablepuppet.transport.messages import ColumnInfo, Kind
+
+Array = NDArray[np.float64]
+
+NUMBER_KINDS: Final[frozenset[Kind]] = frozenset(
+    {"integer", "float", "decimal", "boolean", "date", "timestamp", "vector"}
+)
+_PER_DAY = {"s": 86_400.0, "ms": 86_400e3, "us": 86_400e6, "ns": 86_400e9}
+
+
+def numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
+    """Numbers, booleans (0, 1), dates and timestamps (days since 1970-01-01, UTC), vectors: (n, k) float64."""
+    kind = column.type
+    if info.kind == "vector":
+        return _vectors(column, info)
+    if pa.types.is_date64(kind):
+        return _floats(pc.cast(column, pa.int64())) / _PER_DAY["ms"]
+    if pa.types.is_timestamp(kind):
+        return _floats(pc.cast(column, pa.int64())) / _PER_DAY[kind.unit]
+    if pa.types.is_date32(kind):
+        return _floats(pc.cast(column, pa.int32()))
+    return _floats(column)
+
+
+def strings(column: pa.ChunkedArray) -> tuple[pa.Array, NDArray[np.int32]]:
+    """The distinct strings of a column, and the position of each row's among them (−1: NULL)."""
+    encoded = pc.cast(column, pa.large_string()).dictionary_encode().combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):  # no chunk at all
+        return pa.array([], pa.large_string()), np.empty(0, np.int32)
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return encoded.dictionary, codes.astype(np.int32, copy=False)
+
+
+def _floats(column: pa.ChunkedArray) -> Array:
+    # safe=False: an integer past 2⁵³ becomes the nearest float64.
+    cast = pc.cast(column, pa.float64(), safe=False)
+    return np.asarray(cast.to_numpy(), np.float64).reshape(-1, 1)
+
+
+def _vectors(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
+    """One row per vector. A vector that is NULL, or has an entry that is NULL or NaN, is missing as a whole."""
+    out = np.full((len(column), info.size), np.nan)
+    present = pc.is_valid(column).to_numpy().astype(bool)
+    lengths = pc.list_value_length(column).drop_null()
+    if len(lengths) and not pc.all(pc.equal(lengths, info.size)).as_py():
+        raise SourceError(
+            f"column {info.name}: its vectors should all have {info.size} entries and do not; "
+            "give every row a vector of the same length, or NULL"
+        )
+    flat = pc.cast(pc.list_flatten(column), pa.float64())
+    out[present] = np.asarray(flat.to_numpy(), np.float64).reshape(-1, info.size)
+    out[np.isnan(out).any(axis=1)] = np.nan
+    return out

@@ -1,0 +1,91 @@
+"""Tables in files: Parquet (one file, a folder or a glob), CSV, Arrow IPC (.feather, .arrow).
+
+In: a path. Out: a Source. Several files are one table, in the order of their sorted paths.
+Parquet is read where it lies; CSV is read once, in full, so that its types are those of all rows.
+"""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tablepuppet.errors import SourceError
+from tablepuppet.tables import duck
+from tablepuppet.tables.memory import check_names, open_memory
+from tablepuppet.tables.source import Source
+
+_PARQUET = (".parquet", ".parq", ".pq")
+_CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_IPC = (".feather", ".arrow", ".ipc")
+
+
+def open_path(path: str, name: str) -> Source:
+    """Opens a file, a folder or a glob of files."""
+    files = _find(path, name)
+    if all(file.lower().endswith(_PARQUET) for file in files):
+        return _open_parquet(files, name)
+    if all(file.lower().endswith(_CSV) for file in files):
+        return _open_csv(files, name)
+    if len(files) == 1 and files[0].lower().endswith(_IPC):
+        return open_memory(_read_ipc(files[0], name), name)
+    raise SourceError(
+        f"table {name}: {path} is not of a known kind; give Parquet ({', '.join(_PARQUET)}), "
+        f"CSV ({', '.join(_CSV)}) or one Arrow file ({', '.join(_IPC)}), by that ending"
+    )
+
+
+def _find(path: str, name: str) -> list[str]:
+    """The absolute paths of all files meant, sorted."""
+    here = Path(path).expanduser()
+    if here.is_file():
+        return [str(here.resolve())]
+    if here.is_dir():
+        found = [str(file.resolve()) for file in here.rglob("*") if _is_data(file, here)]
+        if not found:
+            raise SourceError(f"table {name}: the folder {path} holds no Parquet file; name a file or a glob")
+        return sorted(found)
+    if glob.has_magic(path):
+        found = [str(Path(file).resolve()) for file in glob.glob(str(here), recursive=True) if Path(file).is_file()]
+        if not found:
+            raise SourceError(f"table {name}: no file matches {path}; check the pattern")
+        return sorted(found)
+    raise SourceError(f"table {name}: there is no file {path} (looked in {Path.cwd()}); check the path")
+
+
+def _is_data(file: Path, folder: Path) -> bool:
+    """A Parquet file, and not one that a writer left unfinished beside the data, such as _temporary/part.parquet."""
+    hidden = any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
+    return file.is_file() and not hidden and file.name.lower().endswith(_PARQUET)
+
+
+def _open_parquet(files: list[str], name: str) -> Source:
+    try:
+        check_names(pq.read_schema(files[0]).names, name)
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(
+            f"table {name}: {files[0]} is not a readable Parquet file ({type(error).__name__}); write it again"
+        ) from None
+    return duck.from_files(name, "read_parquet({})", files, keep=False)
+
+
+def _open_csv(files: list[str], name: str) -> Source:
+    if not any(Path(file).stat().st_size for file in files):
+        raise SourceError(f"table {name}: {files[0]} is empty; a CSV file needs a line of column names")
+    return duck.from_files(name, "read_csv({}, sample_size=-1)", files, keep=True)
+
+
+def _read_ipc(file: str, name: str) -> pa.Table:
+    source = pa.memory_map(file)
+    try:
+        return pa.ipc.open_file(source).read_all()
+    except pa.ArrowInvalid:
+        source.seek(0)
+    try:
+        return pa.ipc.open_stream(source).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(
+            f"table {name}: {file} is not a readable Arrow file ({type(error).__name__}); write it again"
+        ) from None

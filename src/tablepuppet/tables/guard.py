@@ -1,0 +1,107 @@
+"""The guard: a client runs only scalar expressions over its own columns, whoever asks.
+
+In: SQL text from the server, and the table's column names. Out: the same expression written
+anew from its parse tree, which is what the client runs, or PolicyError.
+
+It is an allow-list: a construct or function that is not named in allowed.py is refused.
+What is allowed is pure, reads nothing but the row, and cannot make a value grow beyond the
+length of the expression, so that nobody can exhaust an owner's machine with a short text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from sqlglot import Dialect, exp
+from sqlglot.errors import SqlglotError
+
+from tablepuppet.errors import PolicyError
+from tablepuppet.tables.allowed import FUNCTIONS, NODES, TYPES
+
+MAX_LENGTH = 50_000  # characters
+MAX_DEPTH = 200
+
+
+def check_expression(sql: str, columns: Collection[str]) -> str:
+    """Refuses all but a scalar expression over `columns`; returns it in DuckDB's dialect.
+
+    >>> check_expression("ln(price) -- net", ["price"])
+    'LN("price")'
+    """
+    return _check(sql, columns, "expression")
+
+
+def check_predicate(sql: str, columns: Collection[str]) -> str:
+    """Refuses all but a predicate over `columns`; returns it in DuckDB's dialect."""
+    return _check(sql, columns, "filter")
+
+
+def _check(sql: str, columns: Collection[str], what: str) -> str:
+    if len(sql) > MAX_LENGTH:
+        raise _refused(what, f"it is {len(sql):,} characters long; at most {MAX_LENGTH:,} are allowed")
+    tree = _parse(sql, what)
+    known = {column.lower() for column in columns}
+    for node, depth in _walk(tree):
+        if depth > MAX_DEPTH:
+            raise _refused(what, f"it is nested more than {MAX_DEPTH} deep; write it more simply")
+        _check_node(node, known, what)
+    return tree.sql(dialect="duckdb", identify=True, comments=False)
+
+
+def _parse(sql: str, what: str) -> exp.Expr:
+    try:
+        trees = Dialect.get_or_raise("duckdb").parse_into(exp.Condition, sql)
+    except (SqlglotError, RecursionError):
+        # The parser's message marks the text with terminal codes; the server knows what it sent.
+        raise _refused(what, "it is not one scalar SQL expression; write one value or condition per row") from None
+    if len(trees) != 1 or trees[0] is None:
+        raise _refused(what, f"it holds {len(trees)} statements; write exactly one expression")
+    return trees[0]
+
+
+def _walk(tree: exp.Expr) -> Iterator[tuple[exp.Expr, int]]:
+    """Every node with its depth."""
+    stack = [(tree, 0)]
+    while stack:
+        node, depth = stack.pop()
+        yield node, depth
+        stack.extend((child, depth + 1) for child in node.iter_expressions())
+
+
+def _check_node(node: exp.Expr, known: Collection[str], what: str) -> None:
+    kind = type(node)
+    if kind is exp.Anonymous:
+        if node.name.lower() not in FUNCTIONS:
+            raise _refused(what, f"the function {node.name.lower()} is not on the list of safe functions")
+    elif kind not in NODES:
+        raise _refused(what, f"it contains {_title(node)}, which is not part of a scalar expression over one row")
+    elif kind is exp.Column:
+        _check_column(node, known, what)
+    elif kind is exp.DataType and node.this not in TYPES:
+        raise _refused(what, f"a cast to {_title(node)} is not allowed; cast to a number, text, date or boolean type")
+    elif kind is exp.Replace and not _shrinks(node):
+        raise _refused(what, "replace(text, old, new) needs literals with `new` no longer than `old`")
+
+
+def _check_column(node: exp.Expr, known: Collection[str], what: str) -> None:
+    if node.args.get("table") is not None:
+        raise _refused(what, f"the column {node.name!r} carries the name of a table; write the column alone")
+    if not isinstance(node.this, exp.Identifier):
+        raise _refused(what, "* stands for many columns; name one")
+    if node.name.lower() not in known:
+        raise _refused(what, f"the table has no column {node.name!r}; it has {', '.join(sorted(known))}")
+
+
+def _shrinks(node: exp.Expr) -> bool:
+    """Whether replace() cannot make a text longer: nested, it could make one as long as memory."""
+    old, new = node.args.get("expression"), node.args.get("replacement")
+    return isinstance(old, exp.Literal) and isinstance(new, exp.Literal) and len(new.name) <= len(old.name) > 0
+
+
+def _title(node: exp.Expr) -> str:
+    """A construct's name, as SQL spells it where it is a function."""
+    return f"the function {node.sql_name().lower()}" if isinstance(node, exp.Func) else type(node).__name__.upper()
+
+
+def _refused(what: str, why: str) -> PolicyError:
+    return PolicyError(f"the {what} is refused by this client: {why}")

@@ -1,0 +1,126 @@
+"""Labels: what they are, one number per row, and each row's side of the train/test split.
+
+In: the label column of a scan. Out: LabelSummary, then Labels (messages.py): class
+numbers or numbers as float64, NaN where the label is missing.
+
+The split is a hash of (seed, row number in the whole label table), so it does not depend
+on how the table is cut into consecutive slices among clients.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tablepuppet.errors import JobError, MappingError
+from tablepuppet.tables.columns import numbers, strings
+from tablepuppet.transport.messages import ColumnInfo, Labels, LabelSummary
+
+Array = NDArray[np.float64]
+
+MAX_NUMBER_CLASSES = 1000
+MAX_STRING_CLASSES = 10_000
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def describe_labels(column: pa.ChunkedArray, info: ColumnInfo) -> LabelSummary:
+    """The kind of the label and its distinct values (numbers: only if there are at most 1000)."""
+    if info.kind == "string":
+        distinct = pc.unique(pc.cast(column, pa.large_string())).drop_null()
+        if len(distinct) > MAX_STRING_CLASSES:
+            raise MappingError(
+                f"label {info.name} has {len(distinct):,} distinct strings, too many for classes; "
+                f"at most {MAX_STRING_CLASSES:,} are allowed. Group them with CASE, or choose another label"
+            )
+        ordered = distinct.take(pc.sort_indices(distinct)).to_pylist()
+        return LabelSummary(kind="class", classes=ordered, missing=column.null_count)
+    values = _label_numbers(column, info)
+    is_missing = np.isnan(values)
+    missing = int(is_missing.sum())
+    if info.kind == "boolean":
+        return LabelSummary(kind="boolean", classes=[0.0, 1.0], missing=missing)
+    found = np.unique(values[~is_missing])
+    classes: list[str | float] = found.tolist() if len(found) <= MAX_NUMBER_CLASSES else []
+    return LabelSummary(kind="number", classes=classes, missing=missing)
+
+
+def read_labels(
+    column: pa.ChunkedArray,
+    info: ColumnInfo,
+    classes: list[str] | list[float] | None,
+    offset: int,
+    seed: int,
+    test_fraction: float,
+) -> Labels:
+    """One label per row: its position in `classes`, or (None) the number itself; and who is a test row."""
+    if classes is None:
+        values = _label_numbers(column, info)
+    elif info.kind == "string":
+        values = _string_classes(column, info, cast(list[str], classes))
+    else:
+        values = _number_classes(_label_numbers(column, info), info, cast(list[float], classes))
+    return Labels(values=values, is_test=split(len(column), offset, seed, test_fraction))
+
+
+def split(rows: int, offset: int, seed: int, test_fraction: float) -> NDArray[np.bool_]:
+    """Which of the rows offset, offset + 1, … are test rows: each with probability `test_fraction`.
+
+    >>> bool((split(10, 0, 7, 0.5)[4:] == split(6, 4, 7, 0.5)).all())
+    True
+    """
+    if not 0 <= test_fraction < 1:
+        raise JobError(f"test_fraction is {test_fraction}; it must be at least 0 and below 1")
+    # splitmix64: seeds start far apart on one sequence, which `_mix` then scrambles.
+    start = _mix(np.array([seed % 2**64], np.uint64) + _GOLDEN)
+    position = np.arange(offset, offset + rows, dtype=np.uint64)
+    hashed = _mix(start + position * _GOLDEN)
+    uniform = (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return uniform < test_fraction
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64, a bijection of 64 bits; products wrap around."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _label_numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
+    if info.kind not in ("integer", "float", "decimal", "boolean"):
+        raise MappingError(
+            f"label {info.name} has type {info.detail or info.kind}; a label is a number, a boolean or a string. "
+            "CAST it, or choose another column"
+        )
+    values = numbers(column, info)[:, 0]
+    if np.isinf(values).any():
+        raise MappingError(f"label {info.name} contains infinity; filter such rows out, or use NULL")
+    return values
+
+
+def _string_classes(column: pa.ChunkedArray, info: ColumnInfo, classes: list[str]) -> Array:
+    distinct, codes = strings(column)
+    known = pc.index_in(distinct, value_set=pa.array(classes, pa.large_string()))
+    if known.null_count:
+        raise _unknown_class(info)
+    table = np.append(known.to_numpy().astype(np.float64), np.nan)  # the last entry is for −1: NULL
+    return cast(Array, table[codes])
+
+
+def _number_classes(values: Array, info: ColumnInfo, classes: list[float]) -> Array:
+    order = np.argsort(classes, kind="stable")
+    ordered = np.asarray(classes, np.float64)[order]
+    position = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    is_missing = np.isnan(values)
+    if len(values) and not (is_missing.all() or (len(ordered) and (is_missing | (ordered[position] == values)).all())):
+        raise _unknown_class(info)
+    return np.where(is_missing, np.nan, order[position].astype(np.float64) if len(ordered) else np.nan)
+
+
+def _unknown_class(info: ColumnInfo) -> MappingError:
+    return MappingError(
+        f"label {info.name} has a value outside the agreed classes; the table changed after the run began: start again"
+    )

@@ -1,0 +1,103 @@
+"""Tables in memory: Arrow tables, batches and datasets, pandas and polars DataFrames.
+
+In: one of those. Out: a Source over the same memory, wherever Arrow can share it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+
+from tablepuppet.errors import SourceError
+from tablepuppet.tables import duck
+from tablepuppet.tables.source import Source
+
+
+def open_memory(value: object, name: str) -> Source:
+    """Opens an Arrow table, batch or dataset, or a DataFrame."""
+    if isinstance(value, pads.Dataset):
+        check_names(value.schema.names, name)
+        return duck.from_arrow(name, value)
+    table = to_arrow(value, name)
+    check_names(table.column_names, name)
+    return duck.from_arrow(name, _widened(table))
+
+
+def to_arrow(value: object, name: str) -> pa.Table:
+    """An Arrow table of an Arrow object or a DataFrame."""
+    if isinstance(value, pa.Table):
+        return value
+    if isinstance(value, pa.RecordBatch):
+        return pa.Table.from_batches([value])
+    if _is_from("pandas", "DataFrame", value):
+        return _from_pandas(value, name)
+    if _is_from("polars", "DataFrame", value):
+        return value.to_arrow()  # type: ignore[attr-defined]
+    hint = "; call .collect() on it first" if _is_from("polars", "LazyFrame", value) else ""
+    raise SourceError(
+        f"table {name}: a {type(value).__module__}.{type(value).__name__} is not a source{hint}. Give a path, "
+        "a pyarrow.Table, a pandas or polars DataFrame, or tp.source(url, table=…)"
+    )
+
+
+def check_names(names: Sequence[str], name: str) -> None:
+    """Refuses a table without columns, or with two that SQL cannot tell apart."""
+    if not names:
+        raise SourceError(f"table {name} has no columns; give a table with at least one")
+    seen: dict[str, str] = {}
+    for column in names:
+        if not isinstance(column, str) or not column:
+            raise SourceError(f"table {name} has a column without a name; rename it")
+        if column.lower() in seen:
+            raise SourceError(
+                f"table {name} has columns {seen[column.lower()]!r} and {column!r}, which SQL does not tell apart; "
+                "rename one"
+            )
+        seen[column.lower()] = column
+
+
+def _is_from(module: str, kind: str, value: object) -> bool:
+    """Whether `value` is an instance of a class of a library that may not be installed, and is not imported here."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(value, getattr(loaded, kind))
+
+
+def _from_pandas(frame: Any, name: str) -> pa.Table:
+    check_names([str(column) for column in frame.columns], name)
+    arrays = []
+    for column in frame.columns:
+        try:
+            array = pa.array(frame[column], from_pandas=True)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            # Arrow's own message quotes the value that it stumbled over.
+            raise SourceError(
+                f"table {name}: column {column!r} of the DataFrame mixes types or holds objects that are not "
+                "numbers, strings, dates or arrays; convert it with .astype(...) first"
+            ) from None
+        arrays.append(array)
+    return pa.table(arrays, names=[str(column) for column in frame.columns])
+
+
+def _widened(table: pa.Table) -> pa.Table:
+    """Types that DuckDB does not take from Arrow, as the nearest that it does."""
+    for i, field in enumerate(table.schema):
+        kind = _taken(field.type)
+        if kind != field.type:
+            table = table.set_column(i, field.name, table.column(i).cast(kind))
+    return table
+
+
+def _taken(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    if pa.types.is_decimal256(kind):
+        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= 38 else pa.float64()
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_taken(kind.value_type), kind.list_size)
+    if pa.types.is_list(kind):
+        return pa.list_(_taken(kind.value_type))
+    return kind

@@ -1,0 +1,94 @@
+"""ClientTables: all that one client holds, and the scans that jobs have opened on it.
+
+In: the client's sources by table name, then requests of the server. Out: schemas, and each
+scan's rows as Arrow, read once a job. Every expression passes the guard before it runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tablepuppet.errors import SourceError, TransportError
+from tablepuppet.tables.guard import check_expression, check_predicate
+from tablepuppet.tables.source import Source
+from tablepuppet.transport.messages import ColumnInfo, OpenScan, ScanSchema, TableSchema
+
+
+@dataclass(slots=True)
+class _Scan:
+    """An open scan; `rows` is filled by its first reader."""
+
+    source: Source
+    expressions: tuple[str, ...]  # as the guard wrote them
+    filter: str | None
+    columns: list[ColumnInfo]
+    rows: pa.Table | None = None
+
+
+class ClientTables:
+    """One client's tables. Calls may come from any thread; they are served one at a time."""
+
+    def __init__(self, tables: Mapping[str, Source]) -> None:
+        self._sources = dict(tables)
+        self._scans: dict[tuple[str, int], _Scan] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._sources)
+
+    def describe(self, table: str) -> TableSchema:
+        """The columns of a table."""
+        with self._lock:
+            return TableSchema(columns=self._source(table).describe())
+
+    def open_scan(self, request: OpenScan) -> ScanSchema:
+        """Checks a scan's expressions and says their types; reads nothing."""
+        with self._lock:
+            source = self._source(request.table)
+            names = [column.name for column in source.describe()]
+            expressions = tuple(check_expression(expression, names) for expression in request.columns)
+            filter = None if request.filter is None else check_predicate(request.filter, names)
+            columns = source.describe_scan(expressions, filter)
+            self._scans[request.job, request.scan] = _Scan(source, expressions, filter, columns)
+            return ScanSchema(columns=columns)
+
+    def scan(self, job: str, scan: int) -> pa.Table:
+        """The rows of an open scan, columns c0, c1, …: read at the first call, kept until the job is closed."""
+        with self._lock:
+            opened = self._opened(job, scan)
+            if opened.rows is None:
+                opened.rows = opened.source.read(opened.expressions, opened.filter)
+            return opened.rows
+
+    def columns(self, job: str, scan: int) -> list[ColumnInfo]:
+        """The kinds of an open scan's columns."""
+        with self._lock:
+            return list(self._opened(job, scan).columns)
+
+    def close(self, job: str) -> None:
+        """Forgets a job's scans."""
+        with self._lock:
+            self._scans = {key: scan for key, scan in self._scans.items() if key[0] != job}
+
+    def shutdown(self) -> None:
+        """Forgets all jobs and closes the sources."""
+        with self._lock:
+            self._scans.clear()
+            for source in self._sources.values():
+                source.close()
+
+    def _source(self, table: str) -> Source:
+        if table not in self._sources:
+            has = ", ".join(self.names) or "no table"
+            raise SourceError(f"there is no table {table!r} at this client; it has {has}")
+        return self._sources[table]
+
+    def _opened(self, job: str, scan: int) -> _Scan:
+        if (job, scan) not in self._scans:
+            raise TransportError(f"job {job} has no open scan {scan} at this client; it must be opened first")
+        return self._scans[job, scan]

@@ -1,0 +1,61 @@
+"""The story of a training run: text → query → tables → mapping → plan → result."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from tablepuppet.catalog import bind
+from tablepuppet.engine.central import run_centralized
+from tablepuppet.engine.result import Result
+from tablepuppet.engine.run import OnRound, run
+from tablepuppet.job import Job
+from tablepuppet.mapping.build import map_tables
+from tablepuppet.plan.plan import TASKS, Plan, make_plan
+from tablepuppet.query import parse
+from tablepuppet.transport.link import Link
+from tablepuppet.transport.messages import CloseJob
+
+Tables = Mapping[str, tuple[str, ...]]  # table name → its clients
+
+
+def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None) -> Result:
+    """Trains a job's model on tables that stay with their clients."""
+    with _session(tables, link) as job_id:
+        plan = plan_job(job, tables, link, job_id)
+        run_plan = run_centralized if job.algorithm == "centralized" else run
+        return run_plan(plan, link, job_id, on_round)
+
+
+def explain(job: Job, tables: Tables, link: Link) -> Plan:
+    """What training would do and cost."""
+    with _session(tables, link) as job_id:
+        return plan_job(job, tables, link, job_id)
+
+
+def plan_job(job: Job, tables: Tables, link: Link, job_id: str) -> Plan:
+    """Text → Ucq → BoundQuery → TableMapping → Plan."""
+    ucq = parse(job.query)
+    bound = bind(ucq, label=job.label, tables=tables, link=link, job=job_id)
+    mapping = map_tables(
+        bound,
+        link,
+        job=job_id,
+        task=TASKS[job.model],
+        seed=job.seed,
+        test_fraction=job.test_fraction,
+        max_joined_rows=job.max_joined_rows,
+    )
+    return make_plan(mapping, job)
+
+
+@contextmanager
+def _session(tables: Tables, link: Link) -> Iterator[str]:
+    """A job's name among the clients; whatever happens, they forget it afterwards."""
+    job_id = secrets.token_hex(8)
+    try:
+        yield job_id
+    finally:
+        clients = sorted({client for owners in tables.values() for client in owners})
+        link.ask({client: [CloseJob(job=job_id)] for client in clients})

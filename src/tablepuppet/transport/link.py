@@ -1,0 +1,55 @@
+"""Link: typed requests to clients over any transport, every byte of it metered.
+
+A transport is one method and close(): it carries frames to clients and brings theirs
+back. The link above it speaks messages. One `ask` is one round: all clients are asked
+at once, and the round ends with the last answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tablepuppet import errors
+from tablepuppet.transport.codec import Frame, Wire, decode, encode
+from tablepuppet.transport.messages import RESPONSES, Failure, Message
+from tablepuppet.transport.meter import Meter, Phase
+
+
+class Transport(Protocol):
+    """Carries frames to clients by name, all at once, and returns their answers in order."""
+
+    def exchange(self, frames: Mapping[str, Sequence[Frame]]) -> dict[str, list[Frame]]: ...
+
+    def close(self) -> None: ...
+
+
+class Link:
+    """Asks clients typed questions and counts what passes."""
+
+    def __init__(self, transport: Transport, meter: Meter | None = None, wire: Wire = "float64") -> None:
+        self.transport = transport
+        self.meter = meter if meter is not None else Meter()
+        self.wire: Wire = wire
+
+    def ask(
+        self, requests: Mapping[str, Sequence[Message]], phase: Phase = "setup"
+    ) -> dict[str, list[Message]]:
+        """One round: every client's answers, in the order of its requests."""
+        down = {client: [encode(m, self.wire) for m in ms] for client, ms in requests.items() if ms}
+        up = self.transport.exchange(down)
+        answers = {client: [decode(f, RESPONSES) for f in frames] for client, frames in up.items()}
+        self.meter.count(phase, requests, down, answers, up)
+        for client, messages in answers.items():
+            for message in messages:
+                if isinstance(message, Failure):
+                    raise _remote_error(client, message)
+        return answers
+
+
+def _remote_error(client: str, failure: Failure) -> errors.TablePuppetError:
+    """The client's error, as the same class, with the client's name."""
+    kind = getattr(errors, failure.error, errors.TransportError)
+    if not (isinstance(kind, type) and issubclass(kind, errors.TablePuppetError)):
+        kind = errors.TransportError
+    return kind(f"client {client}: {failure.message}")

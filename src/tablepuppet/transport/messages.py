@@ -1,0 +1,366 @@
+"""Every message that may pass between the server and a client: the whitelist.
+
+The server asks, a client answers; nothing else ever crosses. Each request below names
+its answer. A message is a frozen struct that rejects unknown fields; arrays travel as
+raw buffers beside it (codec.py), never as pickles.
+
+Words: a *scan* is one client's reading of one table under one filter; a *part* is one
+client's share of a block (some feature columns of a scan, for the rows that matter).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.options import Options
+
+Array = NDArray[np.float64]
+RowNumbers = NDArray[np.signedinteger[Any]]  # int32 where it fits, else int64
+
+Kind = Literal[
+    "integer", "float", "decimal", "boolean", "date", "timestamp", "string", "uuid", "vector", "other"
+]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, kw_only=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# -- what a table looks like ---------------------------------------------------------------
+
+
+class ColumnInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A column's name and its kind; `detail` is the owner's own name for the type."""
+
+    name: str
+    kind: Kind
+    detail: str = ""
+    size: int = 0  # length of a vector
+
+
+class DescribeTable(Message):
+    """Which columns does your table have? → TableSchema"""
+
+    table: str
+
+
+class TableSchema(Message):
+    columns: list[ColumnInfo]
+
+
+class OpenScan(Message):
+    """Prepare to read these expressions of a table, for the rows that pass the filter. → ScanSchema
+
+    Nothing is read yet: the answer gives the type of each expression.
+    """
+
+    job: str
+    scan: int
+    table: str
+    columns: list[str]
+    filter: str | None = None
+
+
+class ScanSchema(Message):
+    columns: list[ColumnInfo]
+
+
+# -- the table mapping ---------------------------------------------------------------------
+
+
+class SendKeys(Message):
+    """Send the key columns of a scan, one row per row number. → Keys"""
+
+    job: str
+    scan: int
+    columns: list[int]
+
+
+class Keys(Message):
+    rows: int
+    columns: pa.Table
+
+
+class DescribeLabels(Message):
+    """Which classes, or which kind of number, is the label? → LabelSummary"""
+
+    job: str
+    scan: int
+    column: int
+
+
+class LabelSummary(Message):
+    kind: Literal["number", "boolean", "class"]
+    classes: list[str | float] = []  # distinct values; numbers only if there are at most 1000
+    missing: int = 0
+
+
+class SendLabels(Message):
+    """Send one label per row, as a class number or a number, and each row's side of the split. → Labels"""
+
+    job: str
+    scan: int
+    column: int
+    classes: list[str | float] | None  # None: a number
+    offset: int  # this client's first row number in the label table
+    seed: int
+    test_fraction: float
+
+
+class Labels(Message):
+    values: Array  # class numbers or numbers; NaN where the label is missing
+    is_test: NDArray[np.bool_]
+
+
+# -- features ------------------------------------------------------------------------------
+
+
+class OpenPart(Message):
+    """These columns of a scan are a share of block `part`; these of its rows take part. → FeatureStatistics
+
+    Row −1 stands for a row that does not exist (an outer join found none): zeros.
+    """
+
+    job: str
+    part: int
+    scan: int
+    columns: list[int]
+    train_rows: RowNumbers | None  # None: all, in order
+    test_rows: RowNumbers
+    multiplicity: RowNumbers | None  # G of the train rows; None: all one
+
+
+class NumberStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Join-weighted moments of a number (or of each entry of a vector) over this part's rows."""
+
+    weight: float  # Σ G over rows with a value
+    missing: float  # Σ G over rows without one
+    mean: Array
+    spread: Array  # Σ G (x − mean)²
+
+
+class CategoryStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Join-weighted counts of each category over this part's rows."""
+
+    categories: list[str]
+    weights: Array
+    missing: float
+
+
+class FeatureStatistics(Message):
+    columns: list[NumberStatistics | CategoryStatistics]
+
+
+class NumberEncoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """(x − mean) / scale; a scale of 0 makes the column 0. One indicator column if any is missing.
+
+    A missing number is `fill`, the mean over those present, before it is scaled.
+    """
+
+    mean: Array
+    scale: Array
+    fill: Array
+    has_missing: bool
+
+
+class CategoryEncoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """One 0/1 column per category, then one for NULL and one for all others where asked."""
+
+    categories: list[str]
+    has_missing: bool
+    has_other: bool
+
+
+Encoder = NumberEncoder | CategoryEncoder
+
+
+class EncodeFeatures(Message):
+    """Encode the part's features like this, as all clients of the block do. → Encoded"""
+
+    job: str
+    part: int
+    encoders: list[Encoder]
+
+
+class Encoded(Message):
+    width: int
+
+
+class Done(Message):
+    """The answer to a request that only asks for an action."""
+
+
+class CloseJob(Message):
+    """Forget everything about a job. → Done"""
+
+    job: str
+
+
+class Failure(Message):
+    """The answer when a request cannot be met: which error, and its message."""
+
+    error: str
+    message: str
+
+
+# -- training ------------------------------------------------------------------------------
+
+
+class StartPart(Message):
+    """Make the part's model and start the algorithm's client half. → Started"""
+
+    job: str
+    part: int
+    algorithm: Options
+    outputs: int  # d_c
+    blocks: int  # M
+    clients: int  # how many parts the block has
+    joined_rows: int  # N, training rows
+    l2: float
+    seed: int
+
+
+class Started(Message):
+    values: Array | None  # predictions of all train rows; None: all zero
+    curvature: float  # of the part's share of XᵀX/N: largest eigenvalue (sgd), mean diagonal (admm)
+
+
+class SgdUpdate(Message):
+    """Y of the last batch, and the rows whose predictions are wanted next. → Predictions | Partial"""
+
+    job: str
+    part: int
+    signal: Array | None  # None: nothing to learn yet
+    count: int  # joined rows in the last batch
+    learning_rate: float
+    next_rows: RowNumbers | None  # None: all
+
+
+class AdmmUpdate(Message):
+    """Y of all train rows, and the weight of G‖h‖²/2. → Predictions | Partial"""
+
+    job: str
+    part: int
+    signal: Array
+    factor: float  # Mρ
+    union_rho: float  # ρ_u of the consensus rounds
+
+
+class NewtonUpdate(Message):
+    """Y and the collapsed curvature (None where the client can know it). → Predictions | Partial"""
+
+    job: str
+    part: int
+    signal: Array
+    curvature: Array | None
+    bound: float  # the curvature per joined row where `curvature` is None
+    coefficients: Array | None
+
+
+class NewtonMove(Message):
+    """The step coefficients chosen for the last directions. → Done"""
+
+    job: str
+    part: int
+    coefficients: Array
+
+
+class Partial(Message):
+    """One client's summand: the union operator adds those of all clients of the block."""
+
+    values: list[Array]
+
+
+class Combined(Message):
+    """What the union step made of the sum. → Predictions | Partial"""
+
+    job: str
+    part: int
+    values: list[Array]
+
+
+class Predictions(Message):
+    """h of the rows asked for, and inner products of the parameters (‖θ‖² first)."""
+
+    values: Array
+    products: Array
+
+
+class Evaluate(Message):
+    """Predict the part's test rows, and its train rows where asked. → Evaluation"""
+
+    job: str
+    part: int
+    train: bool
+
+
+class Evaluation(Message):
+    test: Array
+    train: Array | None
+    norm: float  # ‖θ‖²
+
+
+class Release(Message):
+    """Send the trained parameters. → Parameters"""
+
+    job: str
+    part: int
+
+
+class Parameters(Message):
+    values: Array
+
+
+class RevealFeatures(Message):
+    """Send the encoded features of all rows: the centralised baseline only. → RevealedFeatures"""
+
+    job: str
+    part: int
+
+
+class RevealedFeatures(Message):
+    train: Array
+    test: Array
+
+
+REQUESTS = (
+    DescribeTable
+    | OpenScan
+    | SendKeys
+    | DescribeLabels
+    | SendLabels
+    | OpenPart
+    | EncodeFeatures
+    | StartPart
+    | SgdUpdate
+    | AdmmUpdate
+    | NewtonUpdate
+    | NewtonMove
+    | Combined
+    | Evaluate
+    | Release
+    | RevealFeatures
+    | CloseJob
+)
+RESPONSES = (
+    TableSchema
+    | ScanSchema
+    | Keys
+    | LabelSummary
+    | Labels
+    | FeatureStatistics
+    | Encoded
+    | Started
+    | Partial
+    | Predictions
+    | Evaluation
+    | Parameters
+    | RevealedFeatures
+    | Done
+    | Failure
+)

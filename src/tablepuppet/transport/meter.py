@@ -1,0 +1,168 @@
+"""The meter: every traffic figure comes from here and from nowhere else.
+
+In: the frames of each round. Out: `Traffic`, a frozen account of rounds and bytes, whose
+`seconds` on a network is Σ over rounds of latency + bytes of the slowest path / bandwidth
+(docs/algorithms.md, "Communication").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from tablepuppet.errors import JobError
+from tablepuppet.transport.codec import Frame
+from tablepuppet.transport.messages import Message
+
+Phase = Literal["setup", "training", "evaluation"]
+
+
+class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A network between server and clients: seconds per round trip, and gigabits per second."""
+
+    latency: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        if self.latency < 0 or self.bandwidth <= 0:
+            raise JobError("a network needs latency ≥ 0 (seconds) and bandwidth > 0 (Gbit/s)")
+
+    def seconds(self, size: float) -> float:
+        """The time of one round that moves `size` bytes over the slowest path."""
+        return self.latency + size * 8 / (self.bandwidth * 1e9)
+
+
+NETWORKS = {"us-uk": Network(0.136, 0.42), "us-us": Network(0.067, 1.15)}
+
+
+def network(name: str | Network) -> Network:
+    """A network by name, or itself."""
+    if isinstance(name, Network):
+        return name
+    if name.lower() not in NETWORKS:
+        raise JobError(f"unknown network {name!r}; known: {', '.join(NETWORKS)}, or tp.Network(latency, bandwidth)")
+    return NETWORKS[name.lower()]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The bytes of one round: on its slowest path (up and down of one client), and in all."""
+
+    slowest: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What passed in one phase of a run."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    payload_up: int = 0  # arrays only, without message headers
+    payload_down: int = 0
+    by_message: Mapping[str, int] = field(default_factory=dict)
+    by_client: Mapping[str, int] = field(default_factory=dict)
+    each_round: tuple[Round, ...] = ()
+
+    @property
+    def rounds(self) -> int:
+        return len(self.each_round)
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_up + self.bytes_down
+
+    def seconds(self, on: str | Network, *, link: Literal["slowest", "shared"] = "slowest") -> float:
+        """Communication time on a network; `link="shared"`: all clients share the server's bandwidth."""
+        net = network(on)
+        return sum(net.seconds(r.slowest if link == "slowest" else r.total) for r in self.each_round)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic(Account):
+    """The training rounds of a run; what came before and beside them is apart, in full.
+
+    `setup`: schemas, keys, labels, statistics. `evaluation`: predictions for test rows.
+    """
+
+    setup: Account = field(default_factory=Account)
+    evaluation: Account = field(default_factory=Account)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.bytes + self.setup.bytes + self.evaluation.bytes
+
+
+class Meter:
+    """Counts the frames that pass."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Phase, _Count] = {
+            "setup": _Count(),
+            "training": _Count(),
+            "evaluation": _Count(),
+        }
+
+    def count(
+        self,
+        phase: Phase,
+        requests: Mapping[str, Sequence[Message]],
+        down: Mapping[str, Sequence[Frame]],
+        answers: Mapping[str, Sequence[Message]],
+        up: Mapping[str, Sequence[Frame]],
+    ) -> None:
+        """Adds one round."""
+        count = self._counts[phase]
+        per_client: dict[str, int] = {}
+        for client, frames in down.items():
+            for message, frame in zip(requests[client], frames, strict=True):
+                count.add(client, message, frame)
+                count.down += frame.size
+                count.payload_down += frame.payload
+                per_client[client] = per_client.get(client, 0) + frame.size
+        for client, frames in up.items():
+            for message, frame in zip(answers[client], frames, strict=True):
+                count.add(client, message, frame)
+                count.up += frame.size
+                count.payload_up += frame.payload
+                per_client[client] = per_client.get(client, 0) + frame.size
+        count.rounds.append(Round(max(per_client.values(), default=0), sum(per_client.values())))
+
+    def account(self, phase: Phase) -> Account:
+        return Account(**self._counts[phase].fields())
+
+    def traffic(self) -> Traffic:
+        return Traffic(
+            **self._counts["training"].fields(),
+            setup=self.account("setup"),
+            evaluation=self.account("evaluation"),
+        )
+
+
+class _Count:
+    """The running sums of one phase."""
+
+    def __init__(self) -> None:
+        self.up = self.down = self.payload_up = self.payload_down = 0
+        self.by_message: dict[str, int] = {}
+        self.by_client: dict[str, int] = {}
+        self.rounds: list[Round] = []
+
+    def add(self, client: str, message: Message, frame: Frame) -> None:
+        name = type(message).__name__
+        self.by_message[name] = self.by_message.get(name, 0) + frame.size
+        self.by_client[client] = self.by_client.get(client, 0) + frame.size
+
+    def fields(self) -> dict[str, object]:
+        return {
+            "bytes_up": self.up,
+            "bytes_down": self.down,
+            "payload_up": self.payload_up,
+            "payload_down": self.payload_down,
+            "by_message": dict(self.by_message),
+            "by_client": dict(self.by_client),
+            "each_round": tuple(self.rounds),
+        }

@@ -68,9 +68,9 @@ $(VENV)/.demo: $(VENV)/.created pyproject.toml
 
 $(VENV)/.torch: $(VENV)/.created
 	@echo "Installing $(TORCH) into $(VENV) (about a minute, once)."
-	@$(PIP) --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) '$(TORCH)' || { \
+	@$(PIP) --no-deps '$(TORCH)' 2>/dev/null || $(PIP) --no-deps --extra-index-url $(TORCH_INDEX) '$(TORCH)' || { \
 		echo "No build of torch without CUDA was found. Make $(TORCH_INDEX) reachable, or put the wheel"; \
-		echo "in a folder and set PIP_FIND_LINKS to it. Any other build: make TORCH=torch==VERSION test"; exit 1; }
+		echo "in a folder and set PIP_FIND_LINKS to it. To use another build: make TORCH=torch==VERSION test"; exit 1; }
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml

@@ -12,6 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import tablepuppet
+
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
@@ -49,3 +51,7 @@ def test_the_core_needs_no_extra() -> None:
     core = {Requirement(text).name for text in PROJECT["project"]["dependencies"]}
     optional = {Requirement(text).name for name, texts in EXTRAS.items() if name != "dev" for text in texts}
     assert not core & optional
+
+
+def test_the_package_and_its_distribution_have_one_version() -> None:
+    assert tablepuppet.__version__ == PROJECT["project"]["version"]

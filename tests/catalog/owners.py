@@ -58,7 +58,7 @@ def _described(connection: duckdb.DuckDBPyConnection, sql: str) -> list[ColumnIn
 
 
 def _handler(tables: Mapping[str, pa.Table]) -> Handler:
-    connection = duckdb.connect()
+    connection = duckdb.connect(config={"threads": 1})
     for name, table in tables.items():
         connection.register(name, table)
 

@@ -22,17 +22,27 @@ import numpy as np
 from tablepuppet.algorithms.base import Answer, Array, BlockAnswer, BlockUpdate, PartSetup, Problem, squared_norm
 from tablepuppet.algorithms.options import Admm
 from tablepuppet.algorithms.spectrum import Spectrum
+from tablepuppet.algorithms.subspace import Tracker, Trail
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
-from tablepuppet.transport.messages import AdmmUpdate, Combined, Partial, Predictions
+from tablepuppet.transport.messages import AdmmUpdate, Combined, Done, Move, Partial, Predictions
 
 # -- server --------------------------------------------------------------------------------
 
 
-def intercept_step(shard: Any, *, loss: Loss, intercept: Array, rho: float) -> tuple[Sequence[Array], dict[str, Any]]:
-    """Slope and curvature in b of min_z Σ ℓ(z + b) − λz + ρ/2 (a − z)²."""
-    centre = shard.scores + intercept + shard.state["dual"] / rho
-    u = loss.proximal(centre, rho, shard.labels, shard.scores + intercept)
+def opening_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
+    """λ = ℓ'(a + b) and z = a: where ADMM would stand if these predictions were its last."""
+    shard.state["dual"][...] = loss.gradient(shard.scores + intercept, shard.labels)
+    shard.state["z"][...] = shard.scores
+    return (), {}
+
+
+def intercept_step(
+    shard: Any, *, loss: Loss, intercept: Array, rho: float, relax: float
+) -> tuple[Sequence[Array], dict[str, Any]]:
+    """Slope and curvature in b of min_z Σ ℓ(z + b) − λz + ρ/2 (â − z)²."""
+    relaxed = relax * shard.scores + (1.0 - relax) * shard.state["z"]
+    u = loss.proximal(relaxed + intercept + shard.state["dual"] / rho, rho, shard.labels, relaxed + intercept)
     curvature = loss.curvature(u)
     return (), {
         "slope": loss.gradient(u, shard.labels).sum(axis=0),
@@ -40,15 +50,18 @@ def intercept_step(shard: Any, *, loss: Loss, intercept: Array, rho: float) -> t
     }
 
 
-def join_step(shard: Any, *, loss: Loss, intercept: Array, rho: float) -> tuple[Sequence[Array], dict[str, Any]]:
-    """The z-step and the dual step; the signal is c."""
+def join_step(
+    shard: Any, *, loss: Loss, intercept: Array, rho: float, relax: float
+) -> tuple[Sequence[Array], dict[str, Any]]:
+    """The z-step and the dual step; the signal is c = λ⁺ + ρ(a − z⁺)."""
     scores, dual, z = shard.scores, shard.state["dual"], shard.state["z"]
-    u = loss.proximal(scores + intercept + dual / rho, rho, shard.labels, scores + intercept)
+    relaxed = relax * scores + (1.0 - relax) * z
+    u = loss.proximal(relaxed + intercept + dual / rho, rho, shard.labels, relaxed + intercept)
     new = loss.gradient(u, shard.labels)
-    change = new - dual  # ρ(a − z)
-    z_new = scores - change / rho
+    z_new = u - intercept
+    gap = scores - z_new
     sums = {
-        "primal": float(np.vdot(change, change)) / rho**2,
+        "primal": squared_norm(gap),
         "dual": rho**2 * squared_norm(z_new - z),
         "scores": squared_norm(scores),
         "z": squared_norm(z_new),
@@ -56,27 +69,39 @@ def join_step(shard: Any, *, loss: Loss, intercept: Array, rho: float) -> tuple[
     }
     dual[...] = new
     z[...] = z_new
-    return (new + change,), sums
+    return (new + rho * gap,), sums
 
 
 @dataclass
 class AdmmServer:
-    """The server's half: dual variables over joined rows, ρ, the intercept, residuals."""
+    """The server's half: dual variables over joined rows, ρ, residuals.
+
+    Iterates zigzag around the optimum; the model that is reported is the best combination of the
+    last ones, which the server can find alone (subspace.py). It never gets worse.
+    """
 
     problem: Problem
     options: Admm
 
     def __post_init__(self) -> None:
         loss = self.problem.loss
-        self.intercept: Array = np.zeros(loss.outputs)
-        self.penalty = 0.0
-        self.predictions: list[Array] | None = None
         self.rho = self.options.rho * loss.bound
+        self._iterates: list[Array] = []  # h of ADMM's own θ
+        self._shift: Array = np.zeros(loss.outputs)  # and its intercept
+        self._tracker = Tracker(self.problem, self.options.memory)
         self._scales: list[float] = []
         self._unions = [ExactUnion() for _ in self.problem.rows]
         self._figures: dict[str, float] = {}
         for name in ("dual", "z"):
             self.problem.joined.allocate(name, loss.outputs)
+
+    @property
+    def intercept(self) -> Array:
+        return self._tracker.intercept if self.options.averages else self._shift
+
+    @property
+    def predictions(self) -> list[Array]:
+        return self._tracker.predictions if self.options.averages else self._iterates
 
     @property
     def _factor(self) -> float:
@@ -86,28 +111,34 @@ class AdmmServer:
     def rounds_per_epoch(self) -> int:
         return 1
 
-    def begin(self, predictions: list[Array], curvatures: list[float]) -> None:
-        self.predictions = predictions
-        self._scales = curvatures
+    def begin(self, predictions: list[Array], figures: list[float]) -> None:
+        self._iterates = list(predictions)
+        self._scales = figures
+        self._tracker.begin(predictions, [False] * self.problem.blocks)
+        self._shift = self._tracker.intercept
+        self.problem.joined.run(opening_step, predictions, loss=self.problem.loss, intercept=self._shift)
+
+    def opening(self) -> list[BlockUpdate] | None:
+        return None
 
     def join_step(self) -> list[BlockUpdate]:
-        assert self.predictions is not None
-        problem, h = self.problem, self.predictions
-        given = {"loss": problem.loss, "rho": self.rho}
+        problem, h = self.problem, self._iterates
+        given = {"loss": problem.loss, "rho": self.rho, "relax": self.options.relax}
         for _ in range(8):
-            sums = problem.joined.run(intercept_step, h, intercept=self.intercept, **given).sums
+            sums = problem.joined.run(intercept_step, h, intercept=self._shift, **given).sums
             move = sums["slope"] / np.maximum(sums["curvature"], 1e-300)
-            self.intercept = self.intercept - move
-            if float(np.abs(move).max()) <= 1e-9 * (1.0 + float(np.abs(self.intercept).max())):
+            self._shift = self._shift - move
+            if float(np.abs(move).max()) <= 1e-9 * (1.0 + float(np.abs(self._shift).max())):
                 break
-        done = problem.joined.run(join_step, h, signals=1, intercept=self.intercept, **given)
+        done = problem.joined.run(join_step, h, signals=1, intercept=self._shift, **given)
         self._note(done.sums)
         updates = []
-        for i in range(problem.blocks):
+        for i, coefficients in enumerate(self._tracker.take_pending()):
             quadratic = self._factor * problem.multiplicity[i][:, None] * h[i]
             common = {
                 "factor": self._factor,
                 "union_rho": self._factor * self._scales[i] / problem.clients[i],
+                "coefficients": coefficients,
             }
             updates.append(BlockUpdate(AdmmUpdate, {"signal": done.signals[0][i] - quadratic}, common))
         return updates
@@ -126,8 +157,10 @@ class AdmmServer:
         return [consensus_step(total[0], clients, self.problem.l2, self._factor * self._scales[block] / clients)]
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
-        self.predictions = [a.values for a in answers]
-        self.penalty = sum(float(a.products[0]) for a in answers)
+        self._iterates = [a.values for a in answers]
+        if self.options.averages:
+            steps = [new - h for new, h in zip(self._iterates, self._tracker.predictions, strict=True)]
+            self._tracker.search(steps, [a.products for a in answers])
         self._adapt()
 
     def _adapt(self) -> None:
@@ -141,7 +174,7 @@ class AdmmServer:
             self.rho /= 2
 
     def settle(self) -> list[dict[str, Any] | None]:
-        return [None] * self.problem.blocks
+        return self._tracker.settle()
 
     def is_converged(self) -> bool:
         worst = max(self._figures["primal_residual"], self._figures["dual_residual"])
@@ -176,9 +209,10 @@ class ExactUnion:
 
 
 class AdmmState(msgspec.Struct, frozen=True):
-    """A part's parameters; where a block has several clients also w, u and what is under way."""
+    """A part's own iterate and the trail of the reported model; w, u where a block has several clients."""
 
-    theta: Array
+    trail: Trail
+    iterate: Array
     consensus: Array  # w
     gap: Array  # u
     values: Array  # eigenvalues of Tᵀ diag(G) T
@@ -189,12 +223,17 @@ class AdmmState(msgspec.Struct, frozen=True):
     inner: int = 0
     has_sent_moments: bool = False
 
+    @property
+    def theta(self) -> Array:
+        return self.trail.theta
+
 
 def client_start(setup: PartSetup, options: Admm) -> AdmmState:
     assert isinstance(setup.model, LinearModel)
     theta = setup.model.initial()
+    zero = np.zeros_like(theta)
     spectrum = Spectrum.of(setup.model.gram(setup.multiplicity))
-    return AdmmState(theta, theta, np.zeros_like(theta), spectrum.values, spectrum.vectors, np.zeros_like(theta))
+    return AdmmState(Trail(theta, zero, [], []), theta, theta, zero, spectrum.values, spectrum.vectors, zero)
 
 
 def mean_curvature(setup: PartSetup) -> float:
@@ -205,32 +244,37 @@ def mean_curvature(setup: PartSetup) -> float:
 
 
 def client_step(
-    setup: PartSetup, options: Admm, state: AdmmState, message: AdmmUpdate | Combined
-) -> tuple[AdmmState, Answer]:
+    setup: PartSetup, options: Admm, state: AdmmState, message: AdmmUpdate | Move | Combined
+) -> tuple[AdmmState, Answer | Done]:
     """The θ-step: at once for a single client, in inner rounds otherwise."""
     replace = msgspec.structs.replace
-    if isinstance(message, AdmmUpdate):
-        right = -setup.model.gradient(state.theta, message.signal)
-        if setup.clients == 1:
-            ridge = setup.joined_rows * setup.l2
-            theta = Spectrum(state.values, state.vectors).solve(message.factor, ridge, right)
-            return _predicted(setup, replace(state, theta=theta))
-        if options.union == "exact":
-            values = [-right]
-            if not state.has_sent_moments:
-                values.append((state.vectors * state.values) @ state.vectors.T)
-            return replace(state, has_sent_moments=True), Partial(values=values)
-        gap = state.gap * (state.union_rho / message.union_rho)  # u is scaled by ρ_u
-        state = replace(
-            state, right=right, factor=message.factor, union_rho=message.union_rho, gap=gap, inner=0
-        )
-        return _proposed(setup, state)
+    if isinstance(message, Combined):
+        return _agreed(setup, options, state, message.values[0])
+    if message.coefficients is not None:
+        state = replace(state, trail=state.trail.moved(message.coefficients, options.memory))
+    if isinstance(message, Move):
+        return state, Done()
+    right = -setup.model.gradient(state.iterate, message.signal)
+    if setup.clients == 1:
+        ridge = setup.joined_rows * setup.l2
+        iterate = Spectrum(state.values, state.vectors).solve(message.factor, ridge, right)
+        return _predicted(setup, options, state, iterate)
     if options.union == "exact":
-        return _predicted(setup, replace(state, theta=message.values[0]))
-    w = message.values[0]
-    state = replace(state, consensus=w, gap=state.gap + state.theta - w, inner=state.inner + 1)
+        moments = [] if state.has_sent_moments else [(state.vectors * state.values) @ state.vectors.T]
+        return replace(state, has_sent_moments=True), Partial(values=[-right, *moments])
+    gap = state.gap * (state.union_rho / message.union_rho)  # u is scaled by ρ_u
+    state = replace(state, right=right, factor=message.factor, union_rho=message.union_rho, gap=gap, inner=0)
+    return _proposed(setup, state)
+
+
+def _agreed(setup: PartSetup, options: Admm, state: AdmmState, agreed: Array) -> tuple[AdmmState, Answer]:
+    """The coordinator's word: the block's exact θ, or w of an inner round."""
+    if options.union == "exact":
+        return _predicted(setup, options, state, agreed)
+    gap = state.gap + state.iterate - agreed
+    state = msgspec.structs.replace(state, consensus=agreed, gap=gap, inner=state.inner + 1)
     if state.inner >= options.inner_rounds:
-        return _predicted(setup, replace(state, theta=w))
+        return _predicted(setup, options, state, agreed)
     return _proposed(setup, state)
 
 
@@ -238,10 +282,15 @@ def _proposed(setup: PartSetup, state: AdmmState) -> tuple[AdmmState, Answer]:
     """θ_q = argmin (1/N) l_q(θ) + ρ_u/2 ‖θ − w + u_q‖²; θ_q + u_q is sent."""
     right = state.right / setup.joined_rows + state.union_rho * (state.consensus - state.gap)
     spectrum = Spectrum(state.values, state.vectors)
-    theta = spectrum.solve(state.factor / setup.joined_rows, state.union_rho, right)
-    return msgspec.structs.replace(state, theta=theta), Partial(values=[theta + state.gap])
+    iterate = spectrum.solve(state.factor / setup.joined_rows, state.union_rho, right)
+    return msgspec.structs.replace(state, iterate=iterate), Partial(values=[iterate + state.gap])
 
 
-def _predicted(setup: PartSetup, state: AdmmState) -> tuple[AdmmState, Answer]:
-    values = setup.model.predict(state.theta)
-    return state, Predictions(values=values, products=np.array([squared_norm(state.theta)]))
+def _predicted(setup: PartSetup, options: Admm, state: AdmmState, iterate: Array) -> tuple[AdmmState, Answer]:
+    """h of the new iterate; it is also the next direction of the reported model."""
+    if options.averages:
+        trail = state.trail.towards(iterate - state.theta)
+    else:
+        trail = msgspec.structs.replace(state.trail, theta=iterate)
+    answer = Predictions(values=setup.model.predict(iterate), products=trail.products())
+    return msgspec.structs.replace(state, trail=trail, iterate=iterate), answer

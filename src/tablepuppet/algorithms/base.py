@@ -89,8 +89,11 @@ class Server(Protocol):
 
     def rounds_per_epoch(self) -> int: ...
 
-    def begin(self, predictions: list[Array], curvatures: list[float]) -> None:
-        """The clients have started: their predictions, and the curvatures asked for."""
+    def begin(self, predictions: list[Array], figures: list[float]) -> None:
+        """The clients have started: their predictions, and one figure of each block."""
+
+    def opening(self) -> list[BlockUpdate] | None:
+        """What blocks are sent before the first round, if anything."""
 
     def join_step(self) -> list[BlockUpdate]:
         """One outer round: what each block is sent."""

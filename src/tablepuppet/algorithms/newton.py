@@ -4,7 +4,9 @@
     client            g = T_iᵀY_i/N + βθ,  D = T_iᵀdiag(W_i)T_i/N + βI,  d_i = −D⁻¹g;  sends T_i d_i
     server            minimises F over each block's new direction and its last m steps
 
-The search space has at most M(m+1) directions and the intercept; the server already holds all of
+One-hot columns of different blocks can trade a constant among them at the price of the penalty
+alone; each block that has such columns therefore adds the constant to the search space, for free:
+the server knows what it predicts. The search space has at most M(m+2) directions and the intercept; the server already holds all of
 them as per-row vectors, and knows the penalty from the clients' inner products. For squared loss
 W_i = G_i, for softmax the constant bound ½G_i stands in for W_i, so that only Y_i travels.
 """
@@ -20,11 +22,11 @@ import numpy as np
 
 from tablepuppet.algorithms.base import Answer, Array, BlockAnswer, BlockUpdate, PartSetup, Problem
 from tablepuppet.algorithms.options import Newton
-from tablepuppet.algorithms.search import minimise
 from tablepuppet.algorithms.spectrum import Spectrum
+from tablepuppet.algorithms.subspace import Tracker, Trail
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
-from tablepuppet.transport.messages import Combined, Done, NewtonMove, NewtonUpdate, Partial, Predictions
+from tablepuppet.transport.messages import Combined, Done, Move, NewtonUpdate, Partial, Predictions
 
 # -- server --------------------------------------------------------------------------------
 
@@ -40,30 +42,40 @@ def join_step(
 
 @dataclass
 class NewtonServer:
-    """The server's half: per-row vectors of the current scores, directions and last steps."""
+    """The server's half: collapsed derivatives out, directions in, a search over the subspace."""
 
     problem: Problem
     options: Newton
 
     def __post_init__(self) -> None:
         loss = self.problem.loss
-        self.intercept: Array = np.zeros(loss.outputs)
-        self.penalty = 0.0
-        self.predictions: list[Array] | None = None
-        self._steps: list[list[Array]] = [[] for _ in self.problem.rows]  # T_i s for the last steps s
-        self._pending: list[Array | None] = [None] * self.problem.blocks
+        self._tracker = Tracker(self.problem, self.options.memory)
         self._unions: list[Spectrum | None] = [None] * self.problem.blocks
         self._decrement = self._value = np.inf
         self._varies = not loss.is_quadratic and loss.outputs == 1
 
+    @property
+    def intercept(self) -> Array:
+        return self._tracker.intercept
+
+    @property
+    def predictions(self) -> list[Array]:
+        return self._tracker.predictions
+
+    @property
+    def penalty(self) -> float:
+        return self._tracker.penalty
+
     def rounds_per_epoch(self) -> int:
         return 1
 
-    def begin(self, predictions: list[Array], curvatures: list[float]) -> None:
-        self.predictions = predictions
+    def begin(self, predictions: list[Array], figures: list[float]) -> None:
+        self._tracker.begin(predictions, [bool(f) for f in figures])
+
+    def opening(self) -> list[BlockUpdate] | None:
+        return None
 
     def join_step(self) -> list[BlockUpdate]:
-        assert self.predictions is not None
         problem = self.problem
         done = problem.joined.run(
             join_step,
@@ -74,11 +86,10 @@ class NewtonServer:
             wants_curvature=self._varies,
         )
         updates = []
-        for i in range(problem.blocks):
+        for i, coefficients in enumerate(self._tracker.take_pending()):
             curvature = done.signals[1][i] if self._varies else None
-            common = {"coefficients": self._pending[i], "bound": problem.loss.bound}
+            common = {"coefficients": coefficients, "bound": problem.loss.bound}
             updates.append(BlockUpdate(NewtonUpdate, {"signal": done.signals[0][i], "curvature": curvature}, common))
-        self._pending = [None] * problem.blocks
         return updates
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
@@ -90,29 +101,11 @@ class NewtonServer:
         return [-spectrum.solve(1.0, self.problem.joined.rows * self.problem.l2, total[0])]
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
-        """Searches the subspace and moves all blocks at once."""
-        assert self.predictions is not None
-        problem = self.problem
-        vectors = [
-            [h, a.values, *steps] for h, a, steps in zip(self.predictions, answers, self._steps, strict=True)
-        ]
-        products = [a.products.reshape(len(v), len(v)) for a, v in zip(answers, vectors, strict=True)]
-        found = minimise(problem.joined, problem.loss, problem.l2, vectors, products, self.intercept)
-        self.intercept = found.intercept
+        found = self._tracker.search([a.values for a in answers], [a.products for a in answers])
         self._decrement, self._value = found.decrement, found.value
-        self.penalty = 0.0
-        for i, (block, coefficients) in enumerate(zip(vectors, found.coefficients, strict=True)):
-            step = sum(c * v for c, v in zip(coefficients, block[1:], strict=True))
-            self.predictions[i] = block[0] + step
-            self._steps[i] = [np.asarray(step), *self._steps[i]][: self.options.memory]
-            self._pending[i] = coefficients
-            along = np.concatenate([[1.0], coefficients])
-            self.penalty += float(along @ products[i] @ along)
 
     def settle(self) -> list[dict[str, Any] | None]:
-        moves = [None if c is None else {"coefficients": c} for c in self._pending]
-        self._pending = [None] * self.problem.blocks
-        return moves
+        return self._tracker.settle()
 
     def is_converged(self) -> bool:
         return self._decrement <= self.options.tolerance * abs(self._value)
@@ -125,31 +118,34 @@ class NewtonServer:
 
 
 class NewtonState(msgspec.Struct, frozen=True):
-    """A part's parameters, its direction under way and its last steps."""
+    """A part's trail, and the curvature of its block where that does not change."""
 
-    theta: Array
-    direction: Array
-    steps: list[Array]
-    values: Array | None = None  # eigenvalues of a curvature that does not change
+    trail: Trail
+    values: Array | None = None  # eigenvalues; empty where the coordinator holds them
     vectors: Array | None = None
+
+    @property
+    def theta(self) -> Array:
+        return self.trail.theta
 
 
 def client_start(setup: PartSetup, options: Newton) -> NewtonState:
+    assert isinstance(setup.model, LinearModel)
     theta = setup.model.initial()
-    return NewtonState(theta, np.zeros_like(theta), [])
+    return NewtonState(Trail(theta, np.zeros_like(theta), setup.model.constants(), []))
 
 
 def client_step(
-    setup: PartSetup, options: Newton, state: NewtonState, message: NewtonUpdate | NewtonMove | Combined
+    setup: PartSetup, options: Newton, state: NewtonState, message: NewtonUpdate | Move | Combined
 ) -> tuple[NewtonState, Answer | Done]:
     """Move by the coefficients chosen last, then find and send the next direction."""
     replace = msgspec.structs.replace
-    if isinstance(message, NewtonMove):
-        return _moved(state, message.coefficients, options.memory), Done()
     if isinstance(message, Combined):
-        return _predicted(setup, replace(state, direction=message.values[0]))
+        return _predicted(setup, state, message.values[0])
     if message.coefficients is not None:
-        state = _moved(state, message.coefficients, options.memory)
+        state = replace(state, trail=state.trail.moved(message.coefficients, options.memory))
+    if isinstance(message, Move):
+        return state, Done()
     ridge = setup.joined_rows * setup.l2
     gradient = setup.model.gradient(state.theta, message.signal) + ridge / setup.clients * state.theta
     is_constant = message.curvature is None
@@ -166,7 +162,7 @@ def client_step(
         spectrum = Spectrum.of(_gram(setup, message))
         if is_constant:
             state = replace(state, values=spectrum.values, vectors=spectrum.vectors)
-    return _predicted(setup, replace(state, direction=-spectrum.solve(1.0, ridge, gradient)))
+    return _predicted(setup, state, -spectrum.solve(1.0, ridge, gradient))
 
 
 def _gram(setup: PartSetup, message: NewtonUpdate) -> Array:
@@ -176,15 +172,7 @@ def _gram(setup: PartSetup, message: NewtonUpdate) -> Array:
     return setup.model.gram(message.curvature[:, 0])
 
 
-def _moved(state: NewtonState, coefficients: Array, memory: int) -> NewtonState:
-    step = np.zeros_like(state.theta)
-    for c, v in zip(coefficients, [state.direction, *state.steps], strict=True):
-        step += c * v
-    return msgspec.structs.replace(state, theta=state.theta + step, steps=[step, *state.steps][:memory])
-
-
-def _predicted(setup: PartSetup, state: NewtonState) -> tuple[NewtonState, Answer]:
-    """T d, and the inner products of θ, d and the last steps, from which the server knows ‖θ‖²."""
-    stack = np.stack([v.ravel() for v in (state.theta, state.direction, *state.steps)])
-    products = (stack @ stack.T).ravel()
-    return state, Predictions(values=setup.model.predict(state.direction), products=products)
+def _predicted(setup: PartSetup, state: NewtonState, direction: Array) -> tuple[NewtonState, Answer]:
+    trail = state.trail.towards(direction)
+    answer = Predictions(values=setup.model.predict(direction), products=trail.products())
+    return msgspec.structs.replace(state, trail=trail), answer

@@ -46,22 +46,31 @@ class Admm(_Options, tag="admm"):
     name: ClassVar[str] = "admm"
     rho: float = 1.0
     adapt: bool = True
+    relax: float = 1.6
     variant: Literal["sharing", "published"] = "sharing"
     union: Literal["consensus", "exact"] = "consensus"
     inner_rounds: int = 10
+    memory: int = 8
     tolerance: float = 1e-6
 
     def __post_init__(self) -> None:
         self._check(self.rho > 0, "rho must be above 0")
+        self._check(0 < self.relax < 2, "relax must lie in (0, 2)")
+        self._check(0 <= self.memory <= 16, "memory must lie in 0..16")
         self._check(self.inner_rounds >= 1, "inner_rounds must be at least 1")
         self._check(self.tolerance >= 0, "tolerance must not be negative")
+
+    @property
+    def averages(self) -> bool:
+        """Whether the reported model is the best combination of iterates instead of the last one."""
+        return self.variant == "sharing" and self.memory > 0
 
 
 class Newton(_Options, tag="newton"):
     """Block-preconditioned Newton with subspace search: nothing to tune."""
 
     name: ClassVar[str] = "newton"
-    memory: int = 4
+    memory: int = 8
     tolerance: float = 1e-10
 
     def __post_init__(self) -> None:

@@ -86,7 +86,8 @@ def minimise(
     point = np.zeros(borders[-1] + loss.outputs)
     value, slope, hessian = look(point, True)
     start = value
-    decrement = 0.5 * (-float(slope[borders[:-1]].sum()) + _intercept_gap(slope, hessian, borders[-1]))
+    newest = [a for a, size in zip(borders[:-1], sizes, strict=True) if size]
+    decrement = 0.5 * (-float(slope[newest].sum()) + _intercept_gap(slope, hessian, borders[-1]))
     for _ in range(_ITERATIONS):
         step = -_pseudo_solve(hessian, slope)
         expected = -0.5 * float(slope @ step)

@@ -108,14 +108,18 @@ class SgdServer:
     def rounds_per_epoch(self) -> int:
         return -(-self.problem.joined.rows // self._size)
 
-    def begin(self, predictions: list[Array], curvatures: list[float]) -> None:
+    def begin(self, predictions: list[Array], figures: list[float]) -> None:
         if self.options.learning_rate is None:
             adam = self.options.optimizer == "adam"
-            bound = self.problem.loss.bound * (1.0 + sum(curvatures)) + self.problem.l2
+            # power iteration approaches the eigenvalue from below
+            bound = self.problem.loss.bound * (1.0 + 1.1 * sum(figures)) + self.problem.l2
             self._learning_rate = 0.05 if adam else 1.0 / bound
         self._batch = self._next_batch()
-        rows = self._batch[1]
-        self._values = predictions if rows is None else [h[r] for h, r in zip(predictions, rows, strict=True)]
+        self._values = predictions
+
+    def opening(self) -> list[BlockUpdate] | None:
+        """Asks for the predictions of the first batch."""
+        return None if self._is_full else self._updates(None, None, 0)
 
     def join_step(self) -> list[BlockUpdate]:
         joined, rows = self._batch
@@ -126,14 +130,20 @@ class SgdServer:
         )
         self._step += 1
         self._batch = self._next_batch()
-        common = {"count": joined.rows, "learning_rate": self._learning_rate}
+        return self._updates(done.signals[0], rows, joined.rows)
+
+    def _updates(
+        self, signals: list[Array] | None, rows: list[RowNumbers] | None, count: int
+    ) -> list[BlockUpdate]:
+        """Y of the batch that was, and the rows of the batch that comes."""
+        coming = self._batch[1]
         return [
             BlockUpdate(
                 SgdUpdate,
-                {"signal": done.signals[0][i]},
-                common,
+                {"signal": None if signals is None else signals[i]},
+                {"count": count, "learning_rate": self._learning_rate},
                 rows=None if rows is None else rows[i],
-                next_rows=None if self._batch[1] is None else self._batch[1][i],
+                next_rows=None if coming is None else coming[i],
                 wants_rows=True,
             )
             for i in range(self.problem.blocks)

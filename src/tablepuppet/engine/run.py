@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 
 from tablepuppet.algorithms.base import Array, Problem, Server
+from tablepuppet.algorithms.options import Sgd
 from tablepuppet.algorithms.servers import make_server
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, measure
@@ -27,7 +28,7 @@ from tablepuppet.transport.messages import (
     Evaluate,
     Evaluation,
     Message,
-    NewtonMove,
+    Move,
     Parameters,
     Release,
     Started,
@@ -91,13 +92,19 @@ class _Training:
 
         started = self.union.ask(start_part, "setup")
         predictions = problem.zeros()
-        curvatures = [0.0] * problem.blocks
+        figures = [0.0] * problem.blocks
         for part in self.union.parts:
             answer = cast(Started, started[part.number][0])
-            curvatures[part.block] += answer.curvature
+            figures[part.block] += answer.figure
             if answer.values is not None:
                 predictions[part.block][part.train] = answer.values
-        self.server.begin(predictions, curvatures)
+        if isinstance(job.options, Sgd) and job.options.learning_rate is None and job.options.optimizer == "sgd":
+            widths = [cast(Started, started[b[0].number][0]).width if b else 0 for b in self.union.blocks]
+            figures = [c / problem.joined.rows for c in self.union.largest_curvatures(widths)]
+        self.server.begin(predictions, figures)
+        opening = self.server.opening()
+        if opening is not None:
+            self.server.absorb(self.union.run(opening, self.server.union_step))
 
     def loop(self) -> None:
         join = JoinOperator(self.union, self.server)
@@ -143,7 +150,7 @@ class _Training:
 
         def ask(part: Part) -> list[Message]:
             job, move = self.union.job, moves[part.block]
-            first: list[Message] = [] if move is None else [NewtonMove(job=job, part=part.number, **move)]
+            first: list[Message] = [] if move is None else [Move(job=job, part=part.number, **move)]
             return [*first, Evaluate(job=job, part=part.number, train=wants_train)]
 
         answers = {n: cast(Evaluation, a[-1]) for n, a in self.union.ask(ask, "evaluation").items()}

@@ -55,7 +55,7 @@ def join_branch(
         order = [branch.label_relation, *(i for i in range(len(names)) if i != branch.label_relation)]
         body = _from(branch, names)
         sql = f"SELECT {columns} FROM {body} ORDER BY {', '.join(f'r{i}.{_ROW}' for i in order)} NULLS FIRST"
-        joined = connection.execute(sql).to_arrow_table()
+        joined = connection.sql(sql).to_arrow_table()
     return [joined.column(i).to_numpy() for i in range(len(names))]
 
 
@@ -88,8 +88,8 @@ def _count(connection: duckdb.DuckDBPyConnection, bound: BoundQuery, branch: Bra
         names.append(f"(SELECT {group})")
     product = " * ".join(f"coalesce(r{i}.n, 1)::HUGEINT" for i in range(len(names)))
     sql = f"SELECT coalesce(sum({product}), 0)::VARCHAR FROM {_from(branch, names)}"
-    answer = connection.execute(sql).fetchone()
-    return int(answer[0]) if answer else 0
+    ((count,),) = connection.execute(sql).fetchall()
+    return int(count)
 
 
 def _key_columns(branch: Branch) -> list[set[int]]:
@@ -104,7 +104,7 @@ def _why_empty(connection: duckdb.DuckDBPyConnection, bound: BoundQuery, branch:
     """Which relation has no rows, or which pair of keys has no value in common."""
     for relation in branch.relations:
         scan = bound.scans[relation.scan]
-        if not connection.execute(f"SELECT 1 FROM s{relation.scan} LIMIT 1").fetchone():
+        if not connection.execute(f"SELECT 1 FROM s{relation.scan} LIMIT 1").fetchall():
             after = f" after the filter {scan.filter}" if scan.filter else ""
             return f"the join is empty: table {scan.table} ({relation.alias}) has no rows{after}"
     for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
@@ -112,7 +112,7 @@ def _why_empty(connection: duckdb.DuckDBPyConnection, bound: BoundQuery, branch:
         sql = (
             f"SELECT 1 FROM s{left.scan} l JOIN s{right.scan} r ON l.k{pair.left_column} = r.k{pair.right_column} LIMIT 1"
         )
-        if not connection.execute(sql).fetchone():
+        if not connection.execute(sql).fetchall():
             return (
                 f"the join is empty: {_key_name(bound, left.alias, left.scan, pair.left_column)} and "
                 f"{_key_name(bound, right.alias, right.scan, pair.right_column)} have no value in common; "

@@ -53,3 +53,17 @@ class LinearModel:
     def gram(self, weights: Array) -> Array:
         """Tᵀ diag(w) T."""
         return self.train.gram(weights)
+
+    def constants(self) -> list[Array]:
+        """For each output a θ of small norm that predicts 1 on every row; none without one-hot columns."""
+        groups = self.train.code_columns
+        if not groups:
+            return []
+        shares = np.array([1.0 / (g.stop - g.start) for g in groups])
+        found = []
+        for output in range(self.outputs):
+            theta = self.initial()
+            for group, share in zip(groups, shares / shares.sum(), strict=True):
+                theta[group, output] = share
+            found.append(theta)
+        return found

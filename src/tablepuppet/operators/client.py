@@ -136,8 +136,13 @@ class Client:
             joined_rows=request.joined_rows,
             l2=request.l2,
         )
-        part.state, curvature = halves.start(part.setup, part.options)
-        return m.Started(values=None, curvature=curvature)
+        part.state, figure = halves.start(part.setup, part.options)
+        return m.Started(values=None, figure=figure, width=part.train.width)
+
+    def multiply_gram(self, request: m.MultiplyGram) -> m.Message:
+        setup = self._started(request).setup
+        assert setup is not None and isinstance(setup.model, LinearModel)
+        return m.Partial(values=[setup.model.train.gram_product(setup.multiplicity, request.vector)])
 
     def train(self, request: Any) -> m.Message:
         part = self._started(request)
@@ -184,10 +189,11 @@ _ANSWERS: dict[type, Callable[[Client, Any], m.Message]] = {
     m.EncodeFeatures: Client.encode_features,
     m.RevealFeatures: Client.reveal_features,
     m.StartPart: Client.start_part,
+    m.MultiplyGram: Client.multiply_gram,
     m.SgdUpdate: Client.train,
     m.AdmmUpdate: Client.train,
     m.NewtonUpdate: Client.train,
-    m.NewtonMove: Client.train,
+    m.Move: Client.train,
     m.Combined: Client.train,
     m.Evaluate: Client.evaluate,
     m.Release: Client.release,

@@ -17,9 +17,10 @@ from tablepuppet.algorithms.base import Array, BlockAnswer, BlockUpdate, RowNumb
 from tablepuppet.errors import TransportError
 from tablepuppet.mapping.mapping import Part, TableMapping
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import Combined, Message, Partial, Predictions
+from tablepuppet.transport.messages import Combined, Message, MultiplyGram, Partial, Predictions
 from tablepuppet.transport.meter import Phase
 
+_POWER_ROUNDS = 12
 UnionStep = Callable[[int, list[Array]], list[Array]]
 
 
@@ -57,6 +58,22 @@ class UnionOperator:
                 requests += [(p, Combined(job=self.job, part=p.number, values=values)) for p in block]
             pending = self._exchange(requests, "training")
         return [self._gather(block, answers) for block in self.blocks]
+
+    def largest_curvatures(self, widths: Sequence[int]) -> list[float]:
+        """The largest eigenvalue of each block's T_iᵀ diag(G_i) T_i, by power iteration over its clients.
+
+        Sums over clients make it the same however the block is split.
+        """
+        vectors = [np.ones((width, 1)) for width in widths]
+        lengths = [0.0] * len(widths)
+        for _ in range(_POWER_ROUNDS):
+            units = [v / max(float(np.linalg.norm(v)), 1e-300) for v in vectors]
+            answers = self.ask(
+                lambda p, units=units: MultiplyGram(job=self.job, part=p.number, vector=units[p.block]), "setup"
+            )
+            vectors = [_sum([answers[p.number][0] for p in b])[0] if b else v for b, v in zip(self.blocks, units, strict=True)]
+            lengths = [float(np.linalg.norm(v)) for v in vectors]
+        return lengths
 
     def _cut(self, part: Part, update: BlockUpdate) -> Message:
         """The block's arrays, cut to one client's rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sqlglot import exp
@@ -53,6 +54,17 @@ class KeyEquality:
 Condition = Filter | KeyEquality
 
 
+def conjuncts_of(predicate: exp.Expr) -> Iterator[exp.Expr]:
+    """The conditions that AND joins, from left to right, without their outer parentheses."""
+    waiting = [predicate]
+    while waiting:
+        node = waiting.pop().unnest()
+        if isinstance(node, exp.And):
+            waiting += [node.right, node.left]
+        else:
+            yield node
+
+
 def read_condition(scope: Scope, node: exp.Expr) -> Condition | None:
     """What a conjunct means; None if it always holds."""
     relations = scope.relations(node)
@@ -62,7 +74,7 @@ def read_condition(scope: Scope, node: exp.Expr) -> Condition | None:
         raise refusal(scope.text, "this condition names no column; remove it, or compare a column", node)
     if len(relations) == 1:
         return Filter(relations[0], node)
-    if isinstance(node, exp.EQ):
+    if isinstance(node, exp.EQ) and not isinstance(node.left.unnest(), exp.Tuple):
         sides = [(scope.relations(side), side) for side in (node.left, node.right)]
         if all(len(touched) == 1 for touched, _ in sides):
             (left, left_key), (right, right_key) = sorted(
@@ -82,7 +94,9 @@ def _always_true(node: exp.Expr) -> bool:
 def _cross_table(scope: Scope, node: exp.Expr, relations: list[int]) -> QueryError:
     """Why a condition over several tables cannot be used."""
     tables = scope.names(relations)
-    if isinstance(node, exp.EQ):
+    if isinstance(node, exp.EQ) and isinstance(node.left.unnest(), exp.Tuple):
+        message = "rows are compared column by column here: write a.x = b.x AND a.y = b.y"
+    elif isinstance(node, exp.EQ):
         message = (
             f"one side of this equality mixes columns of {tables}; "
             "each side of a key equality must be over one table only, as in a.x = b.y + 1"
@@ -92,7 +106,7 @@ def _cross_table(scope: Scope, node: exp.Expr, relations: list[int]) -> QueryErr
     elif isinstance(node, exp.Or):
         message = (
             f"this OR mixes columns of {tables}; only AND may combine conditions on different tables. "
-            "Write one SELECT for each case and put UNION ALL between them"
+            "Write a SELECT for each case, so that no row falls into two, and put UNION ALL between them"
         )
     elif isinstance(node, (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NEQ, exp.Between, exp.Like, exp.ILike)):
         message = (

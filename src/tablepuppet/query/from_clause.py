@@ -3,57 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Final
 
 from sqlglot import Token, TokenType, exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.query.conjuncts import conjuncts_of
-from tablepuppet.query.position import At, refusal, start_of
+from tablepuppet.query.clauses import SAMPLE
+from tablepuppet.query.conditions import conjuncts_of
+from tablepuppet.query.position import At, refusal, start_of, word_before, words
 from tablepuppet.query.scalar import check_scalar
 from tablepuppet.query.ucq import Source
 
-_JOINS = {
+_NESTED = "joins inside joins are not supported; write them one after the other, each with its own ON"
+_READ = frozenset({"this", "on", "using", "side", "kind"})
+_KINDS: Final = {
     "RIGHT": "RIGHT JOIN is not supported; swap the two tables and write LEFT JOIN",
-    "FULL": "FULL JOIN is not supported, because rows without a label cannot be trained on. Begin with the table that holds the label and write LEFT JOIN",
-    "SEMI": "SEMI JOIN is not supported; write JOIN. If a key occurs several times in the other table, let its owner offer a view with each key once",
-    "ANTI": "ANTI JOIN is not supported, because no row of the other table would take part",
-    "NATURAL": "NATURAL JOIN is not supported, because it depends on which columns the owners have today; write USING (key)",
+    "FULL": (
+        "FULL JOIN is not supported, because rows without a label cannot be trained on. Begin FROM with the table that "
+        "holds the label and write LEFT JOIN"
+    ),
+    "SEMI": (
+        "SEMI JOIN is not supported; write JOIN. If a key occurs several times in the other table, let its owner offer "
+        "a view that has each key once"
+    ),
+    "ANTI": "ANTI JOIN is not supported, because no row of the other table takes part; let an owner offer a view",
+    "NATURAL": "NATURAL JOIN is not supported, because owners may add columns; name the keys: JOIN … USING (key)",
     "ASOF": "ASOF JOIN is not supported, because tables can only be joined on equal keys; write JOIN … ON with =",
     "POSITIONAL": "POSITIONAL JOIN is not supported, because rows have no order; join on a key",
-}  # fmt: skip
+}
+_JOIN_WORDS = frozenset({*(kind.lower() for kind in _KINDS), "left", "outer", "inner", "cross", "join", "lateral"})
 
 
-def read_from(text: str, tokens: list[Token], select: exp.Select) -> Iterator[Source]:
+def read_from(text: str, select: exp.Select) -> Iterator[Source]:
     """The tables, and how each is joined to those before it."""
     table, alias = _table(text, select.args["from_"].this)
     yield Source(table, alias, "inner", (), (), tree=0)
     tree = 0
     for join in select.args.get("joins") or ():
-        at = start_of(join.this)
-        before = _join_tokens(tokens, at)
-        _check_kind(text, join, before[0].start if before else at)
+        before = _join_words(text, start_of(join.this))
+        _check_kind(text, join, before[0].start if before else join)
         table, alias = _table(text, join.this)
-        comma = before[-1:] == [] or before[-1].token_type == TokenType.COMMA
-        tree += comma
-        yield _source(text, join, table, alias, tree, comma)
+        if before and before[-1].token_type == TokenType.COMMA:
+            tree += 1
+        elif not join.args.get("on") and not join.args.get("using") and join.kind != "CROSS":
+            raise refusal(
+                text,
+                f"JOIN {alias.name} has no ON; name its keys, for example ON a.id = {alias.name}.id, or USING (id)",
+                table,
+            )
+        yield _source(text, join, table, alias, tree)
 
 
-def _source(
-    text: str, join: exp.Join, table: exp.Identifier, alias: exp.Identifier, tree: int, comma: bool
-) -> Source:
-    on = tuple(conjuncts_of(join.args["on"])) if join.args.get("on") is not None else ()
-    using = tuple(_using(text, node) for node in join.args.get("using") or ())
-    kind: Literal["inner", "left"] = "left" if join.side == "LEFT" else "inner"
-    if not on and not using and not comma and join.kind != "CROSS":
-        raise refusal(
-            text,
-            f"JOIN {alias.name} has no ON; write ON with the keys, for example ON a.id = {alias.name}.id, or USING (id)",
-            table,
-        )
+def _source(text: str, join: exp.Join, table: exp.Identifier, alias: exp.Identifier, tree: int) -> Source:
+    on = tuple(conjuncts_of(join.args["on"])) if join.args.get("on") else ()
     for condition in on:
         check_scalar(text, condition)
-    return Source(table, alias, kind, on, using, tree)
+    using = tuple(_using(text, node) for node in join.args.get("using") or ())
+    return Source(table, alias, "left" if join.side == "LEFT" else "inner", on, using, tree)
 
 
 def _using(text: str, node: exp.Expr) -> exp.Identifier:
@@ -67,25 +73,22 @@ def _using(text: str, node: exp.Expr) -> exp.Identifier:
 def _check_kind(text: str, join: exp.Join, at: At) -> None:
     """Only INNER, LEFT [OUTER] and CROSS JOIN, and the comma."""
     for word in (join.method, join.side, join.kind):
-        if word in _JOINS:
-            raise refusal(text, _JOINS[word], at)
-    known = {"this", "on", "using", "side", "kind"}
-    if join.method or join.kind not in ("", "INNER", "OUTER", "CROSS") or any(
-        value for key, value in join.args.items() if key not in known
-    ):
+        if word in _KINDS:
+            raise refusal(text, _KINDS[word], at)
+    plain = join.kind in ("", "INNER", "OUTER", "CROSS") and join.side in ("", "LEFT")
+    if not plain or any(value for key, value in join.args.items() if key not in _READ):
         raise refusal(text, "this kind of join is not supported; write JOIN or LEFT JOIN with ON or USING", at)
 
 
-def _join_tokens(tokens: list[Token], table_start: int | None) -> list[Token]:
-    """The words between the last table and this one that say how it is joined: `LEFT OUTER JOIN`, or a comma."""
-    words = {"natural", "left", "right", "full", "outer", "inner", "cross", "semi", "anti", "asof", "positional"}
+def _join_words(text: str, table_start: int | None) -> list[Token]:
+    """The words just before a table that say how it is joined: LEFT OUTER JOIN, or a comma."""
     found: list[Token] = []
-    for token in reversed([t for t in tokens if table_start is not None and t.start < table_start]):
-        if token.text.lower() in words | {"join", ","} and not (found and token.text == ","):
-            found.insert(0, token)
-        elif token.token_type == TokenType.L_PAREN or token.text.lower() == "lateral":
-            continue
-        else:
+    for word in reversed([w for w in words(text) if table_start is not None and w.start < table_start]):
+        if word.token_type == TokenType.COMMA and not found:
+            return [word]
+        if word.text.lower() in _JOIN_WORDS:
+            found.insert(0, word)
+        elif word.token_type != TokenType.L_PAREN:
             break
     return found
 
@@ -97,15 +100,17 @@ def _table(text: str, node: exp.Expr) -> tuple[exp.Identifier, exp.Identifier]:
     if node.args.get("db") is not None:
         raise refusal(
             text,
-            f"a table has one name, as the federation calls it; {node.sql('duckdb')} has several parts. "
+            f"a table has one name, as the federation calls it; {'.'.join(part.name for part in node.parts)} has several parts. "
             "Give the owner's schema in the federation's source, not in the query",
             node,
         )
     extra = next((key for key, value in node.args.items() if value and key not in ("this", "alias")), None)
     if extra == "joins":
-        raise refusal(text, "joins in parentheses are not supported; write them one after the other", node)
+        raise refusal(text, _NESTED, node)
+    if extra == "sample":
+        raise refusal(text, SAMPLE, node)
     if extra is not None:
-        raise refusal(text, f"{extra.upper()} is not supported after a table; write its name and an alias", node)
+        raise refusal(text, "only an alias may follow the name of a table in FROM; remove the rest", node)
     alias = node.args.get("alias")
     if alias is None:
         return node.this, node.this
@@ -115,14 +120,17 @@ def _table(text: str, node: exp.Expr) -> tuple[exp.Identifier, exp.Identifier]:
 
 
 def _not_a_table(text: str, node: exp.Expr) -> QueryError:
+    at: At = node
     if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Table):
-        message = "joins in parentheses are not supported; write them one after the other"
+        message = _NESTED
     elif isinstance(node, exp.Lateral):
         message = "LATERAL is not supported; join a table of the federation on a key"
+        at = word_before(text, node, TokenType.LATERAL)
     elif isinstance(node, (exp.Subquery, exp.Query)):
         message = (
             "a subquery in FROM is not supported; join its tables directly, or let their owner offer it as a view"
         )
+        at = word_before(text, node, TokenType.SELECT)
     else:
-        message = "FROM takes the names of the federation's tables only; give files and functions to the federation as sources"
-    return refusal(text, message, node)
+        message = "FROM takes names of the federation's tables; give a file or a function to the federation as a source"
+    return refusal(text, message, at)

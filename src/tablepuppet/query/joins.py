@@ -14,6 +14,7 @@ from typing import Literal
 
 from sqlglot import exp
 
+from tablepuppet.errors import QueryError
 from tablepuppet.query.conditions import Condition, Filter, KeyEquality, read_condition
 from tablepuppet.query.nulls import keeps_null
 from tablepuppet.query.position import refusal
@@ -108,9 +109,9 @@ def _check_inner(scope: Scope, condition: Condition, outer: dict[int, list[Condi
             node = condition.predicate if isinstance(condition, Filter) else condition.node
             raise refusal(
                 scope.text,
-                f"{alias} is joined by LEFT JOIN, and this condition may hold for rows without a match in {alias}, "
-                f"so that its owner cannot answer it. To keep only rows with a match, write JOIN {alias}; to choose "
-                f"which rows of {alias} can match, move the condition to the ON of {alias}",
+                f"{alias} is joined by LEFT JOIN, and this condition can hold for a row that has no match in {alias}, "
+                f"which no owner can tell. To keep only rows with a match, write JOIN {alias}; to choose which rows of "
+                f"{alias} can match, move the condition to the ON of {alias}; rows without a match cannot be chosen",
                 node,
             )
 
@@ -186,12 +187,12 @@ def _towards(key: KeyEquality, relation: int) -> KeyEquality:
     return KeyEquality(key.right, key.right_key, key.left, key.left_key, key.node)
 
 
-def _not_connected(scope: Scope, sources: Sequence[Source], placed: list[int], relation: int) -> Exception:
-    alias = scope.aliases[relation]
-    others = scope.names(sorted(placed))
+def _not_connected(scope: Scope, sources: Sequence[Source], placed: list[int], relation: int) -> QueryError:
+    source, alias = sources[relation], scope.aliases[relation]
+    named = alias if source.table is source.alias else f"{source.table.name} {alias}"
     return refusal(
         scope.text,
-        f"no key joins {alias} to {others}, so that every row would meet every row. "
-        f"Add an equality, for example JOIN {alias} ON {scope.aliases[0]}.id = {alias}.id",
-        sources[relation].table,
+        f"no key joins {alias} to {scope.names(sorted(placed))}, so that every row would meet every row. "
+        f"Add an equality, for example JOIN {named} ON {scope.aliases[0]}.id = {alias}.id",
+        source.table,
     )

@@ -1,109 +1,125 @@
 """check_scalar: may this expression be pushed down to the owner of its columns?
 
-An expression passes if every node of its tree is on the list of functions.py; anything else is refused with what to
-write instead. An owner's client has a guard of its own: this check is for the person who writes the query.
+An expression passes if every node of its tree is on the owners' own list (tables/allowed.py); anything else is
+refused with what to write instead. An owner's guard checks again what it is sent: this check is for the person who
+writes the query, and points at the place in the text.
 """
 
 from __future__ import annotations
 
-from sqlglot import exp
+from sqlglot import TokenType, exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.query.functions import (
-    ALLOWED,
-    ALLOWED_BY_NAME,
-    CAST_TARGETS,
-    VOLATILE,
-    VOLATILE_BY_NAME,
-    VOLATILE_STRINGS,
-)
-from tablepuppet.query.position import refusal
-from tablepuppet.query.suggest import did_you_mean
+from tablepuppet.query.functions import VOLATILE, VOLATILE_BY_NAME, VOLATILE_STRINGS
+from tablepuppet.query.position import At, refusal, word_before, words
+from tablepuppet.query.syntax import PARAMETER
+from tablepuppet.query.suggest import nearest
+from tablepuppet.tables.allowed import FUNCTIONS, NODES, TYPES
 
-_VIEW = "let the table's owner offer it as a column of a view and select that column"
-_KNOWN_NAMES = sorted(
-    ALLOWED_BY_NAME | {name.lower() for kind in ALLOWED if issubclass(kind, exp.Func) for name in kind.sql_names()}
-)
+_VIEW = "let the table's owner offer the result as a column of a view"
+_STAR = "* stands for all columns and can only be an item of the SELECT list, as in alias.*"
+_NAMES = sorted(FUNCTIONS | {n.lower() for node in NODES if issubclass(node, exp.Func) for n in node.sql_names()})
 
 
 def check_scalar(text: str, expression: exp.Expr) -> None:
-    """Raises QueryError, pointing into `text`, unless the expression is scalar, deterministic and known."""
-    # Depth first, so that sum(x) OVER () is named a window function and not an aggregate.
+    """Raises QueryError, pointing into `text`, unless the expression is scalar, deterministic and known to owners."""
+    # Depth first, so that sum(x) OVER () is called a window function and not an aggregate.
     for node in expression.walk(bfs=False):
-        if type(node) not in ALLOWED:
+        if isinstance(node, exp.Anonymous):
+            if node.name.lower() not in FUNCTIONS:
+                raise _refuse(text, node)
+        elif type(node) not in NODES:
             raise _refuse(text, node)
-        if isinstance(node, exp.Column):
+        elif isinstance(node, exp.Column):
             _check_column(text, node)
         elif isinstance(node, exp.Cast):
             _check_cast(text, node)
+        elif isinstance(node, exp.Replace):
+            _check_replace(text, node)
 
 
 def _check_column(text: str, column: exp.Column) -> None:
     if column.args.get("db"):
         raise refusal(
             text,
-            "a column has at most one qualifier, the alias of its table: write alias.column. "
+            "a column has at most one name before it, the alias of its table: write alias.column. "
             f"For a field inside a struct, {_VIEW}",
             column,
         )
     if isinstance(column.this, exp.Star):
-        raise refusal(text, "* stands for all columns and can only be an item of the SELECT list", column)
+        raise refusal(text, _STAR, column)
 
 
 def _check_cast(text: str, cast: exp.Cast) -> None:
-    target = cast.to
-    if target.this not in CAST_TARGETS or cast.args.get("format") or cast.args.get("default"):
+    operand = cast.this
+    if cast.to.this not in TYPES:
         raise refusal(
             text,
-            f"a cast to {target.sql('duckdb')} cannot be pushed down; cast to BOOLEAN, INTEGER, BIGINT, DOUBLE, "
+            f"a cast to {cast.to.sql('duckdb')} cannot be pushed down; cast to BOOLEAN, INTEGER, BIGINT, DOUBLE, "
             "DECIMAL(p, s), VARCHAR, DATE, TIMESTAMP or UUID",
             cast,
         )
-    operand = cast.this
-    if isinstance(operand, exp.Literal) and operand.is_string and operand.name.strip().lower() in VOLATILE_STRINGS:
+    if isinstance(operand, exp.Literal) and operand.name.strip().lower() in VOLATILE_STRINGS:
+        raise refusal(text, f"'{operand.name}' means another moment at every reading; write the date itself", cast)
+
+
+def _check_replace(text: str, node: exp.Replace) -> None:
+    """Owners refuse a replacement that could grow without end when nested; say so here, with the place."""
+    old, new = node.expression, node.args.get("replacement")
+    if not isinstance(old, exp.Literal) or not isinstance(new, exp.Literal) or not len(new.name) <= len(old.name) > 0:
         raise refusal(
-            text,
-            f"'{operand.name.strip().lower()}' is another moment at every reading; write the date or the time itself",
-            cast,
+            text, f"replace(text, old, new) needs literals with new no longer than old; otherwise {_VIEW}", node
         )
+
 
 
 def _refuse(text: str, node: exp.Expr) -> QueryError:
-    """Why a node is not on the list."""
-    name = _function_name(node)
-    if isinstance(node, (exp.Query, exp.Exists, exp.Any, exp.All, exp.Table)):
-        message = (
-            "a subquery cannot be pushed down; join the table in the FROM clause, "
-            "or let its owner offer the result as a view"
-        )
-    elif isinstance(node, exp.Window):
-        message = (
-            "window functions are not supported, because a row's value would depend on other rows; "
-            f"if one table holds all it needs, {_VIEW}"
-        )
-    elif isinstance(node, exp.AggFunc) or isinstance(node, (exp.Filter, exp.WithinGroup, exp.Distinct)):
-        message = (
-            f"{name}aggregates are not supported, because training needs the joined rows themselves; "
-            f"if one table holds all it needs, {_VIEW}"
-        )
-    elif isinstance(node, (exp.Placeholder, exp.Parameter, exp.SessionParameter)):
-        message = "the query has a parameter; write its value into the text"
-    elif type(node) in VOLATILE or name[:-2].removesuffix("()") in VOLATILE_BY_NAME:
-        message = f"{name}its value changes from one reading to the next; write a constant, or store the value in a column"
-    elif isinstance(node, exp.Star):
-        message = "* stands for all columns and can only be an item of the SELECT list"
-    elif isinstance(node, exp.Func):
-        message = (
-            f"{name}this function is not on the list of those that every owner's database can run. "
-            f"{did_you_mean(name[:-4], _KNOWN_NAMES)} Otherwise {_VIEW}"
-        )
-    else:
-        message = f"{type(node).__name__} is not a scalar expression that can be pushed down; {_VIEW}"
-    return refusal(text, message, node)
+    """Why a node is not on the list, and what to write instead."""
+    at: At = node
+    match node:
+        case exp.Query() | exp.Exists() | exp.Any() | exp.All() | exp.Table():
+            message = (
+                "a subquery is not supported; join its tables in the FROM clause, or let an owner offer it as a view"
+            )
+            at = word_before(text, node, TokenType.SELECT)
+        case exp.Window():
+            message = (
+                "window functions are not supported, because a row's value would depend on other rows; "
+                f"if it needs one table only, {_VIEW}"
+            )
+        case exp.AggFunc() | exp.Filter() | exp.WithinGroup() | exp.Distinct():
+            message = (
+                "aggregates are not supported, because training needs the joined rows themselves. Select the column; "
+                f"if the aggregate needs one table only, {_VIEW}"
+            )
+        case exp.Placeholder() | exp.Parameter() | exp.SessionParameter():
+            message = PARAMETER
+            at = _first_word(text, "?", "$", ":", "@")
+        case exp.Star():
+            message = _STAR
+        case exp.Columns():
+            message = "COLUMNS stands for whatever columns there are; list them by name"
+        case _ if type(node) in VOLATILE or _name(text, node) in VOLATILE_BY_NAME:
+            message = (
+                f"{_name(text, node)} gives another value at every reading, so that a run could not be repeated; "
+                "write a constant, or use a column that holds the value"
+            )
+            at = node.meta.get("start", _first_word(text, _name(text, node)))
+        case exp.Func() if "start" in node.meta:
+            near = nearest(_name(text, node), _NAMES, cutoff=0.75)
+            hint = f"Did you mean {near}? Otherwise" if near else "Use another, or"
+            message = f"owners do not run the function {_name(text, node)}. {hint} {_VIEW}"
+        case _:
+            message = f"this expression cannot be pushed down to the owner of its columns; {_VIEW}"
+    return refusal(text, message, at)
 
 
-def _function_name(node: exp.Expr) -> str:
-    """`name(): ` of a function, as written, to begin a message with."""
-    if isinstance(node, exp.Anonymous):
-        return f"{node.name.lower()}(): "
-    return f"{node.sql_name().lower()}(): " if isinstance(node, exp.Func) else ""
+def _name(text: str, node: exp.Expr) -> str:
+    """A function's name as written."""
+    if "start" in node.meta:
+        return text[node.meta["start"] : node.meta["end"] + 1].lower()
+    return node.sql_name().lower() if isinstance(node, exp.Func) else ""
+
+
+def _first_word(text: str, *written: str) -> int | None:
+    return next((w.start for w in words(text) if w.text.lower() in written), None)

@@ -8,6 +8,13 @@ from difflib import get_close_matches
 _SHOWN = 12
 
 
+def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
+    """The known name that is spelt most alike, whatever the case."""
+    by_lower = {k.lower(): k for k in known}
+    near = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=cutoff)
+    return by_lower[near[0]] if near else None
+
+
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """The nearest known name, or else what is known.
 
@@ -16,9 +23,8 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     >>> did_you_mean("zzz", ["price", "quantity"])
     'Known: price, quantity.'
     """
-    by_lower = {k.lower(): k for k in known}
-    near = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
-    if near:
-        return f"Did you mean {by_lower[near[0]]}?"
+    near = nearest(name, known)
+    if near is not None:
+        return f"Did you mean {near}?"
     more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-    return f"Known: {', '.join(known[:_SHOWN])}{more}." if known else "None is known."
+    return f"Known: {', '.join(known[:_SHOWN])}{more}." if known else "There is none."

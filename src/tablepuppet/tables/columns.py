@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.errors import SourceError
+from tablepuppet.tables.codes import Codes
 from tablepuppet.transport.messages import ColumnInfo, Kind
 
 Array = NDArray[np.float64]
@@ -21,7 +22,8 @@ Array = NDArray[np.float64]
 NUMBER_KINDS: Final[frozenset[Kind]] = frozenset(
     {"integer", "float", "decimal", "boolean", "date", "timestamp", "vector"}
 )
-_PER_DAY = {"s": 86_400.0, "ms": 86_400e3, "us": 86_400e6, "ns": 86_400e9}
+STRING_KINDS: Final[frozenset[Kind]] = frozenset({"string", "uuid"})
+_PER_DAY: Final = {"s": 86_400.0, "ms": 86_400e3, "us": 86_400e6, "ns": 86_400e9}
 
 
 def numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
@@ -29,21 +31,21 @@ def numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
     kind = column.type
     if info.kind == "vector":
         return _vectors(column, info)
-    if pa.types.is_date64(kind):
-        return _floats(pc.cast(column, pa.int64())) / _PER_DAY["ms"]
     if pa.types.is_timestamp(kind):
         return _floats(pc.cast(column, pa.int64())) / _PER_DAY[kind.unit]
+    if pa.types.is_date64(kind):
+        return _floats(pc.cast(column, pa.int64())) / _PER_DAY["ms"]
     if pa.types.is_date32(kind):
         return _floats(pc.cast(column, pa.int32()))
     return _floats(column)
 
 
-def strings(column: pa.ChunkedArray) -> tuple[pa.Array, NDArray[np.int32]]:
+def strings(column: pa.ChunkedArray) -> tuple[pa.Array, Codes]:
     """The distinct strings of a column, and the position of each row's among them (−1: NULL)."""
-    encoded = pc.cast(column, pa.large_string()).dictionary_encode().combine_chunks()
-    if isinstance(encoded, pa.ChunkedArray):  # no chunk at all
+    if not len(column):
         return pa.array([], pa.large_string()), np.empty(0, np.int32)
-    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    encoded = pc.cast(column, pa.large_string()).dictionary_encode().combine_chunks()
+    codes = encoded.indices.fill_null(-1).to_numpy()
     return encoded.dictionary, codes.astype(np.int32, copy=False)
 
 
@@ -55,14 +57,15 @@ def _floats(column: pa.ChunkedArray) -> Array:
 
 def _vectors(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
     """One row per vector. A vector that is NULL, or has an entry that is NULL or NaN, is missing as a whole."""
-    out = np.full((len(column), info.size), np.nan)
-    present = pc.is_valid(column).to_numpy().astype(bool)
-    lengths = pc.list_value_length(column).drop_null()
-    if len(lengths) and not pc.all(pc.equal(lengths, info.size)).as_py():
+    if not pc.all(pc.equal(pc.list_value_length(column), info.size), min_count=0).as_py():  # NULLs are skipped
         raise SourceError(
-            f"column {info.name}: its vectors should all have {info.size} entries and do not; "
-            "give every row a vector of the same length, or NULL"
+            f"column {info.name}: vectors of {info.size} entries are expected, and some row has another length; "
+            "give every row a vector of that length, or NULL"
         )
+    out = np.full((len(column), max(1, info.size)), np.nan)
+    if info.size == 0 or column.null_count == len(column):  # without a single vector, nobody knows their size
+        return out
+    present = np.asarray(pc.is_valid(column).to_numpy(), np.bool_)
     flat = pc.cast(pc.list_flatten(column), pa.float64())
     out[present] = np.asarray(flat.to_numpy(), np.float64).reshape(-1, info.size)
     out[np.isnan(out).any(axis=1)] = np.nan

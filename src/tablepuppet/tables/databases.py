@@ -1,19 +1,20 @@
 """Tables in databases: a URL's scheme says who opens it.
 
 In: a SourceSpec whose URL names a database. Out: a Source. A database is one entry of
-OPENERS; its module is imported only when a source needs it.
+OPENERS; an opener imports its driver only when it is called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
 
 from tablepuppet.errors import SourceError
+from tablepuppet.tables import duck
 from tablepuppet.tables.source import Source, SourceSpec, redacted
 
-Opener = Callable[[SourceSpec, str], Source]
-
-OPENERS: Mapping[str, Opener] = {}
+Opener = Callable[[SourceSpec, str, str], Source]  # where, its table, the name that the federation gives it
 
 
 def is_database_url(url: str) -> bool:
@@ -25,13 +26,21 @@ def open_database(spec: SourceSpec, name: str) -> Source:
     """Opens a table of a database."""
     scheme = spec.url.partition("://")[0].lower()
     if scheme not in OPENERS:
-        known = ", ".join(sorted(OPENERS)) or "none"
         raise SourceError(
-            f"table {name}: {redacted(spec.url)} has the scheme {scheme!r}, which no reader knows "
-            f"(known: {known}); give a file or a DataFrame, or check the URL"
+            f"table {name}: {redacted(spec.url)} cannot be read; known are {', '.join(sorted(OPENERS))}:// URLs, "
+            "paths of Parquet, CSV and Arrow files, and DataFrames"
         )
     if spec.table is None:
-        raise SourceError(
-            f"table {name}: {redacted(spec.url)} needs the name of a table there: tp.source(url, table=…)"
-        )
-    return OPENERS[scheme](spec, name)
+        raise SourceError(f"table {name}: say which table of {redacted(spec.url)}: tp.source(url, table=…)")
+    return OPENERS[scheme](spec, spec.table, name)
+
+
+def _open_duckdb(spec: SourceSpec, table: str, name: str) -> Source:
+    """duckdb://relative/path or duckdb:///absolute/path."""
+    file = Path(spec.url.partition("://")[2]).expanduser()
+    if not file.is_file():
+        raise SourceError(f"table {name}: there is no DuckDB file {file}; check the path")
+    return duck.from_database(name, str(file.resolve()), table)
+
+
+OPENERS: Final[Mapping[str, Opener]] = {"duckdb": _open_duckdb}

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import duckdb
 import pyarrow as pa
+import pyarrow.dataset as pads
 
 from tablepuppet.errors import SourceError
 from tablepuppet.tables.kinds import column_info, is_float_list
@@ -30,7 +31,7 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "preserve_insertion_order": True,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
-    "arrow_lossless_conversion": True,  # UUIDs stay UUIDs
+    "temp_directory": "",  # nothing of the owner's is ever spilled to disk
 }
 # Errors about the query's own text and types; all others may quote a row's value.
 _SAFE_ERRORS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException)
@@ -48,17 +49,17 @@ class DuckSource:
         return list(self._columns)
 
     def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
-        return self._describe(_select(expressions, filter))
+        return self._describe(_select(expressions, filter))[: len(expressions)]
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
-        return self._guarded(lambda: self._connection.sql(_select(expressions, filter)).to_arrow_table())
+        return _guarded(self._name, lambda: self._connection.sql(_select(expressions, filter)).to_arrow_table())
 
     def close(self) -> None:
         self._connection.close()
 
     def _describe(self, query: str) -> list[ColumnInfo]:
-        relation = self._guarded(lambda: self._connection.sql(query))
-        schema = self._guarded(lambda: relation.limit(0).to_arrow_table().schema)
+        relation = _guarded(self._name, lambda: self._connection.sql(query))
+        schema = _guarded(self._name, lambda: relation.limit(0).to_arrow_table().schema)
         details = [_detail(str(kind)) for kind in relation.types]
         sizes = self._list_sizes(query, [field.name for field in schema if is_float_list(field.type)])
         return [
@@ -71,45 +72,76 @@ class DuckSource:
         if not names:
             return {}
         bounds = ", ".join(f"min(len({_quoted(name)})), max(len({_quoted(name)}))" for name in names)
-        [found] = self._guarded(lambda: self._connection.execute(f"SELECT {bounds} FROM ({query})").fetchall())
+        [found] = _guarded(self._name, lambda: self._connection.execute(f"SELECT {bounds} FROM ({query})").fetchall())
         pairs = zip(names, found[::2], found[1::2], strict=True)
         return {name: least or 0 for name, least, most in pairs if least == most}
 
-    def _guarded(self, action: Callable[[], _T]) -> _T:
-        """Runs an action on DuckDB; its errors become ours, without a row's value in them."""
-        try:
-            return action()
-        except _SAFE_ERRORS as error:
-            raise SourceError(f"table {self._name}: {str(error).splitlines()[0]}") from None
-        except duckdb.Error as error:
-            raise SourceError(f"table {self._name}: {_reason(error)}") from None
+
+def _guarded(name: str, action: Callable[[], _T]) -> _T:
+    """Runs an action on DuckDB; its errors become ours, without a row's value in them."""
+    try:
+        return action()
+    except duckdb.Error as error:
+        raise SourceError(f"table {name}: {_reason(error)}") from None
 
 
-def from_arrow(name: str, table: object) -> DuckSource:
+def from_arrow(name: str, table: pa.Table | pads.Dataset) -> DuckSource:
     """A source over an Arrow table or dataset, which is not copied."""
     connection = duckdb.connect(":memory:", config=_CONFIG)
-    connection.register(_RELATION, table)
+    try:
+        connection.register(_RELATION, table)
+    except duckdb.Error:
+        connection.close()
+        kinds = dict.fromkeys(str(field.type) for field in table.schema)
+        raise SourceError(
+            f"table {name}: one of its columns has an Arrow type that DuckDB does not read, of {', '.join(kinds)}; "
+            "cast it or leave it out"
+        ) from None
     return _locked(name, connection, ())
 
 
-def from_files(name: str, reader: str, files: Sequence[str], keep: bool) -> DuckSource:
-    """A source over files, by one of DuckDB's readers; `keep`: read now, and never again."""
+def from_parquet(name: str, files: Sequence[str]) -> DuckSource:
+    """A source over Parquet files, which are read where they lie."""
+    return _created(name, f"CREATE VIEW {_RELATION} AS SELECT * FROM read_parquet({_list(files)})", files, files)
+
+
+def from_csv(name: str, files: Sequence[str]) -> DuckSource:
+    """A source over CSV files with a line of column names: read now, in full, and never again."""
+    # skip=0: without it DuckDB drops leading lines until what is left looks like a table.
+    reader = f"read_csv({_list(files)}, header=true, skip=0, sample_size=-1)"
+    return _created(name, f"CREATE TABLE {_RELATION} AS SELECT * FROM {reader}", files, ())
+
+
+def csv_header(name: str, file: str) -> list[str]:
+    """The first line of a CSV file, as it stands."""
+    with duckdb.connect(":memory:", config=_CONFIG) as connection:
+        query = f"SELECT * FROM read_csv({_literal(file)}, header=false, all_varchar=true, skip=0) LIMIT 1"
+        rows = _guarded(name, lambda: connection.execute(query).fetchall())
+    return [cell or "" for row in rows for cell in row]
+
+
+def from_database(name: str, file: str, table: str) -> DuckSource:
+    """A source over a table (`table` or `schema.table`) of a DuckDB file, which is opened for reading only."""
+    qualified = ".".join(_quoted(part) for part in table.split("."))
+    create = f"ATTACH {_literal(file)} AS owner (READ_ONLY); CREATE VIEW {_RELATION} AS SELECT * FROM owner.{qualified}"
+    return _created(name, create, [file], [file])
+
+
+def _created(name: str, statements: str, files: Sequence[str], allowed: Collection[str]) -> DuckSource:
     connection = duckdb.connect(":memory:", config=_CONFIG)
-    literal = f"[{', '.join(_literal(file) for file in files)}]"
-    kind = "TABLE" if keep else "VIEW"
     try:
-        connection.execute(f"CREATE {kind} {_RELATION} AS SELECT * FROM {reader.format(literal)}")
+        connection.execute(statements)
     except duckdb.Error as error:
         connection.close()
-        raise SourceError(f"table {name}: {files[0]} cannot be read ({_reason(error)})") from None
-    return _locked(name, connection, () if keep else files)
+        raise SourceError(f"table {name}: {files[0]} cannot be read: {_reason(error)}") from None
+    return _locked(name, connection, allowed)
 
 
 def _locked(name: str, connection: duckdb.DuckDBPyConnection, files: Collection[str]) -> DuckSource:
     """Takes away everything that an expression does not need."""
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET python_enable_replacements = false")
-    connection.execute(f"SET allowed_paths = [{', '.join(_literal(file) for file in files)}]")
+    connection.execute(f"SET allowed_paths = {_list(files)}")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     try:
@@ -120,7 +152,8 @@ def _locked(name: str, connection: duckdb.DuckDBPyConnection, files: Collection[
 
 
 def _select(expressions: Sequence[str], filter: str | None) -> str:
-    columns = ", ".join(f"({expression}) AS c{i}" for i, expression in enumerate(expressions)) or "1 AS c0"
+    columns = ", ".join(f"({expression}) AS c{i}" for i, expression in enumerate(expressions))
+    columns = columns or "true AS present"  # an Arrow table without columns would forget how many rows it has
     return f"SELECT {columns} FROM {_RELATION}" + (f" WHERE ({filter})" if filter is not None else "")
 
 
@@ -129,7 +162,9 @@ def _detail(kind: str) -> str:
 
 
 def _reason(error: duckdb.Error) -> str:
-    """What kind of error it was; its text may quote a row's value."""
+    """What is wrong, without DuckDB's own words where they may quote a row's value."""
+    if isinstance(error, _SAFE_ERRORS):
+        return str(error).splitlines()[0]
     if isinstance(error, duckdb.ConversionException):
         return "some row has a value that cannot be converted; use TRY_CAST, or filter such rows out"
     if isinstance(error, duckdb.OutOfRangeException):
@@ -138,11 +173,19 @@ def _reason(error: duckdb.Error) -> str:
         return "there is not enough memory to read it"
     if isinstance(error, duckdb.IOException):
         return "the file is missing, changed or damaged"
-    return f"the database reports {type(error).__name__}"
+    if isinstance(error, duckdb.ConnectionException):
+        return "it is closed; open it again"
+    if isinstance(error, duckdb.InvalidInputException):
+        return "its files do not fit together, or an expression got a value that it cannot take; filter such rows out"
+    return f"DuckDB reports {type(error).__name__}; check the expression and the file"
 
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _list(files: Collection[str]) -> str:
+    return f"[{', '.join(_literal(file) for file in files)}]"
 
 
 def _literal(text: str) -> str:

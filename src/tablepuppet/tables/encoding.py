@@ -1,7 +1,7 @@
 """Encoding: raw columns to Features, the same at every client of a block.
 
 In: merged statistics. Out: an encoder per feature, and with it the encoded rows
-(docs/algorithms.md, "Encoding"): numbers centred and divided by their population standard
+(docs/algorithms.md): numbers centred and divided by their population standard
 deviation over the joined training rows; a missing number is the mean of those present and
 sets a 0/1 column; strings are one-hot. A row that an outer join did not find is all zeros.
 """
@@ -9,16 +9,17 @@ sets a 0/1 column; strings are one-hot. A row that an outer join did not find is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.errors import JobError, SourceError, TransportError
-from tablepuppet.tables.columns import NUMBER_KINDS, numbers, strings
-from tablepuppet.tables.features import Features, Rows, encoded_width
+from tablepuppet.tables.codes import Codes
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, numbers, strings
+from tablepuppet.tables.features import Features, encoded_width
 from tablepuppet.tables.statistics import Statistics, merge, statistics
 from tablepuppet.transport.messages import (
     CategoryEncoder,
@@ -27,6 +28,7 @@ from tablepuppet.transport.messages import (
     Encoder,
     NumberEncoder,
     NumberStatistics,
+    RowNumbers,
 )
 
 __all__ = ["encode", "encoder", "merge", "statistics"]
@@ -39,51 +41,47 @@ _CONSTANT = 1e-12
 
 
 def encoder(statistics: Statistics, standardize: bool = True, max_categories: int | None = None) -> Encoder:
-    """How to encode a feature with these statistics over the joined training rows."""
-    if isinstance(statistics, NumberStatistics):
-        return _number_encoder(statistics, standardize)
+    """How to encode a feature with these statistics over the joined training rows.
+
+    Without `standardize`, numbers stay as they are; with `max_categories`, only the heaviest
+    categories of a string get a column of their own (of equal ones the first by name).
+    """
     if max_categories is not None and max_categories < 1:
         raise JobError(f"max_categories is {max_categories}; it must be at least 1, or None to keep all")
+    if isinstance(statistics, NumberStatistics):
+        return _number_encoder(statistics, standardize)
     return _category_encoder(statistics, max_categories)
 
 
 def encode(
     columns: Sequence[pa.ChunkedArray],
     infos: Sequence[ColumnInfo],
-    rows: Rows | None,
+    rows: RowNumbers | None,
     encoders: Sequence[Encoder],
 ) -> Features:
     """The encoded features of `rows` (None: all, in order; −1: a row of zeros)."""
-    if not columns:
-        return empty_features(0 if rows is None else len(rows))
-    taken = np.arange(len(columns[0])) if rows is None else np.asarray(rows)
-    dense: list[Array] = []
-    dense_columns: list[NDArray[np.int64]] = []
-    codes: list[NDArray[np.int32]] = []
+    if rows is None:
+        rows = np.arange(len(columns[0]) if columns else 0)
+    for info, feature in zip(infos, encoders, strict=True):
+        _check_kind(info, feature)
+    starts = np.cumsum([0, *(encoded_width(feature) for feature in encoders)])
+    places = [
+        np.arange(starts[i], starts[i + 1]) for i, feature in enumerate(encoders) if isinstance(feature, NumberEncoder)
+    ]
+    dense_columns = np.concatenate([np.empty(0, np.int64), *places])
+    dense = np.zeros((len(rows), len(dense_columns)))
+    codes: list[Codes] = []
     code_columns: list[slice] = []
     start = 0
-    for column, info, feature in zip(columns, infos, encoders, strict=True):
-        stop = start + encoded_width(feature)
-        _check_kind(info, feature)
+    for i, (column, info, feature) in enumerate(zip(columns, infos, encoders, strict=True)):
         if isinstance(feature, NumberEncoder):
-            dense.append(_encode_numbers(column, info, taken, feature))
-            dense_columns.append(np.arange(start, stop))
+            stop = start + encoded_width(feature)
+            _encode_numbers(column, info, rows, feature, dense[:, start:stop])
+            start = stop
         else:
-            codes.append(_encode_strings(column, taken, feature))
-            code_columns.append(slice(start, stop))
-        start = stop
-    return Features(
-        dense=np.concatenate([np.empty((len(taken), 0)), *dense], axis=1),
-        codes=tuple(codes),
-        dense_columns=np.concatenate([np.empty(0, np.int64), *dense_columns]),
-        code_columns=tuple(code_columns),
-        width=start,
-    )
-
-
-def empty_features(rows: int) -> Features:
-    """Features of a block that contributes none."""
-    return Features(np.empty((rows, 0)), (), np.empty(0, np.int64), (), 0)
+            codes.append(_encode_strings(column, rows, feature))
+            code_columns.append(slice(int(starts[i]), int(starts[i + 1])))
+    return Features(dense, tuple(codes), dense_columns, tuple(code_columns), int(starts[-1]))
 
 
 def _number_encoder(statistics: NumberStatistics, standardize: bool) -> NumberEncoder:
@@ -109,50 +107,48 @@ def _category_encoder(statistics: CategoryStatistics, max_categories: int | None
 
 
 def _encode_numbers(
-    column: pa.ChunkedArray, info: ColumnInfo, rows: NDArray[Any], feature: NumberEncoder
-) -> Array:
-    if info.size != feature.mean.size and info.kind == "vector" and len(column) > column.null_count:
-        raise TransportError(
-            f"column {info.name} holds vectors of {info.size} entries, the federation agreed on {feature.mean.size}"
-        )
-    exists = rows >= 0
-    out = np.zeros((len(rows), encoded_width(feature)))
-    if not exists.any():
-        return out
+    column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers, feature: NumberEncoder, out: Array
+) -> None:
+    """Writes the encoded numbers into `out`, which is zero."""
     size = feature.mean.size
-    values = np.broadcast_to(numbers(column, info), (len(column), size))[rows[exists]]
+    exists = rows >= 0
+    if info.kind == "vector":  # an owner without a single vector does not know their size
+        info = msgspec.structs.replace(info, size=size)
+    values = numbers(column, info)[rows[exists]]
     if np.isinf(values).any():
         raise SourceError(f"column {info.name} contains infinity; filter such rows out, or use NULL")
-    is_missing = np.isnan(values[:, 0])
-    values = np.where(is_missing[:, None], feature.fill, values)
+    is_missing = np.isnan(values).any(axis=1)
+    values[is_missing] = feature.fill
+    values -= feature.mean
     varies = feature.scale > 0
-    encoded = np.zeros_like(values)
-    np.divide(values - feature.mean, feature.scale, out=encoded, where=varies)
-    out[exists, :size] = encoded
+    values /= np.where(varies, feature.scale, 1.0)
+    values[:, ~varies] = 0.0
+    out[exists, :size] = values
     if feature.has_missing:
         out[exists, size] = is_missing
+
+
+def _encode_strings(column: pa.ChunkedArray, rows: RowNumbers, feature: CategoryEncoder) -> Codes:
+    size = len(feature.categories)
+    null = size if feature.has_missing else -1
+    unseen = size + feature.has_missing if feature.has_other else -1
+    distinct, codes = strings(column)
+    known = pc.index_in(distinct, value_set=pa.array(feature.categories, pa.large_string())).fill_null(unseen)
+    # What each distinct string becomes, and behind them, where position −1 finds it, NULL.
+    becomes = np.append(known.to_numpy(), null).astype(np.int32)
+    out = np.full(len(rows), -1, np.int32)
+    exists = rows >= 0
+    out[exists] = becomes[codes[rows[exists]]]
     return out
 
 
-def _encode_strings(
-    column: pa.ChunkedArray, rows: NDArray[Any], feature: CategoryEncoder
-) -> NDArray[np.int32]:
-    distinct, codes = strings(column)
-    known = pa.array(feature.categories, pa.large_string())
-    size = len(known)
-    unseen = size + feature.has_missing if feature.has_other else -1
-    table = pc.index_in(distinct, value_set=known).fill_null(unseen).to_numpy()
-    # Two more entries behind the distinct strings: for NULL, and for a row that does not exist.
-    null = size if feature.has_missing else -1
-    table = np.concatenate([table, [null, -1]]).astype(np.int32)
-    by_row = np.append(np.where(codes < 0, len(distinct), codes), len(distinct) + 1)
-    return table[by_row[np.where(rows < 0, len(by_row) - 1, rows)]]
-
-
 def _check_kind(info: ColumnInfo, feature: Encoder) -> None:
-    is_number = info.kind in NUMBER_KINDS
-    if is_number != isinstance(feature, NumberEncoder) or not (is_number or info.kind == "string"):
+    if isinstance(feature, NumberEncoder):
+        fits = info.kind in NUMBER_KINDS and (info.kind == "vector" or feature.mean.size == 1)
+    else:
+        fits = info.kind in STRING_KINDS
+    if not fits:
         raise TransportError(
-            f"column {info.name} is of kind {info.kind}, the federation's encoder is a {type(feature).__name__}; "
-            "the column's type changed or differs between owners"
+            f"column {info.name} is of kind {info.kind}, which the federation's encoder ({type(feature).__name__}) "
+            "does not fit; give the column the same type at all its owners"
         )

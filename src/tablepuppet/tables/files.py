@@ -19,6 +19,7 @@ from tablepuppet.tables.source import Source
 
 _PARQUET = (".parquet", ".parq", ".pq")
 _CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_SEPARATORS = (",", ";", "\t", "|")
 _IPC = (".feather", ".arrow", ".ipc")
 
 
@@ -68,23 +69,30 @@ def _open_parquet(files: list[str], name: str) -> Source:
         raise SourceError(
             f"table {name}: {files[0]} is not a readable Parquet file ({type(error).__name__}); write it again"
         ) from None
-    return duck.from_files(name, "read_parquet({})", files, keep=False)
+    return duck.from_parquet(name, files)
 
 
 def _open_csv(files: list[str], name: str) -> Source:
     if not any(Path(file).stat().st_size for file in files):
         raise SourceError(f"table {name}: {files[0]} is empty; a CSV file needs a line of column names")
-    return duck.from_files(name, "read_csv({}, sample_size=-1)", files, keep=True)
+    header = duck.csv_header(name, files[0])
+    check_names(header, name)
+    if len(header) == 1 and any(mark in header[0] for mark in _SEPARATORS):
+        raise SourceError(
+            f"table {name}: the lines of {files[0]} do not all have as many fields as the first, which names the "
+            "columns; mend the file"
+        )
+    return duck.from_csv(name, files)
 
 
 def _read_ipc(file: str, name: str) -> pa.Table:
-    source = pa.memory_map(file)
     try:
-        return pa.ipc.open_file(source).read_all()
-    except pa.ArrowInvalid:
-        source.seek(0)
-    try:
-        return pa.ipc.open_stream(source).read_all()
+        mapped = pa.memory_map(file)
+        try:
+            return pa.ipc.open_file(mapped).read_all()
+        except pa.ArrowInvalid:  # the streaming format goes by the same names
+            mapped.seek(0)
+            return pa.ipc.open_stream(mapped).read_all()
     except (pa.ArrowException, OSError) as error:
         raise SourceError(
             f"table {name}: {file} is not a readable Arrow file ({type(error).__name__}); write it again"

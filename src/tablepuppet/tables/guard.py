@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from sqlglot import Dialect, exp
+from sqlglot import Dialect, TokenType, exp
 from sqlglot.errors import SqlglotError
 
 from tablepuppet.errors import PolicyError
@@ -39,24 +39,31 @@ def check_predicate(sql: str, columns: Collection[str]) -> str:
 def _check(sql: str, columns: Collection[str], what: str) -> str:
     if len(sql) > MAX_LENGTH:
         raise _refused(what, f"it is {len(sql):,} characters long; at most {MAX_LENGTH:,} are allowed")
-    tree = _parse(sql, what)
     known = {column.lower() for column in columns}
-    for node, depth in _walk(tree):
-        if depth > MAX_DEPTH:
-            raise _refused(what, f"it is nested more than {MAX_DEPTH} deep; write it more simply")
-        _check_node(node, known, what)
-    return tree.sql(dialect="duckdb", identify=True, comments=False)
+    try:
+        tree = _parse(sql, what)
+        for node, depth in _walk(tree):
+            if depth > MAX_DEPTH:
+                raise _too_deep(what)
+            _check_node(node, known, what)
+        return tree.sql(dialect="duckdb", identify=True, comments=False)
+    except RecursionError:  # the parser may give up earlier than we do
+        raise _too_deep(what) from None
 
 
 def _parse(sql: str, what: str) -> exp.Expr:
+    dialect = Dialect.get_or_raise("duckdb")
     try:
-        trees = Dialect.get_or_raise("duckdb").parse_into(exp.Condition, sql)
-    except (SqlglotError, RecursionError):
+        tokens = dialect.tokenize(sql)
+        if any(token.token_type is TokenType.SEMICOLON for token in tokens):
+            raise _refused(what, "it contains a semicolon; write exactly one expression")
+        [tree] = dialect.parser().parse_into(exp.Condition, tokens, sql)
+    except SqlglotError:
         # The parser's message marks the text with terminal codes; the server knows what it sent.
-        raise _refused(what, "it is not one scalar SQL expression; write one value or condition per row") from None
-    if len(trees) != 1 or trees[0] is None:
-        raise _refused(what, f"it holds {len(trees)} statements; write exactly one expression")
-    return trees[0]
+        tree = None
+    if tree is None:
+        raise _refused(what, "it is not one scalar SQL expression; write one value or condition per row")
+    return tree
 
 
 def _walk(tree: exp.Expr) -> Iterator[tuple[exp.Expr, int]]:
@@ -101,6 +108,10 @@ def _shrinks(node: exp.Expr) -> bool:
 def _title(node: exp.Expr) -> str:
     """A construct's name, as SQL spells it where it is a function."""
     return f"the function {node.sql_name().lower()}" if isinstance(node, exp.Func) else type(node).__name__.upper()
+
+
+def _too_deep(what: str) -> PolicyError:
+    return _refused(what, "it is nested too deeply; write it more simply, for example with IN")
 
 
 def _refused(what: str, why: str) -> PolicyError:

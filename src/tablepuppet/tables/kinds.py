@@ -25,6 +25,8 @@ _SCALARS: Final[tuple[tuple[Callable[[pa.DataType], bool], Kind], ...]] = (
     (pa.types.is_string_view, "string"),
     (lambda kind: isinstance(kind, pa.UuidType), "uuid"),
 )
+# Types that reach Arrow as something less: text, and decimals of 38 digits.
+_BY_NAME: Final[dict[str, Kind]] = {"UUID": "uuid", "HUGEINT": "integer", "UHUGEINT": "integer"}
 _LISTS: Final = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_large_list_view)
 
 
@@ -42,7 +44,7 @@ def column_info(name: str, kind: pa.DataType, detail: str | None = None, size: i
         return ColumnInfo(name, "vector", shown, size)
     if pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type):
         return ColumnInfo(name, "vector", shown, kind.list_size)
-    return ColumnInfo(name, _scalar_kind(kind), shown)
+    return ColumnInfo(name, _BY_NAME.get(shown) or _scalar_kind(kind), shown)
 
 
 def is_float_list(kind: pa.DataType) -> bool:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.errors import JobError, MappingError
-from tablepuppet.tables.columns import numbers, strings
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, numbers, strings
 from tablepuppet.transport.messages import ColumnInfo, Labels, LabelSummary
 
 Array = NDArray[np.float64]
@@ -29,7 +29,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 def describe_labels(column: pa.ChunkedArray, info: ColumnInfo) -> LabelSummary:
     """The kind of the label and its distinct values (numbers: only if there are at most 1000)."""
-    if info.kind == "string":
+    if info.kind in STRING_KINDS:
         distinct = pc.unique(pc.cast(column, pa.large_string())).drop_null()
         if len(distinct) > MAX_STRING_CLASSES:
             raise MappingError(
@@ -51,7 +51,7 @@ def describe_labels(column: pa.ChunkedArray, info: ColumnInfo) -> LabelSummary:
 def read_labels(
     column: pa.ChunkedArray,
     info: ColumnInfo,
-    classes: list[str] | list[float] | None,
+    classes: list[str | float] | None,
     offset: int,
     seed: int,
     test_fraction: float,
@@ -59,10 +59,10 @@ def read_labels(
     """One label per row: its position in `classes`, or (None) the number itself; and who is a test row."""
     if classes is None:
         values = _label_numbers(column, info)
-    elif info.kind == "string":
-        values = _string_classes(column, info, cast(list[str], classes))
+    elif info.kind in STRING_KINDS:
+        values = _string_classes(column, info, classes)
     else:
-        values = _number_classes(_label_numbers(column, info), info, cast(list[float], classes))
+        values = _number_classes(_label_numbers(column, info), info, classes)
     return Labels(values=values, is_test=split(len(column), offset, seed, test_fraction))
 
 
@@ -72,8 +72,8 @@ def split(rows: int, offset: int, seed: int, test_fraction: float) -> NDArray[np
     >>> bool((split(10, 0, 7, 0.5)[4:] == split(6, 4, 7, 0.5)).all())
     True
     """
-    if not 0 <= test_fraction < 1:
-        raise JobError(f"test_fraction is {test_fraction}; it must be at least 0 and below 1")
+    if not 0 <= test_fraction <= 1:
+        raise JobError(f"test_fraction is {test_fraction}; it must lie between 0 and 1")
     # splitmix64: seeds start far apart on one sequence, which `_mix` then scrambles.
     start = _mix(np.array([seed % 2**64], np.uint64) + _GOLDEN)
     position = np.arange(offset, offset + rows, dtype=np.uint64)
@@ -90,10 +90,10 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _label_numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
-    if info.kind not in ("integer", "float", "decimal", "boolean"):
+    if info.kind not in NUMBER_KINDS - {"vector"}:
         raise MappingError(
-            f"label {info.name} has type {info.detail or info.kind}; a label is a number, a boolean or a string. "
-            "CAST it, or choose another column"
+            f"label {info.name} has type {info.detail or info.kind}; a label is a number, a boolean, a date or "
+            "a string. CAST it, or choose another column"
         )
     values = numbers(column, info)[:, 0]
     if np.isinf(values).any():
@@ -101,7 +101,7 @@ def _label_numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
     return values
 
 
-def _string_classes(column: pa.ChunkedArray, info: ColumnInfo, classes: list[str]) -> Array:
+def _string_classes(column: pa.ChunkedArray, info: ColumnInfo, classes: list[str | float]) -> Array:
     distinct, codes = strings(column)
     known = pc.index_in(distinct, value_set=pa.array(classes, pa.large_string()))
     if known.null_count:
@@ -110,17 +110,19 @@ def _string_classes(column: pa.ChunkedArray, info: ColumnInfo, classes: list[str
     return cast(Array, table[codes])
 
 
-def _number_classes(values: Array, info: ColumnInfo, classes: list[float]) -> Array:
-    order = np.argsort(classes, kind="stable")
-    ordered = np.asarray(classes, np.float64)[order]
-    position = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    is_missing = np.isnan(values)
-    if len(values) and not (is_missing.all() or (len(ordered) and (is_missing | (ordered[position] == values)).all())):
+def _number_classes(values: Array, info: ColumnInfo, classes: list[str | float]) -> Array:
+    # NaN sorts last, so a missing label finds the entry behind the classes, which is NaN.
+    table = np.append(np.asarray(classes, np.float64), np.nan)
+    order = np.argsort(table, kind="stable")
+    position = np.searchsorted(table[order], values)
+    if not np.array_equal(table[order][position], values, equal_nan=True):
         raise _unknown_class(info)
-    return np.where(is_missing, np.nan, order[position].astype(np.float64) if len(ordered) else np.nan)
+    numbered = np.append(np.arange(len(classes), dtype=np.float64), np.nan)
+    return numbered[order][position]
 
 
 def _unknown_class(info: ColumnInfo) -> MappingError:
     return MappingError(
-        f"label {info.name} has a value outside the agreed classes; the table changed after the run began: start again"
+        f"label {info.name} has a value that is not among the classes; either it has more than {MAX_NUMBER_CLASSES} "
+        "distinct numbers (use a linear model), or the table changed after the run began (start again)"
     )

@@ -21,23 +21,24 @@ def open_memory(value: object, name: str) -> Source:
     """Opens an Arrow table, batch or dataset, or a DataFrame."""
     if isinstance(value, pads.Dataset):
         check_names(value.schema.names, name)
-        return duck.from_arrow(name, value)
-    table = to_arrow(value, name)
+        if all(_taken(field.type) == field.type for field in value.schema):
+            return duck.from_arrow(name, value)
+        value = value.to_table()
+    table = _to_arrow(value, name)
     check_names(table.column_names, name)
     return duck.from_arrow(name, _widened(table))
 
 
-def to_arrow(value: object, name: str) -> pa.Table:
-    """An Arrow table of an Arrow object or a DataFrame."""
+def _to_arrow(value: object, name: str) -> pa.Table:
     if isinstance(value, pa.Table):
         return value
     if isinstance(value, pa.RecordBatch):
         return pa.Table.from_batches([value])
-    if _is_from("pandas", "DataFrame", value):
+    if _is_pandas(value):
         return _from_pandas(value, name)
-    if _is_from("polars", "DataFrame", value):
-        return value.to_arrow()  # type: ignore[attr-defined]
-    hint = "; call .collect() on it first" if _is_from("polars", "LazyFrame", value) else ""
+    if hasattr(value, "__arrow_c_stream__"):  # polars, and whatever else speaks Arrow
+        return pa.table(value)
+    hint = "; call .collect() on it first" if hasattr(value, "collect") else ""
     raise SourceError(
         f"table {name}: a {type(value).__module__}.{type(value).__name__} is not a source{hint}. Give a path, "
         "a pyarrow.Table, a pandas or polars DataFrame, or tp.source(url, table=…)"
@@ -60,10 +61,10 @@ def check_names(names: Sequence[str], name: str) -> None:
         seen[column.lower()] = column
 
 
-def _is_from(module: str, kind: str, value: object) -> bool:
-    """Whether `value` is an instance of a class of a library that may not be installed, and is not imported here."""
-    loaded = sys.modules.get(module)
-    return loaded is not None and isinstance(value, getattr(loaded, kind))
+def _is_pandas(value: object) -> bool:
+    """Whether this is a DataFrame; if it is, someone has imported pandas, and we need not."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.DataFrame)
 
 
 def _from_pandas(frame: Any, name: str) -> pa.Table:
@@ -98,6 +99,7 @@ def _taken(kind: pa.DataType) -> pa.DataType:
         return pa.decimal128(kind.precision, kind.scale) if kind.precision <= 38 else pa.float64()
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(_taken(kind.value_type), kind.list_size)
-    if pa.types.is_list(kind):
-        return pa.list_(_taken(kind.value_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        value = _taken(kind.value_type)
+        return kind if value == kind.value_type else pa.large_list(value)
     return kind

@@ -2,7 +2,7 @@
 
 In: a raw column, the rows that take part and how often each is joined (G). Out:
 NumberStatistics or CategoryStatistics, the same as the materialised join would give
-(docs/algorithms.md, "Encoding"). Row −1 stands for a row that does not exist and is skipped.
+(docs/algorithms.md). Row −1 stands for a row that does not exist and is skipped.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.errors import SourceError, TransportError
-from tablepuppet.tables.columns import NUMBER_KINDS, numbers, strings
-from tablepuppet.tables.features import Rows
-from tablepuppet.transport.messages import CategoryStatistics, ColumnInfo, NumberStatistics
+from tablepuppet.tables.codes import Codes, count_by_code
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, numbers, strings
+from tablepuppet.transport.messages import CategoryStatistics, ColumnInfo, NumberStatistics, RowNumbers
 
 Array = NDArray[np.float64]
 Statistics = NumberStatistics | CategoryStatistics
 
 
 def statistics(
-    column: pa.ChunkedArray, info: ColumnInfo, rows: Rows | None, weights: NDArray[Any] | None
+    column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, weights: NDArray[Any] | None
 ) -> Statistics:
     """The statistics of a column over `rows` (None: all, in order), each counted `weights` times (None: once)."""
-    taken: NDArray[Any] = np.arange(len(column)) if rows is None else np.asarray(rows)
+    taken: RowNumbers = np.arange(len(column)) if rows is None else rows
     multiplicity = np.ones(len(taken)) if weights is None else np.asarray(weights, np.float64)
     exists = taken >= 0
     taken, multiplicity = taken[exists], multiplicity[exists]
     if info.kind in NUMBER_KINDS:
-        return _number_statistics(numbers(column, info)[taken], multiplicity, info)
-    if info.kind == "string":
-        return _category_statistics(column, taken, multiplicity)
+        return _of_numbers(numbers(column, info)[taken], multiplicity, info)
+    if info.kind in STRING_KINDS:
+        distinct, codes = strings(column)
+        return _of_categories(distinct, codes[taken], multiplicity)
     raise SourceError(
         f"column {info.name} has type {info.detail or info.kind}, which cannot be a feature; "
         "leave it out, or CAST it to a number or to VARCHAR"
@@ -54,58 +55,58 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     )
 
 
-def _number_statistics(values: Array, weights: Array, info: ColumnInfo) -> NumberStatistics:
+def _of_numbers(values: Array, weights: Array, info: ColumnInfo) -> NumberStatistics:
     if np.isinf(values).any():
-        raise SourceError(
-            f"column {info.name} contains infinity, which has no mean; filter such rows out, or use NULL"
-        )
-    present = ~np.isnan(values).any(axis=1)
-    missing = float(weights[~present].sum())
-    values, weights = values[present], weights[present]
+        raise SourceError(f"column {info.name} contains infinity, which has no mean; filter such rows out, or use NULL")
+    is_missing = np.isnan(values).any(axis=1)
+    missing = float(weights[is_missing].sum())
+    if is_missing.any():
+        values, weights = values[~is_missing], weights[~is_missing]
     weight = float(weights.sum())
     if weight == 0:
-        zeros = np.zeros(values.shape[1])
-        return NumberStatistics(weight=0.0, missing=missing, mean=zeros, spread=zeros)
-    mean = weights @ values / weight
-    mean += weights @ (values - mean) / weight  # takes back the rounding of the first pass
-    spread = weights @ np.square(values - mean)
+        return _no_values(missing, values.shape[1])
+    with np.errstate(over="ignore", invalid="ignore"):  # looked at below, with a better message
+        mean = weights @ values / weight
+        mean += weights @ (values - mean) / weight  # takes back the rounding of the first pass
+        spread = weights @ np.square(values - mean)
     if not np.isfinite(spread).all():
         raise SourceError(f"column {info.name} has numbers too large to square; divide it by a power of ten")
     return NumberStatistics(weight=weight, missing=missing, mean=mean, spread=spread)
 
 
-def _category_statistics(column: pa.ChunkedArray, rows: NDArray[Any], weights: Array) -> CategoryStatistics:
-    categories, codes = strings(column)
-    counts: Array = np.bincount(codes[rows] + 1, weights, minlength=len(categories) + 1).astype(np.float64, copy=False)
-    seen = np.flatnonzero(counts[1:] > 0)
-    return _sorted_categories(categories.take(pa.array(seen)), counts[1:][seen], float(counts[0]))
+def _of_categories(distinct: pa.Array, codes: Codes, weights: Array) -> CategoryStatistics:
+    counts = count_by_code(codes, weights, len(distinct))
+    seen = np.flatnonzero(counts > 0)
+    return _sorted(distinct.take(pa.array(seen)), counts[seen], float(weights[codes < 0].sum()))
 
 
 def _merge_numbers(parts: Sequence[NumberStatistics]) -> NumberStatistics:
-    weight = sum(part.weight for part in parts)
     missing = sum(part.missing for part in parts)
     # A part without values says nothing, not even how long its vectors are.
     filled = [part for part in parts if part.weight > 0]
     if not filled:
-        zeros = np.zeros(max(part.mean.size for part in parts))
-        return NumberStatistics(weight=0.0, missing=missing, mean=zeros, spread=zeros)
+        return _no_values(missing, max((part.mean.size for part in parts), default=0))
     if len({part.mean.size for part in filled}) > 1:
         raise TransportError("the clients of one table hold vectors of different lengths; make them equal")
-    mean = sum((part.weight / weight * part.mean for part in filled), np.zeros(filled[0].mean.size))
-    spread = sum(
-        (part.spread + part.weight * np.square(part.mean - mean) for part in filled), np.zeros(mean.size)
-    )
+    weight = sum(part.weight for part in filled)
+    zeros = np.zeros(filled[0].mean.size)
+    mean = sum((part.weight / weight * part.mean for part in filled), zeros)
+    spread = sum((part.spread + part.weight * np.square(part.mean - mean) for part in filled), zeros)
     return NumberStatistics(weight=weight, missing=missing, mean=mean, spread=spread)
 
 
 def _merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics:
-    categories = pa.chunked_array([pa.array(part.categories, pa.large_string()) for part in parts], pa.large_string())
-    distinct, codes = strings(categories)
-    counts: Array = np.bincount(codes, np.concatenate([part.weights for part in parts]), minlength=len(distinct)).astype(np.float64, copy=False)
-    return _sorted_categories(distinct, counts, sum(part.missing for part in parts))
+    named = pa.chunked_array([pa.array(part.categories, pa.large_string()) for part in parts], pa.large_string())
+    distinct, codes = strings(named)
+    weights = np.concatenate([part.weights for part in parts])
+    return _sorted(distinct, count_by_code(codes, weights, len(distinct)), sum(part.missing for part in parts))
 
 
-def _sorted_categories(categories: pa.Array, weights: Array, missing: float) -> CategoryStatistics:
+def _no_values(missing: float, size: int) -> NumberStatistics:
+    return NumberStatistics(weight=0.0, missing=missing, mean=np.zeros(size), spread=np.zeros(size))
+
+
+def _sorted(categories: pa.Array, weights: Array, missing: float) -> CategoryStatistics:
     # Arrow compares the bytes of UTF-8, which is the order of code points.
     order = pc.sort_indices(categories)
     return CategoryStatistics(

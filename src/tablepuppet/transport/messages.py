@@ -227,7 +227,16 @@ class StartPart(Message):
 
 class Started(Message):
     values: Array | None  # predictions of all train rows; None: all zero
-    curvature: float  # of the part's share of XᵀX/N: largest eigenvalue (sgd), mean diagonal (admm)
+    figure: float  # admm: mean diagonal of the part's share of XᵀX/N; newton: 1 if its features span the constant
+    width: int  # of θ
+
+
+class MultiplyGram(Message):
+    """Tᵀ diag(G) T v, to bound the objective's curvature. → Partial"""
+
+    job: str
+    part: int
+    vector: Array
 
 
 class SgdUpdate(Message):
@@ -249,6 +258,7 @@ class AdmmUpdate(Message):
     signal: Array
     factor: float  # Mρ
     union_rho: float  # ρ_u of the consensus rounds
+    coefficients: Array | None  # of the last step of the reported model
 
 
 class NewtonUpdate(Message):
@@ -262,7 +272,7 @@ class NewtonUpdate(Message):
     coefficients: Array | None
 
 
-class NewtonMove(Message):
+class Move(Message):
     """The step coefficients chosen for the last directions. → Done"""
 
     job: str
@@ -337,10 +347,11 @@ REQUESTS = (
     | OpenPart
     | EncodeFeatures
     | StartPart
+    | MultiplyGram
     | SgdUpdate
     | AdmmUpdate
     | NewtonUpdate
-    | NewtonMove
+    | Move
     | Combined
     | Evaluate
     | Release

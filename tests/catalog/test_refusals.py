@@ -1,0 +1,72 @@
+"""Every refusal of binding says what is wrong, where, and what to write instead; refusals.txt shows them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tablepuppet.catalog import bind
+from tablepuppet.query import parse
+from tablepuppet.transport.link import Link
+from tests.catalog.owners import Tables, link_to
+from tests.goldens import check_refusals
+
+
+def _table(**columns: pa.DataType) -> pa.Table:
+    return pa.schema(list(columns.items())).empty_table()
+
+
+INT, FLOAT, TEXT, BOOL = pa.int64(), pa.float64(), pa.string(), pa.bool_()
+TABLES: Tables = {
+    "orders": {
+        "store_eu": _table(
+            item_id=INT, card_id=INT, quantity=INT, note=pa.binary(), channel=INT, coupon=TEXT, returned=BOOL
+        ),
+        "store_us": _table(item_id=INT, card_id=INT, Quantity=INT, note=pa.binary(), channel=TEXT, returned=BOOL),
+    },
+    "items": {
+        "supplier": _table(
+            item_id=INT,
+            price=FLOAT,
+            category=TEXT,
+            weight=pa.decimal128(10, 2),
+            day=pa.date32(),
+            embedding=pa.list_(pa.float32(), 4),
+            bought=pa.time64("us"),
+            sold=BOOL,
+        )
+    },
+    "cards": {
+        "bank": _table(
+            card_id=pa.decimal128(18, 2),
+            holder=TEXT,
+            credit=INT,
+            since=pa.timestamp("us"),
+            face=pa.list_(pa.float32(), 8),
+            active=BOOL,
+        )
+    },
+    "twins": {"registry": _table(Id=INT, iD=INT, price=FLOAT)},
+}
+
+
+@pytest.fixture(scope="module")
+def link() -> Iterator[Link]:
+    # DuckDB takes "Id" and "iD" for one name, so that the twins' owner must be another database: a plain answer.
+    opened = link_to(TABLES)
+    yield opened
+    opened.transport.close()
+
+
+def test_refusals_read_as_in_the_golden_file(link: Link) -> None:
+    names = {table: tuple(parts) for table, parts in TABLES.items()}
+
+    def ask(query: str) -> object:
+        first, _, rest = query.partition("\n")
+        label, sql = (first.removeprefix("-- label: "), rest) if first.startswith("-- label") else ("returned", query)
+        return bind(parse(sql), label=label, tables=names, link=link, job="job")
+
+    check_refusals(Path(__file__).with_name("refusals.txt"), ask)

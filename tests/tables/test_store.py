@@ -1,0 +1,140 @@
+"""A client's tables: every scan is guarded, read once a job, and forgotten with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+from tablepuppet.errors import PolicyError, SourceError, TransportError
+from tablepuppet.tables.source import Source, open_source
+from tablepuppet.tables.store import ClientTables
+from tablepuppet.transport.messages import ColumnInfo, OpenScan
+
+ITEMS = pa.table({"id": [1, 2, 3], "price": [0.5, 1.5, 2.5], "name": ["a", "b", "c"]})
+
+
+class Counted:
+    """A source that counts its readings."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.reads = 0
+        self.is_closed = False
+
+    def describe(self) -> list[ColumnInfo]:
+        return self.source.describe()
+
+    def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
+        return self.source.describe_scan(expressions, filter)
+
+    def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
+        self.reads += 1
+        return self.source.read(expressions, filter)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.source.close()
+
+
+@pytest.fixture
+def items() -> Counted:
+    return Counted(open_source(ITEMS, "items"))
+
+
+@pytest.fixture
+def tables(items: Counted) -> ClientTables:
+    return ClientTables({"items": items, "cards": open_source(ITEMS, "cards")})
+
+
+def open_items(
+    job: str = "j", scan: int = 0, columns: Sequence[str] = ("id", "price * 2"), filter: str | None = None
+) -> OpenScan:
+    return OpenScan(job=job, scan=scan, table="items", columns=list(columns), filter=filter)
+
+
+def test_a_table_is_described(tables: ClientTables) -> None:
+    assert [(c.name, c.kind) for c in tables.describe("items").columns] == [
+        ("id", "integer"),
+        ("price", "float"),
+        ("name", "string"),
+    ]
+
+
+def test_an_unknown_table_is_refused_with_those_that_the_client_has(tables: ClientTables) -> None:
+    with pytest.raises(SourceError, match="there is no table 'orders' at this client; it has cards, items"):
+        tables.describe("orders")
+    with pytest.raises(SourceError, match="it has no table"):
+        ClientTables({}).describe("orders")
+
+
+def test_a_scan_is_opened_without_reading_and_read_once_a_job(tables: ClientTables, items: Counted) -> None:
+    schema = tables.open_scan(open_items(filter="price > 1"))
+    assert [c.kind for c in schema.columns] == ["integer", "float"]
+    assert schema.columns == tables.columns("j", 0)
+    assert items.reads == 0
+    assert tables.scan("j", 0).to_pydict() == {"c0": [2, 3], "c1": [3.0, 5.0]}
+    assert tables.scan("j", 0) is tables.scan("j", 0)
+    assert items.reads == 1
+
+
+def test_jobs_and_scans_do_not_mix(tables: ClientTables) -> None:
+    tables.open_scan(open_items("j", 0))
+    tables.open_scan(open_items("j", 1, ["name"]))
+    tables.open_scan(open_items("k", 0, ["price"], "id = 1"))
+    assert tables.scan("j", 1).to_pydict() == {"c0": ["a", "b", "c"]}
+    assert tables.scan("k", 0).to_pydict() == {"c0": [0.5]}
+
+
+def test_a_scan_that_is_opened_again_is_read_again(tables: ClientTables) -> None:
+    tables.open_scan(open_items(columns=["id"]))
+    assert tables.scan("j", 0).num_rows == 3
+    tables.open_scan(open_items(columns=["id"], filter="id > 1"))
+    assert tables.scan("j", 0).num_rows == 2
+
+
+def test_a_closed_job_is_forgotten_and_others_are_not(tables: ClientTables) -> None:
+    tables.open_scan(open_items("j"))
+    tables.open_scan(open_items("k"))
+    tables.close("j")
+    tables.close("never opened")
+    with pytest.raises(TransportError, match="job j has no open scan 0"):
+        tables.scan("j", 0)
+    with pytest.raises(TransportError, match="job j has no open scan 0"):
+        tables.columns("j", 0)
+    assert tables.scan("k", 0).num_rows == 3
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        open_items(columns=["id", "getenv('HOME')"]),
+        open_items(columns=["(SELECT max(price) FROM source)"]),
+        open_items(filter="id IN (SELECT 1)"),
+        open_items(columns=["source.id"]),
+    ],
+)
+def test_the_guard_comes_first(request_: OpenScan, tables: ClientTables, items: Counted) -> None:
+    with pytest.raises(PolicyError):
+        tables.open_scan(request_)
+    with pytest.raises(TransportError):
+        tables.scan("j", 0)
+    assert items.reads == 0
+
+
+def test_shutdown_closes_the_sources(tables: ClientTables, items: Counted) -> None:
+    tables.open_scan(open_items())
+    tables.shutdown()
+    assert items.is_closed
+    with pytest.raises(TransportError):
+        tables.scan("j", 0)
+
+
+def test_threads_may_call_at_once(tables: ClientTables, items: Counted) -> None:
+    tables.open_scan(open_items())
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: tables.scan("j", 0).num_rows, range(50)))
+    assert found == [3] * 50
+    assert items.reads == 1

@@ -10,9 +10,8 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && { echo $$p; break; }; done)
 
-# PyPI's Linux builds of torch bring gigabytes of CUDA packages. The CPU build has them not, so it is asked for by name.
-TORCH ?= torch==$(shell sed -n 's/^torch==//p' constraints.txt)$(if $(filter Linux,$(shell uname -s)),+cpu)
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# torch comes first and exactly pinned: whatever else depends on it then takes this one and no other build.
+TORCH ?= torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq install -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
@@ -68,9 +67,7 @@ $(VENV)/.demo: $(VENV)/.created pyproject.toml
 
 $(VENV)/.torch: $(VENV)/.created
 	@echo "Installing $(TORCH) into $(VENV) (about a minute, once)."
-	@$(PIP) --no-deps '$(TORCH)' 2>/dev/null || $(PIP) --no-deps --extra-index-url $(TORCH_INDEX) '$(TORCH)' || { \
-		echo "No build of torch without CUDA was found. Make $(TORCH_INDEX) reachable, or put the wheel"; \
-		echo "in a folder and set PIP_FIND_LINKS to it. To use another build: make TORCH=torch==VERSION test"; exit 1; }
+	@$(PIP) '$(TORCH)'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml

@@ -30,9 +30,7 @@ class JobError(TablePuppetError):
 class QueryError(TablePuppetError):
     """The SQL text cannot be accepted; the message shows where, with a caret."""
 
-    def __init__(
-        self, message: str, *, text: str = "", line: int | None = None, column: int | None = None
-    ) -> None:
+    def __init__(self, message: str, *, text: str = "", line: int | None = None, column: int | None = None) -> None:
         self.line = line
         self.column = column
         super().__init__(message + _excerpt(text, line, column))

@@ -42,9 +42,7 @@ class Federation:
             for name, owner in zip(names, owners, strict=True):
                 sources.setdefault(name, {})[table] = open_source(owner, table)
             self._tables[table] = tuple(names)
-        self._clients = {
-            name: Client(name, ClientTables(held), may_reveal=True) for name, held in sources.items()
-        }
+        self._clients = {name: Client(name, ClientTables(held), may_reveal=True) for name, held in sources.items()}
         self._transport = LocalTransport({name: client.handle for name, client in self._clients.items()})
 
     @classmethod
@@ -118,4 +116,7 @@ def tables_from_toml(tables: Mapping[str, Any], folder: Path) -> dict[str, list[
             return source(given["url"], given.get("table"))
         raise JobError(f"table {table!r}: a source is a path or {{url = …, table = …}}")
 
-    return {t: [one(t, g) for g in (given if isinstance(given, Sequence) and not isinstance(given, str) else [given])] for t, given in tables.items()}
+    return {
+        t: [one(t, g) for g in (given if isinstance(given, Sequence) and not isinstance(given, str) else [given])]
+        for t, given in tables.items()
+    }

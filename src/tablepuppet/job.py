@@ -72,7 +72,9 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
 def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[str, Options]:
     if isinstance(algorithm, Sgd | Admm | Newton | Centralized):
         if extra:
-            raise JobError(f"unknown argument {min(extra)!r}; options of the algorithm belong in tp.{type(algorithm).__name__}(…)")
+            raise JobError(
+                f"unknown argument {min(extra)!r}; options of the algorithm belong in tp.{type(algorithm).__name__}(…)"
+            )
         return algorithm.name, algorithm
     if isinstance(algorithm, str):
         if algorithm not in FAMILIES:

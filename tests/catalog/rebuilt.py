@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tests.catalog.owners import quoted
+
 from tablepuppet.catalog import BoundQuery
 from tablepuppet.catalog.bound import Branch, KeyPair
-from tests.catalog.owners import quoted
 
 
 def rebuilt(query: BoundQuery, names: list[str]) -> str:

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from tests.catalog.owners import link_to
+from tests.catalog.rebuilt import rebuilt
 
 from tablepuppet.catalog import bind
 from tablepuppet.errors import QueryError
 from tablepuppet.query import parse
 from tablepuppet.transport.link import Link
-from tests.catalog.owners import link_to
-from tests.catalog.rebuilt import rebuilt
 
 TABLES = ("r", "s", "t")
 COLUMNS = ("a", "b", "c")
@@ -119,7 +119,9 @@ def test_what_is_accepted_gives_the_rows_of_the_sql(
     event("accepted")
     for table, data in zip(TABLES, rows, strict=True):
         columns = list(zip(*data, strict=True)) or [()] * len(COLUMNS)
-        connection.register(table, pa.table({c: pa.array(v, pa.int64()) for c, v in zip(COLUMNS, columns, strict=True)}))
+        connection.register(
+            table, pa.table({c: pa.array(v, pa.int64()) for c, v in zip(COLUMNS, columns, strict=True)})
+        )
     truth = connection.execute(sql)
     names = [column[0] for column in truth.description or ()]
     expected = Counter(truth.fetchall())

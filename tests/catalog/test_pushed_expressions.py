@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import duckdb
 import pyarrow as pa
 import pytest
-
-from tablepuppet.tables.guard import check_expression
 from tests.catalog.owners import bound
 from tests.query.expressions import LENIENT, STRICT, TABLE, lines
+
+from tablepuppet.tables.guard import check_expression
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.catalog.owners import Tables, link_to
+from tests.goldens import check_refusals
 
 from tablepuppet.catalog import bind
 from tablepuppet.query import parse
 from tablepuppet.transport.link import Link
-from tests.catalog.owners import Tables, link_to
-from tests.goldens import check_refusals
 
 
 def _table(**columns: pa.DataType) -> pa.Table:
@@ -49,13 +49,11 @@ TABLES: Tables = {
             active=BOOL,
         )
     },
-    "twins": {"registry": _table(Id=INT, iD=INT, price=FLOAT)},
 }
 
 
 @pytest.fixture(scope="module")
 def link() -> Iterator[Link]:
-    # DuckDB takes "Id" and "iD" for one name, so that the twins' owner must be another database: a plain answer.
     opened = link_to(TABLES)
     yield opened
     opened.transport.close()

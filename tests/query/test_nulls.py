@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import duckdb
 import pytest
 from sqlglot import exp, parse_one
+from tests.query.expressions import LENIENT, STRICT, TABLE, lines
 
 from tablepuppet.query.functions import STRICT as STRICT_NODES
 from tablepuppet.query.nulls import Outcome, keeps_null, outcomes, rejects_null
 from tablepuppet.tables.allowed import NODES
-from tests.query.expressions import LENIENT, STRICT, TABLE, lines
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,9 @@ def connection() -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def tree(sql: str) -> exp.Expr:
-    return parse_one(f"SELECT {sql}", dialect="duckdb").expressions[0]
+    (item,) = parse_one(f"SELECT {sql}", dialect="duckdb").expressions
+    assert isinstance(item, exp.Expr)
+    return item
 
 
 @pytest.mark.parametrize("sql", lines(STRICT) + lines(LENIENT))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tablepuppet.query import parse
 from tests.goldens import check_refusals
+
+from tablepuppet.query import parse
 
 
 def test_refusals_read_as_in_the_golden_file() -> None:

@@ -103,7 +103,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.fixture(params=MAKERS.values(), ids=MAKERS, scope="module")
+@pytest.fixture(params=MAKERS.values(), ids=list(MAKERS), scope="module")
 def items(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
     opened = open_source(request.param(tmp_path_factory.mktemp("items")), "items")
     yield opened

@@ -27,6 +27,8 @@ from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
 from tablepuppet.transport.messages import AdmmUpdate, Combined, Done, Move, Partial, Predictions
 
+_RESTART = 3  # rounds between restarts from the reported model
+
 # -- server --------------------------------------------------------------------------------
 
 
@@ -76,8 +78,9 @@ def join_step(
 class AdmmServer:
     """The server's half: dual variables over joined rows, ρ, residuals.
 
-    Iterates zigzag around the optimum; the model that is reported is the best combination of the
-    last ones, which the server can find alone (subspace.py). It never gets worse.
+    Iterates zigzag around the optimum. The model that is reported is the best combination of the
+    last ones, which the server can find alone (subspace.py) and which never gets worse; every few
+    rounds ADMM itself goes on from there.
     """
 
     problem: Problem
@@ -92,6 +95,7 @@ class AdmmServer:
         self._scales: list[float] = []
         self._unions = [ExactUnion() for _ in self.problem.rows]
         self._figures: dict[str, float] = {}
+        self._age = 0  # rounds since the last restart
         for name in ("dual", "z"):
             self.problem.joined.allocate(name, loss.outputs)
 
@@ -112,18 +116,17 @@ class AdmmServer:
         return 1
 
     def begin(self, predictions: list[Array], figures: list[float]) -> None:
-        self._iterates = list(predictions)
         self._scales = figures
         self._tracker.begin(predictions, [False] * self.problem.blocks)
-        self._shift = self._tracker.intercept
-        self.problem.joined.run(opening_step, predictions, loss=self.problem.loss, intercept=self._shift)
+        self._restart()
 
     def opening(self) -> list[BlockUpdate] | None:
         return None
 
     def join_step(self) -> list[BlockUpdate]:
         problem, h = self.problem, self._iterates
-        given = {"loss": problem.loss, "rho": self.rho, "relax": self.options.relax}
+        self._age += 1
+        given: dict[str, Any] = {"loss": problem.loss, "rho": self.rho, "relax": self.options.relax}
         for _ in range(8):
             sums = problem.joined.run(intercept_step, h, intercept=self._shift, **given).sums
             move = sums["slope"] / np.maximum(sums["curvature"], 1e-300)
@@ -159,13 +162,24 @@ class AdmmServer:
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         self._iterates = [a.values for a in answers]
         if self.options.averages:
-            steps = [new - h for new, h in zip(self._iterates, self._tracker.predictions, strict=True)]
-            self._tracker.search(steps, [a.products for a in answers])
+            # h of iterate − reported model came; their difference taken here would be mostly rounding
+            self._iterates = [h + a.values for h, a in zip(self._tracker.predictions, answers, strict=True)]
+            found = self._tracker.search([a.values for a in answers], [a.products for a in answers])
+            if self._age == 1:  # the first step from a restart follows the gradient
+                self._figures["decrement"] = found.decrement / abs(found.value)
         self._adapt()
+        if self.options.averages and self._age == _RESTART:
+            self._restart()
+
+    def _restart(self) -> None:
+        """ADMM goes on from the reported model: λ = ℓ'(a), z = a."""
+        self._iterates, self._shift = list(self._tracker.predictions), self._tracker.intercept
+        self.problem.joined.run(opening_step, self._iterates, loss=self.problem.loss, intercept=self._shift)
+        self._age = 0
 
     def _adapt(self) -> None:
         """Residual balancing (Boyd et al., 3.4.1)."""
-        if not self.options.adapt or not self._figures:
+        if not self.options.adapt or self._age == 1:
             return
         primal, dual = self._figures["primal_residual"], self._figures["dual_residual"]
         if primal > 10 * dual:
@@ -177,8 +191,10 @@ class AdmmServer:
         return self._tracker.settle()
 
     def is_converged(self) -> bool:
-        worst = max(self._figures["primal_residual"], self._figures["dual_residual"])
-        return worst < self.options.tolerance
+        """Near the optimum both residuals vanish; after a restart they do anyway, but not the decrement."""
+        if self.options.averages:
+            return self._age == 1 and self._figures["decrement"] <= self.options.tolerance
+        return max(self._figures["primal_residual"], self._figures["dual_residual"]) <= self.options.tolerance
 
     def residuals(self) -> dict[str, float]:
         return self._figures
@@ -287,10 +303,12 @@ def _proposed(setup: PartSetup, state: AdmmState) -> tuple[AdmmState, Answer]:
 
 
 def _predicted(setup: PartSetup, options: Admm, state: AdmmState, iterate: Array) -> tuple[AdmmState, Answer]:
-    """h of the new iterate; it is also the next direction of the reported model."""
+    """h of the new iterate, seen from the reported model: the next direction of that one's search."""
     if options.averages:
         trail = state.trail.towards(iterate - state.theta)
+        values = setup.model.predict(trail.direction)
     else:
         trail = msgspec.structs.replace(state.trail, theta=iterate)
-    answer = Predictions(values=setup.model.predict(iterate), products=trail.products())
+        values = setup.model.predict(iterate)
+    answer = Predictions(values=values, products=trail.products())
     return msgspec.structs.replace(state, trail=trail, iterate=iterate), answer

@@ -83,9 +83,12 @@ class BlockAnswer:
 class Server(Protocol):
     """The server's half of an algorithm."""
 
-    intercept: Array
-    predictions: list[Array] | None  # h of all train rows, where the server knows them
-    penalty: float  # Σ ‖θ_i‖²
+    @property
+    def intercept(self) -> Array: ...
+
+    @property
+    def predictions(self) -> list[Array] | None:
+        """h of all train rows, where the server knows them."""
 
     def rounds_per_epoch(self) -> int: ...
 

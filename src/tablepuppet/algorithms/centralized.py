@@ -42,7 +42,9 @@ def minimise(features: Array, labels: Array, loss: Loss, l2: float, tolerance: f
         return float(loss.value((design @ x)[:, None], labels).mean()) + 0.5 * float(ridge @ (x * x))
 
     value = value_at(point)
-    for iteration in range(1, _ITERATIONS + 1):
+    iterations = 0
+    while iterations < _ITERATIONS:
+        iterations += 1
         scores = (design @ point)[:, None]
         slope = design.T @ loss.gradient(scores, labels)[:, 0] / rows + ridge * point
         hessian = design.T @ (design * loss.curvature(scores)) / rows + np.diag(ridge)
@@ -57,7 +59,7 @@ def minimise(features: Array, labels: Array, loss: Loss, l2: float, tolerance: f
         value = value_at(point)
         if loss.is_quadratic:
             break
-    return Optimum(point[:-1, None], point[-1:], value, iteration)
+    return Optimum(point[:-1, None], point[-1:], value, iterations)
 
 
 def _solve(hessian: Array, slope: Array, l2: float) -> Array:

@@ -2,13 +2,14 @@
 
     server → client   Y_i = collapse_i(∂ℓ/∂a), W_i = collapse_i(∂²ℓ/∂a²), last step's coefficients
     client            g = T_iᵀY_i/N + βθ,  D = T_iᵀdiag(W_i)T_i/N + βI,  d_i = −D⁻¹g;  sends T_i d_i
-    server            minimises F over each block's new direction and its last m steps
+    server            minimises F over each block's new direction and its last m
 
 One-hot columns of different blocks can trade a constant among them at the price of the penalty
 alone; each block that has such columns therefore adds the constant to the search space, for free:
-the server knows what it predicts. The search space has at most M(m+2) directions and the intercept; the server already holds all of
-them as per-row vectors, and knows the penalty from the clients' inner products. For squared loss
-W_i = G_i, for softmax the constant bound ½G_i stands in for W_i, so that only Y_i travels.
+the server knows what it predicts. The search space has at most M(m+2) directions and the intercept;
+the server already holds all of them as per-row vectors, and knows the penalty from the clients'
+inner products. For squared loss W_i = G_i, for softmax the constant bound ½G_i stands in for W_i,
+so that only Y_i travels.
 """
 
 from __future__ import annotations
@@ -61,10 +62,6 @@ class NewtonServer:
     @property
     def predictions(self) -> list[Array]:
         return self._tracker.predictions
-
-    @property
-    def penalty(self) -> float:
-        return self._tracker.penalty
 
     def rounds_per_epoch(self) -> int:
         return 1
@@ -156,7 +153,8 @@ def client_step(
         gram = _gram(setup, message)
         return (replace(state, values=np.zeros(0)) if is_constant else state), Partial(values=[gradient, gram])
     if is_known:
-        assert state.values is not None and state.vectors is not None
+        assert state.values is not None
+        assert state.vectors is not None
         spectrum = Spectrum(state.values, state.vectors)
     else:
         spectrum = Spectrum.of(_gram(setup, message))

@@ -17,7 +17,7 @@ class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise JobError(f"algorithm {self.name}: {rule}")
 
 
-class Sgd(_Options, tag="sgd"):
+class Sgd(_Options, frozen=True, tag="sgd"):
     """Mini-batch gradient descent (RFL-SGD-V, RFL-SGD; docs/algorithms.md).
 
     `learning_rate=None` takes the reciprocal of a bound on the objective's curvature, with
@@ -36,7 +36,7 @@ class Sgd(_Options, tag="sgd"):
         self._check(self.tolerance >= 0, "tolerance must not be negative")
 
 
-class Admm(_Options, tag="admm"):
+class Admm(_Options, frozen=True, tag="admm"):
     """Alternating direction method of multipliers (RFL-ADMM-V, RFL-ADMM).
 
     `rho` is in units of the loss curvature and tunes itself (`adapt`); `variant="published"`
@@ -44,14 +44,14 @@ class Admm(_Options, tag="admm"):
     """
 
     name: ClassVar[str] = "admm"
-    rho: float = 1.0
+    rho: float = 0.4
     adapt: bool = True
     relax: float = 1.6
     variant: Literal["sharing", "published"] = "sharing"
     union: Literal["consensus", "exact"] = "consensus"
     inner_rounds: int = 10
     memory: int = 8
-    tolerance: float = 1e-6
+    tolerance: float = 1e-8
 
     def __post_init__(self) -> None:
         self._check(self.rho > 0, "rho must be above 0")
@@ -66,7 +66,7 @@ class Admm(_Options, tag="admm"):
         return self.variant == "sharing" and self.memory > 0
 
 
-class Newton(_Options, tag="newton"):
+class Newton(_Options, frozen=True, tag="newton"):
     """Block-preconditioned Newton with subspace search: nothing to tune."""
 
     name: ClassVar[str] = "newton"
@@ -78,7 +78,7 @@ class Newton(_Options, tag="newton"):
         self._check(self.tolerance >= 0, "tolerance must not be negative")
 
 
-class Centralized(_Options, tag="centralized"):
+class Centralized(_Options, frozen=True, tag="centralized"):
     """The baseline: pool all rows, materialise the join, minimise F on it."""
 
     name: ClassVar[str] = "centralized"
@@ -101,7 +101,7 @@ def options_of(name: str, given: dict[str, Any]) -> Options:
     if name not in FAMILIES:
         raise JobError(f"unknown algorithm {name!r}; choose one of {', '.join(FAMILIES)}")
     family = FAMILIES[name]
-    fields = [f for f in family.__struct_fields__]
+    fields = list(family.__struct_fields__)
     unknown = sorted(set(given) - set(fields))
     if unknown:
         raise JobError(f"algorithm {name} has no option {unknown[0]!r}; it has {', '.join(fields) or 'none'}")

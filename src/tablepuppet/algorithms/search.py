@@ -7,11 +7,13 @@ gradient and Hessian are sums over joined rows; exact in one step for squared lo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Array, Walkable
 from tablepuppet.models.losses import Loss
@@ -37,7 +39,8 @@ def subspace_step(
     outputs = loss.outputs
     cubes = [e.reshape(len(e), -1, outputs) for e in shard.blocks]
     scores = intercept + sum(
-        (cube[:, 0, :] + np.tensordot(cube[:, 1:, :], c, axes=(1, 0))) for cube, c in zip(cubes, coefficients, strict=True)
+        (cube[:, 0, :] + np.tensordot(cube[:, 1:, :], c, axes=(1, 0)))
+        for cube, c in zip(cubes, coefficients, strict=True)
     )
     sums: dict[str, Any] = {"loss": float(loss.value(scores, shard.labels).sum())}
     if wants_hessian:
@@ -64,7 +67,7 @@ def minimise(
     borders = np.cumsum([0, *sizes])
 
     def split(point: Array) -> list[Array]:
-        return [point[a:b] for a, b in zip(borders[:-1], borders[1:], strict=True)]
+        return [point[a:b] for a, b in itertools.pairwise(borders)]
 
     def penalty(point: Array) -> tuple[float, Array, Array]:
         value, slope, hessian = 0.0, np.zeros(len(point)), np.zeros((len(point), len(point)))
@@ -76,20 +79,22 @@ def minimise(
         return value, slope, hessian
 
     def look(point: Array, wants_hessian: bool) -> tuple[float, Array, Array]:
-        at = {"intercept": intercept + point[borders[-1] :], "coefficients": split(point)}
+        at: dict[str, Any] = {"intercept": intercept + point[borders[-1] :], "coefficients": split(point)}
         sums = joined.run(subspace_step, per_row, each=True, loss=loss, wants_hessian=wants_hessian, **at).sums
         value, slope, hessian = penalty(point)
         if wants_hessian:
             slope, hessian = slope + sums["slope"] / joined.rows, hessian + sums["hessian"] / joined.rows
         return value + sums["loss"] / joined.rows, slope, hessian
 
+    alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(loss.outputs, np.bool_)])
     point = np.zeros(borders[-1] + loss.outputs)
     value, slope, hessian = look(point, True)
     start = value
     newest = [a for a, size in zip(borders[:-1], sizes, strict=True) if size]
     decrement = 0.5 * (-float(slope[newest].sum()) + _intercept_gap(slope, hessian, borders[-1]))
     for _ in range(_ITERATIONS):
-        step = -_pseudo_solve(hessian, slope)
+        step = np.zeros(len(point))
+        step[alive] = -_pseudo_solve(hessian[np.ix_(alive, alive)], slope[alive])
         expected = -0.5 * float(slope @ step)
         if expected <= 1e-15 * abs(value):
             break
@@ -98,6 +103,12 @@ def minimise(
             break
         value, slope, hessian = look(point, True)
     return Found(split(point), intercept + point[borders[-1] :], value, decrement)
+
+
+def _alive(gram: Array) -> NDArray[np.bool_]:
+    """Which directions are more than rounding: scaling that up would part server and client."""
+    lengths = np.diag(gram)
+    return np.asarray(lengths[1:] > 1e-18 * lengths.max(initial=0.0))
 
 
 def _descend(look: Any, point: Array, value: float, step: Array, expected: float) -> tuple[Array, float]:
@@ -122,6 +133,6 @@ def _pseudo_solve(matrix: Array, right: Array) -> Array:
     scale = np.sqrt(np.maximum(np.diag(matrix), 0.0))
     inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
     values, vectors = np.linalg.eigh(matrix * inverse * inverse[:, None])
-    keep = values > 1e-13 * values.max(initial=0.0)
+    keep = values > 1e-8 * values.max(initial=0.0)
     along = vectors[:, keep].T @ (inverse * right)
     return np.asarray(inverse * (vectors[:, keep] @ (along / values[keep])))

@@ -89,17 +89,24 @@ class SgdServer:
 
     def __post_init__(self) -> None:
         loss, joined = self.problem.loss, self.problem.joined
-        self.intercept: Array = np.zeros(loss.outputs)
-        self.penalty = 0.0
-        self.predictions: list[Array] | None = None
+        self._intercept: Array = np.zeros(loss.outputs)
+        self._predictions: list[Array] | None = None
         size = self.problem.batch_size
         self._size = joined.rows if size is None or size >= joined.rows else size
-        self._moments = Moments.zero(self.intercept, self.options.optimizer)
+        self._moments = Moments.zero(self._intercept, self.options.optimizer)
         self._step = 0
         self._epoch_order: tuple[int, Any] = (-1, None)
         self._learning_rate = self.options.learning_rate or 0.0
         self._batch: tuple[Any, list[RowNumbers] | None] = (joined, None)
         self._values: list[Array] = []
+
+    @property
+    def intercept(self) -> Array:
+        return self._intercept
+
+    @property
+    def predictions(self) -> list[Array] | None:
+        return self._predictions
 
     @property
     def _is_full(self) -> bool:
@@ -123,18 +130,16 @@ class SgdServer:
 
     def join_step(self) -> list[BlockUpdate]:
         joined, rows = self._batch
-        done = joined.run(join_step, self._values, signals=1, loss=self.problem.loss, intercept=self.intercept)
+        done = joined.run(join_step, self._values, signals=1, loss=self.problem.loss, intercept=self._intercept)
         gradient = done.sums["residual"] / joined.rows
-        self.intercept, self._moments = descend(
-            self.intercept, gradient, self._moments, self._learning_rate, self.options.momentum
+        self._intercept, self._moments = descend(
+            self._intercept, gradient, self._moments, self._learning_rate, self.options.momentum
         )
         self._step += 1
         self._batch = self._next_batch()
         return self._updates(done.signals[0], rows, joined.rows)
 
-    def _updates(
-        self, signals: list[Array] | None, rows: list[RowNumbers] | None, count: int
-    ) -> list[BlockUpdate]:
+    def _updates(self, signals: list[Array] | None, rows: list[RowNumbers] | None, count: int) -> list[BlockUpdate]:
         """Y of the batch that was, and the rows of the batch that comes."""
         coming = self._batch[1]
         return [
@@ -167,9 +172,8 @@ class SgdServer:
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         self._values = [a.values for a in answers]
-        self.penalty = sum(float(a.products[0]) for a in answers)
         if self._is_full:
-            self.predictions = self._values
+            self._predictions = self._values
 
     def settle(self) -> list[dict[str, Any] | None]:
         return [None] * self.problem.blocks

@@ -17,7 +17,7 @@ from tablepuppet.catalog.placed import PlacedBranch, place
 from tablepuppet.catalog.scans import Scans
 from tablepuppet.catalog.schemas import describe
 from tablepuppet.errors import QueryError
-from tablepuppet.query.syntax import TOO_DEEP
+from tablepuppet.query.grammar import TOO_DEEP
 from tablepuppet.query.ucq import Ucq
 from tablepuppet.transport.link import Link
 

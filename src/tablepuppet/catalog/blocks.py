@@ -23,8 +23,8 @@ def group_features(relations: Sequence[Sequence[int]]) -> list[Group]:
 
     `relations[b][p]` is the relation of feature position p in branch b.
 
-    >>> group_features([[0, 0, 1], [0, 1, 1]])
-    [Group(relations=(0, 0), positions=(0,)), Group(relations=(0, 1), positions=(1,)), Group(relations=(1, 1), positions=(2,))]
+    >>> [group.positions for group in group_features([[0, 0, 1, 1], [0, 1, 1, 1]])]
+    [(0,), (1,), (2, 3)]
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for position, signature in enumerate(zip(*relations, strict=True)):

@@ -12,6 +12,7 @@ from tablepuppet.catalog.refusals import refuse
 from tablepuppet.catalog.texts import shown
 from tablepuppet.errors import QueryError
 from tablepuppet.query.conditions import KeyEquality
+from tablepuppet.query.position import start_of
 from tablepuppet.query.ucq import Ucq
 from tablepuppet.transport.messages import ColumnInfo
 
@@ -56,9 +57,7 @@ def check_keys(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan]
                     raise _keys_differ(ucq, branch.resolved, key, left, right)
 
 
-def _keys_differ(
-    ucq: Ucq, branch: ResolvedBranch, key: KeyEquality, left: ColumnInfo, right: ColumnInfo
-) -> QueryError:
+def _keys_differ(ucq: Ucq, branch: ResolvedBranch, key: KeyEquality, left: ColumnInfo, right: ColumnInfo) -> QueryError:
     """Which cast makes the two sides fit."""
     sides = (
         (shown(key.left_key, branch.aliases[key.left]), left),
@@ -66,14 +65,16 @@ def _keys_differ(
     )
     found = " and ".join(f"{text} is {type_name(column)}" for text, column in sides)
     unusable = [text for text, column in sides if key_type(column) is None]
-    what = f"{' and '.join(unusable)} cannot be a key" if unusable else "these keys can never be equal"
+    what = f"{' and '.join(unusable)} cannot be a key" if unusable else "these keys are not of the same type"
     target = common_key_cast(left, right)
     if target is None:
         advice = "Join on columns that hold integers, strings, dates or UUIDs"
     else:
         kind, name = target
         casts = [text if key_type(column) == kind else f"CAST({text} AS {name})" for text, column in sides]
-        advice = f"Write {' = '.join(casts)}"
+        # Both sides of USING are the same word of the text.
+        on = "ON " if start_of(key.left_key) == start_of(key.right_key) else ""
+        advice = f"Write {on}{' = '.join(casts)}"
     return refuse(ucq, f"{what}: {found}. {advice}", key.node)
 
 
@@ -108,7 +109,7 @@ def union_of(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan], 
                 ucq,
                 f"column {position + 1} of the result is {type_name(columns[0])} in the first SELECT "
                 f"({branches[0].output_name(position)}) and {type_name(column)} in another "
-                f"({branch.output_name(position)}); cast one of them so that UNION ALL can put them together",
+                f"({branch.output_name(position)}); UNION ALL needs one type for both, so cast one or select another",
                 branch.resolved.outputs[position].at,
             )
     whole = union_column(branches[0].output_name(position), columns)

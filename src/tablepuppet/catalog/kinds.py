@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from tablepuppet.transport.messages import ColumnInfo, Kind
 
 _NUMBERS: frozenset[Kind] = frozenset({"integer", "float", "decimal"})
-_FAMILIES: dict[Kind, str] = {
+# Kinds that are encoded alike, and the kind that stands for a mixture of them.
+_Family = Literal["number", "time", "text"]
+_FAMILIES: dict[Kind, _Family] = {
     "integer": "number",
     "float": "number",
     "decimal": "number",
@@ -18,6 +21,8 @@ _FAMILIES: dict[Kind, str] = {
     "string": "text",
     "uuid": "text",
 }
+_WIDEST: dict[_Family, Kind] = {"number": "float", "time": "timestamp", "text": "string"}
+_CASTS: dict[_Family, str] = {"number": "DOUBLE", "time": "TIMESTAMP", "text": "VARCHAR"}
 
 
 def type_name(column: ColumnInfo) -> str:
@@ -32,12 +37,24 @@ def merged_column(name: str, by_client: Mapping[str, ColumnInfo]) -> ColumnInfo 
     """
     infos = list(by_client.values())
     first = infos[0]
-    if len({(i.kind, i.size) for i in infos}) == 1 and len({key_type(i) for i in infos}) == 1:
+    key_types = {key_type(i) for i in infos}
+    if len({(i.kind, i.size) for i in infos}) == 1 and len(key_types) == 1:
         return ColumnInfo(name, first.kind, first.detail, first.size)
     if all(i.kind in _NUMBERS for i in infos):
-        different = dict.fromkeys(type_name(i) for i in infos)
-        return ColumnInfo(name, "float", " or ".join(different))
+        kind: Kind = "integer" if key_types == {"integer"} else "float"
+        return ColumnInfo(name, kind, " or ".join(dict.fromkeys(map(type_name, infos))))
     return None
+
+
+def common_cast(by_client: Mapping[str, ColumnInfo]) -> str:
+    """A type that an expression can be cast to at all these clients."""
+    return _CASTS[_family(by_client.values()) or "text"]
+
+
+def _family(columns: Iterable[ColumnInfo]) -> _Family | None:
+    """The family that all these columns belong to, if there is one."""
+    families = {_FAMILIES.get(column.kind) for column in columns}
+    return families.pop() if len(families) == 1 else None
 
 
 def key_type(column: ColumnInfo) -> str | None:
@@ -80,11 +97,10 @@ def union_column(name: str, columns: list[ColumnInfo]) -> ColumnInfo | None:
     first = columns[0]
     if len({(c.kind, c.size) for c in columns}) == 1:
         return ColumnInfo(name, first.kind, first.detail, first.size)
-    families = {_FAMILIES.get(c.kind) for c in columns}
-    if len(families) != 1 or None in families:
+    family = _family(columns)
+    if family is None:
         return None
-    kind: Kind = {"number": "float", "time": "timestamp", "text": "string"}[str(families.pop())]  # type: ignore[assignment]
-    return ColumnInfo(name, kind, " or ".join(dict.fromkeys(type_name(c) for c in columns)))
+    return ColumnInfo(name, _WIDEST[family], " or ".join(dict.fromkeys(map(type_name, columns))))
 
 
 def is_feature(column: ColumnInfo) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sqlglot import exp
+
 from tablepuppet.catalog.names import ResolvedBranch
 from tablepuppet.catalog.refusals import refuse
 from tablepuppet.query.suggest import did_you_mean
@@ -58,6 +60,13 @@ def _position(ucq: Ucq, branch: ResolvedBranch, label: str) -> int:
 
 def _advice(branch: ResolvedBranch, label: str, short: list[str], full: list[str]) -> str:
     """How to select the label, if a table has it; otherwise the nearest name."""
+    for output, name in zip(branch.outputs, full, strict=True):
+        column = f"{branch.aliases[output.relation]}.{output.expression.name}"
+        if isinstance(output.expression, exp.Column) and label.lower() in (
+            output.expression.name.lower(),
+            column.lower(),
+        ):
+            return f"{column} is selected AS {output.name}: name the label {output.name}, or {name}."
     for alias, shape in zip(branch.aliases, branch.shapes, strict=True):
         for column in shape.columns:
             if label.lower() in (column.lower(), f"{alias}.{column}".lower()):

@@ -42,7 +42,7 @@ class ResolvedBranch:
     tree: JoinTree
 
 
-def resolve(ucq: Ucq, branch: Conjunctive, shapes: Mapping[str, TableShape]) -> ResolvedBranch:
+def resolve(ucq: Ucq, branch: Conjunctive, shapes: Mapping[exp.Identifier, TableShape]) -> ResolvedBranch:
     """Resolves every name of a branch."""
     names = _Names(ucq, branch, shapes)
     sources = tuple(names.source(k) for k in range(len(branch.sources)))
@@ -55,11 +55,11 @@ def resolve(ucq: Ucq, branch: Conjunctive, shapes: Mapping[str, TableShape]) -> 
 class _Names:
     """The names that are known inside one branch."""
 
-    def __init__(self, ucq: Ucq, branch: Conjunctive, shapes: Mapping[str, TableShape]) -> None:
+    def __init__(self, ucq: Ucq, branch: Conjunctive, shapes: Mapping[exp.Identifier, TableShape]) -> None:
         self.ucq = ucq
         self.branch = branch
         self.scope = Scope(ucq.text, branch.sources)
-        self.shapes = tuple(shapes[s.table.name] for s in branch.sources)
+        self.shapes = tuple(shapes[s.table] for s in branch.sources)
         self._merged: set[tuple[int, str]] = set()  # columns that USING made one with a column before them
 
     def source(self, position: int) -> Source:
@@ -69,10 +69,18 @@ class _Names:
         on = [self.expression(e, visible) for e in source.on]
         for name in source.using:
             before = [k for k in range(position) if self.branch.sources[k].tree == source.tree]
-            left = self._unqualified(name, before)
             right = self._column(position, name)
+            found = self._holders(name, before)
+            if len(found) > 1:
+                alias, first = self.scope.aliases[position], self.scope.aliases[found[0]]
+                raise refuse(
+                    self.ucq,
+                    f"{name.name} is a column of {self.scope.names(found)}, so that USING is ambiguous; "
+                    f"write ON, for example ON {first}.{name.name} = {alias}.{name.name}",
+                    name,
+                )
+            on.append(exp.EQ(this=self._unqualified(name, before), expression=right))
             self._merged.add((position, right.name))
-            on.append(exp.EQ(this=left, expression=right))
         return Source(source.table, source.alias, source.join, tuple(on), (), source.tree)
 
     def outputs(self, item: Item | Star) -> list[Output]:
@@ -84,7 +92,7 @@ class _Names:
             return [Output(relation, expression, name, item.expression)]
         relations = range(len(self.shapes)) if item.alias is None else [self.scope.relation(item.alias)]
         return [
-            Output(r, self._qualified(r, column, None), column, item.node)
+            Output(r, self._qualified(r, column), column, item.node)
             for r in relations
             for column in self._star(r, item)
             if item.alias is not None or (r, column) not in self._merged
@@ -108,17 +116,21 @@ class _Names:
             alias = part.args.get("table")
             if alias is None:
                 return self._unqualified(part.this, list(relations))
-            return self._column(self.scope.relation(alias), part.this)
+            return self._column(self.scope.relation(alias), part.this, alias)
 
         return node.transform(column)
 
-    def _unqualified(self, name: exp.Identifier, relations: list[int]) -> exp.Column:
-        """The one column of these tables that has a name."""
-        found = [
+    def _holders(self, name: exp.Identifier, relations: list[int]) -> list[int]:
+        """The tables, of these, that have a column of that name which USING has not made one with another."""
+        return [
             r
             for r in relations
             if any((r, self.shapes[r].columns[k]) not in self._merged for k in matches(name, self.shapes[r].columns))
         ]
+
+    def _unqualified(self, name: exp.Identifier, relations: list[int]) -> exp.Column:
+        """The one column of these tables that has a name."""
+        found = self._holders(name, relations)
         if len(found) > 1:
             choices = " or ".join(f"{self.scope.aliases[r]}.{name.name}" for r in found)
             raise refuse(self.ucq, f"{name.name} is a column of several tables; write {choices}", name)
@@ -127,13 +139,15 @@ class _Names:
         selected = [i.name.name for i in self.branch.items if isinstance(i, Item) and i.name is not None]
         if matches(name, selected):
             hint = f"{name.name} is only a name that SELECT gives: repeat its expression here."
+        elif matches(name, self.scope.aliases):
+            hint = f"{name.name} is a table: write {name.name}.* for all its columns."
         else:
             known = {column: None for r in relations for column in self.shapes[r].columns}
             hint = did_you_mean(name.name, list(known))
         where = self.scope.names(relations) if relations else "the tables before it"
         raise refuse(self.ucq, f"no column of {where} is called {name.name}. {hint}", name)
 
-    def _column(self, relation: int, name: exp.Identifier) -> exp.Column:
+    def _column(self, relation: int, name: exp.Identifier, written: exp.Identifier | None = None) -> exp.Column:
         """A column of a table that all its clients have."""
         shape = self.shapes[relation]
         found = matches(name, shape.columns)
@@ -144,27 +158,27 @@ class _Names:
             raise refuse(self.ucq, f"{table} has no column {name.name}. {hint}", name)
         if len(found) > 1:
             choices = " or ".join(f'{alias}."{shape.columns[k]}"' for k in found)
-            raise refuse(self.ucq, f"{alias} has several columns {name.name} that differ in case; write {choices}", name)
+            raise refuse(self.ucq, f"columns of {alias} differ from {name.name} in case only; write {choices}", name)
         column = shape.columns[found[0]]
         if shape.lacking(column):
             raise self._lacks(shape, column, name, "Choose a column that all of them have")
-        return self._qualified(relation, column, name)
+        return self._qualified(relation, column, name, written)
 
-    def _qualified(self, relation: int, column: str, written: exp.Identifier | None) -> exp.Column:
-        """alias.column, both exact; the place in the text is that of the name as written."""
-        name = exp.to_identifier(column, quoted=True)
-        if written is not None:
-            name.meta.update(written.meta)
-        return exp.Column(this=name, table=exp.to_identifier(self.scope.aliases[relation], quoted=True))
+    def _qualified(self, relation: int, column: str, *written: exp.Identifier | None) -> exp.Column:
+        """alias.column, both exact; its place in the text is that of the name and the alias as written."""
+        parts = [exp.Identifier(this=part, quoted=True) for part in (column, self.scope.aliases[relation])]
+        for part, old in zip(parts, written, strict=False):
+            if old is not None:
+                part.meta.update(old.meta)
+        return exp.Column(this=parts[0], table=parts[1])
 
     def _lacks(self, shape: TableShape, column: str, at: exp.Expr, advice: str) -> QueryError:
         lacking = shape.lacking(column)
         having = [c for c in shape.clients if c not in lacking]
         return refuse(
             self.ucq,
-            f"not all clients of table {shape.name} have the column {column}: {', '.join(having)} "
-            f"{'has' if len(having) == 1 else 'have'} it, {', '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} "
-            f"not. {advice}",
+            f"not all clients of table {shape.name} have the column {column} "
+            f"(with it: {', '.join(having)}; without: {', '.join(lacking)}). {advice}",
             at,
         )
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from tablepuppet.catalog.bound import Scan
-from tablepuppet.catalog.kinds import merged_column
+from tablepuppet.catalog.kinds import common_cast, merged_column, type_name
 from tablepuppet.catalog.refusals import refuse
 from tablepuppet.catalog.schemas import TableShape
-from tablepuppet.catalog.texts import render
+from tablepuppet.catalog.texts import render, shown
 from tablepuppet.errors import TransportError
 from tablepuppet.query.ucq import Ucq
 from tablepuppet.transport.messages import ColumnInfo, Message, OpenScan, ScanSchema
@@ -99,11 +99,12 @@ def _typed(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]) ->
         by_client = {client: infos[number] for client, infos in reported.items()}
         column = merged_column(text, by_client)
         if column is None:
-            given = "; ".join(f"{client}: {info.detail or info.kind}" for client, info in by_client.items())
+            given = "; ".join(f"{client}: {type_name(info)}" for client, info in by_client.items())
+            readable = shown(draft.expressions[text])
             raise refuse(
                 ucq,
-                f"the clients of table {draft.shape.name} give {text} different types: {given}. "
-                "Write a cast that brings them together, such as CAST(… AS VARCHAR) or CAST(… AS DOUBLE)",
+                f"the clients of table {draft.shape.name} give {readable} different types ({given}). "
+                f"Write a cast that brings them together, for example CAST({readable} AS {common_cast(by_client)})",
                 draft.places[number],
             )
         columns.append(column)

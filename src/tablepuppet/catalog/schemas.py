@@ -34,10 +34,10 @@ class TableShape:
         return [client for client in self.clients if column not in self.spelling[client]]
 
 
-def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[str, TableShape]:
-    """The shape of every table that the query names, by the name that the query gives it."""
+def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[exp.Identifier, TableShape]:
+    """The shape of every table that the query names, by the name that the query gives it, quoted or not."""
     known = list(tables)
-    named: dict[str, str] = {}
+    named: dict[exp.Identifier, str] = {}
     for branch in ucq.branches:
         for source in branch.sources:
             found = matches(source.table, known)
@@ -45,7 +45,10 @@ def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dic
                 many = f"{' and '.join(known[k] for k in found)} differ only in case; quote the one you mean"
                 hint = many if found else did_you_mean(source.table.name, known)
                 raise refuse(ucq, f"the federation has no table {source.table.name}. {hint}", source.table)
-            named[source.table.name] = known[found[0]]
+            table = known[found[0]]
+            if not tables[table]:
+                raise refuse(ucq, f"no client holds the table {table}; add one to the federation", source.table)
+            named[source.table] = table
     used = list(dict.fromkeys(named.values()))
     asked: dict[str, list[str]] = {}
     for table in used:
@@ -57,7 +60,9 @@ def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dic
     for client, names in asked.items():
         for table, answer in zip(names, answers[client], strict=True):
             if not isinstance(answer, TableSchema):
-                raise TransportError(f"client {client} did not describe its table {table}; is its version the same?")
+                raise TransportError(
+                    f"client {client} did not describe its table {table}; install the same version everywhere"
+                )
             columns[table, client] = [c.name for c in answer.columns]
     shapes = {t: _shape(t, tables[t], {c: columns[t, c] for c in tables[t]}) for t in used}
     return {name: shapes[table] for name, table in named.items()}

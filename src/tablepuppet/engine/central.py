@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,14 +43,19 @@ def run_centralized(plan: Plan, link: Link, job_id: str, on_round: OnRound | Non
     del joined
 
     borders = np.cumsum([0, *(t.shape[1] for t, _ in tables)])
-    thetas = [best.theta[a:b] for a, b in zip(borders[:-1], borders[1:], strict=True)]
-    given = {"loss": plan.loss, "intercept": best.intercept, "wants_auc": True}
-    _, on_train = measure(train, [t @ w for (t, _), w in zip(tables, thetas, strict=True)], **given)  # type: ignore[arg-type]
-    _, on_test = measure(mapping.test, [t @ w for (_, t), w in zip(tables, thetas, strict=True)], **given)  # type: ignore[arg-type]
+    thetas = [best.theta[a:b] for a, b in itertools.pairwise(borders)]
+    given: dict[str, Any] = {"loss": plan.loss, "intercept": best.intercept, "wants_auc": True}
+    _, on_train = measure(train, [t @ w for (t, _), w in zip(tables, thetas, strict=True)], **given)
+    _, on_test = measure(mapping.test, [t @ w for (_, t), w in zip(tables, thetas, strict=True)], **given)
     metrics = {"train": on_train, "test": on_test}
     account = link.meter.account("training")
     record = EpochRecord(
-        1, best.value, metrics, account.rounds, account.bytes, time.perf_counter() - began,
+        1,
+        best.value,
+        metrics,
+        account.rounds,
+        account.bytes,
+        time.perf_counter() - began,
         {"iterations": float(best.iterations)},
     )
     if on_round is not None:

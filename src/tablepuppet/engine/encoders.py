@@ -36,9 +36,7 @@ def agree_on_encoders(union: UnionOperator, mapping: TableMapping, job: Job) -> 
         statistics = [cast(FeatureStatistics, opened[p.number][0]).columns for p in block]
         columns = zip(*statistics, strict=True)
         encoders.append([encoder(merge(c), job.standardize, job.max_categories) for c in columns])
-    widths = union.ask(
-        lambda p: EncodeFeatures(job=union.job, part=p.number, encoders=encoders[p.block]), "setup"
-    )
+    widths = union.ask(lambda p: EncodeFeatures(job=union.job, part=p.number, encoders=encoders[p.block]), "setup")
     for block in union.blocks:
         if len({cast(Encoded, widths[p.number][0]).width for p in block}) > 1:
             raise TransportError("the clients of one table encode to different widths")

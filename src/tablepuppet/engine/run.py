@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from tablepuppet.operators.union import UnionOperator
 from tablepuppet.plan.plan import Plan
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import (
+    Encoder,
     Evaluate,
     Evaluation,
     Message,
@@ -165,12 +166,12 @@ class _Training:
                 if values is not None:
                     train[part.block][part.train] = values
             penalty += answers[block[0].number].norm if block else 0.0
-        given = {"loss": self.problem.loss, "intercept": server.intercept}
+        given: dict[str, Any] = {"loss": self.problem.loss, "intercept": server.intercept}
         loss, on_train = measure(mapping.train, train, wants_auc=is_last, **given)
         _, on_test = measure(mapping.test, test, wants_auc=True, **given)
         return loss + 0.5 * self.plan.job.l2 * penalty, {"train": on_train, "test": on_test}
 
-    def finish(self, encoders: list[list[object]]) -> Result:
+    def finish(self, encoders: list[list[Encoder]]) -> Result:
         objective, metrics = self.evaluate(is_last=True)
         self.history[-1] = replace(self.history[-1], objective=objective, metrics=metrics)
         released = self.union.ask(lambda p: Release(job=self.union.job, part=p.number), "evaluation")
@@ -179,7 +180,9 @@ class _Training:
             parts = self.union.blocks[number]
             theta = cast(Parameters, released[parts[0].number][0]).values if parts else np.zeros((0, 0))
             is_partial = self.plan.mapping.train.indices[number].is_partial
-            blocks.append(BlockModel(block.name, block.table, block.features, tuple(encoders[number]), theta, is_partial))
+            blocks.append(
+                BlockModel(block.name, block.table, block.features, tuple(encoders[number]), theta, is_partial)
+            )
         return Result(
             plan=self.plan,
             objective=objective,

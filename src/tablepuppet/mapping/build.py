@@ -147,9 +147,9 @@ def _active(
     counts = np.bincount(found, minlength=rows)
     active = np.flatnonzero(counts)
     if len(active) < rows:
-        renumber = np.full(rows + 1, -1, dtype=np.int32 if rows < 2**31 else np.int64)
+        renumber: RowNumbers = np.full(rows + 1, -1, dtype=np.int32 if rows < 2**31 else np.int64)
         renumber[active] = np.arange(len(active), dtype=renumber.dtype)
-        used = renumber[used]
+        used = np.asarray(renumber[used])
     return RowIndex.of(used, len(active)), active, counts[active]
 
 
@@ -163,7 +163,9 @@ def _parts(
         inside = [slice(*np.searchsorted(rows, [start, stop]).tolist()) for rows in (train, test)]
         if any(s.stop > s.start for s in inside):
             dtype = np.int32 if stop - start < 2**31 else np.int64
-            rows = [(r[s] - start).astype(dtype) for r, s in zip((train, test), inside, strict=True)]
+            rows: list[RowNumbers] = [
+                np.asarray(r[s] - start, dtype) for r, s in zip((train, test), inside, strict=True)
+            ]
             parts.append(
                 Part(number + len(parts), block, client, scan, columns, rows[0], rows[1], inside[0], inside[1])
             )
@@ -180,9 +182,7 @@ def _check_labels(labels: LabelSpace, label_rows: NDArray[np.int64], name: str) 
         )
 
 
-def _fits(
-    bound: BoundQuery, branches: Sequence[Sequence[RowNumbers]], keys: Sequence[ScanKeys]
-) -> tuple[Fit, ...]:
+def _fits(bound: BoundQuery, branches: Sequence[Sequence[RowNumbers]], keys: Sequence[ScanKeys]) -> tuple[Fit, ...]:
     fits = []
     for branch, rows in zip(bound.branches, branches, strict=True):
         outer = {join.relation for join in branch.joins if join.kind == "left"}

@@ -40,9 +40,7 @@ def expanded(mapping: TableMapping) -> TableMapping:
     )
 
 
-def _expand(
-    joined: JoinedRows, block: int, parts: tuple[Part, ...], side: str
-) -> tuple[list[RowNumbers], RowIndex]:
+def _expand(joined: JoinedRows, block: int, parts: tuple[Part, ...], side: str) -> tuple[list[RowNumbers], RowIndex]:
     """Each part's joined rows as its own row numbers, and where each joined row now lies.
 
     A joined row without a row in this block (−1) goes to the first part, as a row of zeros.

@@ -35,9 +35,7 @@ class ScanKeys:
         return cls(rows, table.append_column(_ROW, numbers))
 
 
-def join_branch(
-    bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys], max_rows: int
-) -> list[RowNumbers]:
+def join_branch(bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys], max_rows: int) -> list[RowNumbers]:
     """The row number of each joined row in each relation of the branch; −1 where there is none."""
     with duckdb.connect(":memory:") as connection:
         for number, scan_keys in enumerate(keys):
@@ -82,8 +80,10 @@ def _count(connection: duckdb.DuckDBPyConnection, bound: BoundQuery, branch: Bra
     names = []
     for i, relation in enumerate(branch.relations):
         columns = ", ".join(f"k{c}" for c in sorted(used[i]))
-        group = f"{columns}, count(*) AS n FROM s{relation.scan} GROUP BY {columns}" if columns else (
-            f"count(*) AS n FROM s{relation.scan}"
+        group = (
+            f"{columns}, count(*) AS n FROM s{relation.scan} GROUP BY {columns}"
+            if columns
+            else (f"count(*) AS n FROM s{relation.scan}")
         )
         names.append(f"(SELECT {group})")
     product = " * ".join(f"coalesce(r{i}.n, 1)::HUGEINT" for i in range(len(names)))
@@ -109,9 +109,8 @@ def _why_empty(connection: duckdb.DuckDBPyConnection, bound: BoundQuery, branch:
             return f"the join is empty: table {scan.table} ({relation.alias}) has no rows{after}"
     for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
         left, right = branch.relations[pair.left], branch.relations[pair.right]
-        sql = (
-            f"SELECT 1 FROM s{left.scan} l JOIN s{right.scan} r ON l.k{pair.left_column} = r.k{pair.right_column} LIMIT 1"
-        )
+        on = f"l.k{pair.left_column} = r.k{pair.right_column}"
+        sql = f"SELECT 1 FROM s{left.scan} l JOIN s{right.scan} r ON {on} LIMIT 1"
         if not connection.execute(sql).fetchall():
             return (
                 f"the join is empty: {_key_name(bound, left.alias, left.scan, pair.left_column)} and "

@@ -11,15 +11,18 @@ so the number of threads never changes a bit of the result.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from tablepuppet.transport.messages import Array, RowNumbers
 
@@ -133,7 +136,8 @@ class JoinedRows:
         padded = [p.padded(v) for p, v in zip(self.indices, per_row, strict=True)]
         lanes = self._lanes
         walk = [(lane, step, padded, each, signals, given) for lane in lanes]
-        results = list(_pool().map(lambda w: self._walk(*w), walk)) if len(lanes) > 1 else [self._walk(*w) for w in walk]
+        with _one_blas_thread():
+            results = list(_pool().map(lambda w: self._walk(*w), walk))
         width = per_row[0].shape[1] if per_row and not each else None
         return Pass(self._merge(results, signals, width), _add_sums([sums for _, sums in results]))
 
@@ -163,8 +167,8 @@ class JoinedRows:
 
     @cached_property
     def _lanes(self) -> list[list[tuple[int, int]]]:
-        borders = list(range(0, self.rows, SHARD)) + [self.rows]
-        shards = list(zip(borders[:-1], borders[1:], strict=True))
+        borders = [*list(range(0, self.rows, SHARD)), self.rows]
+        shards = list(itertools.pairwise(borders))
         size = max(1, -(-len(shards) // LANES))
         return [shards[i : i + size] for i in range(0, len(shards), size)]
 
@@ -234,6 +238,16 @@ def _add_sums(parts: Sequence[Sums]) -> Sums:
 
 
 _POOL: list[ThreadPoolExecutor] = []
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def _one_blas_thread() -> AbstractContextManager[object]:
+    """Lanes already keep all cores busy; BLAS threads on top of them would fight over the cores."""
+    return cast(AbstractContextManager[object], _blas().limit(limits=1, user_api="blas"))
 
 
 def _pool() -> ThreadPoolExecutor:

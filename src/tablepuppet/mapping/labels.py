@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import MappingError
-from tablepuppet.mapping.join import ScanKeys
 from tablepuppet.mapping.mapping import LabelInfo
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import Array, DescribeLabels, Labels, LabelSummary, SendLabels
@@ -81,7 +80,9 @@ def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelIn
     """What the label is, given what each owner says of its own and what the model needs."""
     kinds = {s.kind for s in summaries}
     if "class" in kinds and len(kinds) > 1:
-        raise MappingError(f"label {label}: some owners hold text, others hold {' and '.join(sorted(kinds - {'class'}))}")
+        raise MappingError(
+            f"label {label}: some owners hold text, others hold {' and '.join(sorted(kinds - {'class'}))}"
+        )
     if task == "any":
         task = "number" if kinds == {"number"} else "classes"
     if task == "number":

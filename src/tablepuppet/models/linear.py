@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tablepuppet.tables.features import Features
 
 Array = NDArray[np.float64]
-Rows = NDArray[np.signedinteger]  # type: ignore[type-arg]
+Rows = NDArray[np.signedinteger[Any]]
 
 
 class Model(Protocol):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 _STEPS = 60  # more than a bisection to machine precision needs
-_EXACT = 1e-11
+_EXACT = 1e-10
 
 
 class Loss(Protocol):

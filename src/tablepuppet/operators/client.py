@@ -114,8 +114,9 @@ class Client:
     def reveal_features(self, request: m.RevealFeatures) -> m.Message:
         part = self._part(request)
         if not self.may_reveal:
-            raise PolicyError("features are never pooled; algorithm=\"centralized\" runs in process only")
-        assert part.train is not None and part.test is not None
+            raise PolicyError('features are never pooled; algorithm="centralized" runs in process only')
+        if part.train is None or part.test is None:
+            raise TransportError("a part must be encoded before its features can be pooled")
         return m.RevealedFeatures(train=part.train.to_dense(), test=part.test.to_dense())
 
     # -- training --------------------------------------------------------------------------
@@ -141,11 +142,13 @@ class Client:
 
     def multiply_gram(self, request: m.MultiplyGram) -> m.Message:
         setup = self._started(request).setup
-        assert setup is not None and isinstance(setup.model, LinearModel)
+        if setup is None or not isinstance(setup.model, LinearModel):
+            raise TransportError("only a linear model has a Gram matrix")
         return m.Partial(values=[setup.model.train.gram_product(setup.multiplicity, request.vector)])
 
     def train(self, request: Any) -> m.Message:
         part = self._started(request)
+        assert part.setup is not None
         part.state, answer = halves.step(part.setup, part.options, part.state, request)
         return answer
 

@@ -9,6 +9,7 @@ side by side, so that a round of all blocks is one round.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -43,18 +44,16 @@ class UnionOperator:
 
     def run(self, updates: Sequence[BlockUpdate], union_step: UnionStep) -> list[BlockAnswer]:
         """One outer round: scatter, inner rounds where clients must agree, gather."""
-        pending = self._exchange(
-            [(part, self._cut(part, updates[part.block])) for part in self.parts], "training"
-        )
+        pending = self._exchange([(part, self._cut(part, updates[part.block])) for part in self.parts], "training")
         answers: dict[int, list[Message]] = {}
         while pending:
             answers |= {n: a for n, a in pending.items() if isinstance(a[0], Predictions)}
             requests: list[tuple[Part, Message]] = []
             for number, block in enumerate(self.blocks):
-                partial = [pending[p.number][0] for p in block if p.number in pending]
-                if not any(isinstance(a, Partial) for a in partial):
+                answered = [pending[p.number][0] for p in block if p.number in pending]
+                if not any(isinstance(a, Partial) for a in answered):
                     continue
-                values = union_step(number, _sum(partial))
+                values = union_step(number, _sum(answered))
                 requests += [(p, Combined(job=self.job, part=p.number, values=values)) for p in block]
             pending = self._exchange(requests, "training")
         return [self._gather(block, answers) for block in self.blocks]
@@ -68,22 +67,25 @@ class UnionOperator:
         lengths = [0.0] * len(widths)
         for _ in range(_POWER_ROUNDS):
             units = [v / max(float(np.linalg.norm(v)), 1e-300) for v in vectors]
-            answers = self.ask(
-                lambda p, units=units: MultiplyGram(job=self.job, part=p.number, vector=units[p.block]), "setup"
-            )
-            vectors = [_sum([answers[p.number][0] for p in b])[0] if b else v for b, v in zip(self.blocks, units, strict=True)]
+            answers = self.ask(partial(self._multiply, units), "setup")
+            vectors = [
+                _sum([answers[p.number][0] for p in b])[0] if b else v for b, v in zip(self.blocks, units, strict=True)
+            ]
             lengths = [float(np.linalg.norm(v)) for v in vectors]
         return lengths
+
+    def _multiply(self, vectors: Sequence[Array], part: Part) -> Message:
+        return MultiplyGram(job=self.job, part=part.number, vector=vectors[part.block])
 
     def _cut(self, part: Part, update: BlockUpdate) -> Message:
         """The block's arrays, cut to one client's rows."""
         inside = part.train if update.rows is None else _within(update.rows, part.train)
-        arrays = {name: None if v is None else v[inside] for name, v in update.per_row.items()}
+        arrays: dict[str, Any] = {name: None if v is None else v[inside] for name, v in update.per_row.items()}
         if update.wants_rows:
             wanted = update.next_rows
             own = None if wanted is None else wanted[_within(wanted, part.train)]
             arrays["next_rows"] = None if own is None else own - own.dtype.type(part.train.start)
-        return update.kind(job=self.job, part=part.number, **arrays, **update.common)  # type: ignore[call-arg]
+        return update.kind(job=self.job, part=part.number, **arrays, **update.common)
 
     def _gather(self, block: Sequence[Part], answers: dict[int, list[Message]]) -> BlockAnswer:
         received = [cast(Predictions, answers[p.number][0]) for p in block]

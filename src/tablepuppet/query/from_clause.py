@@ -45,12 +45,6 @@ def read_from(text: str, select: exp.Select) -> Iterator[Source]:
         table, alias = _table(text, join.this)
         if before and before[-1].token_type == TokenType.COMMA:
             tree += 1
-        elif not join.args.get("on") and not join.args.get("using") and join.kind != "CROSS":
-            raise refusal(
-                text,
-                f"JOIN {alias.name} has no ON; name its keys, for example ON a.id = {alias.name}.id, or USING (id)",
-                table,
-            )
         yield _source(text, join, table, alias, tree)
 
 
@@ -100,8 +94,8 @@ def _table(text: str, node: exp.Expr) -> tuple[exp.Identifier, exp.Identifier]:
     if node.args.get("db") is not None:
         raise refusal(
             text,
-            f"a table has one name, as the federation calls it; {'.'.join(part.name for part in node.parts)} has several parts. "
-            "Give the owner's schema in the federation's source, not in the query",
+            "a table has one name, as the federation calls it, without a schema or a database before it. "
+            "Give those in the federation's source, not in the query",
             node,
         )
     extra = next((key for key, value in node.args.items() if value and key not in ("this", "alias")), None)
@@ -127,9 +121,7 @@ def _not_a_table(text: str, node: exp.Expr) -> QueryError:
         message = "LATERAL is not supported; join a table of the federation on a key"
         at = word_before(text, node, TokenType.LATERAL)
     elif isinstance(node, (exp.Subquery, exp.Query)):
-        message = (
-            "a subquery in FROM is not supported; join its tables directly, or let their owner offer it as a view"
-        )
+        message = "a subquery in FROM is not supported; join its tables directly, or let their owner offer it as a view"
         at = word_before(text, node, TokenType.SELECT)
     else:
         message = "FROM takes names of the federation's tables; give a file or a function to the federation as a source"

@@ -3,12 +3,13 @@
 Joins are read from left to right, so that the condition of an INNER JOIN means the same as in WHERE. A WHERE
 condition that a missing row cannot pass makes its LEFT JOIN an INNER JOIN; its ON conditions then join the WHERE
 clause, where they may do the same to the next. What is left of the LEFT JOINs keeps its own conditions. A filter is
-never moved below a LEFT JOIN that could bring its rows back as NULLs.
+never moved below a LEFT JOIN that could bring its rows back as NULLs, and a key is never computed from a missing row.
+SELECT items are free: a row that was not found has no features at all, whatever COALESCE would make of NULL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -147,32 +148,30 @@ def _check_outer(scope: Scope, condition: Condition, relation: int, outer: dict[
 
 
 def _place(
-    scope: Scope,
-    sources: Sequence[Source],
-    keys: dict[int, list[KeyEquality]],
-    outer: dict[int, list[Condition]],
+    scope: Scope, sources: Sequence[Source], keys: Mapping[int, Sequence[KeyEquality]], outer: Container[int]
 ) -> tuple[TreeJoin, ...]:
     """One join after the other, in the order of the FROM clause as far as keys allow."""
     equalities = [key for relation, own in keys.items() if relation not in outer for key in own]
     placed = [0]
     joins: list[TreeJoin] = []
+
+    def join(relation: int) -> TreeJoin | None:
+        """The join of a table, if what its keys need is there already."""
+        if relation in outer:
+            own = keys[relation]
+            ready = bool(own) and all(key.left in placed for key in own)
+            return TreeJoin("left", relation, tuple(own)) if ready else None
+        on = tuple(_towards(key, relation) for key in equalities if _connects(key, relation, placed))
+        return TreeJoin("inner", relation, on) if on else None
+
     waiting = list(range(1, len(sources)))
     while waiting:
-        for relation in waiting:
-            if relation in outer:
-                on = keys[relation]
-                ready = bool(on) and all(key.left in placed for key in on)
-            else:
-                on = [_towards(k, relation) for k in equalities if _connects(k, relation, placed)]
-                ready = bool(on)
-            if ready:
-                break
-        else:
+        found = next(filter(None, map(join, waiting)), None)
+        if found is None:
             raise _not_connected(scope, sources, placed, waiting[0])
-        kind: Literal["inner", "left"] = "left" if relation in outer else "inner"
-        joins.append(TreeJoin(kind, relation, tuple(on)))
-        placed.append(relation)
-        waiting.remove(relation)
+        joins.append(found)
+        placed.append(found.relation)
+        waiting.remove(found.relation)
     return tuple(joins)
 
 

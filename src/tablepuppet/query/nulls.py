@@ -68,8 +68,11 @@ def outcomes(node: exp.Expr) -> Outcomes:
             return _first_value([node.this, *node.expressions])
         case exp.Nullif():
             return NULL if outcomes(node.this) == NULL else ANY
-        case exp.Case() | exp.If():
-            return _case(node)
+        case exp.Case():
+            ifs = node.args["ifs"]
+            return _case(((_condition(node.this, i.this), i.args["true"]) for i in ifs), node.args.get("default"))
+        case exp.If():
+            return _case([(node.this, node.args["true"])], node.args.get("false"))
         case exp.Interval():
             return _strict([node.this]) if node.this else ANY
         case _ if type(node) in STRICT:
@@ -88,11 +91,7 @@ def _each(table: dict[Outcome, Outcome], over: Outcomes) -> Outcomes:
 def _and(left: Outcomes, right: Outcomes) -> Outcomes:
     """Three-valued AND of every pair."""
     return frozenset(
-        Outcome.FALSE
-        if Outcome.FALSE in (a, b)
-        else Outcome.NULL
-        if Outcome.NULL in (a, b)
-        else Outcome.TRUE
+        Outcome.FALSE if Outcome.FALSE in (a, b) else Outcome.NULL if Outcome.NULL in (a, b) else Outcome.TRUE
         for a in left
         for b in right
     )
@@ -126,17 +125,18 @@ def _first_value(arguments: list[exp.Expr]) -> Outcomes:
     return found | NULL
 
 
-def _case(node: exp.Case | exp.If) -> Outcomes:
-    """CASE: every branch that may be taken, up to the first that must be."""
+def _case(cases: Iterable[tuple[exp.Expr, exp.Expr]], default: exp.Expr | None) -> Outcomes:
+    """CASE: every (condition, value) that may be taken, up to the first that must be."""
     found: Outcomes = frozenset()
-    for branch in [node] if isinstance(node, exp.If) else node.args["ifs"]:
-        condition = branch.this if isinstance(node, exp.If) or node.this is None else exp.EQ(
-            this=node.this.copy(), expression=branch.this.copy()
-        )
+    for condition, value in cases:
         taken = outcomes(condition)
         if Outcome.TRUE in taken:
-            found |= outcomes(branch.args["true"])
+            found |= outcomes(value)
         if taken == TRUE:
             return found
-    default = node.args.get("false" if isinstance(node, exp.If) else "default")
     return found | (outcomes(default) if default is not None else NULL)
+
+
+def _condition(operand: exp.Expr | None, when: exp.Expr) -> exp.Expr:
+    """CASE WHEN c, or CASE x WHEN c, which means x = c."""
+    return when if operand is None else exp.EQ(this=operand.copy(), expression=when.copy())

@@ -8,9 +8,10 @@ from sqlglot import TokenType, exp
 
 from tablepuppet.errors import QueryError
 from tablepuppet.query.clauses import check_clauses
+from tablepuppet.query.grammar import TOO_DEEP
 from tablepuppet.query.position import refusal, word_before
 from tablepuppet.query.select import read_select
-from tablepuppet.query.syntax import TOO_DEEP, syntax_tree
+from tablepuppet.query.syntax import syntax_tree
 from tablepuppet.query.ucq import Ucq
 
 _UNION = frozenset({"this", "expression", "distinct"})

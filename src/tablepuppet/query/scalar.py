@@ -11,8 +11,8 @@ from sqlglot import TokenType, exp
 
 from tablepuppet.errors import QueryError
 from tablepuppet.query.functions import VOLATILE, VOLATILE_BY_NAME, VOLATILE_STRINGS
+from tablepuppet.query.grammar import PARAMETER
 from tablepuppet.query.position import At, refusal, word_before, words
-from tablepuppet.query.syntax import PARAMETER
 from tablepuppet.query.suggest import nearest
 from tablepuppet.tables.allowed import FUNCTIONS, NODES, TYPES
 
@@ -70,7 +70,6 @@ def _check_replace(text: str, node: exp.Replace) -> None:
         raise refusal(
             text, f"replace(text, old, new) needs literals with new no longer than old; otherwise {_VIEW}", node
         )
-
 
 
 def _refuse(text: str, node: exp.Expr) -> QueryError:

@@ -40,7 +40,7 @@ def one_table(scope: Scope, expression: exp.Expr) -> int:
     if not relations:
         raise refusal(
             scope.text,
-            "this item names no column. A constant teaches a model nothing, and an intercept is always added: remove it",
+            "this item names no column. A constant teaches a model nothing, an intercept is there anyway: remove it",
             expression,
         )
     if len(relations) > 1:

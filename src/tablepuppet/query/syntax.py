@@ -1,31 +1,23 @@
 """syntax_tree: text → sqlglot's tree of one SELECT statement, or a QueryError that says where the text goes wrong.
 
-DuckDB's own parser reads the text first: it is strict and knows the place of an error to the letter, where sqlglot
-guesses (it takes `ON o.id = LEFT JOIN c` for a column called LEFT). No text whatever makes anything else than a
-QueryError of this, however long or deep or strange.
+No text whatever makes anything else than a QueryError of this, however long or deep or strange.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from functools import cache
-from threading import Lock
+from collections.abc import Sequence
 
-import duckdb
-from sqlglot import TokenType, exp
+from sqlglot import Token, TokenType, exp
 from sqlglot.errors import ParseError
 
 from tablepuppet.errors import QueryError
+from tablepuppet.query.grammar import INVALID, PARAMETER, TOO_DEEP, check_grammar, is_parameter
 from tablepuppet.query.position import DIALECT, refusal, words
 
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 100  # sqlglot recurses, and the Python stack must hold our caller too
-TOO_DEEP = "the query is nested too deeply; drop needless parentheses, and write x IN (1, 2, …) instead of a long OR"
-PARAMETER = "the query has a parameter, and nothing fills it in; write the value into the text"
 WITH = "WITH is not supported; name the tables in FROM, or let an owner offer a view"
 _EMPTY = "the query is empty; write SELECT features, label FROM tables"
-_INVALID = "the query is not valid SQL"
 _OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE)
 _CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END)
 _UNKNOWN = (
@@ -33,8 +25,6 @@ _UNKNOWN = (
     "write SELECT … FROM … JOIN … ON … WHERE with plain expressions over columns"
 )
 _CONTEXT = 100  # characters that sqlglot gives before the place of an error
-_PARAMETER = re.compile(r"[:@%][A-Za-z_(]")
-_lock = Lock()
 
 
 def syntax_tree(text: str) -> exp.Expr:
@@ -45,19 +35,18 @@ def syntax_tree(text: str) -> exp.Expr:
         raise QueryError(f"the query has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read. Shorten it")
     if not text.isprintable() and any("\ud800" <= c <= "\udfff" or c == "\0" for c in text):
         raise QueryError("the query holds characters that are no text; check how it was read or typed")
-    _check_words(text)
-    _check_grammar(text)
+    check_grammar(text, _words(text))
     return _tree(text)
 
 
-def _check_words(text: str) -> None:
-    """Exactly one statement, a SELECT, not nested too deeply."""
+def _words(text: str) -> Sequence[Token]:
+    """The words of the text, which must be exactly one statement, a SELECT, not nested too deeply."""
     try:
         tokens = words(text)
     # The tokenizer meets arbitrary text here: whatever it raises means that the text is not SQL.
     except Exception as error:
-        _check_grammar(text)
-        raise QueryError(f"{_INVALID}: a word, a number or a quote in it cannot be read") from error
+        check_grammar(text)
+        raise QueryError(f"{INVALID}: a word, a number or a quote in it cannot be read") from error
     if not tokens:
         raise QueryError(_EMPTY)
     first = next((t for t in tokens if t.token_type != TokenType.L_PAREN), tokens[0])
@@ -78,43 +67,7 @@ def _check_words(text: str) -> None:
         depth += (token.token_type in _OPENING) - (token.token_type in _CLOSING)
         if depth > MAX_DEPTH:
             raise refusal(text, TOO_DEEP, token.start)
-
-
-@cache
-def _duckdb() -> duckdb.DuckDBPyConnection:
-    """A database without tables or files, whose parser tells us the place of an error."""
-    connection = duckdb.connect(config={"threads": 1})
-    connection.execute("SET errors_as_json = true")
-    return connection
-
-
-def _check_grammar(text: str) -> None:
-    """Raises DuckDB's complaint in our words."""
-    try:
-        with _lock:
-            _duckdb().extract_statements(text)
-    except duckdb.Error as error:
-        found = _details(str(error))
-        what = next(iter(str(found.get("exception_message", "")).splitlines()), "it cannot be read").rstrip(".")
-        if "expression depth" in what:
-            raise QueryError(TOO_DEEP) from None
-        position = found.get("position")
-        if not isinstance(position, str):
-            raise QueryError(f"{_INVALID}: {what[:1].lower()}{what[1:]}") from None
-        # DuckDB counts bytes.
-        at = len(text.encode()[: int(position)].decode(errors="ignore"))
-        if _PARAMETER.match(text, at):
-            raise refusal(text, PARAMETER, at) from None
-        raise refusal(text, f"{_INVALID}: {what}; check the words around the caret", at) from None
-
-
-def _details(message: str) -> dict[str, object]:
-    """The fields of an error message that is JSON after its first words."""
-    try:
-        found = json.loads(message[message.index("{") :])
-    except ValueError:
-        return {"exception_message": message}
-    return found if isinstance(found, dict) else {}
+    return tokens
 
 
 def _place(error: Exception) -> int | None:
@@ -134,8 +87,9 @@ def _tree(text: str) -> exp.Expr:
     # DuckDB has read this text, so that it is SQL; sqlglot, which fails in many ways, does not know it.
     except Exception as error:
         at = _place(error)
-        is_parameter = at is not None and _PARAMETER.match(text, at - 1)
-        raise refusal(text, PARAMETER if is_parameter else _UNKNOWN, at) from error
+        # sqlglot reads %s as "modulo s", and stops at the s.
+        known = at is not None and is_parameter(text, at - 1)
+        raise refusal(text, PARAMETER if known else _UNKNOWN, at) from error
     if tree is None:
         raise QueryError(_EMPTY)
     waiting = [(tree, 0)]

@@ -14,15 +14,18 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Codes = NDArray[np.int32]
 
+_CHUNK = 1 << 15  # rows picked at a time: they stay in the cache
 # Up to this many columns, one bincount for each is faster than a sparse product for all.
 _FEW = 3
 
 
-def pick(theta: Array, codes: Codes) -> Array:
-    """X θ: the row of θ (size, k) that each code names: (n, k)."""
+def add_picked(out: Array, theta: Array, codes: Codes) -> None:
+    """Adds X θ to `out` (n, k): the row of θ (size, k) that each code names."""
     padded = np.concatenate([theta, np.zeros((1, theta.shape[1]))])
-    # "wrap" takes code −1 to the last row, the zeros; it is also faster than checking the bounds.
-    return np.take(padded, codes, axis=0, mode="wrap")
+    for start in range(0, len(codes), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        # "wrap" takes code −1 to the last row, the zeros; it is also faster than checking the bounds.
+        out[chunk] += np.take(padded, codes[chunk], axis=0, mode="wrap")
 
 
 def sum_by_code(codes: Codes, signal: Array, size: int, weights: Array | None = None) -> Array:

@@ -176,7 +176,10 @@ def _reason(error: duckdb.Error) -> str:
     if isinstance(error, duckdb.ConnectionException):
         return "it is closed; open it again"
     if isinstance(error, duckdb.InvalidInputException):
-        return "its files do not fit together, or an expression got a value that it cannot take; filter such rows out"
+        return (
+            "a file is not in order (columns, UTF-8), or an expression got a value that it cannot take; "
+            "mend the file, or filter such rows out"
+        )
     return f"DuckDB reports {type(error).__name__}; check the expression and the file"
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import TrainingError
-from tablepuppet.tables.codes import Codes, count_by_code, count_by_pair, pick, sum_by_code
+from tablepuppet.tables.codes import Codes, add_picked, count_by_code, count_by_pair, sum_by_code
 from tablepuppet.transport.messages import Encoder, NumberEncoder, RowNumbers
 
 Array = NDArray[np.float64]
@@ -48,7 +48,7 @@ class Features:
         dense = self.dense if rows is None else self.dense[rows]
         out: Array = dense @ theta[self.dense_columns]
         for codes, columns in self._categories():
-            out += pick(theta[columns], codes if rows is None else codes[rows])
+            add_picked(out, theta[columns], codes if rows is None else codes[rows])
         return out
 
     def transpose_dot(self, signal: Array, rows: RowNumbers | None = None) -> Array:

@@ -25,7 +25,10 @@ _IPC = (".feather", ".arrow", ".ipc")
 
 def open_path(path: str, name: str) -> Source:
     """Opens a file, a folder or a glob of files."""
-    files = _find(path, name)
+    try:
+        files = _find(path, name)
+    except OSError as error:
+        raise SourceError(f"table {name}: {path} cannot be looked at ({error.strerror}); check its rights") from None
     if all(file.lower().endswith(_PARQUET) for file in files):
         return _open_parquet(files, name)
     if all(file.lower().endswith(_CSV) for file in files):
@@ -77,12 +80,15 @@ def _open_csv(files: list[str], name: str) -> Source:
         raise SourceError(f"table {name}: {files[0]} is empty; a CSV file needs a line of column names")
     header = duck.csv_header(name, files[0])
     check_names(header, name)
-    if len(header) == 1 and any(mark in header[0] for mark in _SEPARATORS):
+    opened = duck.from_csv(name, files)
+    # Where lines differ in length, DuckDB may take each for one long field.
+    if len(opened.describe()) != len(header) or (len(header) == 1 and any(mark in header[0] for mark in _SEPARATORS)):
+        opened.close()
         raise SourceError(
             f"table {name}: the lines of {files[0]} do not all have as many fields as the first, which names the "
             "columns; mend the file"
         )
-    return duck.from_csv(name, files)
+    return opened
 
 
 def _read_ipc(file: str, name: str) -> pa.Table:

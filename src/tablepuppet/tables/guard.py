@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from sqlglot import Dialect, TokenType, exp
-from sqlglot.errors import SqlglotError
+from sqlglot.errors import ErrorLevel, SqlglotError, UnsupportedError
+from sqlglot.generators.duckdb import DuckDBGenerator
 
 from tablepuppet.errors import PolicyError
 from tablepuppet.tables.allowed import FUNCTIONS, NODES, TYPES
@@ -42,11 +43,13 @@ def _check(sql: str, columns: Collection[str], what: str) -> str:
     known = {column.lower() for column in columns}
     try:
         tree = _parse(sql, what)
+        nodes = 0
         for node, depth in _walk(tree):
             if depth > MAX_DEPTH:
                 raise _too_deep(what)
             _check_node(node, known, what)
-        return tree.sql(dialect="duckdb", identify=True, comments=False)
+            nodes += 1
+        return _written(tree, 10 * nodes + 100, what)
     except RecursionError:  # the parser may give up earlier than we do
         raise _too_deep(what) from None
 
@@ -64,6 +67,33 @@ def _parse(sql: str, what: str) -> exp.Expr:
     if tree is None:
         raise _refused(what, "it is not one scalar SQL expression; write one value or condition per row")
     return tree
+
+
+class _BoundedWriter(DuckDBGenerator):
+    """Writes SQL in a bounded number of steps.
+
+    Functions that DuckDB lacks are written by means of others, some with their arguments twice:
+    nested, a short text would become one as long as memory.
+    """
+
+    steps = 0
+
+    def sql(self, expression: str | exp.Expr | None, key: str | None = None, comment: bool = True) -> str:
+        self.steps -= 1
+        if self.steps < 0:
+            raise UnsupportedError("too many steps")
+        return super().sql(expression, key, comment)
+
+
+def _written(tree: exp.Expr, steps: int, what: str) -> str:
+    writer = _BoundedWriter(dialect="duckdb", identify=True, comments=False, unsupported_level=ErrorLevel.IMMEDIATE)
+    writer.steps = steps
+    try:
+        return writer.generate(tree, copy=False)
+    except SqlglotError:
+        raise _refused(
+            what, "it calls a function in a way that DuckDB does not know; write it as DuckDB does"
+        ) from None
 
 
 def _walk(tree: exp.Expr) -> Iterator[tuple[exp.Expr, int]]:
@@ -88,6 +118,8 @@ def _check_node(node: exp.Expr, known: Collection[str], what: str) -> None:
         raise _refused(what, f"a cast to {_title(node)} is not allowed; cast to a number, text, date or boolean type")
     elif kind is exp.Replace and not _shrinks(node):
         raise _refused(what, "replace(text, old, new) needs literals with `new` no longer than `old`")
+    elif kind is exp.ConcatWs and not isinstance(node.expressions[0], exp.Literal):
+        raise _refused(what, "concat_ws(separator, …) needs a literal as separator, for it is repeated")
 
 
 def _check_column(node: exp.Expr, known: Collection[str], what: str) -> None:

@@ -80,6 +80,7 @@ def redacted(url: str) -> str:
 
 def open_source(value: object, name: str) -> Source:
     """Opens what the user gave as a source of table `name`."""
+    # Here, because each family is built on the types above.
     from tablepuppet.tables import databases, files, memory
 
     if isinstance(value, SourceSpec):

@@ -32,9 +32,7 @@ class Link:
         self.meter = meter if meter is not None else Meter()
         self.wire: Wire = wire
 
-    def ask(
-        self, requests: Mapping[str, Sequence[Message]], phase: Phase = "setup"
-    ) -> dict[str, list[Message]]:
+    def ask(self, requests: Mapping[str, Sequence[Message]], phase: Phase = "setup") -> dict[str, list[Message]]:
         """One round: every client's answers, in the order of its requests."""
         down = {client: [encode(m, self.wire) for m in ms] for client, ms in requests.items() if ms}
         up = self.transport.exchange(down)

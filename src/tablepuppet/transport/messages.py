@@ -22,9 +22,7 @@ from tablepuppet.algorithms.options import Options
 Array = NDArray[np.float64]
 RowNumbers = NDArray[np.signedinteger[Any]]  # int32 where it fits, else int64
 
-Kind = Literal[
-    "integer", "float", "decimal", "boolean", "date", "timestamp", "string", "uuid", "vector", "other"
-]
+Kind = Literal["integer", "float", "decimal", "boolean", "date", "timestamp", "string", "uuid", "vector", "other"]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, kw_only=True):
@@ -43,17 +41,17 @@ class ColumnInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: int = 0  # length of a vector
 
 
-class DescribeTable(Message):
+class DescribeTable(Message, frozen=True):
     """Which columns does your table have? → TableSchema"""
 
     table: str
 
 
-class TableSchema(Message):
+class TableSchema(Message, frozen=True):
     columns: list[ColumnInfo]
 
 
-class OpenScan(Message):
+class OpenScan(Message, frozen=True):
     """Prepare to read these expressions of a table, for the rows that pass the filter. → ScanSchema
 
     Nothing is read yet: the answer gives the type of each expression.
@@ -66,14 +64,14 @@ class OpenScan(Message):
     filter: str | None = None
 
 
-class ScanSchema(Message):
+class ScanSchema(Message, frozen=True):
     columns: list[ColumnInfo]
 
 
 # -- the table mapping ---------------------------------------------------------------------
 
 
-class SendKeys(Message):
+class SendKeys(Message, frozen=True):
     """Send the key columns of a scan, one row per row number. → Keys"""
 
     job: str
@@ -81,12 +79,12 @@ class SendKeys(Message):
     columns: list[int]
 
 
-class Keys(Message):
+class Keys(Message, frozen=True):
     rows: int
     columns: pa.Table
 
 
-class DescribeLabels(Message):
+class DescribeLabels(Message, frozen=True):
     """Which classes, or which kind of number, is the label? → LabelSummary"""
 
     job: str
@@ -94,13 +92,13 @@ class DescribeLabels(Message):
     column: int
 
 
-class LabelSummary(Message):
+class LabelSummary(Message, frozen=True):
     kind: Literal["number", "boolean", "class"]
     classes: list[str | float] = []  # distinct values; numbers only if there are at most 1000
     missing: int = 0
 
 
-class SendLabels(Message):
+class SendLabels(Message, frozen=True):
     """Send one label per row, as a class number or a number, and each row's side of the split. → Labels"""
 
     job: str
@@ -112,7 +110,7 @@ class SendLabels(Message):
     test_fraction: float
 
 
-class Labels(Message):
+class Labels(Message, frozen=True):
     values: Array  # class numbers or numbers; NaN where the label is missing
     is_test: NDArray[np.bool_]
 
@@ -120,7 +118,7 @@ class Labels(Message):
 # -- features ------------------------------------------------------------------------------
 
 
-class OpenPart(Message):
+class OpenPart(Message, frozen=True):
     """These columns of a scan are a share of block `part`; these of its rows take part. → FeatureStatistics
 
     Row −1 stands for a row that does not exist (an outer join found none): zeros.
@@ -152,7 +150,7 @@ class CategoryStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     missing: float
 
 
-class FeatureStatistics(Message):
+class FeatureStatistics(Message, frozen=True):
     columns: list[NumberStatistics | CategoryStatistics]
 
 
@@ -179,7 +177,7 @@ class CategoryEncoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
 Encoder = NumberEncoder | CategoryEncoder
 
 
-class EncodeFeatures(Message):
+class EncodeFeatures(Message, frozen=True):
     """Encode the part's features like this, as all clients of the block do. → Encoded"""
 
     job: str
@@ -187,21 +185,21 @@ class EncodeFeatures(Message):
     encoders: list[Encoder]
 
 
-class Encoded(Message):
+class Encoded(Message, frozen=True):
     width: int
 
 
-class Done(Message):
+class Done(Message, frozen=True):
     """The answer to a request that only asks for an action."""
 
 
-class CloseJob(Message):
+class CloseJob(Message, frozen=True):
     """Forget everything about a job. → Done"""
 
     job: str
 
 
-class Failure(Message):
+class Failure(Message, frozen=True):
     """The answer when a request cannot be met: which error, and its message."""
 
     error: str
@@ -211,7 +209,7 @@ class Failure(Message):
 # -- training ------------------------------------------------------------------------------
 
 
-class StartPart(Message):
+class StartPart(Message, frozen=True):
     """Make the part's model and start the algorithm's client half. → Started"""
 
     job: str
@@ -225,13 +223,13 @@ class StartPart(Message):
     seed: int
 
 
-class Started(Message):
+class Started(Message, frozen=True):
     values: Array | None  # predictions of all train rows; None: all zero
     figure: float  # admm: mean diagonal of the part's share of XᵀX/N; newton: 1 if its features span the constant
     width: int  # of θ
 
 
-class MultiplyGram(Message):
+class MultiplyGram(Message, frozen=True):
     """Tᵀ diag(G) T v, to bound the objective's curvature. → Partial"""
 
     job: str
@@ -239,7 +237,7 @@ class MultiplyGram(Message):
     vector: Array
 
 
-class SgdUpdate(Message):
+class SgdUpdate(Message, frozen=True):
     """Y of the last batch, and the rows whose predictions are wanted next. → Predictions | Partial"""
 
     job: str
@@ -250,7 +248,7 @@ class SgdUpdate(Message):
     next_rows: RowNumbers | None  # None: all
 
 
-class AdmmUpdate(Message):
+class AdmmUpdate(Message, frozen=True):
     """Y of all train rows, and the weight of G‖h‖²/2. → Predictions | Partial"""
 
     job: str
@@ -261,7 +259,7 @@ class AdmmUpdate(Message):
     coefficients: Array | None  # of the last step of the reported model
 
 
-class NewtonUpdate(Message):
+class NewtonUpdate(Message, frozen=True):
     """Y and the collapsed curvature (None where the client can know it). → Predictions | Partial"""
 
     job: str
@@ -272,7 +270,7 @@ class NewtonUpdate(Message):
     coefficients: Array | None
 
 
-class Move(Message):
+class Move(Message, frozen=True):
     """The step coefficients chosen for the last directions. → Done"""
 
     job: str
@@ -280,13 +278,13 @@ class Move(Message):
     coefficients: Array
 
 
-class Partial(Message):
+class Partial(Message, frozen=True):
     """One client's summand: the union operator adds those of all clients of the block."""
 
     values: list[Array]
 
 
-class Combined(Message):
+class Combined(Message, frozen=True):
     """What the union step made of the sum. → Predictions | Partial"""
 
     job: str
@@ -294,14 +292,14 @@ class Combined(Message):
     values: list[Array]
 
 
-class Predictions(Message):
+class Predictions(Message, frozen=True):
     """h of the rows asked for, and inner products of the parameters (‖θ‖² first)."""
 
     values: Array
     products: Array
 
 
-class Evaluate(Message):
+class Evaluate(Message, frozen=True):
     """Predict the part's test rows, and its train rows where asked. → Evaluation"""
 
     job: str
@@ -309,31 +307,31 @@ class Evaluate(Message):
     train: bool
 
 
-class Evaluation(Message):
+class Evaluation(Message, frozen=True):
     test: Array
     train: Array | None
     norm: float  # ‖θ‖²
 
 
-class Release(Message):
+class Release(Message, frozen=True):
     """Send the trained parameters. → Parameters"""
 
     job: str
     part: int
 
 
-class Parameters(Message):
+class Parameters(Message, frozen=True):
     values: Array
 
 
-class RevealFeatures(Message):
+class RevealFeatures(Message, frozen=True):
     """Send the encoded features of all rows: the centralised baseline only. → RevealedFeatures"""
 
     job: str
     part: int
 
 
-class RevealedFeatures(Message):
+class RevealedFeatures(Message, frozen=True):
     train: Array
     test: Array
 

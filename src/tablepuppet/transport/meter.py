@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -156,7 +156,7 @@ class _Count:
         self.by_message[name] = self.by_message.get(name, 0) + frame.size
         self.by_client[client] = self.by_client.get(client, 0) + frame.size
 
-    def fields(self) -> dict[str, object]:
+    def fields(self) -> dict[str, Any]:
         return {
             "bytes_up": self.up,
             "bytes_down": self.down,

@@ -1,0 +1,88 @@
+"""check_grammar: DuckDB's own parser reads the text, and its complaint becomes ours.
+
+It is strict and knows the place of an error to the letter, where sqlglot guesses: that one takes
+`ON o.id = LEFT JOIN c` for a column called LEFT.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from threading import Lock
+
+import duckdb
+from sqlglot import Token, TokenType
+
+from tablepuppet.errors import QueryError
+from tablepuppet.query.position import refusal
+
+INVALID = "the query is not valid SQL"
+PARAMETER = "the query has a parameter, and nothing fills it in; write the value into the text"
+TOO_DEEP = "the query is nested too deeply; drop needless parentheses, and write x IN (1, 2, …) instead of a long OR"
+_PARAMETER = re.compile(r"[:@%][A-Za-z_(]")
+_lock = Lock()
+
+
+@cache
+def _duckdb() -> duckdb.DuckDBPyConnection:
+    """A database without tables or files, whose parser tells us the place of an error."""
+    connection = duckdb.connect(config={"threads": 1})
+    connection.execute("SET errors_as_json = true")
+    return connection
+
+
+def check_grammar(text: str, tokens: Sequence[Token] = ()) -> None:
+    """Raises QueryError unless DuckDB's parser takes the text, whose words are `tokens`, for SQL."""
+    try:
+        with _lock:
+            _duckdb().extract_statements(text)
+    except duckdb.Error as error:
+        raise _complaint(text, tokens, _details(str(error))) from None
+
+
+def is_parameter(text: str, at: int) -> bool:
+    """A placeholder of some library begins here: :name, @name, %s, %(name)s."""
+    return _PARAMETER.match(text, at) is not None
+
+
+def _complaint(text: str, tokens: Sequence[Token], found: dict[str, object]) -> QueryError:
+    what = next(iter(str(found.get("exception_message", "")).splitlines()), "it cannot be read").rstrip(".")
+    if "expression depth" in what:
+        return QueryError(TOO_DEEP)
+    position = found.get("position")
+    if not isinstance(position, str):
+        return QueryError(f"{INVALID}: {what[:1].lower()}{what[1:]}")
+    at = len(text.encode()[: int(position)].decode(errors="ignore"))  # DuckDB counts bytes
+    if is_parameter(text, at):
+        return refusal(text, PARAMETER, at)
+    missing = _join_without_on(tokens)
+    if missing is not None:
+        return refusal(text, "this JOIN has no ON; name its keys: ON a.id = b.id, or USING (id)", missing)
+    return refusal(text, f"{INVALID}: {what}; check the words around the caret", at)
+
+
+def _details(message: str) -> dict[str, object]:
+    """The fields of an error message that is JSON after its first words."""
+    try:
+        found = json.loads(message[message.index("{") :])
+    except ValueError:
+        return {"exception_message": message}
+    return found if isinstance(found, dict) else {}
+
+
+def _join_without_on(tokens: Sequence[Token]) -> int | None:
+    """The offset of a JOIN whose table and alias neither ON nor USING follows: the commonest slip of all."""
+    name = (TokenType.VAR, TokenType.IDENTIFIER)
+    for k, token in enumerate(tokens):
+        before = tokens[k - 1].text.upper() if k else ""
+        if token.token_type != TokenType.JOIN or before in ("CROSS", "NATURAL", "POSITIONAL"):
+            continue
+        rest = [t for t in tokens[k + 1 : k + 5] if t.token_type != TokenType.ALIAS]
+        names = 2 if len(rest) > 1 and rest[1].token_type in name else 1
+        follower = rest[names].token_type if len(rest) > names else None
+        named = bool(rest) and rest[0].token_type in name
+        if named and follower in (None, TokenType.WHERE, TokenType.UNION, TokenType.COMMA, TokenType.R_PAREN):
+            return token.start
+    return None

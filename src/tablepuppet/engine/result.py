@@ -30,7 +30,7 @@ class EpochRecord(Mapping[str, Any]):
     residuals: dict[str, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self.keys():
+        if name not in tuple(self):
             raise KeyError(name)
         return getattr(self, name)
 

@@ -23,6 +23,10 @@ class Plan:
     training_mapping: TableMapping  # the same, or expanded for the VFL baselines
     loss: Loss
 
+    def __repr__(self) -> str:
+        """Short, and without any row: the arrays inside hold labels."""
+        return f"Plan({self.job.model} by {self.job.algorithm}, {self.mapping.joined_rows:,} joined rows)"
+
 
 def make_plan(mapping: TableMapping, job: Job) -> Plan:
     """The plan of a job."""

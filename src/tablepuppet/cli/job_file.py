@@ -1,0 +1,120 @@
+"""JOB: a TOML file whose keys carry the names of the Python arguments.
+
+    query = "SELECT …"             # or query_file = "query.sql"
+    label = "returned"
+    model = "logistic"
+    algorithm = "newton"           # or a table: [algorithm] name = "admm", rho = 0.5
+    federation = "federation.toml" # or a table: [tables]
+
+In: the file's path. Out: a JobFile: the query, the arguments of Federation.train, where the tables are.
+Relative paths are relative to the file that names them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tablepuppet.algorithms.options import FAMILIES
+from tablepuppet.errors import JobError
+from tablepuppet.federation import Federation, read_toml, tables_from_toml
+from tablepuppet.job import Job
+
+JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (TOML).", show_default=False)]
+FederationOption = Annotated[
+    Path | None,
+    typer.Option("--federation", metavar="FILE", help="A federation file (TOML) instead of the one that JOB names."),
+]
+
+_OF_THE_FILE = ("query_file", "federation", "tables", "privacy")
+_OF_A_JOB = tuple(name for name in Job.__struct_fields__ if name != "options")
+_OF_ALGORITHMS = tuple({name for family in FAMILIES.values() for name in family.__struct_fields__})
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """A job as a file describes it; Federation.train checks the arguments."""
+
+    path: Path
+    query: str
+    arguments: dict[str, Any]
+    federation: Path | None
+    tables: dict[str, Any] | None
+
+    def open_federation(self, instead: Path | None = None) -> Federation:
+        """The federation that the job runs on."""
+        if instead is not None:
+            return Federation.from_toml(instead)
+        if self.federation is not None:
+            return Federation.from_toml(self.federation)
+        if self.tables is None:
+            raise JobError(f'{self.path} names no tables; add [tables], federation = "…", or give --federation FILE')
+        return Federation(tables_from_toml(self.tables, self.path.parent))
+
+
+def read_job(path: Path) -> JobFile:
+    """Reads a job file; whatever is wrong with it is one clear error."""
+    given = read_toml(path)
+    _check_names(path, given)
+    query = _query(path, given)
+    if "label" not in given:
+        raise JobError(f'{path} names no label; add label = "…", the name of a column in the SELECT list')
+    federation, tables = given.pop("federation", None), given.pop("tables", None)
+    if federation is not None and tables is not None:
+        raise JobError(f"{path} has both federation and [tables]; keep one of them")
+    if federation is not None and not isinstance(federation, str):
+        raise JobError(f"{path}: federation must be the path of a federation file, not {_kind(federation)}")
+    if tables is not None and not isinstance(tables, dict):
+        raise JobError(f"{path}: tables must be a section, [tables], not {_kind(tables)}")
+    place = None if federation is None else path.parent / federation
+    return JobFile(path, query, given | _algorithm(path, given), place, tables)
+
+
+def _check_names(path: Path, given: dict[str, Any]) -> None:
+    known = {*_OF_THE_FILE, *_OF_A_JOB, *_OF_ALGORITHMS}
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, sorted(known), n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"a job has {', '.join((*_OF_A_JOB, *_OF_THE_FILE))}"
+            raise JobError(f"{path}: unknown key {name!r}; {hint}")
+
+
+def _query(path: Path, given: dict[str, Any]) -> str:
+    """The query's text, from the file itself or from the one it names; removed from `given`."""
+    text, name = given.pop("query", None), given.pop("query_file", None)
+    if (text is None) == (name is None):
+        found = "no query" if text is None else "both query and query_file"
+        raise JobError(f'{path} has {found}; give one of query = """SELECT …""" and query_file = "query.sql"')
+    if name is None:
+        if not isinstance(text, str):
+            raise JobError(f"{path}: query must be SQL text, not {_kind(text)}")
+        return text
+    if not isinstance(name, str):
+        raise JobError(f"{path}: query_file must be a path, not {_kind(name)}")
+    try:
+        return (path.parent / name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise JobError(f"cannot read the query file {path.parent / name}: {reason}") from None
+
+
+def _algorithm(path: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """[algorithm] name = …, rho = … as the arguments algorithm=…, rho=…"""
+    section = given.get("algorithm")
+    if not isinstance(section, dict):
+        return {}
+    if not isinstance(section.get("name"), str):
+        raise JobError(f'{path}: [algorithm] needs a name, one of {", ".join(FAMILIES)}: name = "admm"')
+    twice = sorted((set(section) - {"name"}) & set(given))
+    if twice:
+        raise JobError(f"{path}: {twice[0]} is given twice, in [algorithm] and outside; keep one of them")
+    return {"algorithm": section["name"], **{k: v for k, v in section.items() if k != "name"}}
+
+
+def _kind(value: Any) -> str:
+    kinds = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "a section"}
+    return kinds.get(type(value), type(value).__name__)

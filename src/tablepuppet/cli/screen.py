@@ -1,0 +1,89 @@
+"""What a command shows: results on standard output, progress and errors on standard error.
+
+With --json a command writes one JSON document and nothing else to standard output; progress is
+shown to people only, that is on a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from tablepuppet.engine.result import RoundEvent
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document for machines, no progress.")]
+
+
+class Screen:
+    """Standard output and standard error of one command."""
+
+    def __init__(self, wants_json: bool) -> None:
+        self.wants_json = wants_json
+        self.out = Console(highlight=False, soft_wrap=True)
+        self.err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def show(self, *shown: RenderableType) -> None:
+        """A result for people; nothing with --json."""
+        if not self.wants_json:
+            for one in shown:
+                # Plain text may hold brackets, which rich would take for mark-up.
+                self.out.print(Text(one) if isinstance(one, str) else one)
+
+    def show_json(self, document: Callable[[], Any]) -> None:
+        """A result for machines; nothing without --json. Numbers that JSON does not have become null."""
+        if self.wants_json:
+            typer.echo(json.dumps(_finite(document()), ensure_ascii=False, indent=2, allow_nan=False))
+
+    def error(self, kind: str, message: str) -> None:
+        """One clear message on standard error, and with --json as a document on standard output."""
+        self.show_json(lambda: {"error": {"kind": kind, "message": message}})
+        self.err.print(Text.assemble(("Error: ", "bold red"), message))
+
+    @contextmanager
+    def progress(self, doing: str) -> Iterator[Callable[[RoundEvent], None]]:
+        """A bar that counts rounds, with the objective beside it; gives what `on_round` takes."""
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        is_hidden = self.wants_json or not self.err.is_terminal
+        with Progress(*columns, console=self.err, transient=True, disable=is_hidden) as bar:
+            task = bar.add_task(doing, total=None, note="")
+
+            def on_round(event: RoundEvent) -> None:
+                bar.update(task, completed=event.round, total=event.rounds)
+                if event.record is not None:
+                    bar.update(task, note=f"objective {event.record.objective:.6g}")
+
+            yield on_round
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """An empty table in our style: the first column to the left, figures to the right."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="bold")
+    for i, column in enumerate(columns):
+        made.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+    return made
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value

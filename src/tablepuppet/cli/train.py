@@ -1,0 +1,76 @@
+"""tablepuppet train JOB: trains the job's model and shows how good it is and what it took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
+from tablepuppet.cli.screen import JsonOption, Screen, table
+from tablepuppet.engine.result import Result
+
+
+def train(job: JobArgument, federation: FederationOption = None, as_json: JsonOption = False) -> None:
+    """Train a job's model on tables that stay with their owners.
+
+    [bold]Example:[/bold] tablepuppet train returns.toml
+
+    A job file:
+
+    [dim]query = "SELECT o.quantity, i.price, o.returned FROM orders o JOIN items i ON o.item_id = i.item_id"[/dim]
+
+    [dim]label = "returned"[/dim]
+
+    [dim]algorithm = "newton"[/dim]
+
+    [dim]tables.orders = ["store_eu.parquet", "store_us.parquet"][/dim]
+
+    [dim]tables.items = "items.csv"[/dim]
+    """
+    screen = Screen(as_json)
+    asked = read_job(job)
+    with screen.progress(f"training {asked.path.stem}") as on_round, asked.open_federation(federation) as tables:
+        result = tables.train(asked.query, **asked.arguments, on_round=on_round)
+    show_result(screen, result)
+
+
+def show_result(screen: Screen, result: Result) -> None:
+    """Metrics on both sides of the split, and what training took."""
+    quality = table("", *result.metrics["train"], title="How good it is")
+    for side, metrics in result.metrics.items():
+        if metrics:
+            quality.add_row(side, *(f"{value:.4f}" for value in metrics.values()))
+    job, traffic = result.plan.job, result.traffic
+    spent = table("", "epochs", "objective", "rounds", "MB", "US-UK", "US-US", title="What it took")
+    spent.add_row(
+        job.algorithm,
+        str(len(result.history)),
+        f"{result.objective:.6g}",
+        f"{traffic.rounds:,}",
+        f"{traffic.bytes / 1e6:,.2f}",
+        f"{traffic.seconds('us-uk'):.2f} s",
+        f"{traffic.seconds('us-us'):.2f} s",
+    )
+    screen.show(quality, "", spent)
+    screen.show_json(lambda: as_document(result))
+
+
+def as_document(result: Result) -> dict[str, Any]:
+    """What --json writes about a result."""
+    traffic = result.traffic
+    return {
+        "model": result.plan.job.model,
+        "algorithm": result.plan.job.algorithm,
+        "objective": result.objective,
+        "metrics": result.metrics,
+        "epochs": len(result.history),
+        "traffic": {
+            "rounds": traffic.rounds,
+            "bytes_up": traffic.bytes_up,
+            "bytes_down": traffic.bytes_down,
+            "by_message": dict(traffic.by_message),
+            "seconds": {name: traffic.seconds(name) for name in ("us-uk", "us-us")},
+        },
+        "history": [dict(record) for record in result.history],
+        "coefficients": result.coefficients().to_dict(orient="records"),
+        "intercept": result.intercept if isinstance(result.intercept, float) else result.intercept.tolist(),
+    }

@@ -55,7 +55,7 @@ class Federation:
         return cls(tables_from_toml(tables, Path(path).parent))
 
     def explain(
-        self, query: str, *, label: str, model: Any = "logistic", algorithm: Any = "newton", **options: Any
+        self, query: str, *, label: str, model: Any = "auto", algorithm: Any = "newton", **options: Any
     ) -> Plan:
         """What training would do and cost; `str(plan)` is the text."""
         job = make_job(query, label=label, model=model, algorithm=algorithm, given=options)
@@ -66,7 +66,7 @@ class Federation:
         query: str,
         *,
         label: str,
-        model: Any = "logistic",
+        model: Any = "auto",
         algorithm: Any = "newton",
         on_round: Callable[[RoundEvent], None] | None = None,
         privacy: Any = None,

@@ -12,7 +12,7 @@ from tablepuppet.errors import JobError
 from tablepuppet.transport.codec import Wire
 
 ModelName = Literal["linear", "logistic", "softmax"]
-MODELS = ("linear", "logistic", "softmax")
+MODELS = ("auto", "linear", "logistic", "softmax")
 _EPOCHS = {"newton": 20, "admm": 30, "sgd": 10, "centralized": 1}
 
 
@@ -21,7 +21,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     query: str
     label: str
-    model: str = "logistic"
+    model: str = "auto"  # auto: what fits the label
     algorithm: str = "newton"
     options: Options = msgspec.field(default_factory=Newton)
     l2: float = 1e-4
@@ -57,7 +57,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     extra = {name: value for name, value in given.items() if name not in own}
     name, options = _algorithm(algorithm, extra, own)
     if values.get("epochs") is None:
-        values["epochs"] = 30 if (options.name, model) == ("newton", "softmax") else _EPOCHS[options.name]
+        values["epochs"] = 30 if options.name == "newton" and model in ("auto", "softmax") else _EPOCHS[options.name]
     try:
         job = msgspec.convert(
             {"query": query, "label": label, "model": model, "algorithm": name, **values}, Job, strict=True

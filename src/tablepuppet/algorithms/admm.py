@@ -166,7 +166,7 @@ class AdmmServer:
             self._iterates = [h + a.values for h, a in zip(self._tracker.predictions, answers, strict=True)]
             found = self._tracker.search([a.values for a in answers], [a.products for a in answers])
             if self._age == 1:  # the first step from a restart follows the gradient
-                self._figures["decrement"] = found.decrement / abs(found.value)
+                self._figures["decrement"] = abs(found.decrement / found.value)
         self._adapt()
         if self.options.averages and self._age == _RESTART:
             self._restart()

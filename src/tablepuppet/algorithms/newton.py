@@ -105,7 +105,7 @@ class NewtonServer:
         return self._tracker.settle()
 
     def is_converged(self) -> bool:
-        return self._decrement <= self.options.tolerance * abs(self._value)
+        return abs(self._decrement) <= self.options.tolerance * abs(self._value)
 
     def residuals(self) -> dict[str, float]:
         return {"decrement": self._decrement}

@@ -32,7 +32,8 @@ class ScanKeys:
     @classmethod
     def of(cls, rows: int, table: pa.Table) -> ScanKeys:
         numbers = pa.array(np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64))
-        return cls(rows, table.append_column(_ROW, numbers))
+        columns = dict(zip(table.column_names, table.columns, strict=True))
+        return cls(rows, pa.table({**columns, _ROW: numbers}))
 
 
 def join_branch(bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys], max_rows: int) -> list[RowNumbers]:

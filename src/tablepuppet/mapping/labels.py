@@ -84,7 +84,8 @@ def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelIn
             f"label {label}: some owners hold text, others hold {' and '.join(sorted(kinds - {'class'}))}"
         )
     if task == "any":
-        task = "number" if kinds == {"number"} else "classes"
+        values = {c for s in summaries for c in s.classes}
+        task = "number" if kinds == {"number"} and values != {0.0, 1.0} else "classes"
     if task == "number":
         if kinds == {"class"}:
             raise MappingError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from tablepuppet.errors import JobError
 from tablepuppet.job import Job
 from tablepuppet.mapping.expanded import expanded
@@ -11,7 +13,7 @@ from tablepuppet.mapping.labels import Task
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
 
-TASKS: dict[str, Task] = {"linear": "number", "logistic": "binary", "softmax": "classes"}
+TASKS: dict[str, Task] = {"auto": "any", "linear": "number", "logistic": "binary", "softmax": "classes"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,8 +34,17 @@ def make_plan(mapping: TableMapping, job: Job) -> Plan:
     """The plan of a job."""
     if not mapping.train.rows:
         raise JobError("there are no training rows; lower test_fraction or bring more rows")
+    if job.model == "auto":
+        job = msgspec.structs.replace(job, model=_model_for(mapping))
     training = expanded(mapping) if job.is_expanded else mapping
     return Plan(job, mapping, training, _loss(job, mapping))
+
+
+def _model_for(mapping: TableMapping) -> str:
+    """The linear model that fits the label."""
+    if mapping.label.kind == "number":
+        return "linear"
+    return "logistic" if len(mapping.label.classes) == 2 else "softmax"
 
 
 def _loss(job: Job, mapping: TableMapping) -> Loss:

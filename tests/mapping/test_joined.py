@@ -1,0 +1,93 @@
+"""expand and collapse are adjoint, in any shape of mapping; walks do not depend on threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tablepuppet.mapping import joined as module
+from tablepuppet.mapping.joined import JoinedRows, RowIndex
+
+
+@st.composite
+def mappings(draw: st.DrawFn) -> tuple[JoinedRows, np.random.Generator]:
+    """Random joined rows over one to three blocks: identity, sorted, shuffled or partial."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rows = draw(st.integers(1, 300))
+    indices = []
+    for _ in range(draw(st.integers(1, 3))):
+        shape = draw(st.sampled_from(["identity", "sorted", "shuffled", "partial"]))
+        size = rows if shape == "identity" else draw(st.integers(1, 40))
+        index = np.arange(rows) if shape == "identity" else rng.integers(-1 if shape == "partial" else 0, size, rows)
+        indices.append(RowIndex.of(np.sort(index) if shape == "sorted" else index, size))
+    labels = rng.normal(size=rows)
+    return JoinedRows(rows, tuple(indices), RowIndex.of(np.arange(rows), rows), labels), rng
+
+
+def echo(shard: Any, *, signal: Any = None) -> tuple[Sequence[Any], dict[str, Any]]:
+    """A join step that sends the labels back as its signal and adds up ⟨scores, labels⟩."""
+    column = shard.labels[:, None]
+    return (column,), {"product": float((shard.scores * column).sum()), "rows": len(column)}
+
+
+@given(mappings())
+def test_expand_and_collapse_are_adjoint(case: tuple[JoinedRows, np.random.Generator]) -> None:
+    joined, rng = case
+    values = [rng.normal(size=(p.rows, 1)) for p in joined.indices]
+    done = joined.run(echo, values, signals=1)
+    collapsed = sum(float((v * c).sum()) for v, c in zip(values, done.signals[0], strict=True))
+    assert done.sums["rows"] == joined.rows
+    np.testing.assert_allclose(done.sums["product"], collapsed, rtol=1e-9, atol=1e-9)
+
+
+@given(mappings())
+def test_multiplicity_is_the_collapse_of_ones(case: tuple[JoinedRows, np.random.Generator]) -> None:
+    joined, _ = case
+    ones = JoinedRows(joined.rows, joined.indices, joined.label_index, np.ones(joined.rows))
+    collapsed = ones.run(echo, [np.zeros((p.rows, 1)) for p in joined.indices], signals=1).signals[0]
+    for counts, c in zip(joined.multiplicities(), collapsed, strict=True):
+        np.testing.assert_array_equal(counts, c[:, 0])
+
+
+@given(mappings(), st.integers(1, 50))
+def test_a_batch_sees_just_the_rows_that_occur_in_it(case: tuple[JoinedRows, np.random.Generator], size: int) -> None:
+    joined, rng = case
+    chosen = rng.choice(joined.rows, min(size, joined.rows), replace=False)
+    batch, numbers = joined.take(chosen)
+    values = [rng.normal(size=(p.rows, 2)) for p in joined.indices]
+    for p, q, rows, v in zip(joined.indices, batch.indices, numbers, values, strict=True):
+        whole = p.expand(p.padded(v), 0, joined.rows)[chosen]
+        part = q.expand(q.padded(v[rows]), 0, len(chosen))
+        np.testing.assert_array_equal(whole, part)
+    np.testing.assert_array_equal(batch.labels, joined.labels[chosen])
+
+
+def test_shard_borders_and_threads_do_not_show_in_the_result(monkeypatch: Any) -> None:
+    rng = np.random.default_rng(0)
+    rows = 10_000
+    monkeypatch.setattr(module, "SHARD", 512)
+    indices = (RowIndex.of(np.arange(rows), rows), RowIndex.of(rng.integers(-1, 77, rows), 77))
+    joined = JoinedRows(rows, indices, indices[0], rng.normal(size=rows))
+    values = [rng.normal(size=(p.rows, 1)) for p in indices]
+    threaded = joined.run(echo, values, signals=1)
+    monkeypatch.setattr(module, "_pool", lambda: _Sequential())
+    alone = joined.run(echo, values, signals=1)
+    assert threaded.sums == alone.sums
+    for a, b in zip(threaded.signals[0], alone.signals[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+class _Sequential:
+    def map(self, function: Any, items: Any) -> Any:
+        return map(function, items)
+
+
+def test_an_identity_mapping_holds_no_array_and_others_hold_four_bytes_a_row() -> None:
+    assert RowIndex.of(np.arange(5), 5).index is None
+    index = RowIndex.of(np.array([0, 0, 1]), 2).index
+    assert index is not None
+    assert index.dtype == np.int32

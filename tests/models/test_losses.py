@@ -1,0 +1,93 @@
+"""Losses: derivatives agree with finite differences, proximal maps with their definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
+
+LOSSES: list[Loss] = [Squared(), Logistic(), Softmax(4)]
+NAMES = ["squared", "logistic", "softmax"]
+
+
+def labels_for(loss: Loss, rows: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    rng = np.random.default_rng(1)
+    if isinstance(loss, Squared):
+        return rng.normal(size=rows)
+    return rng.integers(0, 2 if loss.outputs == 1 else loss.outputs, rows).astype(np.float64)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
+def test_gradient_and_curvature_agree_with_finite_differences(loss: Loss) -> None:
+    scores = np.random.default_rng(0).normal(size=(50, loss.outputs)) * 3
+    labels = labels_for(loss, 50)
+    step = 1e-5
+    for c in range(loss.outputs):
+        up, down = scores.copy(), scores.copy()
+        up[:, c] += step
+        down[:, c] -= step
+        slope = (loss.value(up, labels) - loss.value(down, labels)) / (2 * step)
+        np.testing.assert_allclose(loss.gradient(scores, labels)[:, c], slope, atol=1e-7)
+        bend = (loss.gradient(up, labels)[:, c] - loss.gradient(down, labels)[:, c]) / (2 * step)
+        np.testing.assert_allclose(loss.curvature(scores)[:, c], bend, atol=1e-7)
+    assert float(loss.curvature(scores).max()) <= loss.bound + 1e-12
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
+def test_the_hessian_along_directions_agrees_with_finite_differences(loss: Loss) -> None:
+    rng = np.random.default_rng(2)
+    scores, directions = rng.normal(size=(40, loss.outputs)), rng.normal(size=(40, loss.outputs, 3))
+    labels = labels_for(loss, 40)
+    step = 1e-5
+
+    def slope(at: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return np.asarray(np.einsum("jc,jcq->q", loss.gradient(at, labels), directions))
+
+    expected = np.stack(
+        [
+            (slope(scores + step * directions[:, :, q]) - slope(scores - step * directions[:, :, q])) / (2 * step)
+            for q in range(3)
+        ]
+    )
+    np.testing.assert_allclose(loss.hessian_gram(scores, directions), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
+@given(
+    centre=arrays(np.float64, (6, 4), elements=st.floats(-60, 60)),
+    start=arrays(np.float64, (6, 4), elements=st.floats(-60, 60)),
+    rho=st.floats(1e-3, 1e3),
+)
+def test_the_proximal_map_satisfies_its_definition_from_any_start(
+    loss: Loss,
+    centre: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+    start: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+    rho: float,
+) -> None:
+    width = loss.outputs
+    labels = labels_for(loss, 6)
+    u = loss.proximal(centre[:, :width].copy(), rho, labels, start[:, :width].copy())
+    stationary = loss.gradient(u, labels) + rho * (u - centre[:, :width])
+    assert float(np.abs(stationary).max()) <= 1e-7 * max(1.0, rho)
+
+
+def test_extreme_scores_do_not_overflow() -> None:
+    scores = np.array([[-800.0], [800.0]])
+    assert np.isfinite(Logistic().value(scores, np.array([0.0, 1.0]))).all()
+    wide = np.array([[-800.0, 800.0, 0.0, 0.0]])
+    assert np.isfinite(Softmax(4).value(wide, np.array([1.0]))).all()
+
+
+def test_soft_targets_debias_softmax_labels() -> None:
+    p, q = 0.8, 0.1
+    targets = (np.eye(3) - q) / (p - q)
+    soft, hard = Softmax(3, targets), Softmax(3)
+    scores = np.random.default_rng(3).normal(size=(3, 3))
+    noisy = np.full((3, 3), q) + (p - q) * np.eye(3)  # P(reported | true)
+    expected = np.array([hard.gradient(scores[[k]], np.array([float(k)]))[0] for k in range(3)])
+    reported = np.stack([soft.gradient(scores, np.full(3, float(c))) for c in range(3)], axis=1)
+    np.testing.assert_allclose(np.einsum("kc,kcd->kd", noisy, reported), expected, atol=1e-12)

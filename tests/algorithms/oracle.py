@@ -46,4 +46,4 @@ def _residual(a: Array, y: Array, model: str) -> Array:
     p = np.exp(a - a.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
     p[np.arange(len(y)), y.astype(int)] -= 1.0
-    return p
+    return np.asarray(p)

@@ -68,11 +68,29 @@ class Federation:
         label: str,
         model: Any = "auto",
         algorithm: Any = "newton",
-        on_round: Callable[[RoundEvent], None] | None = None,
+        l2: float = 1e-4,
+        test_fraction: float = 0.15,
+        standardize: bool = True,
+        seed: int = 0,
+        epochs: int | None = None,
+        batch_size: int | None = 10_240,
         privacy: Any = None,
+        on_round: Callable[[RoundEvent], None] | None = None,
         **options: Any,
     ) -> Result:
-        """Trains on the query's result without ever having it."""
+        """Trains on the query's result without ever having it.
+
+        `options`: those of the algorithm (learning_rate, rho, …) where it is given by name, and
+        max_categories, max_joined_rows, wire (docs/quickstart.md).
+        """
+        options |= {
+            "l2": l2,
+            "test_fraction": test_fraction,
+            "standardize": standardize,
+            "seed": seed,
+            "epochs": epochs,
+            "batch_size": batch_size,
+        }
         if privacy is not None:
             raise JobError("privacy is not available yet")
         job = make_job(query, label=label, model=model, algorithm=algorithm, given=options)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from tablepuppet.algorithms.options import FAMILIES, Admm, Centralized, Newton, Options, Sgd, options_of
 from tablepuppet.errors import JobError
@@ -52,6 +54,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         raise JobError("label must be the name of a column in the SELECT list")
     if not isinstance(model, str) or model not in MODELS:
         raise JobError(f"unknown model {model!r}; choose one of {', '.join(MODELS)}{_hint(model, MODELS)}")
+    given = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
     own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options"}
     values = {name: value for name, value in given.items() if name in own}
     extra = {name: value for name, value in given.items() if name not in own}
@@ -63,7 +66,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
             {"query": query, "label": label, "model": model, "algorithm": name, **values}, Job, strict=True
         )
     except msgspec.ValidationError as error:
-        raise JobError(f"the job cannot be read: {error}") from None
+        raise JobError(_readable(error)) from None
     job = msgspec.structs.replace(job, options=options)
     _check(job)
     return job
@@ -89,6 +92,12 @@ def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[st
     raise JobError(f"algorithm must be a name or tp.Sgd(…), tp.Admm(…), tp.Newton(…), not {type(algorithm).__name__}")
 
 
+def _readable(error: msgspec.ValidationError) -> str:
+    """What is wrong with which option, in the user's words."""
+    what, _, where = str(error).replace("`", "").partition(" - at $.")
+    return f"{where or 'the job'}: {what[0].lower()}{what[1:]}"
+
+
 def _hint(name: Any, known: Any) -> str:
     close = difflib.get_close_matches(str(name), list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
@@ -96,7 +105,7 @@ def _hint(name: Any, known: Any) -> str:
 
 def _check(job: Job) -> None:
     rules = [
-        (job.l2 >= 0, "l2 must not be negative"),
+        (0 <= job.l2 < math.inf, "l2 must be a number from 0 up"),
         (0 <= job.test_fraction < 1, "test_fraction must lie in [0, 1)"),
         (job.epochs >= 1, "epochs must be at least 1"),
         (job.batch_size is None or job.batch_size >= 1, "batch_size must be at least 1, or None for full batches"),

@@ -6,6 +6,7 @@ in a round is the algorithm's business (join_step, union_step, client_step).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from tablepuppet.algorithms.servers import make_server
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, measure
 from tablepuppet.engine.result import BlockModel, EpochRecord, Result, RoundEvent
+from tablepuppet.errors import TrainingError
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.operators.join import JoinOperator
 from tablepuppet.operators.union import UnionOperator
@@ -142,7 +144,18 @@ class _Training:
             residuals=dict(self.server.residuals()),
         )
         self.history.append(record)
+        if not math.isfinite(objective):
+            raise TrainingError(
+                f"training diverged in epoch {epoch}: the objective is no longer a number; {self._remedy()}"
+            )
         return record
+
+    def _remedy(self) -> str:
+        name = self.plan.job.options.name
+        return {
+            "sgd": "use a smaller learning_rate, or leave it out for a safe one",
+            "admm": 'use variant="sharing", or another rho',
+        }.get(name, "check the features for extreme values")
 
     def evaluate(self, *, is_last: bool) -> tuple[float, dict[str, Metrics]]:
         server, mapping = self.server, self.plan.training_mapping

@@ -181,6 +181,18 @@ class JoinedRows:
         signals: int,
         given: Mapping[str, Any],
     ) -> tuple[list[list[tuple[int, Array]]], Sums]:
+        with np.errstate(over="ignore", invalid="ignore"):  # divergence is the engine's to notice
+            return self._walk_lane(lane, step, padded, each, signals, given)
+
+    def _walk_lane(
+        self,
+        lane: Sequence[tuple[int, int]],
+        step: JoinStep,
+        padded: Sequence[Array],
+        each: bool,
+        signals: int,
+        given: Mapping[str, Any],
+    ) -> tuple[list[list[tuple[int, Array]]], Sums]:
         spans = [p.span(lane[0][0], lane[-1][1]) for p in self.indices]
         buffers: list[list[tuple[int, Array]]] = []
         totals: list[Sums] = []

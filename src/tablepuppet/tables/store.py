@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.tables.guard import check_expression, check_predicate
@@ -53,7 +54,8 @@ class ClientTables:
             names = [column.name for column in source.describe()]
             expressions = tuple(check_expression(expression, names) for expression in request.columns)
             filter = None if request.filter is None else check_predicate(request.filter, names)
-            columns = source.describe_scan(expressions, filter)
+            described = source.describe_scan(expressions, filter)
+            columns = [replace(c, name=text) for c, text in zip(described, request.columns, strict=True)]
             self._scans[request.job, request.scan] = _Scan(source, expressions, filter, columns)
             return ScanSchema(columns=columns)
 

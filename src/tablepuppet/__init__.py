@@ -5,6 +5,8 @@ from tablepuppet.engine.result import Result
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.federation import Federation
 from tablepuppet.plan.plan import Plan
+from tablepuppet.prediction.model import Model
+from tablepuppet.prediction.saved import load
 from tablepuppet.tables.source import source
 from tablepuppet.transport.meter import Network
 
@@ -14,11 +16,13 @@ __all__ = [
     "Admm",
     "Centralized",
     "Federation",
+    "Model",
     "Network",
     "Newton",
     "Plan",
     "Result",
     "Sgd",
     "TablePuppetError",
+    "load",
     "source",
 ]

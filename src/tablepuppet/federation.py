@@ -7,12 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from tablepuppet import train as story
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.errors import JobError
 from tablepuppet.job import make_job
 from tablepuppet.operators.client import Client
 from tablepuppet.plan.plan import Plan
+from tablepuppet.prediction.answer import write
+from tablepuppet.prediction.model import Model
+from tablepuppet.prediction.predict import as_keys
 from tablepuppet.tables.source import Source, open_source, source
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.transport.link import Link
@@ -95,6 +100,37 @@ class Federation:
             raise JobError("privacy is not available yet")
         job = make_job(query, label=label, model=model, algorithm=algorithm, given=options)
         return story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round)
+
+    def predict(
+        self,
+        model: Model | Result,
+        query: str | None = None,
+        *,
+        key: str | Sequence[str] | None = None,
+        keys: Sequence[Any] | None = None,
+        to: str | Path | None = None,
+        max_joined_rows: int | None = None,
+    ) -> pa.Table:
+        """One prediction per joined row of a query: the model's own by default, or one with the same features.
+
+        The answer carries `key`, columns of the table that held the label (by default those that it is joined on),
+        then `prediction` and its probability. `keys` asks for the rows with these values of the key only; `to` also
+        writes the answer to a .parquet or .csv file.
+        """
+        chosen = model.model if isinstance(model, Result) else model
+        names = (key,) if isinstance(key, str) else key
+        table = story.predict(
+            chosen,
+            chosen.query if query is None else query,
+            self._tables,
+            Link(self._transport),
+            key=names,
+            only=None if keys is None else as_keys(keys),
+            max_joined_rows=max_joined_rows,
+        )
+        if to is not None:
+            write(table, to)
+        return table
 
     def close(self) -> None:
         """Ends the clients' threads and closes their sources."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
 
 from tablepuppet.catalog import bind
 from tablepuppet.engine.central import run_centralized
@@ -13,6 +16,8 @@ from tablepuppet.engine.run import OnRound, run
 from tablepuppet.job import Job
 from tablepuppet.mapping.build import map_tables
 from tablepuppet.plan.plan import TASKS, Plan, make_plan
+from tablepuppet.prediction.model import Model
+from tablepuppet.prediction.predict import predict_rows
 from tablepuppet.query import parse
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import CloseJob
@@ -32,6 +37,12 @@ def explain(job: Job, tables: Tables, link: Link) -> Plan:
     """What training would do and cost."""
     with _session(tables, link) as job_id:
         return plan_job(job, tables, link, job_id)
+
+
+def predict(model: Model, query: str, tables: Tables, link: Link, **options: Any) -> pa.Table:
+    """A model's predictions on the rows of a query."""
+    with _session(tables, link) as job_id:
+        return predict_rows(model, query, tables, link, job_id, **options)
 
 
 def plan_job(job: Job, tables: Tables, link: Link, job_id: str) -> Plan:

@@ -63,7 +63,7 @@ class Branch:
     relations: tuple[Relation, ...]
     joins: tuple[Join, ...]
     label_relation: int
-    label_column: int  # index into the label relation's scan's expressions
+    label_column: int  # index into the label relation's scan's expressions; −1: rows to predict on have none
     where: tuple[KeyPair, ...] = ()
 
 

@@ -35,7 +35,11 @@ class PlacedBranch:
         return f"{self.resolved.aliases[output.relation]}.{output.name}"
 
     def branch(self, label: int) -> Branch:
-        """The bound branch, its relations in the order of joining."""
+        """The bound branch with the label at an output, its relations in the order of joining."""
+        return self.around(self.resolved.outputs[label].relation, self.output_columns[label])
+
+    def around(self, base: int, label_column: int = -1) -> Branch:
+        """The bound branch whose joined rows are ordered by relation `base`; −1: there is no label in it."""
         order, number = self._order(), self._numbers()
         joins = []
         for join, columns in zip(self.resolved.tree.joins, self.key_columns, strict=True):
@@ -45,8 +49,7 @@ class PlacedBranch:
             )
             joins.append(Join(join.kind, number[join.relation], tuple(dict.fromkeys(pairs))))
         relations = tuple(Relation(self.resolved.aliases[r], self.scans[r]) for r in order)
-        label_relation = number[self.resolved.outputs[label].relation]
-        return Branch(relations, tuple(joins), label_relation, self.output_columns[label])
+        return Branch(relations, tuple(joins), number[base], label_column)
 
     def member(self, relation: int, positions: Sequence[int]) -> Member:
         """A block's place in this branch: these outputs of one relation."""

@@ -12,10 +12,11 @@ from tablepuppet.algorithms.base import Array
 from tablepuppet.algorithms.centralized import minimise
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import measure
-from tablepuppet.engine.result import BlockModel, EpochRecord, Result, RoundEvent
+from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
 from tablepuppet.operators.union import UnionOperator
 from tablepuppet.plan.plan import Plan
+from tablepuppet.prediction.model import BlockModel, mean_contribution
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import RevealedFeatures, RevealFeatures
 
@@ -61,8 +62,10 @@ def run_centralized(plan: Plan, link: Link, job_id: str, on_round: OnRound | Non
     if on_round is not None:
         on_round(RoundEvent(1, 1, 1, record))
     blocks = tuple(
-        BlockModel(b.name, b.table, b.features, tuple(e), w, i.is_partial)
-        for b, e, w, i in zip(mapping.bound.blocks, encoders, thetas, train.indices, strict=True)
+        BlockModel(b.name, b.table, b.features, tuple(e), w, i.is_partial, mean_contribution(t @ w, g, train.rows))
+        for b, e, (t, _), w, g, i in zip(
+            mapping.bound.blocks, encoders, tables, thetas, mapping.multiplicity, train.indices, strict=True
+        )
     )
     return Result(
         plan=plan,

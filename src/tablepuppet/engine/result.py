@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from tablepuppet.algorithms.base import Array
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.plan.plan import Plan
+from tablepuppet.prediction.model import BlockModel, Model, describe_use
+from tablepuppet.prediction.saved import save
 from tablepuppet.tables.features import names
 from tablepuppet.transport.messages import CategoryEncoder, Encoder, NumberEncoder
 from tablepuppet.transport.meter import Traffic
@@ -51,18 +55,6 @@ class RoundEvent:
     round: int
     rounds: int  # planned in all
     record: EpochRecord | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockModel:
-    """A block's trained parameters and how its features were encoded."""
-
-    name: str
-    table: str
-    features: tuple[str, ...]
-    encoders: tuple[Encoder, ...]
-    theta: Array
-    is_outer: bool  # some joined rows have no row here
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +98,38 @@ class Result:
             if not block.is_outer:
                 total -= _original_scale(block.encoders)[1] @ block.theta
         return float(total[0]) if len(total) == 1 else total
+
+    @property
+    def model(self) -> Model:
+        """What predictions need: to be saved, or given to `federation.predict`."""
+        job = self.plan.job
+        aliases, tables = describe_use(self.plan.mapping.bound)
+        return Model(
+            kind=job.model,
+            query=job.query,
+            label=self.plan.mapping.bound.label,
+            label_aliases=aliases,
+            classes=self.classes,
+            intercept=self.encoded_intercept,
+            blocks=self.blocks,
+            tables=tables,
+            metadata={
+                "algorithm": job.algorithm,
+                "l2": job.l2,
+                "seed": job.seed,
+                "objective": self.objective,
+                "metrics": self.metrics,
+                "training_rows": self.plan.mapping.train.rows,
+            },
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model to a folder: JSON and Arrow, each block's part in a folder of its own."""
+        save(self.model, path)
+
+    def predict(self, federation: Any, query: str | None = None, **options: Any) -> pa.Table:
+        """One prediction per joined row of a query, the trained one by default: `federation.predict`."""
+        return federation.predict(self.model, query, **options)
 
     def _outputs(self) -> list[Any]:
         if not self.classes:

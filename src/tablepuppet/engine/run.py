@@ -19,12 +19,13 @@ from tablepuppet.algorithms.options import Sgd
 from tablepuppet.algorithms.servers import make_server
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, measure
-from tablepuppet.engine.result import BlockModel, EpochRecord, Result, RoundEvent
+from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.errors import TrainingError
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.operators.join import JoinOperator
 from tablepuppet.operators.union import UnionOperator
 from tablepuppet.plan.plan import Plan
+from tablepuppet.prediction.model import BlockModel, mean_contribution
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import (
     Encoder,
@@ -75,6 +76,7 @@ class _Training:
 
     def __post_init__(self) -> None:
         self.history: list[EpochRecord] = []
+        self.contributions: list[Array] = []  # each block's h of its train rows, at the last evaluation
         self.began = time.perf_counter()
 
     def start(self) -> None:
@@ -179,6 +181,7 @@ class _Training:
                 if values is not None:
                     train[part.block][part.train] = values
             penalty += answers[block[0].number].norm if block else 0.0
+        self.contributions = train
         given: dict[str, Any] = {"loss": self.problem.loss, "intercept": server.intercept}
         loss, on_train = measure(mapping.train, train, wants_auc=is_last, **given)
         _, on_test = measure(mapping.test, test, wants_auc=True, **given)
@@ -192,9 +195,18 @@ class _Training:
         for number, block in enumerate(self.plan.mapping.bound.blocks):
             parts = self.union.blocks[number]
             theta = cast(Parameters, released[parts[0].number][0]).values if parts else np.zeros((0, 0))
-            is_partial = self.plan.mapping.train.indices[number].is_partial
             blocks.append(
-                BlockModel(block.name, block.table, block.features, tuple(encoders[number]), theta, is_partial)
+                BlockModel(
+                    name=block.name,
+                    table=block.table,
+                    features=block.features,
+                    encoders=tuple(encoders[number]),
+                    theta=theta,
+                    is_outer=self.plan.mapping.train.indices[number].is_partial,
+                    mean=mean_contribution(
+                        self.contributions[number], self.problem.multiplicity[number], self.problem.joined.rows
+                    ),
+                )
             )
         return Result(
             plan=self.plan,

@@ -36,8 +36,8 @@ def map_tables(
     max_joined_rows: int | None = None,
 ) -> TableMapping:
     """The table mapping of a bound query."""
-    limit = max_joined_rows if max_joined_rows is not None else _default_limit()
-    keys, client_rows = _gather_keys(bound, link, job)
+    limit = max_joined_rows if max_joined_rows is not None else default_limit()
+    keys, client_rows = gather_keys(bound, link, job)
     branches = []
     for branch in bound.branches:
         branches.append(join_branch(bound, branch, keys, limit))
@@ -62,22 +62,22 @@ def map_tables(
     indices: tuple[list[RowIndex], list[RowIndex]] = ([], [])
     multiplicity: list[NDArray[np.int64]] = []
     for number, block in enumerate(bound.blocks):
-        spread, places = _block_rows(bound, block, branches, client_rows)
-        train, test = (_active(spread, side, places[-1][3]) for side in sides)
+        spread, places = block_rows(bound, block, branches, client_rows)
+        train, test = (active_rows(spread, side, places[-1][3]) for side in sides)
         indices[0].append(train[0])
         indices[1].append(test[0])
         multiplicity.append(train[2])
-        parts += _parts(number, places, train[1], test[1], len(parts))
+        parts += parts_of_block(number, places, train[1], test[1], len(parts))
     joined = []
     for side, index in zip(sides, indices, strict=True):
-        rows, active, _ = _active(label_rows, side, len(labels.values))
+        rows, active, _ = active_rows(label_rows, side, len(labels.values))
         joined.append(JoinedRows(len(side), tuple(index), rows, labels.values[active]))
     return TableMapping(
         bound, labels.info, _fits(bound, branches, keys), tuple(parts), tuple(multiplicity), joined[0], joined[1]
     )
 
 
-def _gather_keys(bound: BoundQuery, link: Link, job: str) -> tuple[list[ScanKeys], list[dict[str, int]]]:
+def gather_keys(bound: BoundQuery, link: Link, job: str) -> tuple[list[ScanKeys], list[dict[str, int]]]:
     """One round: the key columns of every scan, the clients of a table one after the other."""
     wanted: list[set[int]] = [set() for _ in bound.scans]
     for branch in bound.branches:
@@ -113,7 +113,7 @@ def _plain(table: pa.Table) -> pa.Table:
 Place = tuple[str, int, tuple[int, ...], int]  # client, scan, columns, end of its rows in the block
 
 
-def _block_rows(
+def block_rows(
     bound: BoundQuery, block: Block, branches: Sequence[Sequence[RowNumbers]], client_rows: Sequence[dict[str, int]]
 ) -> tuple[RowNumbers, list[Place]]:
     """p_i over all joined rows, and where each client's rows lie in the block.
@@ -138,7 +138,7 @@ def _block_rows(
     return (spread[0] if len(spread) == 1 else np.concatenate(spread)), places
 
 
-def _active(
+def active_rows(
     spread: RowNumbers, side: NDArray[np.int64], rows: int
 ) -> tuple[RowIndex, NDArray[np.int64], NDArray[np.int64]]:
     """The mapping of some joined rows onto just the rows that they use: index, those rows, their G."""
@@ -153,7 +153,7 @@ def _active(
     return RowIndex.of(used, len(active)), active, counts[active]
 
 
-def _parts(
+def parts_of_block(
     block: int, places: Sequence[Place], train: NDArray[np.int64], test: NDArray[np.int64], number: int
 ) -> list[Part]:
     """The clients' shares of a block; a client none of whose rows are used takes no part."""
@@ -206,7 +206,7 @@ def _fits(bound: BoundQuery, branches: Sequence[Sequence[RowNumbers]], keys: Seq
     return tuple(fits)
 
 
-def _default_limit() -> int:
+def default_limit() -> int:
     """As many joined rows as half of the free memory holds."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(1_000_000, int(free / 2 / BYTES_PER_JOINED_ROW))

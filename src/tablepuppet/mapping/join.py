@@ -36,14 +36,16 @@ class ScanKeys:
         return cls(rows, pa.table({**columns, _ROW: numbers}))
 
 
-def join_branch(bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys], max_rows: int) -> list[RowNumbers]:
+def join_branch(
+    bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys], max_rows: int, *, may_be_empty: bool = False
+) -> list[RowNumbers]:
     """The row number of each joined row in each relation of the branch; −1 where there is none."""
     with duckdb.connect(":memory:") as connection:
         for number, scan_keys in enumerate(keys):
             connection.register(f"s{number}", scan_keys.table)
         names = [f"s{r.scan}" for r in branch.relations]
         count = _count(connection, bound, branch)
-        if count == 0:
+        if count == 0 and not may_be_empty:
             raise MappingError(_why_empty(connection, bound, branch))
         if count > max_rows:
             raise MappingError(

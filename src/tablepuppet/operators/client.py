@@ -166,6 +166,19 @@ class Client:
     def release(self, request: m.Release) -> m.Message:
         return m.Parameters(values=self._started(request).state.theta)
 
+    # -- prediction ------------------------------------------------------------------------
+
+    def score_rows(self, request: m.ScoreRows) -> m.Message:
+        pairs = [self._column(request.job, request.scan, c) for c in request.columns]
+        features = encode_features([c for c, _ in pairs], [i for _, i in pairs], request.rows, request.encoders)
+        if len(request.theta) != features.width:
+            raise TransportError(f"the parameters are for {len(request.theta)} columns, and there are {features.width}")
+        return m.Scores(values=features.dot(request.theta))
+
+    def send_identifiers(self, request: m.SendIdentifiers) -> m.Message:
+        table = self.tables.scan(request.job, request.scan)
+        return m.Identifiers(columns=table.select([f"c{c}" for c in request.columns]))
+
     def close_job(self, request: m.CloseJob) -> m.Message:
         self.tables.close(request.job)
         self._parts = {key: part for key, part in self._parts.items() if key[0] != request.job}
@@ -201,5 +214,7 @@ _ANSWERS: dict[type, Callable[[Client, Any], m.Message]] = {
     m.Combined: Client.train,
     m.Evaluate: Client.evaluate,
     m.Release: Client.release,
+    m.ScoreRows: Client.score_rows,
+    m.SendIdentifiers: Client.send_identifiers,
     m.CloseJob: Client.close_job,
 }

@@ -336,6 +336,36 @@ class RevealedFeatures(Message, frozen=True):
     test: Array
 
 
+# -- prediction ----------------------------------------------------------------------------
+
+
+class ScoreRows(Message, frozen=True):
+    """Encode these rows of a scan like this and predict them with θ. → Scores"""
+
+    job: str
+    scan: int
+    columns: list[int]
+    rows: RowNumbers
+    encoders: list[Encoder]
+    theta: Array
+
+
+class Scores(Message, frozen=True):
+    values: Array  # h of the rows asked for
+
+
+class SendIdentifiers(Message, frozen=True):
+    """Send the columns that name the rows of a scan in the answer to a prediction. → Identifiers"""
+
+    job: str
+    scan: int
+    columns: list[int]
+
+
+class Identifiers(Message, frozen=True):
+    columns: pa.Table
+
+
 REQUESTS = (
     DescribeTable
     | OpenScan
@@ -354,6 +384,8 @@ REQUESTS = (
     | Evaluate
     | Release
     | RevealFeatures
+    | ScoreRows
+    | SendIdentifiers
     | CloseJob
 )
 RESPONSES = (
@@ -370,6 +402,8 @@ RESPONSES = (
     | Evaluation
     | Parameters
     | RevealedFeatures
+    | Scores
+    | Identifiers
     | Done
     | Failure
 )

@@ -1,0 +1,88 @@
+"""BoundQuery without a label → NewRows: joined rows to predict on, none of them split off or left out.
+
+One round: keys. Where an owner is missing, its rows are unknown: a join with its table then keeps rows that find no
+partner, as LEFT JOIN does, and `assumed` marks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.catalog.bound import Block, BoundQuery, Branch
+from tablepuppet.mapping.build import active_rows, block_rows, default_limit, gather_keys, parts_of_block
+from tablepuppet.mapping.join import join_branch
+from tablepuppet.mapping.joined import JoinedRows, RowIndex
+from tablepuppet.mapping.mapping import Part
+from tablepuppet.transport.link import Link
+from tablepuppet.transport.messages import RowNumbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewRows:
+    """Joined rows without labels."""
+
+    bound: BoundQuery
+    joined: JoinedRows
+    parts: tuple[Part, ...]  # the rows to predict on are their test rows
+    base_rows: tuple[RowNumbers, ...]  # of each branch: the base relation's row of each joined row
+    client_rows: tuple[dict[str, int], ...]  # of each scan
+    assumed: tuple[NDArray[np.bool_] | None, ...]  # per block: joined rows whose partner is with a missing owner
+
+
+def map_new_rows(
+    bound: BoundQuery, link: Link, *, job: str, max_joined_rows: int | None = None, incomplete: Collection[str] = ()
+) -> NewRows:
+    """The joined rows of a query to predict on; `incomplete` names the tables with a missing owner."""
+    limit = max_joined_rows if max_joined_rows is not None else default_limit()
+    keys, client_rows = gather_keys(bound, link, job)
+    branches, lenient = [], []
+    for branch in bound.branches:
+        relations = _out_of_reach(bound, branch, incomplete)
+        lenient.append(relations)
+        rows = join_branch(bound, _outer(branch, relations), keys, limit, may_be_empty=True)
+        branches.append(rows)
+        limit -= len(rows[0])
+    everything = np.arange(sum(len(rows[0]) for rows in branches))
+    parts: list[Part] = []
+    indices: list[RowIndex] = []
+    assumed: list[NDArray[np.bool_] | None] = []
+    for number, block in enumerate(bound.blocks):
+        spread, places = block_rows(bound, block, branches, client_rows)
+        index, active, _ = active_rows(spread, everything, places[-1][3])
+        indices.append(index)
+        parts += parts_of_block(number, places, np.empty(0, np.int64), active, len(parts))
+        assumed.append(_assumed(block, lenient, branches))
+    identity = RowIndex(len(everything), None, is_sorted=True)
+    joined = JoinedRows(len(everything), tuple(indices), identity, np.zeros(len(everything)))
+    base_rows = tuple(rows[b.label_relation] for b, rows in zip(bound.branches, branches, strict=True))
+    return NewRows(bound, joined, tuple(parts), base_rows, tuple(client_rows), tuple(assumed))
+
+
+def _out_of_reach(bound: BoundQuery, branch: Branch, incomplete: Collection[str]) -> frozenset[int]:
+    """The relations whose partners may lie with a missing owner, or can only be found through such a relation."""
+    found: set[int] = set()
+    for join in branch.joins:
+        through = {side for pair in join.on for side in (pair.left, pair.right)}
+        if bound.scans[branch.relations[join.relation].scan].table in incomplete or through & found:
+            found.add(join.relation)
+    return frozenset(found)
+
+
+def _outer(branch: Branch, relations: frozenset[int]) -> Branch:
+    joins = (replace(j, kind="left") if j.relation in relations else j for j in branch.joins)
+    return replace(branch, joins=tuple(joins))
+
+
+def _assumed(
+    block: Block, lenient: Sequence[frozenset[int]], branches: Sequence[Sequence[RowNumbers]]
+) -> NDArray[np.bool_] | None:
+    marks = [
+        rows[member.relation] < 0 if member.relation in relations else np.zeros(len(rows[0]), np.bool_)
+        for member, relations, rows in zip(block.members, lenient, branches, strict=True)
+    ]
+    whole = np.concatenate(marks)
+    return whole if whole.any() else None

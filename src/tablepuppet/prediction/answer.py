@@ -1,0 +1,81 @@
+"""answer: scores of joined rows → an Arrow table of predictions, and the file that it may be written to.
+
+Columns: the key; `prediction`, in the label's own type; `probability` of the second class for two classes,
+`probability_<class>` for each class of softmax; and, where the request allowed owners to be missing, `assumed`: the
+tables whose mean contribution stands in for an unknown row.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from tablepuppet.errors import ModelError
+from tablepuppet.models.losses import sigmoid, softmax
+from tablepuppet.prediction.model import Class, Model
+from tablepuppet.transport.messages import Array
+
+
+def answer(model: Model, keys: pa.Table, scores: Array, missing: Mapping[str, NDArray[np.bool_]] | None) -> pa.Table:
+    """The table that a prediction returns."""
+    columns: dict[str, pa.Array] = {}
+    if not model.classes:
+        columns["prediction"] = pa.array(scores[:, 0])
+    elif model.outputs == 1:
+        columns["prediction"] = _classes(model.classes).take(pa.array((scores[:, 0] > 0).astype(np.int32)))
+        columns["probability"] = pa.array(sigmoid(scores[:, 0]))
+    else:
+        columns["prediction"] = _classes(model.classes).take(pa.array(scores.argmax(axis=1).astype(np.int32)))
+        probabilities = softmax(scores)
+        named = _classes(model.classes).cast(pa.string()).to_pylist()
+        columns |= {f"probability_{c}": pa.array(probabilities[:, k]) for k, c in enumerate(named)}
+    if missing is not None:
+        columns["assumed"] = _assumed(missing, len(scores))
+    taken = set(keys.column_names) & set(columns)
+    kept = keys.rename_columns([f"key_{name}" if name in taken else name for name in keys.column_names])
+    for name, values in columns.items():
+        kept = kept.append_column(name, values)
+    return kept
+
+
+def write(table: pa.Table, path: str | Path) -> None:
+    """Writes predictions to .parquet or .csv, all or nothing."""
+    target = Path(path).expanduser()
+    kind = target.suffix.lower()
+    if kind not in (".parquet", ".csv"):
+        raise ModelError(f"predictions are written to .parquet or .csv, and {target.name} ends in neither")
+    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        if kind == ".parquet":
+            pq.write_table(table, unfinished)
+        else:
+            pyarrow.csv.write_csv(table, unfinished)
+        os.replace(unfinished, target)
+    except OSError as error:
+        raise ModelError(f"{target} cannot be written: {error.strerror}; choose another place") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _classes(classes: tuple[Class, ...]) -> pa.Array:
+    """The classes in the label's own type; whole numbers are integers."""
+    if all(isinstance(c, float) and c.is_integer() and abs(c) < 2**53 for c in classes):
+        return pa.array([int(c) for c in classes], pa.int64())
+    return pa.array(classes)
+
+
+def _assumed(missing: Mapping[str, NDArray[np.bool_]], rows: int) -> pa.Array:
+    """The names of the tables that each row lacks, or an empty text."""
+    names = [pc.if_else(pa.array(marks), table, None) for table, marks in missing.items()]
+    if not names:
+        return pa.array(np.full(rows, ""), pa.string())
+    return pc.binary_join_element_wise(*names, ", ", null_handling="skip")

@@ -1,0 +1,81 @@
+"""Model: all that predictions need, and nothing of the rows that it was trained on.
+
+In: a finished run. Out: what is saved, loaded, and asked to predict: the query with its label, and
+for each block the encoders and parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.catalog.bound import BoundQuery
+from tablepuppet.transport.messages import Array, ColumnInfo, Encoder
+
+Class = str | float | bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockModel:
+    """A block's trained parameters and how its features are encoded."""
+
+    name: str
+    table: str
+    features: tuple[str, ...]
+    encoders: tuple[Encoder, ...]
+    theta: Array
+    is_outer: bool  # some joined rows have no row here
+    mean: Array  # Σ_j h_i(p_i(j)) / N over the joined training rows: what stands for an owner that is missing
+
+
+@dataclass(frozen=True, slots=True)
+class TableUse:
+    """What the query read of one table: each expression, as the model's query has it, with its type."""
+
+    table: str
+    expressions: tuple[str, ...]
+    columns: tuple[ColumnInfo, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A trained model over a query's result."""
+
+    kind: str  # linear, logistic, softmax …: what the sum of the blocks' contributions means
+    query: str
+    label: str
+    label_aliases: tuple[str, ...]  # of each branch: the alias that the label comes from
+    classes: tuple[Class, ...]  # none: the label is a number
+    intercept: Array
+    blocks: tuple[BlockModel, ...]
+    tables: tuple[TableUse, ...]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> int:
+        return len(self.intercept)
+
+    def __repr__(self) -> str:
+        features = sum(len(block.features) for block in self.blocks)
+        tables = ", ".join(dict.fromkeys(block.table for block in self.blocks))
+        return f"Model({self.kind} for {self.label!r}: {features} features of {tables})"
+
+
+def describe_use(bound: BoundQuery) -> tuple[tuple[str, ...], tuple[TableUse, ...]]:
+    """The alias of the label in each branch, and what was read of each table."""
+    aliases = tuple(branch.relations[branch.label_relation].alias for branch in bound.branches)
+    return aliases, tuple(TableUse(scan.table, scan.expressions, scan.columns) for scan in bound.scans)
+
+
+def mean_contribution(per_row: Array, multiplicity: NDArray[np.int64], joined_rows: int) -> Array:
+    """Σ G h / N: a block's mean contribution over joined rows (a row that an outer join lacks adds nothing)."""
+    return np.asarray(multiplicity @ per_row / max(1, joined_rows), np.float64)
+
+
+def feature_names(blocks: Sequence[BlockModel]) -> list[str]:
+    """alias.column of every feature, block after block."""
+    return [feature for block in blocks for feature in block.features]

@@ -1,0 +1,164 @@
+"""Predict: a model and a query's new rows → one prediction per joined row.
+
+Four rounds: schemas, scans, keys, and then each client is sent the encoders and parameters of its
+block and answers with h of its rows. The server expands them to joined rows and adds them up, as
+in training. No feature leaves its owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from tablepuppet.catalog.serving import Key, Servable, Wanted, bind_features
+from tablepuppet.errors import JobError, ModelError
+from tablepuppet.mapping.new_rows import NewRows, map_new_rows
+from tablepuppet.prediction.answer import answer
+from tablepuppet.prediction.model import Model
+from tablepuppet.query import parse
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS
+from tablepuppet.transport.link import Link
+from tablepuppet.transport.messages import (
+    Array,
+    Identifiers,
+    Message,
+    NumberEncoder,
+    ScoreRows,
+    Scores,
+    SendIdentifiers,
+)
+
+
+def predict_rows(
+    model: Model,
+    query: str,
+    tables: Mapping[str, tuple[str, ...]],
+    link: Link,
+    job: str,
+    *,
+    key: Sequence[str] | None = None,
+    only: Sequence[Key] | None = None,
+    incomplete: Collection[str] = (),
+    max_joined_rows: int | None = None,
+) -> pa.Table:
+    """The base's key, the prediction and its probability for each joined row, ordered by the base's rows."""
+    wanted = Wanted(
+        blocks=tuple((block.name, block.features) for block in model.blocks),
+        label=model.label,
+        bases=model.label_aliases,
+        key=None if key is None else tuple(key),
+        only=None if only is None else tuple(map(tuple, only)),
+    )
+    servable = bind_features(parse(query), wanted, tables=tables, link=link, job=job)
+    _check_types(model, servable)
+    rows = map_new_rows(servable.bound, link, job=job, max_joined_rows=max_joined_rows, incomplete=incomplete)
+    scores = _scores(model, rows, link, job)
+    keys = _identifiers(servable, rows, link, job)
+    missing = {b.table: a for b, a in zip(model.blocks, rows.assumed, strict=True) if a is not None}
+    return answer(model, keys, scores, missing if incomplete else None)
+
+
+def as_keys(given: Sequence[Any]) -> list[Key]:
+    """Keys as a user gives them: a value each, or a tuple of values for a key of several columns.
+
+    >>> as_keys([7, 8]), as_keys([("UA", 7)])
+    ([(7,), (8,)], [('UA', 7)])
+    """
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray):
+        raise JobError("keys must be a list: one value, or one tuple of values, for each row that you ask for")
+    return [tuple(_plain(k)) if isinstance(k, tuple | list) else _plain([k]) for k in given]
+
+
+def _plain(values: Sequence[Any]) -> Key:
+    """Numbers of NumPy as Python's own."""
+    return tuple(v.item() if isinstance(v, np.generic) else v for v in values)
+
+
+def _check_types(model: Model, servable: Servable) -> None:
+    """Every feature is still of a type that its encoder takes."""
+    changed = []
+    for block, bound in zip(model.blocks, servable.bound.blocks, strict=True):
+        for name, column, encoder in zip(block.features, bound.columns, block.encoders, strict=True):
+            is_number = isinstance(encoder, NumberEncoder)
+            if column.kind not in (NUMBER_KINDS if is_number else STRING_KINDS):
+                trained = "a number" if is_number else "text"
+                changed.append(f"{name} was {trained} in training and is {column.detail or column.kind} now")
+    if changed:
+        raise ModelError(f"the model does not fit these tables: {'; '.join(changed)}; cast it in the query, or retrain")
+
+
+def _scores(model: Model, rows: NewRows, link: Link, job: str) -> Array:
+    """Σ_i expand_i(h_i) + intercept; the mean contribution where an owner is missing."""
+    requests: dict[str, list[Message]] = {}
+    for part in rows.parts:
+        block = model.blocks[part.block]
+        requests.setdefault(part.client, []).append(
+            ScoreRows(
+                job=job,
+                scan=part.scan,
+                columns=list(part.columns),
+                rows=part.test_rows,
+                encoders=list(block.encoders),
+                theta=block.theta,
+            )
+        )
+    answers = {client: iter(messages) for client, messages in link.ask(requests, "evaluation").items()}
+    per_row = [np.zeros((index.rows, model.outputs)) for index in rows.joined.indices]
+    for part in rows.parts:
+        values = cast(Scores, next(answers[part.client])).values
+        if values.shape != per_row[part.block][part.test].shape:
+            raise ModelError(f"client {part.client} predicts {values.shape} values where {model.outputs} a row are due")
+        per_row[part.block][part.test] = values
+    scores = _sum(rows, per_row, model.intercept)
+    for block, assumed in zip(model.blocks, rows.assumed, strict=True):
+        if assumed is not None:
+            scores[assumed] += block.mean
+    return scores
+
+
+def _sum(rows: NewRows, per_row: Sequence[Array], intercept: Array) -> Array:
+    if rows.joined.rows == 0:
+        return np.zeros((0, len(intercept)))
+    rows.joined.allocate("scores", len(intercept))
+    rows.joined.run(_keep_scores, per_row, intercept=intercept)
+    return rows.joined.state.pop("scores")
+
+
+def _keep_scores(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
+    shard.state["scores"][...] = shard.scores + intercept
+    return (), {}
+
+
+def _identifiers(servable: Servable, rows: NewRows, link: Link, job: str) -> pa.Table:
+    """The key of each joined row's base row, and which client holds it where there are several."""
+    bound = servable.bound
+    requests: dict[str, list[Message]] = {}
+    wanted = []
+    for branch, columns in zip(bound.branches, servable.key_columns, strict=True):
+        scan = branch.relations[branch.label_relation].scan
+        for client in bound.scans[scan].clients:
+            wanted.append((scan, client))
+            if columns:
+                requests.setdefault(client, []).append(SendIdentifiers(job=job, scan=scan, columns=list(columns)))
+    answers = {client: iter(messages) for client, messages in link.ask(requests, "evaluation").items()}
+    several = any(len(bound.scans[b.relations[b.label_relation].scan].clients) > 1 for b in bound.branches)
+    tables = []
+    places = iter(wanted)
+    for branch, base_rows in zip(bound.branches, rows.base_rows, strict=True):
+        parts = []
+        for _ in bound.scans[branch.relations[branch.label_relation].scan].clients:
+            scan, client = next(places)
+            count = rows.client_rows[scan][client]
+            part = cast(Identifiers, next(answers[client])).columns if servable.key else pa.table({})
+            part = part.rename_columns(list(servable.key))
+            if several:
+                part = part.add_column(
+                    0, "client", pa.array([client], pa.string()).take(pa.array(np.zeros(count, int)))
+                )
+            parts.append(part)
+        whole = pa.concat_tables(parts, promote_options="permissive")
+        tables.append(whole.take(pa.array(base_rows)) if whole.num_columns else whole)
+    return pa.concat_tables(tables, promote_options="permissive")

@@ -1,0 +1,144 @@
+"""Predictions equal those of the centralised model on the materialised join, saved and loaded or not."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.errors import CatalogError, ModelError
+from tablepuppet.models.losses import sigmoid, softmax
+from tests.prediction.oracle import joined, scores
+from tests.prediction.shop import NEW, QUERY, federation, tables
+
+ORACLE = NEW.replace("SELECT ", "SELECT o.order_id, c.card_id IS NOT NULL AS found, ") + " ORDER BY o.order_id"
+MODELS = {"spent": "linear", "returned": "logistic", "mood": "softmax"}
+
+
+@functools.cache
+def train(label: str, algorithm: str = "newton") -> tp.Result:
+    with federation(tables()) as shop:
+        return shop.train(QUERY.format(label=label), label=label, model=MODELS[label], algorithm=algorithm)
+
+
+def fills(result: tp.Result) -> dict[str, float]:
+    return {
+        f: float(e.fill[0])
+        for b in result.blocks
+        for f, e in zip(b.features, b.encoders, strict=True)
+        if hasattr(e, "fill")
+    }
+
+
+@pytest.mark.parametrize("label", MODELS)
+def test_predictions_on_new_rows_equal_the_materialised_join(label: str) -> None:
+    result = train(label)
+    new = tables(seed=1)
+    with federation({**new, "orders": new["orders"].drop_columns(["spent", "returned", "mood"])}) as shop:
+        answer = shop.predict(result.model, QUERY.format(label=label), key="order_id")
+    rows = joined(ORACLE, new)
+    expected = scores(result, rows, fills(result), "c")
+    assert answer["order_id"].to_pylist() == rows["order_id"].tolist()
+    assert set(answer["client"].to_pylist()) == {"orders[0]", "orders[1]"}
+    if label == "spent":
+        np.testing.assert_allclose(answer["prediction"].to_numpy(), expected[:, 0], rtol=0, atol=1e-9)
+    elif label == "returned":
+        np.testing.assert_allclose(answer["probability"].to_numpy(), sigmoid(expected[:, 0]), rtol=0, atol=1e-9)
+        assert answer["prediction"].to_pylist() == (expected[:, 0] > 0).tolist()
+    else:
+        found = np.stack([answer[f"probability_{c}"].to_numpy() for c in result.classes], axis=1)
+        np.testing.assert_allclose(found, softmax(expected), rtol=0, atol=1e-9)
+        assert answer["prediction"].to_pylist() == [result.classes[k] for k in expected.argmax(axis=1)]
+
+
+def test_the_key_of_the_label_table_is_by_default_what_it_is_joined_on() -> None:
+    with federation(tables()) as shop:
+        answer = shop.predict(train("returned"))
+    assert answer.column_names == ["client", "item_id", "card_id", "prediction", "probability"]
+
+
+def test_a_query_may_have_a_filter_of_its_own_and_select_more_and_in_another_order() -> None:
+    result = train("returned")
+    query = """
+        SELECT c.credit, i.category, o.order_id, i.price, o.channel, o.quantity
+        FROM orders o JOIN items i ON o.item_id = i.item_id LEFT JOIN cards c ON o.card_id = c.card_id
+        WHERE o.quantity > 5 AND i.price < 60
+    """
+    with federation(tables(1)) as shop:
+        some, every = shop.predict(result, query, key="order_id"), shop.predict(result, NEW, key="order_id")
+    kept = joined(ORACLE.replace(" ORDER", " WHERE o.quantity > 5 AND i.price < 60 ORDER"), tables(1))["order_id"]
+    assert some["order_id"].to_pylist() == kept.tolist()
+    by_order = dict(zip(every["order_id"].to_pylist(), every["probability"].to_pylist(), strict=True))
+    assert [by_order[k] for k in kept] == some["probability"].to_pylist()
+
+
+def test_some_keys_give_just_their_rows() -> None:
+    result = train("returned")
+    with federation(tables(1)) as shop:
+        every = shop.predict(result, NEW, key="order_id")
+        some = shop.predict(result, NEW, key="o.order_id", keys=[np.int64(1003), 1400, 99])
+        pairs = shop.predict(result, NEW, key=("order_id", "channel"), keys=[(1003, "no such channel")])
+    assert some["order_id"].to_pylist() == [1003, 1400]
+    assert some["probability"].to_pylist() == every.take([3, 400])["probability"].to_pylist()
+    assert pairs.num_rows == 0
+    assert pairs.schema.field("prediction").type == pa.bool_()
+
+
+def test_the_answer_is_written_to_parquet_or_csv(tmp_path: Path) -> None:
+    result = train("returned")
+    with federation(tables()) as shop:
+        answer = shop.predict(result, to=tmp_path / "answer.parquet")
+        shop.predict(result, to=tmp_path / "answer.csv")
+        with pytest.raises(ModelError, match=r"\.parquet or \.csv"):
+            shop.predict(result, to=tmp_path / "answer.xml")
+    assert pq.read_table(tmp_path / "answer.parquet").equals(answer)
+    assert pyarrow.csv.read_csv(tmp_path / "answer.csv")["probability"].to_pylist() == answer["probability"].to_pylist()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["answer.csv", "answer.parquet"]
+
+
+def test_a_feature_that_the_query_lacks_is_named() -> None:
+    with federation(tables()) as shop, pytest.raises(CatalogError, match=r"needs the feature o\.channel"):
+        shop.predict(train("returned"), NEW.replace("o.channel, ", ""))
+
+
+def test_a_feature_whose_type_changed_is_named() -> None:
+    given = tables()
+    credit = given["cards"]["credit"].cast(pa.string())
+    changed = {**given, "cards": given["cards"].set_column(1, "credit", credit)}
+    with federation(changed) as shop, pytest.raises(ModelError, match=r"c\.credit was a number .* is VARCHAR now"):
+        shop.predict(train("returned"), NEW)
+
+
+def test_a_wrong_key_is_answered_with_a_suggestion() -> None:
+    with federation(tables()) as shop, pytest.raises(CatalogError, match=r"key order_idd .*Did you mean order_id\?"):
+        shop.predict(train("returned"), NEW, key="order_idd")
+
+
+@pytest.mark.parametrize("algorithm", ["admm", "sgd", "vfl-admm", "centralized"])
+def test_every_algorithm_gives_a_model_that_predicts(algorithm: str) -> None:
+    result = train("returned", algorithm=algorithm)
+    with federation(tables()) as shop:
+        answer = shop.predict(result, key="order_id")
+    rows = joined(ORACLE, tables())
+    expected = sigmoid(scores(result, rows, fills(result), "c")[:, 0])
+    np.testing.assert_allclose(answer["probability"].to_numpy(), expected, rtol=0, atol=1e-9)
+    means = [block.mean for block in result.blocks]
+    assert all(mean.shape == (1,) for mean in means)
+
+
+def test_union_all_predicts_the_branches_one_after_the_other() -> None:
+    query = "SELECT o.quantity, i.price, o.returned FROM orders o JOIN items i ON o.item_id = i.item_id WHERE {}"
+    union = " UNION ALL ".join(query.format(w) for w in ("o.quantity < 4", "o.quantity > 5"))
+    with federation(tables()) as shop:
+        result = shop.train(union, label="returned")
+        answer = shop.predict(result, union, key="order_id")
+        single = shop.predict(result, query.format("o.quantity <> 4 AND o.quantity <> 5"), key="order_id")
+    key = [("order_id", "ascending")]
+    columns = ["order_id", "prediction", "probability"]
+    assert answer.select(columns).sort_by(key).equals(single.select(columns).sort_by(key))

@@ -36,12 +36,12 @@ def column(rows: pd.DataFrame, feature: str, fills: dict[str, float], outer: str
     """One encoded column on the original scale."""
     found = rows["found"].to_numpy(bool)
     if feature == f"{outer} IS NOT NULL":
-        return found.astype(float)
+        return np.asarray(found, np.float64)
     name = feature.split(".", 1)[1]
     if name.endswith(" IS NULL"):
-        return rows[name.removesuffix(" IS NULL")].isna().to_numpy(float)
+        return np.asarray(rows[name.removesuffix(" IS NULL")].isna(), np.float64)
     if "=" in name:
         name, value = name.split("=", 1)
-        return (rows[name] == value).to_numpy(float)
-    values = rows[name].fillna(fills.get(feature, np.nan)).to_numpy(np.float64)
+        return np.asarray(rows[name] == value, np.float64)
+    values = np.asarray(rows[name].fillna(fills.get(feature, np.nan)), np.float64)
     return np.where(found, values, 0.0) if feature.startswith(f"{outer}.") else values

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from tests.prediction.oracle import joined, scores
+from tests.prediction.shop import NEW, QUERY, federation, tables
 
 import tablepuppet as tp
 from tablepuppet.errors import CatalogError, ModelError
 from tablepuppet.models.losses import sigmoid, softmax
-from tests.prediction.oracle import joined, scores
-from tests.prediction.shop import NEW, QUERY, federation, tables
 
 ORACLE = NEW.replace("SELECT ", "SELECT o.order_id, c.card_id IS NOT NULL AS found, ") + " ORDER BY o.order_id"
 MODELS = {"spent": "linear", "returned": "logistic", "mood": "softmax"}

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.prediction.shop import NEW, QUERY, federation, tables
 
 import tablepuppet as tp
 from tablepuppet.errors import ModelError
-from tests.prediction.shop import NEW, QUERY, federation, tables
 
 
 @pytest.fixture(scope="module")

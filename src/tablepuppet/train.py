@@ -13,6 +13,7 @@ from tablepuppet.catalog import bind
 from tablepuppet.engine.central import run_centralized
 from tablepuppet.engine.result import Result
 from tablepuppet.engine.run import OnRound, run
+from tablepuppet.errors import RunInterrupted
 from tablepuppet.job import Job
 from tablepuppet.mapping.build import map_tables
 from tablepuppet.plan.plan import TASKS, Plan, make_plan
@@ -25,17 +26,19 @@ from tablepuppet.transport.messages import CloseJob
 Tables = Mapping[str, tuple[str, ...]]  # table name → its clients
 
 
-def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None) -> Result:
-    """Trains a job's model on tables that stay with their clients."""
-    with _session(tables, link) as job_id:
+def train(
+    job: Job, tables: Tables, link: Link, on_round: OnRound | None = None, job_id: str | None = None
+) -> Result:
+    """Trains a job's model on tables that stay with their clients; a resumed run has the id it had."""
+    with _session(tables, link, job_id) as job_id:
         plan = plan_job(job, tables, link, job_id)
         run_plan = run_centralized if job.algorithm == "centralized" else run
         return run_plan(plan, link, job_id, on_round)
 
 
-def explain(job: Job, tables: Tables, link: Link) -> Plan:
+def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> Plan:
     """What training would do and cost."""
-    with _session(tables, link) as job_id:
+    with _session(tables, link, job_id) as job_id:
         return plan_job(job, tables, link, job_id)
 
 
@@ -61,12 +64,25 @@ def plan_job(job: Job, tables: Tables, link: Link, job_id: str) -> Plan:
     return make_plan(mapping, job)
 
 
+def new_job_id() -> str:
+    """A name that no other job has."""
+    return secrets.token_hex(8)
+
+
 @contextmanager
-def _session(tables: Tables, link: Link) -> Iterator[str]:
-    """A job's name among the clients; whatever happens, they forget it afterwards."""
-    job_id = secrets.token_hex(8)
+def _session(tables: Tables, link: Link, given: str | None) -> Iterator[str]:
+    """A job's name among the clients; they forget it afterwards, unless it is to be resumed."""
+    job_id = given or new_job_id()
     try:
         yield job_id
-    finally:
-        clients = sorted({client for owners in tables.values() for client in owners})
-        link.ask({client: [CloseJob(job=job_id)] for client in clients})
+    except RunInterrupted:
+        raise
+    except BaseException:
+        _close(tables, link, job_id)
+        raise
+    _close(tables, link, job_id)
+
+
+def _close(tables: Tables, link: Link, job_id: str) -> None:
+    clients = sorted({client for owners in tables.values() for client in owners})
+    link.tell({client: [CloseJob(job=job_id)] for client in clients})

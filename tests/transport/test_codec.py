@@ -52,13 +52,13 @@ def test_float32_halves_the_payload_and_comes_back_as_float64() -> None:
 @given(st.binary(max_size=200), st.lists(st.binary(max_size=50), max_size=3))
 def test_garbage_is_refused_as_a_protocol_error(header: bytes, buffers: list[bytes]) -> None:
     with pytest.raises(TransportError):
-        decode(Frame(b"\x81" + header, buffers), m.REQUESTS)
+        decode(Frame(b"\x00\x81" + header, buffers), m.REQUESTS)
 
 
 def test_a_response_is_not_a_request_and_unknown_fields_are_refused() -> None:
     with pytest.raises(TransportError):
         decode(encode(m.Done()), m.REQUESTS)
-    forged = msgspec.msgpack.encode({"type": "CloseJob", "job": "a", "extra": 1})
+    forged = b"\x00" + msgspec.msgpack.encode({"type": "CloseJob", "job": "a", "extra": 1})
     with pytest.raises(TransportError):
         decode(Frame(forged), m.REQUESTS)
 

@@ -49,13 +49,14 @@ class Client:
     name: str
     tables: ClientTables
     may_reveal: bool = False  # whether the centralised baseline may pool encoded features
-    wire: Wire = "float64"
     _parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
 
     def handle(self, frame: Frame) -> Frame:
         """Receive, compute, send."""
         answer: m.Message
+        wire: Wire = "float64"
         try:
+            wire = frame.wire
             with np.errstate(over="ignore", invalid="ignore"):  # the server notices a run that diverges
                 answer = self.answer(decode(frame, m.REQUESTS))
         except TablePuppetError as error:
@@ -63,7 +64,7 @@ class Client:
         except Exception as error:  # a bug here must not show the server any data
             log.exception("client %s failed", self.name)
             answer = m.Failure(error="TransportError", message=f"internal error ({type(error).__name__}); see its log")
-        return encode(answer, self.wire)
+        return encode(answer, wire)
 
     def answer(self, message: Any) -> m.Message:
         """The answer to one request."""

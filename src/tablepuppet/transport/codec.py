@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -17,7 +17,10 @@ import pyarrow as pa
 
 from tablepuppet.errors import TransportError
 
-Wire = Literal["float64", "float32"]
+Wire = Literal["float64", "float32", "float64+lz4", "float32+lz4", "float64+zstd", "float32+zstd"]
+Buffer = bytes | memoryview
+_WIRES: tuple[Wire, ...] = get_args(Wire)  # a header's first byte is a place in this list
+_LARGEST = 2**34  # bytes of one array, unpacked
 _DTYPES = frozenset({"<f8", "<f4", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1"})
 
 
@@ -26,7 +29,14 @@ class Frame:
     """One encoded message."""
 
     header: bytes
-    buffers: list[bytes] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+
+    @property
+    def wire(self) -> Wire:
+        """How the message was encoded; an answer follows its request."""
+        if not self.header or self.header[0] >= len(_WIRES):
+            raise TransportError("a message does not follow the protocol: unknown encoding")
+        return _WIRES[self.header[0]]
 
     @property
     def payload(self) -> int:
@@ -40,7 +50,7 @@ class Frame:
 
 
 def encode(message: msgspec.Struct, wire: Wire = "float64") -> Frame:
-    """The frame of a message; `wire="float32"` halves the bytes of every float64 array.
+    """The frame of a message; `float32` halves the bytes of every float64 array, `+zstd` compresses.
 
     >>> from tablepuppet.transport.messages import Labels, RESPONSES
     >>> frame = encode(Labels(values=np.zeros(3), is_test=np.zeros(3, bool)))
@@ -49,48 +59,60 @@ def encode(message: msgspec.Struct, wire: Wire = "float64") -> Frame:
     >>> decode(frame, RESPONSES).values
     array([0., 0., 0.])
     """
-    buffers: list[bytes] = []
+    floats, _, packing = wire.partition("+")
+    buffers: list[Buffer] = []
+
+    def add(raw: Any) -> int:
+        buffers.append(pa.compress(raw, packing, asbytes=True) if packing else raw)
+        return len(buffers) - 1
 
     def hook(value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            sent = value.astype("<f4") if wire == "float32" and value.dtype == np.float64 else value
+            sent = value.astype("<f4") if floats == "float32" and value.dtype == np.float64 else value
             if sent.dtype.str not in _DTYPES:
                 raise TransportError(f"arrays of type {sent.dtype} are not sent")
-            buffers.append(sent.tobytes())
-            return [len(buffers) - 1, sent.dtype.str, list(sent.shape), value.dtype.str]
+            return [add(sent.tobytes()), sent.dtype.str, list(sent.shape), value.dtype.str]
         if isinstance(value, pa.Table):
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, value.schema) as writer:
                 writer.write_table(value)
-            buffers.append(sink.getvalue().to_pybytes())
-            return len(buffers) - 1
+            stream = sink.getvalue().to_pybytes()
+            return [add(stream), len(stream)]
         raise TransportError(f"a {type(value).__name__} cannot be sent")
 
     header = msgspec.msgpack.encode(message, enc_hook=hook)
-    return Frame(header, buffers)
+    return Frame(bytes([_WIRES.index(wire)]) + header, buffers)
 
 
 def decode(frame: Frame, types: Any) -> Any:
     """The message in a frame, which must be one of `types`; its arrays are read-only."""
+    packing = frame.wire.partition("+")[2]
+
+    def take(index: int, size: int) -> Any:
+        if not 0 <= index < len(frame.buffers) or not 0 <= size <= _LARGEST:
+            raise ValueError("a buffer is missing or too large")
+        buffer = frame.buffers[index]
+        if packing:
+            return pa.decompress(buffer, size, packing)
+        if size != len(buffer):
+            raise ValueError("array size does not fit its buffer")
+        return buffer
 
     def hook(kind: type, value: Any) -> Any:
         kind = get_origin(kind) or kind
         if kind is np.ndarray:
             index, dtype, shape, original = value
-            if dtype not in _DTYPES or original not in _DTYPES:
+            if dtype not in _DTYPES or original not in _DTYPES or min(shape, default=0) < 0:
                 raise ValueError("unknown array type")
-            size = math.prod(shape) * np.dtype(dtype).itemsize
-            buffer = frame.buffers[index]
-            if min(shape, default=0) < 0 or size != len(buffer):
-                raise ValueError("array size does not fit its buffer")
-            array = np.frombuffer(buffer, dtype=dtype).reshape(shape)
+            raw = take(index, math.prod(shape) * np.dtype(dtype).itemsize)
+            array = np.frombuffer(raw, dtype=dtype).reshape(shape)
             return array if original == dtype else array.astype(original)
         if kind is pa.Table:
-            with pa.ipc.open_stream(pa.py_buffer(frame.buffers[value])) as reader:
+            with pa.ipc.open_stream(pa.py_buffer(take(*value))) as reader:
                 return reader.read_all()
         raise ValueError("unknown field type")
 
     try:
-        return msgspec.msgpack.decode(frame.header, type=types, dec_hook=hook)
-    except (msgspec.MsgspecError, ValueError, IndexError, TypeError, pa.ArrowException) as error:
+        return msgspec.msgpack.decode(memoryview(frame.header)[1:], type=types, dec_hook=hook)
+    except (msgspec.MsgspecError, ValueError, IndexError, TypeError, pa.ArrowException, OSError) as error:
         raise TransportError(f"a message does not follow the protocol: {error}") from None

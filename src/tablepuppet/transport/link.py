@@ -17,9 +17,12 @@ from tablepuppet.transport.meter import Meter, Phase
 
 
 class Transport(Protocol):
-    """Carries frames to clients by name, all at once, and returns their answers in order."""
+    """Carries frames to clients by name, all at once, and returns their answers in order.
 
-    def exchange(self, frames: Mapping[str, Sequence[Frame]]) -> dict[str, list[Frame]]: ...
+    A client that is away is waited for; with `wait=False` it is left out of the answers.
+    """
+
+    def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]: ...
 
     def close(self) -> None: ...
 
@@ -43,6 +46,10 @@ class Link:
                 if isinstance(message, Failure):
                     raise _remote_error(client, message)
         return answers
+
+    def tell(self, requests: Mapping[str, Sequence[Message]]) -> None:
+        """Tells the clients that are there something whose answers do not matter; nothing is counted."""
+        self.transport.exchange({c: [encode(m, self.wire) for m in ms] for c, ms in requests.items()}, wait=False)
 
 
 def _remote_error(client: str, failure: Failure) -> errors.TablePuppetError:

@@ -22,7 +22,7 @@ class LocalTransport:
         workers = min(len(self._handlers) or 1, threads or os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tablepuppet-client")
 
-    def exchange(self, frames: Mapping[str, Sequence[Frame]]) -> dict[str, list[Frame]]:
+    def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]:
         def serve(client: str) -> list[Frame]:
             handler = self._handlers[client]
             return [handler(frame) for frame in frames[client]]

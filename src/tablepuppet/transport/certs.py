@@ -1,0 +1,205 @@
+"""A small certificate authority: who is who in a federation.
+
+In: a folder and names. Out: PEM files. `ca.pem` is given to everybody, `ca.key` to nobody; each
+party gets `NAME.pem` and `NAME.key`. A certificate's first subject alternative name is the party's
+name, which is what the server sees of it. Server certificates cannot be used by clients, nor the
+other way round. `revoked.txt` lists the serial numbers that the server refuses.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from tablepuppet.errors import TransportError
+
+Role = Literal["server", "party"]
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_SIGNATURE = ec.ECDSA(hashes.SHA256())
+
+
+def create_authority(folder: Path, days: int = 3650) -> None:
+    """Writes a new authority, `ca.pem` and `ca.key`, where there is none yet."""
+    if (folder / "ca.key").exists():
+        raise TransportError(f"{folder} already holds an authority; its certificates would stop working")
+    folder.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "TablePuppet federation")])
+    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = _builder(name, name, key.public_key(), days).add_extension(x509.BasicConstraints(True, 0), critical=True)
+    builder = builder.add_extension(_usage(is_authority=True), critical=True).add_extension(own, critical=False)
+    _write(folder / "ca.key", _private(key), secret=True)
+    _write(folder / "ca.pem", builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    (folder / "revoked.txt").touch()
+
+
+def issue(folder: Path, name: str, role: Role = "party", hosts: Sequence[str] = (), days: int = 365) -> Path:
+    """Writes `name.pem` and `name.key`, signed by the folder's authority; an older pair is replaced.
+
+    A server is given the host names and addresses under which clients reach it.
+    """
+    if not _NAME.fullmatch(name) or name == "ca":
+        raise TransportError(f"{name!r} cannot be a party's name; use letters, digits, '.', '_' and '-'")
+    if role == "server" and not hosts:
+        raise TransportError("a server's certificate needs the host names or addresses under which it is reached")
+    authority, authority_key = _authority(folder)
+    key = ec.generate_private_key(ec.SECP256R1())
+    purpose = ExtendedKeyUsageOID.SERVER_AUTH if role == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    names = [_host(host) for host in hosts] if role == "server" else [x509.DNSName(name)]
+    certificate = (
+        _builder(subject, authority.subject, key.public_key(), days)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(False, None), critical=True)
+        .add_extension(_usage(is_authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    _write(folder / f"{name}.key", _private(key), secret=True)
+    _write(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))
+    return folder / f"{name}.pem"
+
+
+def renew(folder: Path, name: str, days: int = 365) -> Path:
+    """A new key and certificate with the names of the old one, which is not revoked by this."""
+    old = read_certificate(folder / f"{name}.pem")
+    purposes = old.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    if ExtendedKeyUsageOID.SERVER_AUTH not in purposes:
+        return issue(folder, name, "party", days=days)
+    names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return issue(folder, name, "server", [str(n.value) for n in names], days)
+
+
+def revoke(folder: Path, name: str) -> int:
+    """Adds the certificate of a name to `revoked.txt`; returns its serial number."""
+    serial = read_certificate(folder / f"{name}.pem").serial_number
+    listed = read_revoked(folder / "revoked.txt")
+    if serial not in listed:
+        lines = "".join(f"{s:x}\n" for s in sorted(listed | {serial}))
+        _write(folder / "revoked.txt", lines.encode())
+    return serial
+
+
+def read_revoked(path: Path) -> frozenset[int]:
+    """The serial numbers in a list of revoked certificates; an unreadable list refuses everybody."""
+    try:
+        return frozenset(int(line, 16) for line in path.read_text(encoding="ascii").split())
+    except FileNotFoundError:
+        return frozenset()
+    except (OSError, ValueError):
+        raise TransportError(f"{path} is not a list of serial numbers, one hexadecimal number a line") from None
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise TransportError(f"cannot read the certificate {path}: {error.strerror}") from None
+    except ValueError:
+        raise TransportError(f"{path} is not a certificate in PEM form") from None
+
+
+def sign(key: bytes, challenge: bytes) -> bytes:
+    """Proof that whoever answers a challenge holds this private key."""
+    private = serialization.load_pem_private_key(key, password=None)
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise TransportError("a party's key must be an elliptic-curve key, as `tablepuppet certs` makes them")
+    return private.sign(challenge, _SIGNATURE)
+
+
+def verify(authority: bytes, certificate: bytes, challenge: bytes, signature: bytes) -> x509.Certificate:
+    """The certificate, if the authority issued it and its holder signed the challenge."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate)
+        found.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
+        public = found.public_key()
+        if not isinstance(public, ec.EllipticCurvePublicKey):
+            raise ValueError("not an elliptic-curve key")
+        public.verify(signature, challenge, _SIGNATURE)
+    except (ValueError, TypeError, InvalidSignature):
+        raise TransportError("the certificate is not of this authority, or its key did not sign") from None
+    now = datetime.now(UTC)
+    if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
+        raise TransportError("the certificate is not valid now; renew it")
+    return found
+
+
+def party_name(certificate: x509.Certificate) -> str:
+    """The name of a party: its certificate's first subject alternative name."""
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return str(next(iter(names)).value)
+
+
+def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    certificate = read_certificate(folder / "ca.pem")
+    try:
+        key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+    except (OSError, ValueError):
+        raise TransportError(f"cannot read the authority's key {folder / 'ca.key'}") from None
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return certificate, key
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return x509.CertificateBuilder(
+        issuer_name=issuer,
+        subject_name=subject,
+        public_key=key,
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - timedelta(minutes=5),
+        not_valid_after=now + timedelta(days=days),
+    )
+
+
+def _usage(*, is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
+    """Replaces a file at once; a secret one is never readable by others, not even for a moment."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

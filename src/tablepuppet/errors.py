@@ -10,8 +10,8 @@
     ├── PolicyError       an owner's own policy refuses the request
     ├── TrainingError     a run cannot start or go on
     ├── TransportError    a client cannot be reached or answers out of protocol
-    │   ├── Disconnected    a connection ended
-    │   └── RunInterrupted  a run stopped, and can be resumed from its checkpoint
+    │   ├── DisconnectedError    a connection ended
+    │   └── RunInterruptedError  a run stopped, and can be resumed from its checkpoint
     └── ModelError        a saved model cannot be read or does not fit
 
 A message says what is wrong, what was found and what to do next. It never holds a
@@ -66,11 +66,11 @@ class TransportError(TablePuppetError):
     """A client cannot be reached or answers out of protocol."""
 
 
-class Disconnected(TransportError):
+class DisconnectedError(TransportError):
     """A connection ended before the other side answered."""
 
 
-class RunInterrupted(TransportError):
+class RunInterruptedError(TransportError):
     """A run stopped before its end; its checkpoints stay, and it can be resumed."""
 
 

@@ -13,7 +13,7 @@ from tablepuppet.catalog import bind
 from tablepuppet.engine.central import run_centralized
 from tablepuppet.engine.result import Result
 from tablepuppet.engine.run import OnRound, run
-from tablepuppet.errors import RunInterrupted
+from tablepuppet.errors import RunInterruptedError
 from tablepuppet.job import Job
 from tablepuppet.mapping.build import map_tables
 from tablepuppet.plan.plan import TASKS, Plan, make_plan
@@ -26,9 +26,7 @@ from tablepuppet.transport.messages import CloseJob
 Tables = Mapping[str, tuple[str, ...]]  # table name → its clients
 
 
-def train(
-    job: Job, tables: Tables, link: Link, on_round: OnRound | None = None, job_id: str | None = None
-) -> Result:
+def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None, job_id: str | None = None) -> Result:
     """Trains a job's model on tables that stay with their clients; a resumed run has the id it had."""
     with _session(tables, link, job_id) as job_id:
         plan = plan_job(job, tables, link, job_id)
@@ -75,7 +73,7 @@ def _session(tables: Tables, link: Link, given: str | None) -> Iterator[str]:
     job_id = given or new_job_id()
     try:
         yield job_id
-    except RunInterrupted:
+    except RunInterruptedError:
         raise
     except BaseException:
         _close(tables, link, job_id)

@@ -8,6 +8,7 @@ in process and over a network.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
@@ -29,7 +30,7 @@ class Frame:
     """One encoded message."""
 
     header: bytes
-    buffers: list[Buffer] = field(default_factory=list)
+    buffers: Sequence[Buffer] = field(default_factory=list)
 
     @property
     def wire(self) -> Wire:

@@ -68,7 +68,7 @@ def new_job_id() -> str:
 
 
 @contextmanager
-def _session(tables: Tables, link: Link, given: str | None) -> Iterator[str]:
+def _session(tables: Tables, link: Link, given: str | None = None) -> Iterator[str]:
     """A job's name among the clients; they forget it afterwards, unless it is to be resumed."""
     job_id = given or new_job_id()
     try:

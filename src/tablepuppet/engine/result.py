@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tablepuppet.engine.metrics import Metrics
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, Model, describe_use
 from tablepuppet.prediction.saved import save
+from tablepuppet.report import record_of, to_json, write_history, write_report
 from tablepuppet.tables.features import names
 from tablepuppet.transport.messages import CategoryEncoder, Encoder, NumberEncoder
 from tablepuppet.transport.meter import Traffic
@@ -130,6 +131,18 @@ class Result:
     def predict(self, federation: Any, query: str | None = None, **options: Any) -> pa.Table:
         """One prediction per joined row of a query, the trained one by default: `federation.predict`."""
         return federation.predict(self.model, query, **options)
+
+    def report(self, path: str | Path, *, beside: Sequence[Result] = ()) -> Path:
+        """Writes one HTML file that shows this run, and others beside it where given."""
+        return write_report(path, [record_of(result) for result in (self, *beside)])
+
+    def to_json(self) -> str:
+        """The run as JSON text, from which `tablepuppet report` makes the same page."""
+        return to_json(record_of(self))
+
+    def write_history(self, path: str | Path) -> None:
+        """Writes the history, one row per epoch, as .csv or .json."""
+        write_history(self.history, path)
 
     def _outputs(self) -> list[Any]:
         if not self.classes:

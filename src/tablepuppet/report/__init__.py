@@ -1,0 +1,16 @@
+"""The report: runs as plain data, and one HTML page that people like to look at."""
+
+from tablepuppet.report.history import history_frame, write_history
+from tablepuppet.report.page import render, write_report
+from tablepuppet.report.record import RunRecord, read_record, record_of, to_json
+
+__all__ = [
+    "RunRecord",
+    "history_frame",
+    "read_record",
+    "record_of",
+    "render",
+    "to_json",
+    "write_history",
+    "write_report",
+]

@@ -1,0 +1,137 @@
+"""Line charts as SVG text: readable alone (evaluation figures) and inside the report.
+
+In: series of points with what to say about each. Out: one `<svg>`. Colours are CSS variables of the
+page with fallbacks, so that a chart follows light and dark where there is a page, and stands alone
+where there is none. Each point carries its text: a browser shows it on hover without any script.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from tablepuppet.report.axis import Axis, axis_over
+from tablepuppet.report.format import tick_text
+
+WIDTH, HEIGHT = 460, 290
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 46
+MAX_POINTS = 200
+
+# Distinct in light, dark and for colour-blind eyes; dashes tell lines apart in print.
+COLOURS = ("#3b6fd4", "#d9730d", "#1f9d6b", "#b5479b", "#8a6d1d", "#c23b3b", "#2a93a8", "#6b5bd2")
+DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 5", "1 4", "12 4", "6 2 1 2 1 2")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One mark: where it lies and what it says."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of a chart; `style` keeps a run's colour the same in all charts."""
+
+    name: str
+    style: int
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A line chart before it is drawn."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    is_log: bool = False
+    has_legend: bool = False  # a chart that stands alone names its lines itself
+    x_text: Callable[[float], str] = tick_text
+    y_text: Callable[[float], str] = tick_text
+
+
+def svg(chart: Chart) -> str:
+    """The chart as one `<svg>` element; a note in its place where there is nothing to draw."""
+    drawn = [_visible(series, chart.is_log) for series in chart.series]
+    points = [point for series in drawn for point in series.points]
+    if not points:
+        return f'<p class="note">{escape(chart.title)}: nothing to draw.</p>'
+    legend = 18 * len(drawn) + 6 if chart.has_legend else 0
+    x = axis_over([p.x for p in points], LEFT, WIDTH - RIGHT, from_zero=True)
+    y = axis_over([p.y for p in points], HEIGHT - BOTTOM, TOP, is_log=chart.is_log)
+    parts = [
+        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + legend}" role="img" '
+        f'tabindex="0" aria-label="{escape(chart.title)}. {escape(chart.y_label)} against {escape(chart.x_label)}." '
+        'font-family="system-ui, sans-serif" font-size="12.5">',
+        f"<title>{escape(chart.title)}</title>",
+        *_axes(chart, x, y),
+        *(_line(series, x, y) for series in drawn),
+        *(_legend(series, HEIGHT + 12 + 18 * i) for i, series in enumerate(drawn) if legend),
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
+def swatch(style: int) -> str:
+    """A short piece of a run's line, for legends in HTML."""
+    return f'<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true"><path d="M1 5H25" {_stroke(style)}/></svg>'
+
+
+def _visible(series: Series, is_log: bool) -> Series:
+    """The finite points, thinned evenly where there are too many to tell apart."""
+    points = [p for p in series.points if math.isfinite(p.x) and math.isfinite(p.y) and (p.y > 0 or not is_log)]
+    if len(points) > MAX_POINTS:
+        last = len(points) - 1
+        points = [points[round(i * last / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]
+    return Series(series.name, series.style, tuple(points))
+
+
+def _stroke(style: int) -> str:
+    k = style % len(COLOURS)
+    dash = f' stroke-dasharray="{DASHES[k]}"' if DASHES[k] else ""
+    return f'style="stroke: var(--line-{k}, {COLOURS[k]})" fill="none" stroke-width="2"{dash}'
+
+
+def _axes(chart: Chart, x: Axis, y: Axis) -> list[str]:
+    ink, grid = 'style="fill: var(--soft, #555)"', 'style="stroke: var(--grid, #ddd)"'
+    parts = []
+    for tick in y.ticks():
+        at = y.at(tick)
+        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" {grid}/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end" {ink}>{escape(chart.y_text(tick))}</text>')
+    for tick in x.ticks(4):
+        at = x.at(tick)
+        parts.append(f'<path d="M{at:.1f} {HEIGHT - BOTTOM}v4" {grid}/>')
+        label = escape(chart.x_text(tick))
+        parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle" {ink}>{label}</text>')
+    middle, low = (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8
+    parts.append(f'<text x="{middle}" y="{low}" text-anchor="middle" {ink}>{escape(chart.x_label)}</text>')
+    up = (TOP + HEIGHT - BOTTOM) / 2
+    parts.append(
+        f'<text transform="translate(13 {up}) rotate(-90)" text-anchor="middle" {ink}>{escape(chart.y_label)}</text>'
+    )
+    return parts
+
+
+def _line(series: Series, x: Axis, y: Axis) -> str:
+    places = [(x.at(p.x), y.at(p.y), p.text) for p in series.points]
+    path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b, _ in places) if places else ""
+    fill = f'style="fill: var(--line-{series.style % len(COLOURS)}, {COLOURS[series.style % len(COLOURS)]})"'
+    marks = "".join(
+        f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" {fill}><title>{escape(text)}</title></circle>'
+        for a, b, text in places
+    )
+    return f'<g class="series"><path d="{path}" {_stroke(series.style)}/>{marks}</g>'
+
+
+def _legend(series: Series, at: float) -> str:
+    return (
+        f'<path d="M{LEFT} {at - 4}h26" {_stroke(series.style)}/>'
+        f'<text x="{LEFT + 34}" y="{at}" style="fill: var(--ink, #222)">{escape(series.name)}</text>'
+    )

@@ -1,0 +1,98 @@
+"""Convergence charts: any figure of merit of some runs against epochs, rounds, bytes or seconds on a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tablepuppet.report.charts import Chart, Point, Series
+from tablepuppet.report.format import number, seconds, size, tick_text
+from tablepuppet.report.record import Epoch, RunRecord
+from tablepuppet.transport.meter import NETWORKS, Network
+
+TITLES = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "auc": "AUC", "accuracy": "Accuracy", "log_loss": "Log loss"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What a convergence chart has on its horizontal axis."""
+
+    key: str
+    label: str
+    value: Callable[[Epoch], float]
+    text: Callable[[float], str] = tick_text
+
+
+def scales(networks: Mapping[str, Network] = NETWORKS) -> list[Scale]:
+    """Epochs, rounds, bytes, and communication time on each network."""
+
+    def on(net: Network) -> Callable[[Epoch], float]:
+        return lambda e: communication_seconds(e.rounds, e.slowest_bytes, net)
+
+    return [
+        Scale("epochs", "epochs", lambda e: e.epoch),
+        Scale("rounds", "communication rounds", lambda e: e.rounds),
+        Scale("bytes", "bytes, up and down", lambda e: e.bytes, size),
+        *(Scale(name, f"communication time on {name.upper()}", on(net), seconds) for name, net in networks.items()),
+    ]
+
+
+def communication_seconds(rounds: int, slowest_bytes: int, net: Network) -> float:
+    """Σ over rounds of (latency + bytes of the slowest path / bandwidth)."""
+    return rounds * net.latency + slowest_bytes * 8 / (net.bandwidth * 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Merit:
+    """What a convergence chart has on its vertical axis."""
+
+    key: str
+    label: str
+    value: Callable[[Epoch], float | None]
+    is_log: bool = False
+
+
+def merits(runs: Sequence[RunRecord]) -> list[Merit]:
+    """The test metrics of the runs (training metrics where nothing was kept for testing), and the objective."""
+    side = "test" if any(run.metrics.get("test") for run in runs) else "train"
+    found = list(dict.fromkeys(name for run in runs for name in run.metrics.get(side, {})))
+
+    def metric(name: str) -> Callable[[Epoch], float | None]:
+        return lambda e: e.metrics.get(side, {}).get(name)
+
+    first = [Merit(name, f"{side} {TITLES.get(name, name)}", metric(name)) for name in found]
+    return [*first, _objective(runs)]
+
+
+def _objective(runs: Sequence[RunRecord]) -> Merit:
+    """The objective; its gap to the lowest, on a log scale, where several runs minimise the same function."""
+    reached = [e.objective for run in runs for e in run.history if e.objective is not None]
+    if len(runs) < 2 or not reached or not _is_same_problem(runs):
+        return Merit("objective", "objective", lambda e: e.objective)
+    best = min(reached)
+
+    def gap(epoch: Epoch) -> float | None:
+        return None if epoch.objective is None else max(epoch.objective - best, 1e-15)
+
+    return Merit("gap", "objective above the lowest", gap, is_log=True)
+
+
+def _is_same_problem(runs: Sequence[RunRecord]) -> bool:
+    names = ("query", "label", "model", "l2", "test_fraction", "standardize", "seed", "max_categories")
+    return len({repr([run.job.get(name) for name in names]) + str(run.data.train_rows) for run in runs}) == 1
+
+
+def convergence(runs: Sequence[RunRecord], names: Sequence[str], merit: Merit, scale: Scale) -> Chart:
+    """One figure of merit of all runs on one horizontal axis."""
+    lines = []
+    for style, (run, name) in enumerate(zip(runs, names, strict=True)):
+        points = []
+        for epoch in run.history:
+            y = merit.value(epoch)
+            if y is not None:
+                text = f"{name}, epoch {epoch.epoch}\n{merit.label} {number(y, 6)}\n{scale.text(scale.value(epoch))}"
+                points.append(Point(scale.value(epoch), y, text + ("" if scale.key in NETWORKS else f" {scale.key}")))
+        lines.append(Series(name, style, tuple(points)))
+    return Chart(
+        f"{merit.label} against {scale.label}", scale.label, merit.label, tuple(lines), merit.is_log, x_text=scale.text
+    )

@@ -1,0 +1,47 @@
+"""The history of a run as a flat table: for CSV and JSON files, and for the loggers people already use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from tablepuppet.errors import JobError
+
+if TYPE_CHECKING:
+    from tablepuppet.engine.result import EpochRecord
+
+
+def figures(record: EpochRecord) -> dict[str, float]:
+    """The figures of one epoch under flat names: objective, test_accuracy, rounds, residual_primal, …"""
+    return {
+        "objective": record.objective,
+        **{f"{side}_{name}": value for side, of in record.metrics.items() for name, value in of.items()},
+        "rounds": float(record.rounds),
+        "bytes": float(record.bytes),
+        "seconds": record.seconds,
+        **{f"residual_{name}": value for name, value in record.residuals.items()},
+    }
+
+
+def history_frame(history: Sequence[EpochRecord]) -> pd.DataFrame:
+    """One row per epoch."""
+    frame = pd.DataFrame([{"epoch": record.epoch, **figures(record)} for record in history])
+    return frame.astype({"rounds": "int64", "bytes": "int64"})
+
+
+def write_history(history: Sequence[EpochRecord], path: str | Path) -> None:
+    """Writes the history as CSV or JSON, by the file's ending."""
+    target = Path(path)
+    frame = history_frame(history)
+    if target.suffix not in (".csv", ".json"):
+        raise JobError(f"the history is written as .csv or .json, not as {target.suffix or 'a file without ending'}")
+    try:
+        if target.suffix == ".csv":
+            frame.to_csv(target, index=False)
+        else:
+            frame.to_json(target, orient="records", indent=1, double_precision=15)
+    except OSError as error:
+        raise JobError(f"cannot write the history to {target}: {error.strerror}") from None

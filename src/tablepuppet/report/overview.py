@@ -1,0 +1,136 @@
+"""The report's first sections: how good the runs are, and what they were trained on."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from html import escape
+
+from tablepuppet.report.charts import swatch
+from tablepuppet.report.convergence import TITLES, communication_seconds
+from tablepuppet.report.format import number, seconds, size
+from tablepuppet.report.markup import code, table
+from tablepuppet.report.record import BlockRecord, RunRecord
+from tablepuppet.transport.meter import NETWORKS
+
+
+def results(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """One row per run: metrics, objective and what the run took."""
+    metrics = list(dict.fromkeys(m for run in runs for m in (*run.metrics["test"], *run.metrics["train"])))
+    sides = [side for side in ("test", "train") if any(run.metrics[side] for run in runs)]
+    head = [
+        "Run",
+        "Model",
+        *(f"{side} {TITLES.get(m, m)}" for side in sides for m in metrics),
+        "Objective",
+        "Epochs",
+        "Rounds",
+        "Up",
+        "Down",
+        *(name.upper() for name in NETWORKS),
+        "This run",
+    ]
+    rows = []
+    for style, (run, name) in enumerate(zip(runs, names, strict=True)):
+        training = run.traffic.training
+        rows.append(
+            [
+                f'<span class="nowrap">{swatch(style)} {escape(name)}</span>',
+                escape(str(run.job["model"])),
+                *(number(run.metrics[side].get(m), 5) for side in sides for m in metrics),
+                number(run.objective, 6),
+                number(len(run.history)),
+                number(training.rounds),
+                size(training.bytes_up),
+                size(training.bytes_down),
+                *(
+                    seconds(communication_seconds(training.rounds, training.slowest_bytes, net))
+                    for net in NETWORKS.values()
+                ),
+                seconds(run.history[-1].seconds) if run.history else "–",
+            ]
+        )
+    links = " and ".join(
+        f"{n.upper()} ({net.latency * 1000:g} ms, {net.bandwidth:g} Gbit/s)" for n, net in NETWORKS.items()
+    )
+    return (
+        table(head, rows, text_columns=2)
+        + f'<p class="note">Rounds, bytes and times are those of training; set-up and evaluation are under Traffic. {links} '
+        "are communication times: over all rounds, latency plus the bytes of the slowest client's path over the "
+        "bandwidth. “This run” is the wall clock of this machine.</p>"
+    )
+
+
+def tiles(run: RunRecord) -> str:
+    """The few figures one looks for first."""
+    side = "test" if run.metrics["test"] else "train"
+    first = [(f"{side} {TITLES.get(m, m)}", number(v, 4)) for m, v in run.metrics[side].items()]
+    training = run.traffic.training
+    net = NETWORKS["us-uk"]
+    figures = [
+        *first,
+        ("joined training rows", number(run.data.train_rows)),
+        ("rounds", number(training.rounds)),
+        ("sent and received", size(training.bytes_up + training.bytes_down)),
+        ("on US-UK", seconds(communication_seconds(training.rounds, training.slowest_bytes, net))),
+    ]
+    return '<dl class="tiles">' + "".join(f"<div><dt>{escape(k)}</dt><dd>{v}</dd></div>" for k, v in figures) + "</dl>"
+
+
+def data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """What was trained on: each different query or placement once, with the runs that share it."""
+    groups: dict[str, list[int]] = {}
+    for i, run in enumerate(runs):
+        key = repr((run.job["query"], run.job["label"], run.data))
+        groups.setdefault(key, []).append(i)
+    parts = []
+    for members in groups.values():
+        run = runs[members[0]]
+        if len(groups) > 1:
+            parts.append(f"<h3>{escape(', '.join(names[i] for i in members))}</h3>")
+        parts.append(_one(run))
+    return "".join(parts)
+
+
+def _one(run: RunRecord) -> str:
+    label = str(run.job["label"])
+    relations = table(
+        ["Alias", "Table", "Clients", "Rows", "Matched", "Orphans", "Fan-out, mean", "most", "Join"],
+        [
+            [
+                escape(r.alias),
+                escape(r.table),
+                number(r.clients),
+                number(r.rows),
+                number(r.matched),
+                number(r.rows - r.matched),
+                number(r.mean_fan_out, 3),
+                number(r.max_fan_out),
+                "left" if r.is_outer else "inner",
+            ]
+            for r in run.data.relations
+        ],
+        text_columns=2,
+    )
+    return (
+        f"<p>Predicts <strong>{escape(label)}</strong> over {number(run.data.train_rows)} joined training rows and "
+        f"{number(run.data.test_rows)} test rows, which exist as row numbers only.</p>"
+        + code(textwrap.dedent(str(run.job["query"])).strip())
+        + f'<h3>Plan</h3><ul class="tree"><li><b>LoJ</b> joins {len(run.data.blocks)} '
+        f"block{'s' * (len(run.data.blocks) != 1)} at the server<ul>"
+        + "".join(_block(block) for block in run.data.blocks)
+        + "</ul></li></ul><h3>How the tables met</h3>"
+        + relations
+    )
+
+
+def _block(block: BlockRecord) -> str:
+    clients = "".join(
+        f"<li><b>client</b> {escape(p.client)}: {number(p.train_rows)} training rows, {number(p.test_rows)} test rows</li>"
+        for p in block.parts
+    )
+    shown = ", ".join(block.features[:12]) + (f" and {len(block.features) - 12} more" * (len(block.features) > 12))
+    what = f"{number(block.rows)} rows, {number(block.width)} encoded columns from {shown or 'no feature'}"
+    if len(block.parts) > 1:
+        return f"<li><b>LoU</b> {escape(block.name)} ({escape(block.table)}): {escape(what)}<ul>{clients}</ul></li>"
+    return f"<li>{escape(block.name)} ({escape(block.table)}): {escape(what)}<ul>{clients}</ul></li>"

@@ -1,0 +1,119 @@
+"""Runs → one self-contained HTML page, readable offline.
+
+In: run records. Out: HTML text with its styles, its script and the records themselves inside;
+nothing is loaded from anywhere. Without the script everything is still there to read and to print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+from tablepuppet.errors import JobError
+from tablepuppet.report.account import traffic
+from tablepuppet.report.charts import svg, swatch
+from tablepuppet.report.convergence import convergence, merits, scales
+from tablepuppet.report.exposure import privacy
+from tablepuppet.report.markup import section
+from tablepuppet.report.overview import data, results, tiles
+from tablepuppet.report.record import RunRecord
+from tablepuppet.report.rerun import environment
+from tablepuppet.report.weights import coefficients
+
+RECORD_LIMIT = 1_000_000  # characters of a run's record kept inside the page
+
+
+def write_report(path: str | Path, runs: Sequence[RunRecord]) -> Path:
+    """Writes the report of one run, or of several side by side."""
+    target = Path(path)
+    try:
+        target.write_text(render(runs), encoding="utf-8")
+    except OSError as error:
+        raise JobError(f"cannot write the report to {target}: {error.strerror}") from None
+    return target
+
+
+def render(runs: Sequence[RunRecord]) -> str:
+    """The report as HTML text."""
+    if not runs:
+        raise JobError("a report needs at least one run")
+    names = distinct_names(runs)
+    sections = {
+        "results": ("Results", (tiles(runs[0]) if len(runs) == 1 else "") + results(runs, names)),
+        "convergence": ("Convergence", _charts(runs, names)),
+        "data": ("What it was trained on", data(runs, names)),
+        "coefficients": ("Coefficients", coefficients(runs, names)),
+        "traffic": ("Traffic", traffic(runs, names)),
+        "privacy": ("Who saw what", privacy(runs, names)),
+        "job": ("Run it again", environment(runs, names)),
+    }
+    links = "".join(f'<a href="#{key}">{escape(title)}</a>' for key, (title, _) in sections.items())
+    body = "".join(section(key, title, content) for key, (title, content) in sections.items())
+    title = _title(runs)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta name="color-scheme" content="light dark">\n<title>{escape(title)}</title>\n'
+        '<link rel="icon" href="data:,">\n'
+        f"<style>\n{_asset('report.css')}</style>\n</head>\n<body>\n"
+        '<a class="skip" href="#results">Skip to results</a>\n'
+        f'<header><h1>{escape(title)}</h1><button type="button" id="theme">Light or dark</button></header>\n'
+        f'<nav aria-label="Sections">{links}</nav>\n<main>\n{body}\n</main>\n'
+        '<div id="tip" role="status" hidden></div>\n'
+        f"{''.join(_embedded(run, i) for i, run in enumerate(runs))}\n<script>\n{_asset('report.js')}</script>\n</body>\n</html>\n"
+    )
+
+
+def distinct_names(runs: Sequence[RunRecord]) -> list[str]:
+    """A name for each run; runs of one name are told apart by what differs in their jobs, or by number."""
+    names = [run.name for run in runs]
+    for name in {n for n in names if names.count(n) > 1}:
+        same = [i for i, n in enumerate(names) if n == name]
+        jobs = [{**runs[i].job, **runs[i].job["options"]} for i in same]
+        fields = [f for f in jobs[0] if f not in ("query", "options") and len({repr(j.get(f)) for j in jobs}) > 1]
+        for order, (i, job) in enumerate(zip(same, jobs, strict=True), 1):
+            what = ", ".join(f"{f}={job.get(f)}" for f in fields)
+            names[i] = f"{name} ({what})" if what else f"{name} ({order})"
+    return names if len(set(names)) == len(names) else [f"{i}: {n}" for i, n in enumerate(names, 1)]
+
+
+def _title(runs: Sequence[RunRecord]) -> str:
+    labels = list(dict.fromkeys(str(run.job["label"]) for run in runs))
+    tables = list(dict.fromkeys(r.table for run in runs for r in run.data.relations))
+    return f"{', '.join(labels)} from {' ⋈ '.join(tables)}"
+
+
+def _charts(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """Every figure of merit on every horizontal axis; the page shows one axis at a time."""
+    axes = scales()
+    choice = "".join(f'<option value="{s.key}">{escape(s.label)}</option>' for s in axes)
+    legend = "".join(f"<li>{swatch(i)} {escape(name)}</li>" for i, name in enumerate(names))
+    panels = []
+    for scale in axes:
+        figures = "".join(
+            f"<figure>{svg(convergence(runs, names, merit, scale))}<figcaption>{escape(merit.label)}</figcaption></figure>"
+            for merit in merits(runs)
+        )
+        hidden = "" if scale is axes[0] else " hidden"
+        panels.append(f'<div class="charts" data-axis="{scale.key}"{hidden}>{figures}</div>')
+    return (
+        f'<p class="controls"><label>Against <select id="axis">{choice}</select></label></p>'
+        f'<ul class="legend">{legend}</ul>{"".join(panels)}'
+        '<p class="note">Point at a chart, or focus it and use the arrow keys, to read its values.</p>'
+    )
+
+
+def _embedded(run: RunRecord, number: int) -> str:
+    """The run's own record, so that every figure of the page can be traced; without coefficients where too long."""
+    text = msgspec.json.encode(run).decode()
+    if len(text) > RECORD_LIMIT:
+        text = msgspec.json.encode(msgspec.structs.replace(run, coefficients=None)).decode()
+    return f'<script type="application/json" class="run" id="run-{number}">{text.replace("<", chr(92) + "u003c")}</script>'
+
+
+def _asset(name: str) -> str:
+    return (files("tablepuppet.report") / name).read_text(encoding="utf-8")

@@ -1,0 +1,48 @@
+"""The report's last section: the exact job, and where it ran."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from tablepuppet.report.markup import code, table
+from tablepuppet.report.record import RunRecord
+
+
+def job_toml(job: dict[str, Any]) -> str:
+    """A job as a job file: the names are those of the Python arguments, options beside them.
+
+    >>> print(job_toml({"query": "SELECT 1", "label": "y", "options": {"type": "newton", "memory": 8}}))
+    query = '''
+    SELECT 1
+    '''
+    label = "y"
+    memory = 8
+    """
+    options = {name: value for name, value in job.get("options", {}).items() if name != "type"}
+    plain = {name: value for name, value in job.items() if name not in ("query", "options")}
+    lines = [f"query = '''\n{textwrap.dedent(str(job['query'])).strip()}\n'''"]
+    # TOML has no null: what is None is left out, which is what None means in a job but for batch_size.
+    lines += [f"{name} = {_value(value)}" for name, value in (plain | options).items() if value is not None]
+    return "\n".join(lines)
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)  # strings, numbers, booleans and lists read alike in TOML
+
+
+def environment(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """How to run it again, and what it ran on."""
+    parts = []
+    for run, name in zip(runs, names, strict=True):
+        rows = [[escape(k), escape(v)] for k, v in {"created": run.created, **run.environment}.items()]
+        body = (
+            "<p>The job file; the same data, job and seed give the same model bit for bit.</p>"
+            + code(job_toml(run.job))
+            + table(["Environment", ""], rows, text_columns=2)
+        )
+        parts.append(f"<details{' open' * (len(runs) == 1)}><summary>{escape(name)}</summary>{body}</details>")
+    return "".join(parts)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.engine.result import Result
+from tablepuppet.report import record_of
 
 
 def train(job: JobArgument, federation: FederationOption = None, as_json: JsonOption = False) -> None:
@@ -55,22 +58,6 @@ def show_result(screen: Screen, result: Result) -> None:
 
 
 def as_document(result: Result) -> dict[str, Any]:
-    """What --json writes about a result."""
-    traffic = result.traffic
-    return {
-        "model": result.plan.job.model,
-        "algorithm": result.plan.job.algorithm,
-        "objective": result.objective,
-        "metrics": result.metrics,
-        "epochs": len(result.history),
-        "traffic": {
-            "rounds": traffic.rounds,
-            "bytes_up": traffic.bytes_up,
-            "bytes_down": traffic.bytes_down,
-            "by_message": dict(traffic.by_message),
-            "seconds": {name: traffic.seconds(name) for name in ("us-uk", "us-us")},
-        },
-        "history": [dict(record) for record in result.history],
-        "coefficients": result.coefficients().to_dict(orient="records"),
-        "intercept": result.intercept if isinstance(result.intercept, float) else result.intercept.tolist(),
-    }
+    """What --json writes about a result: the run's record, which `tablepuppet report` reads."""
+    document: dict[str, Any] = msgspec.to_builtins(record_of(result))
+    return document

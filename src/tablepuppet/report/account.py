@@ -31,7 +31,9 @@ def _run(run: RunRecord, name: str, *, is_open: bool) -> str:
             for phase, a in phases.items()
         ],
     )
-    body = totals + '<div class="pair">' + _split(phases, "by_client", "Client") + _split(phases, "by_message", "Message")
+    body = (
+        totals + '<div class="pair">' + _split(phases, "by_client", "Client") + _split(phases, "by_message", "Message")
+    )
     return f"<details{' open' * is_open}><summary>{escape(name)}</summary>{body}</div></details>"
 
 

@@ -8,7 +8,7 @@ where there is none. Each point carries its text: a browser shows it on hover wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
@@ -16,7 +16,7 @@ from tablepuppet.report.axis import Axis, axis_over
 from tablepuppet.report.format import tick_text
 
 WIDTH, HEIGHT = 460, 290
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 76, 12, 12, 46
 MAX_POINTS = 200
 
 # Distinct in light, dark and for colour-blind eyes; dashes tell lines apart in print.
@@ -104,7 +104,9 @@ def _axes(chart: Chart, x: Axis, y: Axis) -> list[str]:
     for tick in y.ticks():
         at = y.at(tick)
         parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" {grid}/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end" {ink}>{escape(chart.y_text(tick))}</text>')
+        parts.append(
+            f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end" {ink}>{escape(chart.y_text(tick))}</text>'
+        )
     for tick in x.ticks(4):
         at = x.at(tick)
         parts.append(f'<path d="M{at:.1f} {HEIGHT - BOTTOM}v4" {grid}/>')

@@ -65,7 +65,7 @@ def merits(runs: Sequence[RunRecord]) -> list[Merit]:
 
 
 def _objective(runs: Sequence[RunRecord]) -> Merit:
-    """The objective; its gap to the lowest, on a log scale, where several runs minimise the same function."""
+    """The objective; its gap to the lowest reached, on a log scale, where all runs minimise the same function."""
     reached = [e.objective for run in runs for e in run.history if e.objective is not None]
     if len(runs) < 2 or not reached or not _is_same_problem(runs):
         return Merit("objective", "objective", lambda e: e.objective)
@@ -74,7 +74,7 @@ def _objective(runs: Sequence[RunRecord]) -> Merit:
     def gap(epoch: Epoch) -> float | None:
         return None if epoch.objective is None else max(epoch.objective - best, 1e-15)
 
-    return Merit("gap", "objective above the lowest", gap, is_log=True)
+    return Merit("gap", "objective gap", gap, is_log=True)
 
 
 def _is_same_problem(runs: Sequence[RunRecord]) -> bool:

@@ -15,55 +15,47 @@ from tablepuppet.transport.meter import NETWORKS
 
 
 def results(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
-    """One row per run: metrics, objective and what the run took."""
-    metrics = list(dict.fromkeys(m for run in runs for m in (*run.metrics["test"], *run.metrics["train"])))
-    sides = [side for side in ("test", "train") if any(run.metrics[side] for run in runs)]
-    head = [
-        "Run",
-        "Model",
-        *(f"{side} {TITLES.get(m, m)}" for side in sides for m in metrics),
-        "Objective",
-        "Epochs",
-        "Rounds",
-        "Up",
-        "Down",
-        *(name.upper() for name in NETWORKS),
-        "This run",
-    ]
-    rows = []
-    for style, (run, name) in enumerate(zip(runs, names, strict=True)):
-        training = run.traffic.training
-        rows.append(
-            [
-                f'<span class="nowrap">{swatch(style)} {escape(name)}</span>',
-                escape(str(run.job["model"])),
-                *(number(run.metrics[side].get(m), 5) for side in sides for m in metrics),
-                number(run.objective, 6),
-                number(len(run.history)),
-                number(training.rounds),
-                size(training.bytes_up),
-                size(training.bytes_down),
-                *(
-                    seconds(communication_seconds(training.rounds, training.slowest_bytes, net))
-                    for net in NETWORKS.values()
-                ),
-                seconds(run.history[-1].seconds) if run.history else "–",
-            ]
-        )
+    """One column per run: metrics, objective and what the run took."""
+    heads = [f"{swatch(style)} {escape(name)}" for style, name in enumerate(names)]
+    columns = [_figures(run) for run in runs]
+    rows = list(dict.fromkeys(figure for column in columns for figure in column))
     links = " and ".join(
         f"{n.upper()} ({net.latency * 1000:g} ms, {net.bandwidth:g} Gbit/s)" for n, net in NETWORKS.items()
     )
     return (
-        table(head, rows, text_columns=2)
-        + f'<p class="note">Rounds, bytes and times are those of training; set-up and evaluation are under Traffic. {links} '
-        "are communication times: over all rounds, latency plus the bytes of the slowest client's path over the "
-        "bandwidth. “This run” is the wall clock of this machine.</p>"
+        table(["", *heads], [[escape(row), *(column.get(row, "–") for column in columns)] for row in rows])
+        + '<p class="note">Rounds, bytes and times are those of training; set-up and evaluation are under Traffic. '
+        f"Times on {links} are communication times: over all rounds, latency plus the bytes of the slowest client's "
+        "path over the bandwidth. “Wall clock” is the time on the machine that ran it.</p>"
     )
+
+
+def _figures(run: RunRecord) -> dict[str, str]:
+    """What the results table says about a run, by row."""
+    training = run.traffic.training
+    return {
+        "model": escape(str(run.job["model"])),
+        **{
+            f"{side} {TITLES.get(name, name)}": number(value, 5)
+            for side in ("test", "train")
+            for name, value in run.metrics.get(side, {}).items()
+        },
+        "objective": number(run.objective, 7),
+        "epochs": number(len(run.history)),
+        "rounds": number(training.rounds),
+        "bytes from clients": size(training.bytes_up),
+        "bytes to clients": size(training.bytes_down),
+        **{
+            f"time on {name.upper()}": seconds(communication_seconds(training.rounds, training.slowest_bytes, net))
+            for name, net in NETWORKS.items()
+        },
+        "wall clock": seconds(run.history[-1].seconds) if run.history else "–",
+    }
 
 
 def tiles(run: RunRecord) -> str:
     """The few figures one looks for first."""
-    side = "test" if run.metrics["test"] else "train"
+    side = "test" if run.metrics.get("test") else "train"
     first = [(f"{side} {TITLES.get(m, m)}", number(v, 4)) for m, v in run.metrics[side].items()]
     training = run.traffic.training
     net = NETWORKS["us-uk"]
@@ -126,7 +118,8 @@ def _one(run: RunRecord) -> str:
 
 def _block(block: BlockRecord) -> str:
     clients = "".join(
-        f"<li><b>client</b> {escape(p.client)}: {number(p.train_rows)} training rows, {number(p.test_rows)} test rows</li>"
+        f"<li><b>client</b> {escape(p.client)}: {number(p.train_rows)} training rows, "
+        f"{number(p.test_rows)} test rows</li>"
         for p in block.parts
     )
     shown = ", ".join(block.features[:12]) + (f" and {len(block.features) - 12} more" * (len(block.features) > 12))

@@ -53,6 +53,7 @@ def render(runs: Sequence[RunRecord]) -> str:
     }
     links = "".join(f'<a href="#{key}">{escape(title)}</a>' for key, (title, _) in sections.items())
     body = "".join(section(key, title, content) for key, (title, content) in sections.items())
+    records = "".join(_embedded(run, i) for i, run in enumerate(runs))
     title = _title(runs)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -64,7 +65,7 @@ def render(runs: Sequence[RunRecord]) -> str:
         f'<header><h1>{escape(title)}</h1><button type="button" id="theme">Light or dark</button></header>\n'
         f'<nav aria-label="Sections">{links}</nav>\n<main>\n{body}\n</main>\n'
         '<div id="tip" role="status" hidden></div>\n'
-        f"{''.join(_embedded(run, i) for i, run in enumerate(runs))}\n<script>\n{_asset('report.js')}</script>\n</body>\n</html>\n"
+        f"{records}\n<script>\n{_asset('report.js')}</script>\n</body>\n</html>\n"
     )
 
 
@@ -95,7 +96,8 @@ def _charts(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     panels = []
     for scale in axes:
         figures = "".join(
-            f"<figure>{svg(convergence(runs, names, merit, scale))}<figcaption>{escape(merit.label)}</figcaption></figure>"
+            f"<figure>{svg(convergence(runs, names, merit, scale))}"
+            f"<figcaption>{escape(merit.label)}</figcaption></figure>"
             for merit in merits(runs)
         )
         hidden = "" if scale is axes[0] else " hidden"
@@ -103,7 +105,8 @@ def _charts(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     return (
         f'<p class="controls"><label>Against <select id="axis">{choice}</select></label></p>'
         f'<ul class="legend">{legend}</ul>{"".join(panels)}'
-        '<p class="note">Point at a chart, or focus it and use the arrow keys, to read its values.</p>'
+        '<p class="note">Point at a chart, or focus it and use the arrow keys, to read its values. The gap of an '
+        "objective is its distance to the lowest that any of the runs reached; 1e-15 stands for none.</p>"
     )
 
 
@@ -112,7 +115,9 @@ def _embedded(run: RunRecord, number: int) -> str:
     text = msgspec.json.encode(run).decode()
     if len(text) > RECORD_LIMIT:
         text = msgspec.json.encode(msgspec.structs.replace(run, coefficients=None)).decode()
-    return f'<script type="application/json" class="run" id="run-{number}">{text.replace("<", chr(92) + "u003c")}</script>'
+    return (
+        f'<script type="application/json" class="run" id="run-{number}">{text.replace("<", chr(92) + "u003c")}</script>'
+    )
 
 
 def _asset(name: str) -> str:

@@ -168,7 +168,9 @@ def read_record(path: str | Path) -> RunRecord:
     except OSError as error:
         raise ModelError(f"cannot read run {path}: {error.strerror}") from None
     except msgspec.MsgspecError as error:
-        raise ModelError(f"{path} is not a run that this version reads: {error}; write it with Result.to_json") from None
+        raise ModelError(
+            f"{path} is not a run that this version reads: {error}; write it with Result.to_json"
+        ) from None
 
 
 def _finite(value: float) -> float | None:

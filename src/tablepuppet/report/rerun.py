@@ -25,8 +25,10 @@ def job_toml(job: dict[str, Any]) -> str:
     options = {name: value for name, value in job.get("options", {}).items() if name != "type"}
     plain = {name: value for name, value in job.items() if name not in ("query", "options")}
     lines = [f"query = '''\n{textwrap.dedent(str(job['query'])).strip()}\n'''"]
-    # TOML has no null: what is None is left out, which is what None means in a job but for batch_size.
+    # TOML has no null. Left out, a name takes its default, which is None for all but batch_size.
     lines += [f"{name} = {_value(value)}" for name, value in (plain | options).items() if value is not None]
+    if job.get("algorithm") in ("sgd", "vfl-sgd") and job.get("batch_size") is None:
+        lines.append("# full batches: batch_size=None, from Python")
     return "\n".join(lines)
 
 

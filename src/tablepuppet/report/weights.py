@@ -51,8 +51,8 @@ def coefficients(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
         f"{left_out} Intercept: {intercepts}.</p>"
         '<p class="controls"><label>Filter <input type="search" id="filter" placeholder="feature, table or class" '
         'autocomplete="off"></label> <span id="filter-count" role="status"></span></p>'
-        f'<div class="wide tall" tabindex="0" role="region" aria-label="Coefficients"><table id="weights"><thead><tr>{heads}'
-        f"</tr></thead><tbody>{body}</tbody></table></div>"
+        '<div class="wide tall" tabindex="0" role="region" aria-label="Coefficients">'
+        f'<table id="weights"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 

@@ -1,0 +1,152 @@
+"""The page: whole, small, offline, without unescaped data, and its figures are the run's."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.report.runs import trained
+
+from tablepuppet.errors import JobError
+from tablepuppet.report import RunRecord, record_of, render, write_report
+from tablepuppet.report.format import number
+from tablepuppet.report.page import distinct_names
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+VOID = {"meta", "link", "input", "br"}
+
+
+class Balance(HTMLParser):
+    """Checks that every element is closed by its own tag, and gathers ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """An element without content needs no closing tag."""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def records() -> list[RunRecord]:
+    return [record_of(result) for result in trained()]
+
+
+@pytest.fixture(scope="module")
+def page(records: list[RunRecord]) -> str:
+    return render(records)
+
+
+def test_elements_are_balanced_ids_unique_and_links_lead_somewhere(page: str) -> None:
+    parser = Balance()
+    parser.feed(page)
+    assert parser.open == []
+    assert len(set(parser.ids)) == len(parser.ids)
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(parser.ids)
+
+
+def test_nothing_is_loaded_from_anywhere(page: str) -> None:
+    assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', page) == []
+    assert "@import" not in page
+    assert "url(" not in page
+    assert set(re.findall(r"https?://[^\s\"'<]+", page)) <= {"http://www.w3.org/2000/svg"}
+
+
+def test_what_owners_call_things_is_escaped(page: str) -> None:
+    assert "<b>book</b>" not in page
+    assert "i.category=&lt;b&gt;book&lt;/b&gt;" in page
+    assert "shoe &amp; co" in page
+
+
+def test_every_run_can_be_traced_to_the_record_inside_the_page(page: str, records: list[RunRecord]) -> None:
+    embedded = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
+    assert [msgspec.json.decode(text, type=RunRecord) for text in embedded] == records
+
+
+def test_the_results_are_those_of_the_runs(page: str, records: list[RunRecord]) -> None:
+    shown = page[page.index('id="results"') : page.index('id="convergence"')]
+    for record in records:
+        for value in (record.metrics["test"]["accuracy"], record.metrics["test"]["auc"]):
+            assert number(value, 5) in shown
+        assert number(record.objective, 7) in shown
+
+
+def test_the_job_in_the_page_is_the_job_that_ran(records: list[RunRecord]) -> None:
+    shown = html.unescape(render(records[1:2]))
+    for line in ('label = "returned"', 'algorithm = "admm"', "seed = 0", "epochs = 3", "rho = 0.4"):
+        assert line in shown
+
+
+def test_runs_of_one_name_are_told_apart_by_what_differs(records: list[RunRecord]) -> None:
+    first = records[0]
+    other = msgspec.structs.replace(first, job={**first.job, "seed": 7})
+    assert distinct_names([first, other]) == ["newton (seed=0)", "newton (seed=7)"]
+    assert distinct_names([first, first]) == ["newton (1)", "newton (2)"]
+    assert distinct_names(records) == ["newton", "admm", "sgd", "centralized"]
+
+
+def test_many_coefficients_do_not_make_the_page_large(records: list[RunRecord]) -> None:
+    some = records[0].coefficients
+    assert some is not None
+    many = {f: getattr(some, f) * 20_000 for f in ("table", "class_", "weight", "scaled")}
+    many["feature"] = [f"o.column_{i}" for i in range(len(many["table"]))]
+    wide = msgspec.structs.replace(records[0], coefficients=type(some)(**many))
+    text = render([wide])
+    assert len(text.encode()) < 3_000_000
+    assert f"largest of {len(many['table']):,} are here" in text
+
+
+def test_a_report_of_nothing_and_a_folder_that_is_not_there_are_refused(
+    tmp_path: Path, records: list[RunRecord]
+) -> None:
+    with pytest.raises(JobError, match="at least one run"):
+        render([])
+    with pytest.raises(JobError, match="cannot write the report"):
+        write_report(tmp_path / "none" / "report.html", records)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_browser_shows_the_page_without_errors_and_nothing_sticks_out(width: int, page: str, tmp_path: Path) -> None:
+    check = """
+        <script>
+        const over = [...document.querySelectorAll("main *")].filter((e) => !e.closest(".wide, pre, svg")
+          && e.getBoundingClientRect().right > innerWidth + 1);
+        document.title = "checked " + innerWidth + " wide, " + over.length + " stick out, page "
+          + (document.documentElement.scrollWidth <= innerWidth ? "fits" : "is too wide");
+        parent.document.title = document.title;
+        </script></body>"""
+    (tmp_path / "page.html").write_text(page.replace("</body>", check), encoding="utf-8")
+    # A window cannot be as narrow as a phone; a frame can.
+    frame = f'<iframe src="page.html" width="{width}" height="900" style="border:0"></iframe>'
+    (tmp_path / "frame.html").write_text(frame, encoding="utf-8")
+    process = subprocess.run(
+        [
+            str(CHROMIUM),
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+            *("--disable-component-update", "--disable-sync", "--allow-file-access-from-files"),
+            *("--enable-logging=stderr", "--v=0", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"),
+            (tmp_path / "frame.html").as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "CONSOLE" not in process.stderr
+    assert f"<title>checked {width} wide, 0 stick out, page fits</title>" in process.stdout

@@ -1,0 +1,64 @@
+"""A run as plain data says what the result says, and survives a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from tests.report.runs import trained
+
+from tablepuppet.errors import JobError, ModelError
+from tablepuppet.report import history_frame, read_record, record_of, to_json
+from tablepuppet.report.convergence import communication_seconds
+from tablepuppet.transport.meter import NETWORKS
+
+
+def test_a_record_read_back_is_the_record_that_was_written(tmp_path: Path) -> None:
+    for result in trained():
+        record = record_of(result)
+        (tmp_path / "run.json").write_text(to_json(record), encoding="utf-8")
+        assert read_record(tmp_path / "run.json") == record
+
+
+def test_a_record_has_the_figures_of_the_result() -> None:
+    for result in trained():
+        record = record_of(result)
+        assert record.objective == result.objective
+        assert record.metrics == result.metrics
+        assert [e.objective for e in record.history] == [e.objective for e in result.history]
+        assert record.traffic.training.by_client == dict(result.traffic.by_client)
+        assert record.coefficients is not None
+        assert record.coefficients.weight == result.coefficients()["weight"].tolist()
+        assert len(record.coefficients.scaled) == len(record.coefficients.weight)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_seconds_from_a_record_are_those_of_the_meter(name: str) -> None:
+    for result in trained():
+        last = record_of(result).history[-1]
+        expected = result.traffic.seconds(name)
+        assert communication_seconds(last.rounds, last.slowest_bytes, NETWORKS[name]) == pytest.approx(expected)
+
+
+def test_a_file_that_is_no_run_is_refused_with_its_name(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"format": "something else"}', encoding="utf-8")
+    with pytest.raises(ModelError, match=r"other\.json is not a run"):
+        read_record(other)
+    with pytest.raises(ModelError, match="cannot read run"):
+        read_record(tmp_path / "none.json")
+
+
+def test_the_history_is_one_row_per_epoch_in_csv_and_in_json(tmp_path: Path) -> None:
+    result = trained()[1]
+    frame = history_frame(result.history)
+    assert frame["epoch"].tolist() == [e.epoch for e in result.history]
+    assert frame["test_accuracy"].tolist() == [e.metrics["test"]["accuracy"] for e in result.history]
+    result.write_history(tmp_path / "history.csv")
+    result.write_history(tmp_path / "history.json")
+    assert pd.read_csv(tmp_path / "history.csv")["objective"].tolist() == pytest.approx(frame["objective"].tolist())
+    assert [row["bytes"] for row in json.loads((tmp_path / "history.json").read_text())] == frame["bytes"].tolist()
+    with pytest.raises(JobError, match=r"as \.csv or \.json, not as \.xlsx"):
+        result.write_history(tmp_path / "history.xlsx")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import platform
 from datetime import UTC, datetime
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -269,10 +270,8 @@ def _account(account: Account) -> AccountRecord:
 
 
 def _environment() -> dict[str, str]:
-    from tablepuppet import __version__  # the package is only whole once it has been imported
-
     return {
-        "tablepuppet": __version__,
+        "tablepuppet": str(import_module("tablepuppet").__version__),  # by name: the package imports this module
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": f"{platform.system()} {platform.machine()}",
         **{name: version(name) for name in LIBRARIES},

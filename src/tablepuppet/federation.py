@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -13,6 +16,7 @@ from tablepuppet import train as story
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.errors import JobError
 from tablepuppet.job import make_job
+from tablepuppet.models.modules import Builder
 from tablepuppet.operators.client import Client
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.answer import write
@@ -22,6 +26,16 @@ from tablepuppet.tables.source import Source, open_source, source
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.local import LocalTransport
+
+_NUMBERS = itertools.count(1)
+
+
+class _Known(NamedTuple):
+    """A model as a job can name it; its builder, where it is a callable."""
+
+    model: Any
+    given: dict[str, Any]
+    builder: Builder | None
 
 
 class Federation:
@@ -63,8 +77,9 @@ class Federation:
         self, query: str, *, label: str, model: Any = "auto", algorithm: Any = "newton", **options: Any
     ) -> Plan:
         """What training would do and cost; `str(plan)` is the text."""
-        job = make_job(query, label=label, model=model, algorithm=algorithm, given=options)
-        return story.explain(job, self._tables, Link(self._transport, wire=job.wire))
+        with self._known(model) as known:
+            job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=options | known.given)
+            return story.explain(job, self._tables, Link(self._transport, wire=job.wire))
 
     def train(
         self,
@@ -98,8 +113,25 @@ class Federation:
         }
         if privacy is not None:
             raise JobError("privacy is not available yet")
-        job = make_job(query, label=label, model=model, algorithm=algorithm, given=options)
-        return story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round)
+        with self._known(model) as known:
+            job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=options | known.given)
+            result = story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round)
+        return replace(result, builder=known.builder)
+
+    @contextmanager
+    def _known(self, model: Any) -> Iterator[_Known]:
+        """A builder of torch modules cannot travel: clients of this process are handed it under a name."""
+        if not callable(model):
+            yield _Known(model, {}, None)
+            return
+        name = f"{getattr(model, '__qualname__', type(model).__name__)}-{next(_NUMBERS)}"
+        for client in self._clients.values():
+            client.modules[name] = model
+        try:
+            yield _Known("module", {"module": name}, model)
+        finally:
+            for client in self._clients.values():
+                del client.modules[name]
 
     def predict(
         self,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import difflib
 import math
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.options import FAMILIES, Admm, Centralized, Newton, Options, Sgd, options_of
 from tablepuppet.errors import JobError
+from tablepuppet.models.spec import Activation, Dtype, ModelSpec
 from tablepuppet.transport.codec import Wire
 
-ModelName = Literal["linear", "logistic", "softmax"]
-MODELS = ("auto", "linear", "logistic", "softmax")
+MODELS = ("auto", "linear", "logistic", "softmax", "mlp")
+LossName = Literal["squared", "logistic", "softmax", "cross_entropy"]
 _EPOCHS = {"newton": 20, "admm": 30, "sgd": 10, "centralized": 1}
 
 
@@ -35,6 +36,36 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     max_categories: int | None = None
     max_joined_rows: int | None = None
     wire: Wire = "float64"
+    loss: LossName | None = None  # None: what the model's name or the label says
+    intercept: bool | None = None  # None: for linear models; neural ones have biases of their own
+    hidden: tuple[int, ...] = (16,)
+    activation: Activation = "relu"
+    dropout: float = 0.0
+    dtype: Dtype = "float32"  # of a neural model's arithmetic
+    module: str = ""  # model="module": the name under which clients know its builder
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What every block's model is."""
+        kind = self.model if self.model in ("mlp", "module") else "linear"
+        return ModelSpec(
+            kind=cast(Any, kind),
+            hidden=self.hidden,
+            activation=self.activation,
+            dropout=self.dropout,
+            dtype=self.dtype,
+            module=self.module,
+        )
+
+    @property
+    def loss_name(self) -> str:
+        """The loss; "auto": a number's is squared, classes have cross-entropy."""
+        own = {"linear": "squared", "logistic": "logistic", "softmax": "softmax"}
+        return self.loss or own.get(self.model, "auto")
+
+    @property
+    def has_intercept(self) -> bool:
+        return self.spec.is_linear if self.intercept is None else self.intercept
 
     @property
     def is_expanded(self) -> bool:
@@ -52,6 +83,11 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         raise JobError(f"query must be SQL text, not {type(query).__name__}")
     if not isinstance(label, str) or not label:
         raise JobError("label must be the name of a column in the SELECT list")
+    if not isinstance(model, str) or model not in (*MODELS, "module"):
+        raise JobError(
+            f"unknown model {model!r}; choose one of {', '.join(MODELS)}, or give a callable (width, outputs) → "
+            f"torch.nn.Module{_hint(model, MODELS)}"
+        )
     if not isinstance(model, str) or model not in MODELS:
         raise JobError(f"unknown model {model!r}; choose one of {', '.join(MODELS)}{_hint(model, MODELS)}")
     given = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
@@ -69,6 +105,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         raise JobError(_readable(error)) from None
     job = msgspec.structs.replace(job, options=options)
     _check(job)
+    _check_model(job, given)
     return job
 
 
@@ -96,6 +133,30 @@ def _readable(error: msgspec.ValidationError) -> str:
     """What is wrong with which option, in the user's words."""
     what, _, where = str(error).replace("`", "").partition(" - at $.")
     return f"{where or 'the job'}: {what[0].lower()}{what[1:]}"
+
+
+def _check_model(job: Job, given: dict[str, Any]) -> None:
+    """What the model cannot have, and what the algorithm cannot train."""
+    if job.spec.is_linear:
+        for name in ("hidden", "activation", "dropout", "dtype", "module"):
+            if name in given:
+                raise JobError(f'{name} belongs to a neural model; use it with model="mlp", not model="{job.model}"')
+        if job.loss is not None and job.model != "linear":
+            raise JobError(f'model="{job.model}" already names its loss; use model="linear" with loss="{job.loss}"')
+        return
+    if job.model == "module" and not job.module:
+        raise JobError('model="module" needs module=…, the name under which the clients know the builder')
+    if not 0 <= job.dropout < 1:
+        raise JobError("dropout must lie in [0, 1)")
+    if any(size < 1 for size in job.hidden):
+        raise JobError("hidden must list layer sizes of at least 1, for example (16,)")
+    if job.options.name in ("newton", "centralized"):
+        raise JobError(
+            f'algorithm="{job.algorithm}" trains linear models only, for it needs a convex objective with second '
+            'derivatives in closed form; train a neural model with algorithm="sgd" or algorithm="admm"'
+        )
+    if isinstance(job.options, Admm) and job.options.union == "exact":
+        raise JobError('union="exact" solves linear models only; train a neural model with union="consensus"')
 
 
 def _hint(name: Any, known: Any) -> str:

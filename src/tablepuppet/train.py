@@ -16,7 +16,7 @@ from tablepuppet.engine.run import OnRound, run
 from tablepuppet.errors import RunInterruptedError
 from tablepuppet.job import Job
 from tablepuppet.mapping.build import map_tables
-from tablepuppet.plan.plan import TASKS, Plan, make_plan
+from tablepuppet.plan.plan import Plan, make_plan, task_of
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import predict_rows
 from tablepuppet.query import parse
@@ -54,7 +54,7 @@ def plan_job(job: Job, tables: Tables, link: Link, job_id: str) -> Plan:
         bound,
         link,
         job=job_id,
-        task=TASKS[job.model],
+        task=task_of(job),
         seed=job.seed,
         test_fraction=job.test_fraction,
         max_joined_rows=job.max_joined_rows,

@@ -51,6 +51,8 @@ class Problem:
     epochs: int
     batch_size: int | None
     seed: int
+    is_linear: bool = True  # whether every block is h = Tθ
+    has_intercept: bool = True
 
     @property
     def blocks(self) -> int:
@@ -127,6 +129,7 @@ class PartSetup:
     clients: int  # Q_i
     joined_rows: int  # N
     l2: float
+    seed: int = 0
 
 
 Answer = Predictions | Partial

@@ -7,14 +7,16 @@ from typing import Any
 from tablepuppet.algorithms import admm, newton, sgd
 from tablepuppet.algorithms.base import Answer, PartSetup
 from tablepuppet.algorithms.options import Admm, Newton, Options, Sgd
+from tablepuppet.algorithms.sensitivity import sensitivity
 from tablepuppet.errors import JobError, TransportError
+from tablepuppet.models.linear import LinearModel
 from tablepuppet.transport.messages import AdmmUpdate, Combined, Done, Move, NewtonUpdate, SgdUpdate
 
 
 def start(setup: PartSetup, options: Options) -> tuple[Any, float]:
     """The half's first state, and one figure that the server half wants to know of it."""
     if isinstance(options, Sgd):
-        return sgd.client_start(setup, options), 0.0
+        return sgd.client_start(setup, options), 0.0 if isinstance(setup.model, LinearModel) else sensitivity(setup)
     if isinstance(options, Admm):
         return admm.client_start(setup, options), admm.mean_curvature(setup)
     if isinstance(options, Newton):

@@ -21,18 +21,30 @@ class Sgd(_Options, frozen=True, tag="sgd"):
     """Mini-batch gradient descent (RFL-SGD-V, RFL-SGD; docs/algorithms.md).
 
     `learning_rate=None` takes the reciprocal of a bound on the objective's curvature, with
-    which full-batch descent never diverges.
+    which full-batch descent never diverges (for neural models: of its estimate at the start).
+    Optimisers, momentum and weight decay are those of torch.optim; `schedule` sets the learning
+    rate anew for every batch, after `warmup_epochs` of linear increase; `clip_norm` bounds the
+    norm of each block's gradient, after its clients' shares were summed.
     """
 
     name: ClassVar[str] = "sgd"
     learning_rate: float | None = None
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "linear", "cosine", "exponential"] = "constant"
+    decay: float = 0.9  # what an exponential schedule multiplies by, each epoch
+    warmup_epochs: float = 0.0
+    clip_norm: float | None = None
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
         self._check(self.learning_rate is None or self.learning_rate > 0, "learning_rate must be above 0")
         self._check(0 <= self.momentum < 1, "momentum must lie in [0, 1)")
+        self._check(self.weight_decay >= 0, "weight_decay must not be negative")
+        self._check(0 < self.decay <= 1, "decay must lie in (0, 1]")
+        self._check(self.warmup_epochs >= 0, "warmup_epochs must not be negative")
+        self._check(self.clip_norm is None or self.clip_norm > 0, "clip_norm must be above 0, or None")
         self._check(self.tolerance >= 0, "tolerance must not be negative")
 
 

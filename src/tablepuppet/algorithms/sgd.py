@@ -28,7 +28,7 @@ from tablepuppet.algorithms.base import (
     RowNumbers,
     squared_norm,
 )
-from tablepuppet.algorithms.optimizers import Moments, descend
+from tablepuppet.algorithms.optimizers import Moments, clipped, descend, scheduled
 from tablepuppet.algorithms.options import Sgd
 from tablepuppet.models.losses import Loss
 from tablepuppet.transport.messages import Combined, Partial, Predictions, SgdUpdate
@@ -60,7 +60,8 @@ def client_step(
     """The partial gradient; then, once it is summed over the block, the step and new predictions."""
     if isinstance(message, SgdUpdate):
         if message.signal is not None:
-            gradient = setup.model.gradient(state.theta, message.signal, state.rows) / message.count
+            drawn = state.moments.step  # the masks under which this batch was predicted
+            gradient = setup.model.gradient(state.theta, message.signal, state.rows, drawn) / message.count
             state = msgspec.structs.replace(state, rows=message.next_rows, learning_rate=message.learning_rate)
             if setup.clients > 1:
                 return state, Partial(values=[gradient])
@@ -69,14 +70,13 @@ def client_step(
             state = msgspec.structs.replace(state, rows=message.next_rows)
     else:
         state = _descended(setup, options, state, message.values[0])
-    predictions = setup.model.predict(state.theta, state.rows)
+    predictions = setup.model.predict(state.theta, state.rows, state.moments.step)
     return state, Predictions(values=predictions, products=np.array([squared_norm(state.theta)]))
 
 
 def _descended(setup: PartSetup, options: Sgd, state: SgdState, gradient: Array) -> SgdState:
-    theta, moments = descend(
-        state.theta, gradient + setup.l2 * state.theta, state.moments, state.learning_rate, options.momentum
-    )
+    slope = clipped(gradient + setup.l2 * state.theta, options.clip_norm)
+    theta, moments = descend(state.theta, slope, state.moments, state.learning_rate, options)
     return msgspec.structs.replace(state, theta=theta, moments=moments)
 
 
@@ -96,7 +96,7 @@ class SgdServer:
         self._moments = Moments.zero(self._intercept, self.options.optimizer)
         self._step = 0
         self._epoch_order: tuple[int, Any] = (-1, None)
-        self._learning_rate = self.options.learning_rate or 0.0
+        self._learning_rate = self._peak = self.options.learning_rate or 0.0
         self._batch: tuple[Any, list[RowNumbers] | None] = (joined, None)
         self._values: list[Array] = []
 
@@ -117,10 +117,10 @@ class SgdServer:
 
     def begin(self, predictions: list[Array], figures: list[float]) -> None:
         if self.options.learning_rate is None:
-            adam = self.options.optimizer == "adam"
             # power iteration approaches the eigenvalue from below
             bound = self.problem.loss.bound * (1.0 + 1.1 * sum(figures)) + self.problem.l2
-            self._learning_rate = 0.05 if adam else 1.0 / bound
+            adaptive = 0.05 if self.problem.is_linear else 0.01
+            self._peak = 1.0 / bound if self.options.optimizer == "sgd" else adaptive
         self._batch = self._next_batch()
         self._values = predictions
 
@@ -131,10 +131,15 @@ class SgdServer:
     def join_step(self) -> list[BlockUpdate]:
         joined, rows = self._batch
         done = joined.run(join_step, self._values, signals=1, loss=self.problem.loss, intercept=self._intercept)
-        gradient = done.sums["residual"] / joined.rows
-        self._intercept, self._moments = descend(
-            self._intercept, gradient, self._moments, self._learning_rate, self.options.momentum
+        self._learning_rate = scheduled(
+            self._peak, self._step, self.rounds_per_epoch(), self.problem.epochs, self.options
         )
+        if self.problem.has_intercept:
+            gradient = clipped(done.sums["residual"] / joined.rows, self.options.clip_norm)
+            free = msgspec.structs.replace(self.options, weight_decay=0.0)
+            self._intercept, self._moments = descend(
+                self._intercept, gradient, self._moments, self._learning_rate, free
+            )
         self._step += 1
         self._batch = self._next_batch()
         return self._updates(done.signals[0], rows, joined.rows)
@@ -172,7 +177,7 @@ class SgdServer:
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         self._values = [a.values for a in answers]
-        if self._is_full:
+        if self._is_full and self.problem.is_linear:  # a neural model may have predicted under dropout
             self._predictions = self._values
 
     def settle(self) -> list[dict[str, Any] | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,13 +13,19 @@ import pyarrow as pa
 
 from tablepuppet.algorithms.base import Array
 from tablepuppet.engine.metrics import Metrics
+from tablepuppet.errors import ModelError
+from tablepuppet.models.modules import Builder, build_module
+from tablepuppet.models.neural import load_parameters
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, Model, describe_use
 from tablepuppet.prediction.saved import save
 from tablepuppet.report import record_of, to_json, write_history, write_report
-from tablepuppet.tables.features import names
+from tablepuppet.tables.features import encoded_width, names
 from tablepuppet.transport.messages import CategoryEncoder, Encoder, NumberEncoder
 from tablepuppet.transport.meter import Traffic
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -70,12 +76,30 @@ class Result:
     blocks: tuple[BlockModel, ...]
     encoded_intercept: Array
     classes: tuple[str | float | bool, ...]
+    builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules
+
+    def module(self, block: str) -> torch.nn.Module:
+        """A block's trained network, by the block's name: encoded features in, scores out, in evaluation mode."""
+        spec = self.plan.job.spec
+        known = [b.name for b in self.blocks]
+        if block not in known:
+            raise ModelError(f"there is no block {block!r}; there are {', '.join(known)}")
+        if spec.is_linear:
+            raise ModelError("a linear model has no torch module; see coefficients()")
+        number = known.index(block)
+        model = self.blocks[number]
+        width = sum(encoded_width(encoder) for encoder in model.encoders)
+        outputs, seed = self.plan.loss.outputs, self.plan.job.seed
+        module = build_module(spec, width, outputs, seed=seed, block=number, name=block, builder=self.builder)
+        load_parameters(module, model.theta)
+        return module.eval()
 
     def coefficients(self) -> pd.DataFrame:
         """Weights on the original scale: columns table, feature, class_, weight.
 
         A block of a LEFT JOIN has one further row, `alias IS NOT NULL`: what finding a partner adds.
         """
+        self._need_linear()
         outputs = self._outputs()
         frames = []
         for block in self.blocks:
@@ -94,6 +118,7 @@ class Result:
     @property
     def intercept(self) -> float | Array:
         """The intercept on the original scale: one number, or one per class for softmax."""
+        self._need_linear()
         total = self.encoded_intercept.copy()
         for block in self.blocks:
             if not block.is_outer:
@@ -143,6 +168,13 @@ class Result:
     def write_history(self, path: str | Path) -> None:
         """Writes the history, one row per epoch, as .csv or .json."""
         write_history(self.history, path)
+
+    def _need_linear(self) -> None:
+        if not self.plan.job.spec.is_linear:
+            raise ModelError(
+                "a neural model has no coefficients on the original scale; result.module(block) gives a block's "
+                "trained network, result.encoded_intercept what is added to the sum of their scores"
+            )
 
     def _outputs(self) -> list[Any]:
         if not self.classes:

@@ -57,6 +57,8 @@ def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) ->
         epochs=job.epochs,
         batch_size=job.batch_size,
         seed=job.seed,
+        is_linear=job.spec.is_linear,
+        has_intercept=job.has_intercept,
     )
     training = _Training(plan, union, problem, make_server(job.options, problem), on_round)
     training.start()
@@ -87,6 +89,9 @@ class _Training:
                 job=self.union.job,
                 part=part.number,
                 algorithm=job.options,
+                model=job.spec,
+                block=part.block,
+                name=self.plan.mapping.bound.blocks[part.block].name,
                 outputs=problem.loss.outputs,
                 blocks=problem.blocks,
                 clients=problem.clients[part.block],
@@ -103,7 +108,9 @@ class _Training:
             figures[part.block] += answer.figure
             if answer.values is not None:
                 predictions[part.block][part.train] = answer.values
-        if isinstance(job.options, Sgd) and job.options.learning_rate is None and job.options.optimizer == "sgd":
+        options = job.options
+        is_plain = isinstance(options, Sgd) and options.optimizer == "sgd" and options.learning_rate is None
+        if is_plain and problem.is_linear:
             widths = [cast(Started, started[b[0].number][0]).width if b else 0 for b in self.union.blocks]
             figures = [c / problem.joined.rows for c in self.union.largest_curvatures(widths)]
         self.server.begin(predictions, figures)

@@ -20,10 +20,14 @@ class Model(Protocol):
     def initial(self) -> Array:
         """θ before training; the same at every client of the block."""
 
-    def predict(self, theta: Array, rows: Rows | None = None) -> Array:
-        """h of some (or all) train rows."""
+    @property
+    def width(self) -> int:
+        """The length of θ's first axis."""
 
-    def gradient(self, theta: Array, signal: Array, rows: Rows | None = None) -> Array:
+    def predict(self, theta: Array, rows: Rows | None = None, draw: int | None = None) -> Array:
+        """h of some (or all) train rows; `draw` numbers the random draws of training, None: without any."""
+
+    def gradient(self, theta: Array, signal: Array, rows: Rows | None = None, draw: int | None = None) -> Array:
         """Σ_k (∂h_k/∂θ)ᵀ Y_k over some (or all) train rows."""
 
     def predict_test(self, theta: Array) -> Array:
@@ -41,10 +45,14 @@ class LinearModel:
     def initial(self) -> Array:
         return np.zeros((self.train.width, self.outputs))
 
-    def predict(self, theta: Array, rows: Rows | None = None) -> Array:
+    @property
+    def width(self) -> int:
+        return self.train.width
+
+    def predict(self, theta: Array, rows: Rows | None = None, draw: int | None = None) -> Array:
         return self.train.dot(theta, rows)
 
-    def gradient(self, theta: Array, signal: Array, rows: Rows | None = None) -> Array:
+    def gradient(self, theta: Array, signal: Array, rows: Rows | None = None, draw: int | None = None) -> Array:
         return self.train.transpose_dot(signal, rows)
 
     def predict_test(self, theta: Array) -> Array:

@@ -17,8 +17,10 @@ import pyarrow as pa
 
 from tablepuppet.algorithms import clients as halves
 from tablepuppet.algorithms.base import PartSetup
-from tablepuppet.errors import PolicyError, TablePuppetError, TransportError
-from tablepuppet.models.linear import LinearModel
+from tablepuppet.errors import JobError, PolicyError, TablePuppetError, TransportError
+from tablepuppet.models.linear import LinearModel, Model
+from tablepuppet.models.modules import Builder, build_module
+from tablepuppet.models.neural import NeuralModel
 from tablepuppet.tables.encoding import encode as encode_features
 from tablepuppet.tables.features import Features
 from tablepuppet.tables.labels import describe_labels, read_labels
@@ -49,6 +51,7 @@ class Client:
     name: str
     tables: ClientTables
     may_reveal: bool = False  # whether the centralised baseline may pool encoded features
+    modules: dict[str, Builder] = field(default_factory=dict)  # builders of torch modules that jobs may name
     _parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
 
     def handle(self, frame: Frame) -> Frame:
@@ -130,17 +133,45 @@ class Client:
         given = part.request.multiplicity
         multiplicity = np.ones(part.train.rows) if given is None else given.astype(np.float64)
         part.options = request.algorithm
+        model = self._model(part, request)
         part.setup = PartSetup(
-            model=LinearModel(part.train, part.test, request.outputs),
+            model=model,
             multiplicity=multiplicity,
             outputs=request.outputs,
             blocks=request.blocks,
             clients=request.clients,
             joined_rows=request.joined_rows,
             l2=request.l2,
+            seed=request.seed,
         )
         part.state, figure = halves.start(part.setup, part.options)
-        return m.Started(values=None, figure=figure, width=part.train.width)
+        values = None if request.model.is_linear else model.predict(part.state.theta, None, 0)
+        return m.Started(values=values, figure=figure, width=model.width)
+
+    def _model(self, part: _Part, request: m.StartPart) -> Model:
+        spec, opened = request.model, part.request
+        assert part.train is not None
+        assert part.test is not None
+        if spec.is_linear:
+            return LinearModel(part.train, part.test, request.outputs)
+        if spec.kind == "module" and spec.module not in self.modules:
+            raise JobError(
+                f"this client knows no module {spec.module!r}, and code is never sent to a client; "
+                "start it with the builder under that name"
+            )
+        module = build_module(
+            spec,
+            part.train.width,
+            request.outputs,
+            seed=request.seed,
+            block=request.block,
+            name=request.name,
+            builder=self.modules.get(spec.module),
+        )
+        train = np.zeros(part.train.rows, np.bool_) if opened.train_rows is None else opened.train_rows < 0
+        missing = (train, opened.test_rows < 0)
+        given = (module, spec, part.train, part.test, request.outputs)
+        return NeuralModel.of(*given, missing=missing, stream=request.seed + request.part)
 
     def multiply_gram(self, request: m.MultiplyGram) -> m.Message:
         setup = self._started(request).setup

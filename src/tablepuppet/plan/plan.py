@@ -13,7 +13,13 @@ from tablepuppet.mapping.labels import Task
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
 
-TASKS: dict[str, Task] = {"auto": "any", "linear": "number", "logistic": "binary", "softmax": "classes"}
+_TASKS: dict[str, Task] = {
+    "squared": "number",
+    "logistic": "binary",
+    "softmax": "classes",
+    "cross_entropy": "classes",
+    "auto": "any",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,9 +53,14 @@ def _model_for(mapping: TableMapping) -> str:
     return "logistic" if len(mapping.label.classes) == 2 else "softmax"
 
 
+def task_of(job: Job) -> Task:
+    """What kind of label a job's loss needs."""
+    return _TASKS[job.loss_name]
+
+
 def _loss(job: Job, mapping: TableMapping) -> Loss:
-    if job.model == "linear":
+    if mapping.label.kind == "number":
         return Squared()
-    if job.model == "logistic":
-        return Logistic()
-    return Softmax(len(mapping.label.classes))
+    classes = len(mapping.label.classes)
+    is_binary = job.loss_name == "logistic" or (job.loss_name != "softmax" and classes == 2)
+    return Logistic() if is_binary else Softmax(classes)

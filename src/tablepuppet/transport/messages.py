@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.options import Options
+from tablepuppet.models.spec import ModelSpec
 
 Array = NDArray[np.float64]
 RowNumbers = NDArray[np.signedinteger[Any]]  # int32 where it fits, else int64
@@ -215,6 +216,9 @@ class StartPart(Message, frozen=True):
     job: str
     part: int
     algorithm: Options
+    model: ModelSpec
+    block: int  # its number, which the initial values of a neural model depend on
+    name: str  # the block's
     outputs: int  # d_c
     blocks: int  # M
     clients: int  # how many parts the block has

@@ -1,0 +1,129 @@
+"""Torch modules of a block: the multi-layer perceptron, or whatever a user's builder returns.
+
+In: a ModelSpec, the width of the block's encoded features, d_c. Out: a `torch.nn.Module` that maps
+(rows, width) to (rows, d_c), with the same initial values wherever it is built: parameters are
+drawn under `torch.manual_seed(seed + block)`, in float32, and then cast.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from tablepuppet.errors import JobError, TablePuppetError, TrainingError
+from tablepuppet.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+Builder = Callable[..., "Module"]  # (width, outputs) or (width, outputs, block=name) → module
+
+# torch has one random generator a process, and clients may be threads of one.
+_RANDOM = threading.Lock()
+
+
+def need_torch() -> Any:
+    """The torch package, or an error that says how to get it."""
+    try:
+        import torch
+    except ImportError:
+        raise TrainingError(
+            'neural models need torch, which is not installed here; install the extra: pip install "tablepuppet[torch]"'
+        ) from None
+    return torch
+
+
+@contextmanager
+def torch_random(seed: int) -> Iterator[None]:
+    """Torch's random numbers from a seed, for one thread at a time; outside, nothing changes."""
+    torch = need_torch()
+    with _RANDOM, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**63)
+        yield
+
+
+def build_module(
+    spec: ModelSpec, width: int, outputs: int, *, seed: int, block: int, name: str, builder: Builder | None = None
+) -> Module:
+    """A block's module with its initial values."""
+    torch = need_torch()
+    with torch_random(seed + block):
+        if spec.kind == "mlp":
+            module = _perceptron(spec, width, outputs)
+        elif builder is not None:
+            module = copy.deepcopy(_built(builder, width, outputs, name))
+        else:
+            raise JobError(f"module {spec.module!r} is needed to build block {name}; give its builder")
+        module = module.to(getattr(torch, spec.dtype))
+        _check(module, width, outputs, name, getattr(torch, spec.dtype))
+    return module
+
+
+def _perceptron(spec: ModelSpec, width: int, outputs: int) -> Module:
+    nn = need_torch().nn
+    activations = {
+        "relu": nn.ReLU,
+        "tanh": nn.Tanh,
+        "sigmoid": nn.Sigmoid,
+        "gelu": nn.GELU,
+        "silu": nn.SiLU,
+        "elu": nn.ELU,
+    }
+    layers: list[Module] = []
+    for size in spec.hidden:
+        layers += [nn.Linear(width, size), activations[spec.activation]()]
+        if spec.dropout:
+            layers.append(nn.Dropout(spec.dropout))
+        width = size
+    module: Module = nn.Sequential(*layers, nn.Linear(width, outputs))
+    return module
+
+
+def _built(builder: Builder, width: int, outputs: int, name: str) -> Module:
+    torch = need_torch()
+    try:
+        wants_block = "block" in inspect.signature(builder).parameters
+    except (TypeError, ValueError):  # a callable without a signature
+        wants_block = False
+    try:
+        module = builder(width, outputs, block=name) if wants_block else builder(width, outputs)
+    except TablePuppetError:
+        raise
+    except Exception as error:  # the user's own code
+        raise TrainingError(
+            f"the builder failed for block {name} ({width} inputs, {outputs} outputs): {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(module, torch.nn.Module):
+        raise TrainingError(f"the builder returned a {type(module).__name__} for block {name}; it must return a Module")
+    return cast("Module", module)
+
+
+def _check(module: Module, width: int, outputs: int, name: str, dtype: Any) -> None:
+    """Two rows go through, d_c numbers a row come out, and no layer mixes rows."""
+    torch = need_torch()
+    norms = torch.nn.modules.batchnorm._NormBase
+    mixes = [type(m).__name__ for m in module.modules() if isinstance(m, norms) and m.track_running_stats]
+    if mixes:
+        raise TrainingError(
+            f"the module of block {name} has a {mixes[0]}, whose statistics would depend on how rows are split among "
+            "clients and batches; use LayerNorm or GroupNorm"
+        )
+    if not any(p.requires_grad for p in module.parameters()):
+        raise TrainingError(f"the module of block {name} has no parameter to train")
+    module.eval()
+    try:
+        with torch.no_grad():
+            shape = tuple(module(torch.zeros(2, width, dtype=dtype)).shape)
+    except Exception as error:  # the user's own code
+        raise TrainingError(
+            f"the module of block {name} fails on rows of {width} encoded features: {type(error).__name__}: {error}"
+        ) from error
+    if shape != (2, outputs):
+        raise TrainingError(
+            f"the module of block {name} turns 2 rows of {width} features into shape {shape}; "
+            f"it must give {outputs} score{'s' * (outputs != 1)} a row, shape (2, {outputs})"
+        )

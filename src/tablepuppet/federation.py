@@ -125,13 +125,22 @@ class Federation:
             yield _Known(model, {}, None)
             return
         name = f"{getattr(model, '__qualname__', type(model).__name__)}-{next(_NUMBERS)}"
-        for client in self._clients.values():
-            client.modules[name] = model
-        try:
+        with self._offered(name, model):
             yield _Known("module", {"module": name}, model)
+
+    @contextmanager
+    def _offered(self, name: str, builder: Builder | None) -> Iterator[None]:
+        """While inside, every client knows the builder under the name."""
+        if builder is None:
+            yield
+            return
+        for client in self._clients.values():
+            client.modules[name] = builder
+        try:
+            yield
         finally:
             for client in self._clients.values():
-                del client.modules[name]
+                client.modules.pop(name, None)
 
     def predict(
         self,
@@ -141,25 +150,27 @@ class Federation:
         key: str | Sequence[str] | None = None,
         keys: Sequence[Any] | None = None,
         to: str | Path | None = None,
+        module: Builder | None = None,
         max_joined_rows: int | None = None,
     ) -> pa.Table:
         """One prediction per joined row of a query: the model's own by default, or one with the same features.
 
         The answer carries `key`, columns of the table that held the label (by default those that it is joined on),
         then `prediction` and its probability. `keys` asks for the rows with these values of the key only; `to` also
-        writes the answer to a .parquet or .csv file.
+        writes the answer to a .parquet or .csv file. `module` is the builder of a saved model's own torch modules.
         """
         chosen = model.model if isinstance(model, Result) else model
         names = (key,) if isinstance(key, str) else key
-        table = story.predict(
-            chosen,
-            chosen.query if query is None else query,
-            self._tables,
-            Link(self._transport),
-            key=names,
-            only=None if keys is None else as_keys(keys),
-            max_joined_rows=max_joined_rows,
-        )
+        with self._offered(chosen.spec.module, chosen.builder if module is None else module):
+            table = story.predict(
+                chosen,
+                chosen.query if query is None else query,
+                self._tables,
+                Link(self._transport),
+                key=names,
+                only=None if keys is None else as_keys(keys),
+                max_joined_rows=max_joined_rows,
+            )
         if to is not None:
             write(table, to)
         return table

@@ -88,8 +88,6 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
             f"unknown model {model!r}; choose one of {', '.join(MODELS)}, or give a callable (width, outputs) → "
             f"torch.nn.Module{_hint(model, MODELS)}"
         )
-    if not isinstance(model, str) or model not in MODELS:
-        raise JobError(f"unknown model {model!r}; choose one of {', '.join(MODELS)}{_hint(model, MODELS)}")
     given = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
     own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options"}
     values = {name: value for name, value in given.items() if name in own}

@@ -89,8 +89,8 @@ class Result:
         number = known.index(block)
         model = self.blocks[number]
         width = sum(encoded_width(encoder) for encoder in model.encoders)
-        outputs, seed = self.plan.loss.outputs, self.plan.job.seed
-        module = build_module(spec, width, outputs, seed=seed, block=number, name=block, builder=self.builder)
+        outputs, seed = self.plan.loss.outputs, self.plan.job.seed + number
+        module = build_module(spec, width, outputs, seed=seed, name=block, builder=self.builder)
         load_parameters(module, model.theta)
         return module.eval()
 
@@ -147,6 +147,8 @@ class Result:
                 "metrics": self.metrics,
                 "training_rows": self.plan.mapping.train.rows,
             },
+            spec=job.spec,
+            builder=self.builder,
         )
 
     def save(self, path: str | Path) -> None:

@@ -47,17 +47,17 @@ def torch_random(seed: int) -> Iterator[None]:
 
 
 def build_module(
-    spec: ModelSpec, width: int, outputs: int, *, seed: int, block: int, name: str, builder: Builder | None = None
+    spec: ModelSpec, width: int, outputs: int, *, seed: int, name: str, builder: Builder | None = None
 ) -> Module:
-    """A block's module with its initial values."""
+    """A block's module with its initial values; `seed` is the job's plus the block's number."""
     torch = need_torch()
-    with torch_random(seed + block):
+    with torch_random(seed):
         if spec.kind == "mlp":
             module = _perceptron(spec, width, outputs)
         elif builder is not None:
             module = copy.deepcopy(_built(builder, width, outputs, name))
         else:
-            raise JobError(f"module {spec.module!r} is needed to build block {name}; give its builder")
+            raise JobError(f"block {name} is a module of your own, {spec.module!r}: its builder is needed here too")
         module = module.to(getattr(torch, spec.dtype))
         _check(module, width, outputs, name, getattr(torch, spec.dtype))
     return module

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.errors import TransportError
 from tablepuppet.models.inputs import Inputs
 from tablepuppet.models.linear import Array, Rows
 from tablepuppet.models.modules import need_torch, torch_random
@@ -115,6 +116,8 @@ class NeuralModel:
         self, inputs: Inputs, exists: NDArray[np.bool_] | None, theta: Array, rows: Rows | None, draw: int | None
     ) -> Array:
         torch = need_torch()
+        if len(theta) != self.width:
+            raise TransportError(f"{len(theta)} parameters were sent for a module that has {self.width}")
         flat = self._flat(theta)
         out = np.zeros((len(inputs) if rows is None else len(rows), self.outputs), theta.dtype)
         with self._mode(draw), torch.no_grad():

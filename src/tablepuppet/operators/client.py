@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from tablepuppet.errors import JobError, PolicyError, TablePuppetError, Transpor
 from tablepuppet.models.linear import LinearModel, Model
 from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.neural import NeuralModel
+from tablepuppet.models.spec import ModelSpec
 from tablepuppet.tables.encoding import encode as encode_features
 from tablepuppet.tables.features import Features
 from tablepuppet.tables.labels import describe_labels, read_labels
@@ -28,6 +29,9 @@ from tablepuppet.tables.statistics import statistics
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.transport import messages as m
 from tablepuppet.transport.codec import Frame, Wire, decode, encode
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 log = logging.getLogger(__name__)
 
@@ -154,24 +158,20 @@ class Client:
         assert part.test is not None
         if spec.is_linear:
             return LinearModel(part.train, part.test, request.outputs)
+        module = self._module(spec, part.train.width, request.outputs, request.name, request.seed + request.block)
+        train = np.zeros(part.train.rows, np.bool_) if opened.train_rows is None else opened.train_rows < 0
+        missing = (train, opened.test_rows < 0)
+        given = (module, spec, part.train, part.test, request.outputs)
+        return NeuralModel.of(*given, missing=missing, stream=request.seed + request.part)
+
+    def _module(self, spec: ModelSpec, width: int, outputs: int, name: str, seed: int = 0) -> Module:
+        """A block's module; the user's own only if this client was given its builder."""
         if spec.kind == "module" and spec.module not in self.modules:
             raise JobError(
                 f"this client knows no module {spec.module!r}, and code is never sent to a client; "
                 "start it with the builder under that name"
             )
-        module = build_module(
-            spec,
-            part.train.width,
-            request.outputs,
-            seed=request.seed,
-            block=request.block,
-            name=request.name,
-            builder=self.modules.get(spec.module),
-        )
-        train = np.zeros(part.train.rows, np.bool_) if opened.train_rows is None else opened.train_rows < 0
-        missing = (train, opened.test_rows < 0)
-        given = (module, spec, part.train, part.test, request.outputs)
-        return NeuralModel.of(*given, missing=missing, stream=request.seed + request.part)
+        return build_module(spec, width, outputs, seed=seed, name=name, builder=self.modules.get(spec.module))
 
     def multiply_gram(self, request: m.MultiplyGram) -> m.Message:
         setup = self._started(request).setup
@@ -203,6 +203,12 @@ class Client:
     def score_rows(self, request: m.ScoreRows) -> m.Message:
         pairs = [self._column(request.job, request.scan, c) for c in request.columns]
         features = encode_features([c for c, _ in pairs], [i for _, i in pairs], request.rows, request.encoders)
+        if not request.model.is_linear:
+            module = self._module(request.model, features.width, request.outputs, request.name)
+            missing = request.rows < 0
+            given = (module, request.model, features, features, request.outputs)
+            model = NeuralModel.of(*given, missing=(missing, missing), stream=0)
+            return m.Scores(values=model.predict(request.theta.astype(request.model.dtype)))
         if len(request.theta) != features.width:
             raise TransportError(f"the parameters are for {len(request.theta)} columns, and there are {features.width}")
         return m.Scores(values=features.dot(request.theta))

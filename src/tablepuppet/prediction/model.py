@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import BoundQuery
+from tablepuppet.models.modules import Builder
+from tablepuppet.models.spec import ModelSpec
 from tablepuppet.transport.messages import Array, ColumnInfo, Encoder
 
 Class = str | float | bool
@@ -54,6 +56,8 @@ class Model:
     blocks: tuple[BlockModel, ...]
     tables: tuple[TableUse, ...]
     metadata: dict[str, Any] = field(default_factory=dict)
+    spec: ModelSpec = field(default_factory=ModelSpec)  # how a block's model is built
+    builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules; never saved
 
     @property
     def outputs(self) -> int:

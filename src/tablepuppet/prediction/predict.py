@@ -103,6 +103,9 @@ def _scores(model: Model, rows: NewRows, link: Link, job: str) -> Array:
                 rows=part.test_rows,
                 encoders=list(block.encoders),
                 theta=block.theta,
+                model=model.spec,
+                name=block.name,
+                outputs=model.outputs,
             )
         )
     answers = {client: iter(messages) for client, messages in link.ask(requests, "evaluation").items()}

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import ModelError
+from tablepuppet.models.spec import ModelSpec
 from tablepuppet.prediction.model import BlockModel, Model, TableUse
 from tablepuppet.transport.messages import ColumnInfo, Encoder
 
@@ -59,6 +60,7 @@ class _ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     blocks: list[_BlockEntry]
     tables: list[_Table]
     metadata: dict[str, Any]
+    spec: ModelSpec = ModelSpec()
 
 
 class _BlockFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,6 +108,7 @@ def load(path: str | Path) -> Model:
         blocks=blocks,
         tables=tuple(TableUse(t.table, tuple(t.expressions), tuple(t.columns)) for t in file.tables),
         metadata=file.metadata,
+        spec=file.spec,
     )
 
 
@@ -146,6 +149,7 @@ def _write(model: Model, folder: Path) -> None:
         blocks=entries,
         tables=tables,
         metadata=model.metadata,
+        spec=model.spec,
     )
     (folder / "model.json").write_bytes(_json(file))
 

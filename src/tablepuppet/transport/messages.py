@@ -352,6 +352,9 @@ class ScoreRows(Message, frozen=True):
     rows: RowNumbers
     encoders: list[Encoder]
     theta: Array
+    model: ModelSpec
+    name: str  # the block's
+    outputs: int  # d_c
 
 
 class Scores(Message, frozen=True):

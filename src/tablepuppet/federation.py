@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,12 +42,15 @@ class _Known(NamedTuple):
 class Federation:
     """Tables and their owners, all in this process: each list entry is one client.
 
+    `key`: a secret that the clients share and the server never has (docs/privacy.md). Without one, tokens of join keys
+    get a random key, and rows are numbered by a permutation that is public, so that a job repeats bit for bit.
+
     >>> import pyarrow as pa
     >>> Federation({"orders": [pa.table({"x": [1]}), pa.table({"x": [2]})]})
     Federation(orders: 2 clients)
     """
 
-    def __init__(self, tables: Mapping[str, Any]) -> None:
+    def __init__(self, tables: Mapping[str, Any], *, key: bytes | None = None) -> None:
         if not isinstance(tables, Mapping) or not tables:
             raise JobError("a federation needs at least one table: a mapping from table name to its source(s)")
         sources: dict[str, dict[str, Source]] = {}
@@ -61,7 +65,11 @@ class Federation:
             for name, owner in zip(names, owners, strict=True):
                 sources.setdefault(name, {})[table] = open_source(owner, table)
             self._tables[table] = tuple(names)
-        self._clients = {name: Client(name, ClientTables(held), may_reveal=True) for name, held in sources.items()}
+        shared = secrets.token_bytes(32) if key is None else bytes(key)
+        self._clients = {
+            name: Client(name, ClientTables(held), may_reveal=True, key=shared, order_key=key or b"")
+            for name, held in sources.items()
+        }
         self._transport = LocalTransport({name: client.handle for name, client in self._clients.items()})
 
     @classmethod
@@ -110,9 +118,8 @@ class Federation:
             "seed": seed,
             "epochs": epochs,
             "batch_size": batch_size,
+            "privacy": privacy,
         }
-        if privacy is not None:
-            raise JobError("privacy is not available yet")
         with self._known(model) as known:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=options | known.given)
             result = story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round)

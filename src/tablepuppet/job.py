@@ -12,6 +12,7 @@ import numpy as np
 from tablepuppet.algorithms.options import FAMILIES, Admm, Centralized, Newton, Options, Sgd, options_of
 from tablepuppet.errors import JobError
 from tablepuppet.models.spec import Activation, Dtype, ModelSpec
+from tablepuppet.privacy.options import Privacy, privacy_of
 from tablepuppet.transport.codec import Wire
 
 MODELS = ("auto", "linear", "logistic", "softmax", "mlp")
@@ -42,6 +43,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     activation: Activation = "relu"
     dropout: float = 0.0
     dtype: Dtype = "float32"  # of a neural model's arithmetic
+    privacy: Privacy = Privacy()
     module: str = ""  # model="module": the name under which clients know its builder
 
     @property
@@ -90,7 +92,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         )
     given = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
     own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options"}
-    values = {name: value for name, value in given.items() if name in own}
+    values = {name: value for name, value in given.items() if name in own - {"privacy"}}
     extra = {name: value for name, value in given.items() if name not in own}
     name, options = _algorithm(algorithm, extra, own)
     if values.get("epochs") is None:
@@ -101,7 +103,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         )
     except msgspec.ValidationError as error:
         raise JobError(_readable(error)) from None
-    job = msgspec.structs.replace(job, options=options)
+    job = msgspec.structs.replace(job, options=options, privacy=privacy_of(given.get("privacy")))
     _check(job)
     _check_model(job, given)
     return job

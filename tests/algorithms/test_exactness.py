@@ -15,6 +15,7 @@ from tests.algorithms.oracle import gradient_descent, objective
 from tests.scenarios import Scenario, scenarios, slices
 
 import tablepuppet as tp
+from tablepuppet.tables.order import order_bits
 
 SCENARIOS = scenarios()
 L2 = 1e-3
@@ -217,8 +218,9 @@ def test_mini_batches_follow_the_documented_permutation() -> None:
     x, y = scenario.encoded()
     frame = scenario.join()
     orders = scenario.tables["orders"]
-    position = {v: i for i, v in enumerate(orders["y"].to_pylist())}
-    by_row = np.argsort([position[v] for v in frame["y"]])  # joined rows are ordered by the label's row
+    bits = order_bits(b"", "orders None", 5, 0, orders.num_rows)
+    place = dict(zip(orders["y"].to_pylist(), bits, strict=True))
+    by_row = np.argsort([place[v] for v in frame["y"]])  # joined rows are ordered by the label's shown row
     x, y = x[by_row], y[by_row]
     theta, intercept = np.zeros(x.shape[1]), 0.0
     for epoch in range(2):

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.join import BYTES_PER_JOINED_ROW, ScanKeys, join_branch
 from tablepuppet.mapping.joined import JoinedRows, RowIndex
+from tablepuppet.mapping.keys import gather_keys
 from tablepuppet.mapping.labels import LabelSpace, Task, read_labels
 from tablepuppet.mapping.mapping import Fit, Part, TableMapping
+from tablepuppet.privacy.options import KeyMode
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import Keys, RowNumbers, SendKeys
+from tablepuppet.transport.messages import RowNumbers
 
 
 def map_tables(
@@ -34,10 +33,11 @@ def map_tables(
     seed: int = 0,
     test_fraction: float = 0.15,
     max_joined_rows: int | None = None,
+    tokens: KeyMode = "hmac",
 ) -> TableMapping:
     """The table mapping of a bound query."""
     limit = max_joined_rows if max_joined_rows is not None else default_limit()
-    keys, client_rows = gather_keys(bound, link, job)
+    keys, client_rows = gather_keys(bound, link, job, tokens, seed)
     branches = []
     for branch in bound.branches:
         branches.append(join_branch(bound, branch, keys, limit))
@@ -75,39 +75,6 @@ def map_tables(
     return TableMapping(
         bound, labels.info, _fits(bound, branches, keys), tuple(parts), tuple(multiplicity), joined[0], joined[1]
     )
-
-
-def gather_keys(bound: BoundQuery, link: Link, job: str) -> tuple[list[ScanKeys], list[dict[str, int]]]:
-    """One round: the key columns of every scan, the clients of a table one after the other."""
-    wanted: list[set[int]] = [set() for _ in bound.scans]
-    for branch in bound.branches:
-        for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
-            wanted[branch.relations[pair.left].scan].add(pair.left_column)
-            wanted[branch.relations[pair.right].scan].add(pair.right_column)
-    requests: dict[str, list[SendKeys]] = {}
-    for number, scan in enumerate(bound.scans):
-        for client in scan.clients:
-            requests.setdefault(client, []).append(SendKeys(job=job, scan=number, columns=sorted(wanted[number])))
-    answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
-    keys, client_rows = [], []
-    for number, scan in enumerate(bound.scans):
-        received = [cast(Keys, next(answers[client])) for client in scan.clients]
-        names = [f"k{c}" for c in sorted(wanted[number])]
-        tables = [_plain(k.columns).rename_columns(names) for k in received]
-        rows = sum(k.rows for k in received)
-        table = pa.concat_tables(tables, promote_options="permissive") if names else pa.table({})
-        keys.append(ScanKeys.of(rows, table))
-        client_rows.append({c: k.rows for c, k in zip(scan.clients, received, strict=True)})
-    return keys, client_rows
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """The table without dictionary encoding, so that clients' columns can be put together."""
-    for i, column in enumerate(table.schema):
-        if pa.types.is_dictionary(column.type):
-            decoded = pc.cast(table.column(i), column.type.value_type)
-            table = table.set_column(i, column.name, decoded)
-    return table
 
 
 Place = tuple[str, int, tuple[int, ...], int]  # client, scan, columns, end of its rows in the block

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import duckdb
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
 from tablepuppet.errors import MappingError
@@ -20,20 +21,23 @@ from tablepuppet.transport.messages import RowNumbers
 
 BYTES_PER_JOINED_ROW = 40
 _ROW = "row"
+_PLACE = "place"
 
 
 @dataclass(frozen=True, slots=True)
 class ScanKeys:
-    """The keys of one scan: column `k<expression number>` for each key expression, and `row`."""
+    """The keys of one scan: column `k<expression number>` for each key expression, `row`, and its `place` in order."""
 
     rows: int
     table: pa.Table
 
     @classmethod
-    def of(cls, rows: int, table: pa.Table) -> ScanKeys:
-        numbers = pa.array(np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64))
+    def of(cls, rows: int, table: pa.Table, place: NDArray[np.int64] | None = None) -> ScanKeys:
+        dtype = np.int32 if rows < 2**31 else np.int64
+        numbers = pa.array(np.arange(rows, dtype=dtype))
+        places = numbers if place is None else pa.array(place.astype(dtype))
         columns = dict(zip(table.column_names, table.columns, strict=True))
-        return cls(rows, pa.table({**columns, _ROW: numbers}))
+        return cls(rows, pa.table({**columns, _ROW: numbers, _PLACE: places}))
 
 
 def join_branch(
@@ -55,7 +59,7 @@ def join_branch(
         columns = ", ".join(f"coalesce(r{i}.{_ROW}, -1) AS r{i}" for i in range(len(names)))
         order = [branch.label_relation, *(i for i in range(len(names)) if i != branch.label_relation)]
         body = _from(branch, names)
-        sql = f"SELECT {columns} FROM {body} ORDER BY {', '.join(f'r{i}.{_ROW}' for i in order)} NULLS FIRST"
+        sql = f"SELECT {columns} FROM {body} ORDER BY {', '.join(f'r{i}.{_PLACE}' for i in order)} NULLS FIRST"
         joined = connection.sql(sql).to_arrow_table()
     return [joined.column(i).to_numpy() for i in range(len(names))]
 

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import Block, BoundQuery, Branch
-from tablepuppet.mapping.build import active_rows, block_rows, default_limit, gather_keys, parts_of_block
+from tablepuppet.mapping.build import active_rows, block_rows, default_limit, parts_of_block
 from tablepuppet.mapping.join import join_branch
 from tablepuppet.mapping.joined import JoinedRows, RowIndex
+from tablepuppet.mapping.keys import gather_keys
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import RowNumbers

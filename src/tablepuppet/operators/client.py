@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tablepuppet.algorithms import clients as halves
 from tablepuppet.algorithms.base import PartSetup
@@ -27,6 +28,7 @@ from tablepuppet.tables.features import Features
 from tablepuppet.tables.labels import describe_labels, read_labels
 from tablepuppet.tables.statistics import statistics
 from tablepuppet.tables.store import ClientTables
+from tablepuppet.tables.tokens import job_key, key_of, tokens
 from tablepuppet.transport import messages as m
 from tablepuppet.transport.codec import Frame, Wire, decode, encode
 
@@ -56,6 +58,9 @@ class Client:
     tables: ClientTables
     may_reveal: bool = False  # whether the centralised baseline may pool encoded features
     modules: dict[str, Builder] = field(default_factory=dict)  # builders of torch modules that jobs may name
+    key: bytes | None = field(default=None, repr=False)  # shared by the clients, never with the server
+    order_key: bytes | None = field(default=None, repr=False)  # for the order of rows; None: the same key
+    wire: Wire = "float64"
     _parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
 
     def handle(self, frame: Frame) -> Frame:
@@ -85,17 +90,37 @@ class Client:
     def open_scan(self, request: m.OpenScan) -> m.Message:
         return self.tables.open_scan(request)
 
+    def count_rows(self, request: m.CountRows) -> m.Message:
+        return m.RowCount(rows=self.tables.scan(request.job, request.scan).num_rows)
+
     def send_keys(self, request: m.SendKeys) -> m.Message:
+        order = self._shuffle(request) if request.order is not None else None
         table = self.tables.scan(request.job, request.scan)
-        keys = table.select([f"c{c}" for c in request.columns]) if request.columns else pa.table({})
-        return m.Keys(rows=table.num_rows, columns=keys)
+        if request.tokens == "plain":
+            keys = table.select([f"c{c}" for c in request.columns]) if request.columns else pa.table({})
+            return m.Keys(rows=table.num_rows, columns=keys, order=order)
+        key = job_key(self.key, request.job) if request.tokens == "hmac" else b""
+        columns = {}
+        for column, domain in zip(request.columns, request.domains, strict=True):
+            values, info = self._column(request.job, request.scan, column)
+            columns[f"c{column}"] = tokens(values, info, request.tokens, key, domain)
+        return m.Keys(rows=table.num_rows, columns=pa.table(columns), order=order)
+
+    def _shuffle(self, request: m.SendKeys) -> NDArray[np.int64] | None:
+        """Puts the rows in the clients' order; what the server needs to merge it with other clients' orders."""
+        wanted = request.order
+        assert wanted is not None
+        key = self.order_key if self.order_key is not None else key_of(self.key)
+        bits = self.tables.shuffle(request.job, request.scan, key, wanted.seed, wanted.offset)
+        return bits if wanted.is_shared else None
 
     def describe_labels(self, request: m.DescribeLabels) -> m.Message:
         return describe_labels(*self._column(request.job, request.scan, request.column))
 
     def send_labels(self, request: m.SendLabels) -> m.Message:
         column, info = self._column(request.job, request.scan, request.column)
-        return read_labels(column, info, request.classes, request.offset, request.seed, request.test_fraction)
+        order = self.tables.order(request.job, request.scan)
+        return read_labels(column, info, request.classes, request.offset, request.seed, request.test_fraction, order)
 
     def _column(self, job: str, scan: int, column: int) -> tuple[pa.ChunkedArray, m.ColumnInfo]:
         table = self.tables.scan(job, scan)
@@ -237,6 +262,7 @@ class Client:
 _ANSWERS: dict[type, Callable[[Client, Any], m.Message]] = {
     m.DescribeTable: Client.describe_table,
     m.OpenScan: Client.open_scan,
+    m.CountRows: Client.count_rows,
     m.SendKeys: Client.send_keys,
     m.DescribeLabels: Client.describe_labels,
     m.SendLabels: Client.send_labels,

@@ -55,15 +55,20 @@ def read_labels(
     offset: int,
     seed: int,
     test_fraction: float,
+    order: NDArray[np.int64] | None = None,
 ) -> Labels:
-    """One label per row: its position in `classes`, or (None) the number itself; and who is a test row."""
+    """One label per row: its position in `classes`, or (None) the number itself; and who is a test row.
+
+    `order`: the position that each row has at its owner, where rows are shown in another order.
+    """
     if classes is None:
         values = _label_numbers(column, info)
     elif info.kind in STRING_KINDS:
         values = _string_classes(column, info, classes)
     else:
         values = _number_classes(_label_numbers(column, info), info, classes)
-    return Labels(values=values, is_test=split(len(column), offset, seed, test_fraction))
+    is_test = split(len(column), offset, seed, test_fraction)
+    return Labels(values=values, is_test=is_test if order is None else is_test[order])
 
 
 def split(rows: int, offset: int, seed: int, test_fraction: float) -> NDArray[np.bool_]:

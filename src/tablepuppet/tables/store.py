@@ -10,24 +10,29 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.tables.guard import check_expression, check_predicate
+from tablepuppet.tables.order import order_bits
 from tablepuppet.tables.source import Source
 from tablepuppet.transport.messages import ColumnInfo, OpenScan, ScanSchema, TableSchema
 
 
 @dataclass(slots=True)
 class _Scan:
-    """An open scan; `rows` is filled by its first reader."""
+    """An open scan; `rows` is filled by its first reader, and put in the order that the server sees."""
 
     source: Source
     expressions: tuple[str, ...]  # as the guard wrote them
     filter: str | None
     columns: list[ColumnInfo]
     rows: pa.Table | None = None
+    name: str = ""
+    order: NDArray[np.int64] | None = None  # for each row, its position at the owner; None: the same
 
 
 class ClientTables:
@@ -56,7 +61,9 @@ class ClientTables:
             filter = None if request.filter is None else check_predicate(request.filter, names)
             described = source.describe_scan(expressions, filter)
             columns = [replace(c, name=text) for c, text in zip(described, request.columns, strict=True)]
-            self._scans[request.job, request.scan] = _Scan(source, expressions, filter, columns)
+            self._scans[request.job, request.scan] = _Scan(
+                source, expressions, filter, columns, name=f"{request.table} {filter}"
+            )
             return ScanSchema(columns=columns)
 
     def scan(self, job: str, scan: int) -> pa.Table:
@@ -66,6 +73,23 @@ class ClientTables:
             if opened.rows is None:
                 opened.rows = opened.source.read(opened.expressions, opened.filter)
             return opened.rows
+
+    def shuffle(self, job: str, scan: int, key: bytes, seed: int, offset: int) -> NDArray[np.int64]:
+        """Puts the rows of an open scan in a secret order, for the whole job; the bits that it follows, ascending."""
+        with self._lock:
+            opened = self._opened(job, scan)
+            rows = self.scan(job, scan)
+            if opened.order is not None:
+                raise TransportError(f"scan {scan} of job {job} is in an order already; open it again")
+            bits = order_bits(key, opened.name, seed, offset, rows.num_rows)
+            opened.order = np.argsort(bits, kind="stable")
+            opened.rows = rows.take(pa.array(opened.order))
+            return (bits[opened.order] ^ np.uint64(1 << 63)).view(np.int64)
+
+    def order(self, job: str, scan: int) -> NDArray[np.int64] | None:
+        """For each row of a scan, its position at the owner; None: the same."""
+        with self._lock:
+            return self._opened(job, scan).order
 
     def columns(self, job: str, scan: int) -> list[ColumnInfo]:
         """The kinds of an open scan's columns."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.options import Options
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.options import KeyMode
 
 Array = NDArray[np.float64]
 RowNumbers = NDArray[np.signedinteger[Any]]  # int32 where it fits, else int64
@@ -72,17 +73,44 @@ class ScanSchema(Message, frozen=True):
 # -- the table mapping ---------------------------------------------------------------------
 
 
+class CountRows(Message, frozen=True):
+    """How many rows does a scan have? → RowCount"""
+
+    job: str
+    scan: int
+
+
+class RowCount(Message, frozen=True):
+    rows: int
+
+
+class RowOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Number the rows of a scan in an order that only the clients know (tables/order.py)."""
+
+    seed: int
+    offset: int  # of the client's first row in the whole table
+    is_shared: bool  # whether the table has other clients, so that the server must merge their orders
+
+
 class SendKeys(Message, frozen=True):
-    """Send the key columns of a scan, one row per row number. → Keys"""
+    """Send the key columns of a scan, one row per row number. → Keys
+
+    Unless they are plain, keys come as tokens (tables/tokens.py), a dictionary of 16 bytes each. With an order, rows
+    are numbered in it from now on and for the whole job.
+    """
 
     job: str
     scan: int
     columns: list[int]
+    tokens: KeyMode = "hmac"
+    domains: list[str] = []  # one per column; columns that are compared share theirs
+    order: RowOrder | None = None
 
 
 class Keys(Message, frozen=True):
     rows: int
     columns: pa.Table
+    order: NDArray[np.int64] | None = None  # ascending, where the order is shared
 
 
 class DescribeLabels(Message, frozen=True):
@@ -376,6 +404,7 @@ class Identifiers(Message, frozen=True):
 REQUESTS = (
     DescribeTable
     | OpenScan
+    | CountRows
     | SendKeys
     | DescribeLabels
     | SendLabels
@@ -398,6 +427,7 @@ REQUESTS = (
 RESPONSES = (
     TableSchema
     | ScanSchema
+    | RowCount
     | Keys
     | LabelSummary
     | Labels

@@ -1,0 +1,141 @@
+"""What a job may ask of privacy: frozen, checked, no unknown names (docs/privacy.md).
+
+In: `privacy={"label": {"epsilon": 3}, …}` from Python or TOML. Out: a `Privacy`. Nothing is claimed that a job does
+not ask for, except keys, which are tokens unless the job says otherwise, and sums over three or more clients, which
+are masked unless the job says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from tablepuppet.errors import JobError
+
+KeyMode = Literal["hmac", "sha256", "plain"]
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    def _check(self, is_fine: bool, rule: str) -> None:
+        if not is_fine:
+            raise JobError(f"privacy: {rule}")
+
+
+class LabelPrivacy(_Part, frozen=True):
+    """Labels are randomised by their owner, once per row, before anything leaves.
+
+    `krr`: k-ary randomised response. `laplace`: the paper's mechanism, noise on the one-hot vector and argmax; on a
+    number, noise on the number. `bins`: a number is clipped, put in one of `bins` bins, and goes through k-RR.
+    """
+
+    epsilon: float
+    mechanism: Literal["krr", "laplace", "bins"] = "krr"
+    bounds: tuple[float, float] | None = None  # public; a number needs them
+    bins: int = 16
+
+    def __post_init__(self) -> None:
+        self._check(0 < self.epsilon <= 100, "label.epsilon must lie in (0, 100]")
+        self._check(2 <= self.bins <= 1000, "label.bins must lie in 2..1000")
+        if self.bounds is not None:
+            low, high = self.bounds
+            self._check(-1e300 < low < high < 1e300, "label.bounds must be two numbers, the lower one first")
+
+
+class FeaturePrivacy(_Part, frozen=True):
+    """Released models are (ε, δ)-DP per base row of each table, by clipped gradients and Gaussian noise.
+
+    `cap`: at most so many joined rows per base row of a table take part in training (κ); a number for all tables, or
+    one per table. None: no cap, and the largest multiplicity is accounted for. `noise`: σ in units of `clip`; None:
+    the least that keeps within ε. `bounds`: public (low, high) of numeric features by name; with them, numbers are
+    scaled without looking at the data.
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    clip: float = 1.0
+    cap: int | dict[str, int] | None = None
+    noise: float | None = None
+    local_steps: int = 20  # of each θ-step of admm
+    sample: float = 0.05  # Poisson rate of a local step of admm
+    learning_rate: float | None = None  # of a local step of admm; None: from the clip and the noise
+    bounds: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        caps = list(self.cap.values()) if isinstance(self.cap, dict) else [] if self.cap is None else [self.cap]
+        self._check((self.epsilon is None) != (self.noise is None), "features needs either epsilon or noise")
+        self._check(self.epsilon is None or 0 < self.epsilon <= 100, "features.epsilon must lie in (0, 100]")
+        self._check(0 < self.delta < 1, "features.delta must lie in (0, 1); take less than one over the number of rows")
+        self._check(0 < self.clip < 1e300, "features.clip must be above 0")
+        self._check(all(c >= 1 for c in caps), "features.cap must be at least 1")
+        self._check(self.noise is None or 0 < self.noise < 1e6, "features.noise must be above 0")
+        self._check(self.local_steps >= 1, "features.local_steps must be at least 1")
+        self._check(0 < self.sample <= 1, "features.sample must lie in (0, 1]")
+        self._check(self.learning_rate is None or self.learning_rate > 0, "features.learning_rate must be above 0")
+        for name, (low, high) in self.bounds.items():
+            self._check(low < high, f"features.bounds of {name} must be two numbers, the lower one first")
+
+    def cap_of(self, table: str) -> int | None:
+        """κ of a table."""
+        return self.cap.get(table) if isinstance(self.cap, dict) else self.cap
+
+
+class PredictionPrivacy(_Part, frozen=True):
+    """What the server may see of predictions h, which read the raw rows in every round.
+
+    `trusted`: h as it is. `local`: h clipped to ±`bound`, with Gaussian noise for (ε, δ) over all rounds.
+    """
+
+    mode: Literal["trusted", "local"] = "trusted"
+    epsilon: float | None = None
+    delta: float = 1e-5
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        is_local = self.mode == "local"
+        self._check(
+            is_local == (self.epsilon is not None), 'predictions.epsilon belongs to mode="local", which needs it'
+        )
+        self._check(self.epsilon is None or self.epsilon > 0, "predictions.epsilon must be above 0")
+        self._check(0 < self.delta < 1, "predictions.delta must lie in (0, 1)")
+        self._check(0 < self.bound < 1e300, "predictions.bound must be above 0")
+
+
+class Budget(_Part, frozen=True):
+    """The most that a job may spend; more is refused before training, and stops it."""
+
+    label: float | None = None  # ε of labels
+    features: float | None = None  # ε of features towards outsiders, at features.delta
+
+    def __post_init__(self) -> None:
+        for name in ("label", "features"):
+            value = getattr(self, name)
+            self._check(value is None or value >= 0, f"budget.{name} must not be negative")
+
+
+class Privacy(_Part, frozen=True):
+    """All of it; `Privacy()` is what a job gets that says nothing."""
+
+    label: LabelPrivacy | None = None
+    features: FeaturePrivacy | None = None
+    predictions: PredictionPrivacy = PredictionPrivacy()
+    keys: KeyMode = "hmac"
+    budget: Budget = Budget()
+    secure_aggregation: bool | None = None  # None: where three or more clients hold a table
+    allow_reconstruction: bool = False
+
+
+def privacy_of(given: Any) -> Privacy:
+    """Privacy from what a user wrote: None, a mapping, or the struct itself.
+
+    >>> privacy_of({"label": {"epsilon": 3}}).label.mechanism
+    'krr'
+    """
+    if given is None:
+        return Privacy()
+    if isinstance(given, Privacy):
+        return given
+    try:
+        return msgspec.convert(given, Privacy, strict=True)
+    except msgspec.ValidationError as error:
+        raise JobError(f"privacy: {error}") from None

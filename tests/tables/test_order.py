@@ -1,0 +1,29 @@
+"""The order of shown rows: bits that follow from key, seed and place, and tell nothing about the place."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tablepuppet.tables.order import order_bits
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_a_rows_bits_depend_on_its_place_and_not_on_who_holds_it(first: int, second: int) -> None:
+    whole = order_bits(b"key", "orders", 7, 0, first + second)
+    halves = [order_bits(b"key", "orders", 7, 0, first), order_bits(b"key", "orders", 7, first, second)]
+    assert (np.concatenate(halves) == whole).all()
+
+
+def test_another_key_seed_or_scan_gives_other_bits() -> None:
+    bits = order_bits(b"key", "orders", 7, 0, 100)
+    others = (order_bits(b"yek", "orders", 7, 0, 100), order_bits(b"key", "orders", 8, 0, 100))
+    for other in (*others, order_bits(b"key", "cards", 7, 0, 100)):
+        assert not (other == bits).any()
+
+
+def test_the_order_has_no_memory_of_the_place() -> None:
+    order = np.argsort(order_bits(b"key", "orders", 0, 0, 20_000))
+    # Spearman's correlation of a random permutation is within ±4.5/√n but for one case in 10⁵.
+    assert abs(np.corrcoef(np.arange(20_000), order)[0, 1]) < 4.5 / np.sqrt(20_000)

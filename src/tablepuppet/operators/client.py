@@ -60,7 +60,6 @@ class Client:
     modules: dict[str, Builder] = field(default_factory=dict)  # builders of torch modules that jobs may name
     key: bytes | None = field(default=None, repr=False)  # shared by the clients, never with the server
     order_key: bytes | None = field(default=None, repr=False)  # for the order of rows; None: the same key
-    wire: Wire = "float64"
     _parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
 
     def handle(self, frame: Frame) -> Frame:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from tablepuppet.catalog import bind
 from tablepuppet.engine.central import run_centralized
+from tablepuppet.engine.encoders import block_widths
 from tablepuppet.engine.result import Result
 from tablepuppet.engine.run import OnRound, run
 from tablepuppet.errors import RunInterruptedError
@@ -37,7 +39,8 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
 def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> Plan:
     """What training would do and cost."""
     with _session(tables, link, job_id) as job_id:
-        return plan_job(job, tables, link, job_id)
+        plan = plan_job(job, tables, link, job_id)
+        return replace(plan, widths=block_widths(plan, link, job_id))
 
 
 def predict(model: Model, query: str, tables: Tables, link: Link, **options: Any) -> pa.Table:

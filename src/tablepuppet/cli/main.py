@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import typer
 
 from tablepuppet import __version__
+from tablepuppet.cli.explain import explain
 from tablepuppet.cli.report import report
 from tablepuppet.cli.screen import Screen
 from tablepuppet.cli.train import train
@@ -31,6 +32,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(explain)
 app.command()(train)
 app.command()(report)
 

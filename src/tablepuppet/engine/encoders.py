@@ -10,12 +10,25 @@ from tablepuppet.errors import TransportError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import Part, TableMapping
 from tablepuppet.operators.union import UnionOperator
+from tablepuppet.plan.plan import Plan
 from tablepuppet.tables.encoding import encoder, merge
+from tablepuppet.tables.features import encoded_width
+from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import Encoded, EncodeFeatures, Encoder, FeatureStatistics, Message, OpenPart
 
 
 def agree_on_encoders(union: UnionOperator, mapping: TableMapping, job: Job) -> list[list[Encoder]]:
     """Two rounds: statistics of every part, then the merged encoders to every part of a block."""
+    encoders = gather_statistics(union, mapping, job)
+    widths = union.ask(lambda p: EncodeFeatures(job=union.job, part=p.number, encoders=encoders[p.block]), "setup")
+    for block in union.blocks:
+        if len({cast(Encoded, widths[p.number][0]).width for p in block}) > 1:
+            raise TransportError("the clients of one table encode to different widths")
+    return encoders
+
+
+def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> list[list[Encoder]]:
+    """One round: every part's statistics, merged to the encoders of each block."""
 
     def open_part(part: Part) -> Message:
         multiplicity = mapping.multiplicity[part.block][part.train]
@@ -36,8 +49,10 @@ def agree_on_encoders(union: UnionOperator, mapping: TableMapping, job: Job) -> 
         statistics = [cast(FeatureStatistics, opened[p.number][0]).columns for p in block]
         columns = zip(*statistics, strict=True)
         encoders.append([encoder(merge(c), job.standardize, job.max_categories) for c in columns])
-    widths = union.ask(lambda p: EncodeFeatures(job=union.job, part=p.number, encoders=encoders[p.block]), "setup")
-    for block in union.blocks:
-        if len({cast(Encoded, widths[p.number][0]).width for p in block}) > 1:
-            raise TransportError("the clients of one table encode to different widths")
     return encoders
+
+
+def block_widths(plan: Plan, link: Link, job_id: str) -> tuple[int, ...]:
+    """How many columns each block will be encoded to: one round of statistics, for explain."""
+    union = UnionOperator(link, job_id, plan.mapping, plan.loss.outputs)
+    return tuple(sum(map(encoded_width, block)) for block in gather_statistics(union, plan.mapping, plan.job))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,11 @@ class Result:
         module = build_module(spec, width, outputs, seed=seed, name=block, builder=self.builder)
         load_parameters(module, model.theta)
         return module.eval()
+
+    def explain(self) -> str:
+        """The plan again, with what the meter counted beside what was estimated."""
+        plan = replace(self.plan, widths=tuple(sum(map(encoded_width, block.encoders)) for block in self.blocks))
+        return plan.explain(self.traffic, len(self.history))
 
     def coefficients(self) -> pd.DataFrame:
         """Weights on the original scale: columns table, feature, class_, weight.

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
 
 import msgspec
 
+from tablepuppet.algorithms.options import FAMILIES, Admm, Sgd
 from tablepuppet.errors import JobError
 from tablepuppet.job import Job
 from tablepuppet.mapping.expanded import expanded
 from tablepuppet.mapping.labels import Task
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
+from tablepuppet.plan.advice import Advice, advise
+from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
+from tablepuppet.plan.document import document
+from tablepuppet.plan.explain import render
+from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
+from tablepuppet.plan.memory import client_memory, server_memory
+from tablepuppet.plan.shape import Shape, shape_of
+from tablepuppet.transport.meter import Account
 
 _TASKS: dict[str, Task] = {
     "squared": "number",
@@ -20,16 +32,77 @@ _TASKS: dict[str, Task] = {
     "cross_entropy": "classes",
     "auto": "any",
 }
+_VALUE_BYTES = {"float64": 8, "float32": 4}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class AlgorithmCost:
+    """One line of the table of costs."""
+
+    algorithm: str
+    epoch: Cost  # one that is not the first
+    run: Cost
+    server_memory: int
+    client_memory: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """A job over a table mapping."""
+    """A job over a table mapping; `str(plan)` explains it."""
 
     job: Job
     mapping: TableMapping
     training_mapping: TableMapping  # the same, or expanded for the VFL baselines
     loss: Loss
+    widths: tuple[int, ...] | None = None  # encoded columns of each block, once statistics are known
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The sizes that costs depend on."""
+        return shape_of(self.mapping, self.loss, self.job.spec, self.widths, _VALUE_BYTES[self.job.wire])
+
+    def cost(self, algorithm: str, epochs: int, *, after: int = 0) -> Cost:
+        """Rounds and bytes of some epochs: with this job's options where it is its algorithm."""
+        options = self.job.options if algorithm == self.job.algorithm else FAMILIES[algorithm]()
+        return cost(self.shape, algorithm, options, epochs, self.job.batch_size, after=after)
+
+    @property
+    def costs(self) -> list[AlgorithmCost]:
+        """What every algorithm that can train the model would cost."""
+        found = []
+        for name, family in FAMILIES.items():
+            if not (self.shape.is_linear or family in (Sgd, Admm)):
+                continue
+            options = self.job.options if name == self.job.algorithm else family()
+            memory = (server_memory(self.shape, name, options), client_memory(self.shape, name, options))
+            found.append(AlgorithmCost(name, self.cost(name, 1, after=1), self.cost(name, RUN_EPOCHS), *memory))
+        return found
+
+    @property
+    def advice(self) -> Advice:
+        return advise(self.shape, self.job.batch_size)
+
+    @property
+    def insights(self) -> list[Insight]:
+        """Who learns what."""
+        return insights(self.mapping, self.shape, self.job.algorithm, self.job.options, self.job.epochs)
+
+    @property
+    def exposures(self) -> list[Exposure]:
+        """How many numbers the server may see of a row."""
+        batches = ceil(self.shape.joined / (self.job.batch_size or self.shape.joined))
+        return exposures(self.shape, self.job.algorithm, self.job.epochs, batches)
+
+    def explain(self, counted: Account | None = None, epochs: int | None = None) -> str:
+        """The plan as text, beside what a run of so many epochs counted."""
+        return render(self, counted, epochs)
+
+    def to_json(self) -> str:
+        """The plan as a JSON document."""
+        return json.dumps(document(self), ensure_ascii=False, indent=2)
+
+    def __str__(self) -> str:
+        return self.explain()
 
     def __repr__(self) -> str:
         """Short, and without any row: the arrays inside hold labels."""

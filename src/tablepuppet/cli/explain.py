@@ -1,0 +1,23 @@
+"""tablepuppet explain JOB: what training would do and cost, before it does."""
+
+from __future__ import annotations
+
+import json
+
+from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
+from tablepuppet.cli.screen import JsonOption, Screen
+
+
+def explain(job: JobArgument, federation: FederationOption = None, as_json: JsonOption = False) -> None:
+    """Show the plan of a job: operators, rows, rounds, bytes, seconds, memory, and who learns what.
+
+    Nothing is trained.
+
+    [bold]Example:[/bold] tablepuppet explain returns.toml
+    """
+    screen = Screen(as_json)
+    asked = read_job(job)
+    with screen.progress("joining the keys"), asked.open_federation(federation) as tables:
+        plan = tables.explain(asked.query, **asked.arguments)
+    screen.show(str(plan))
+    screen.show_json(lambda: json.loads(plan.to_json()))

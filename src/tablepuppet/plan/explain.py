@@ -1,0 +1,147 @@
+"""The text of a plan: like a database's EXPLAIN, and after training with the counted truth beside it.
+
+In: a Plan; after a run, what the meter counted. Out: text. Figures come from costs.py, memory.py,
+advice.py and knowledge.py; here they are only laid out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from tablepuppet.plan.costs import RUN_EPOCHS, Cost
+from tablepuppet.plan.shape import BlockShape
+from tablepuppet.plan.text import columns, groups, plural, seconds, size
+from tablepuppet.transport.meter import Account
+
+if TYPE_CHECKING:
+    from tablepuppet.plan.plan import Plan
+
+_CLIENTS_SHOWN = 6
+
+
+def render(plan: Plan, counted: Account | None = None, epochs: int | None = None) -> str:
+    """The plan as text; `counted` is what a run of `epochs` epochs took."""
+    sections = [_title(plan), _tree(plan), _rows(plan), _costs(plan)]
+    if counted is not None:
+        sections.append(_comparison(plan, counted, epochs or plan.job.epochs))
+    sections += [_advice(plan), _knowledge(plan)]
+    return "\n\n".join("\n".join(section) for section in sections)
+
+
+def _title(plan: Plan) -> list[str]:
+    job, label = plan.job, plan.mapping.label
+    kind = f"{len(label.classes)} classes" if label.classes else "a number"
+    return [
+        f"Train {plan.mapping.bound.label} ({kind}) by {job.algorithm}: "
+        f"model {job.model}, l2 {job.l2:g}, at most {plural(job.epochs, 'epoch')}"
+    ]
+
+
+def _tree(plan: Plan) -> list[str]:
+    """LoJ ← LoU per block ← clients."""
+    shape = plan.shape
+    lines = [
+        f"join (LoJ) of {plural(len(shape.blocks), 'block')}: {plural(plan.mapping.joined_rows, 'joined row')}, "
+        f"{shape.joined:,} to train on and {shape.test_joined:,} to test on"
+    ]
+    for block in shape.blocks:
+        is_last = block is shape.blocks[-1]
+        lines.append(("└─ " if is_last else "├─ ") + _block(block, shape.has_widths))
+        if block.is_split:
+            lines += [("   " if is_last else "│  ") + line for line in _clients(block)]
+    return lines
+
+
+def _block(block: BlockShape, has_widths: bool) -> str:
+    width = f"{plural(block.features, 'feature')} in {plural(block.width, 'column')}"
+    what = plural(block.features, "feature") if not has_widths else width
+    if block.is_split:
+        return f"{block.name}: union (LoU) of {len(block.parts)} clients of {block.table}, {block.rows:,} rows, {what}"
+    return f"{block.name}: client {block.parts[0].client if block.parts else '–'}, {plural(block.rows, 'row')}, {what}"
+
+
+def _clients(block: BlockShape) -> Iterator[str]:
+    shown = block.parts if len(block.parts) <= _CLIENTS_SHOWN else block.parts[: _CLIENTS_SHOWN - 1]
+    rest = block.parts[len(shown) :]
+    lines = [f"client {part.client}, {plural(part.rows, 'row')}" for part in shown]
+    if rest:
+        lines.append(f"{len(rest)} more clients, {plural(sum(part.rows for part in rest), 'row')}")
+    for i, line in enumerate(lines):
+        yield ("└─ " if i == len(lines) - 1 else "├─ ") + line
+
+
+def _rows(plan: Plan) -> list[str]:
+    table = [["alias", "table", "owners", "rows", "matched", "orphans", "joined rows per row"]]
+    for fit in plan.mapping.fits:
+        fan = f"{fit.mean_fan_out:,.1f} on average, {fit.max_fan_out:,} at most"
+        table.append(
+            [fit.alias, fit.table, f"{fit.clients:,}", f"{fit.rows:,}", f"{fit.matched:,}", f"{fit.orphans:,}", fan]
+        )
+    lines = ["Rows and how they meet", *columns(table)]
+    for block in plan.shape.blocks:
+        if block.unmatched:
+            rows = plural(block.unmatched, "training row")
+            lines.append(f"  LEFT JOIN: {rows} without a partner in {block.name} stay, with zeros in its columns")
+    return lines
+
+
+def _costs(plan: Plan) -> list[str]:
+    """One line per algorithm: an epoch, a run, memory."""
+    names = [[""]]
+    epoch = [["rounds", "bytes", "US-UK", "US-US"]]
+    run = [["US-UK", "US-US"]]
+    memory = [["server", "client"]]
+    for row in plan.costs:
+        names.append([("▸ " if row.algorithm == plan.job.algorithm else "  ") + row.algorithm])
+        epoch.append([f"{row.epoch.rounds:,}", size(row.epoch.bytes), *_times(row.epoch)])
+        run.append(_times(row.run))
+        memory.append([size(row.server_memory), size(row.client_memory)])
+    titles = ["", "one epoch", f"{RUN_EPOCHS} epochs", "memory"]
+    return ["Estimated cost (▸ is this job)", *groups(titles, [names, epoch, run, memory])]
+
+
+def _times(of: Cost | Account) -> list[str]:
+    return [seconds(of.seconds(name)) for name in ("us-uk", "us-us")]
+
+
+def _comparison(plan: Plan, counted: Account, epochs: int) -> list[str]:
+    """What was estimated for as many epochs as were run, and what the meter counted."""
+    estimate = plan.cost(plan.job.algorithm, epochs)
+    given: list[tuple[str, Cost | Account]] = [("estimated", estimate), ("counted", counted)]
+    table = [["", "rounds", "arrays down", "arrays up", "all bytes", "US-UK", "US-US"]]
+    for name, one in given:
+        table.append(
+            [
+                name,
+                f"{one.rounds:,}",
+                size(one.payload_down),
+                size(one.payload_up),
+                size(one.bytes),
+                *_times(one),
+            ]
+        )
+    return [f"Estimated and counted: {plan.job.algorithm}, {plural(epochs, 'epoch')}", *columns(table)]
+
+
+def _advice(plan: Plan) -> list[str]:
+    advice = plan.advice
+    return [f"Advice: {advice.algorithm}", *wrap(advice.why, 100, initial_indent="  ", subsequent_indent="  ")]
+
+
+def _knowledge(plan: Plan) -> list[str]:
+    lines = ["Who learns what"]
+    for insight in plan.insights:
+        lines.append(f"  {insight.party}")
+        lines += [f"    · {learns}" for learns in insight.learns]
+    lines += ["", *_exposure(plan)]
+    return lines
+
+
+def _exposure(plan: Plan) -> Sequence[str]:
+    lines = ["Exposure: numbers that the server may see of one row, against the row's columns"]
+    for exposure in plan.exposures:
+        verdict = "enough to reconstruct it" if exposure.reconstructs else "too few to reconstruct it"
+        lines.append(f"  {exposure.block}: {exposure.numbers:,} of {exposure.width:,}, {verdict}")
+    return lines

@@ -1,0 +1,110 @@
+"""Who will learn what from a job, and how often: docs/privacy.md for the job at hand.
+
+In: a table mapping, a Shape and the number of rounds. Out: one Insight per party, and the Exposure of
+each block: h of a row is one equation in the row's d columns, so d of them give the row away.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tablepuppet.algorithms.options import Admm, Options, Sgd
+from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.plan.shape import BlockShape, Shape
+from tablepuppet.plan.text import plural
+
+_QUOTED = re.compile(r'"(\w+)"')  # a quoted name that needs no quotes
+
+
+@dataclass(frozen=True, slots=True)
+class Insight:
+    """What one party learns."""
+
+    party: str
+    learns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """How many numbers the server may see that depend on one row, against the row's columns."""
+
+    block: str
+    numbers: int
+    width: int
+
+    @property
+    def reconstructs(self) -> bool:
+        return self.numbers >= self.width
+
+
+def exposures(shape: Shape, algorithm: str, epochs: int, batches: int) -> list[Exposure]:
+    """Per block: d_c × the rounds in which a row takes part, against d.
+
+    Under sgd a row is asked for in every batch that one of its joined rows falls into.
+    """
+    if algorithm == "centralized":
+        return [Exposure(block.name, block.width, block.width) for block in shape.blocks]
+    found = []
+    for block in shape.blocks:
+        per_epoch = min(max(1, block.most), batches) if algorithm.endswith("sgd") else 1
+        found.append(Exposure(block.name, shape.outputs * epochs * per_epoch, block.width))
+    return found
+
+
+def insights(mapping: TableMapping, shape: Shape, algorithm: str, options: Options, epochs: int) -> list[Insight]:
+    """Who learns what, party by party."""
+    keys = sorted(_key_names(mapping))
+    times = plural(epochs, "time")
+    server = [
+        f"the join keys {', '.join(keys)}, and so which rows meet" if keys else "how many rows each table has",
+        f"the label {mapping.bound.label} of {mapping.joined_rows:,} joined rows",
+    ]
+    if algorithm == "centralized":
+        server.append("every encoded feature of every row: the baseline pools them, in this process")
+    else:
+        server.append(f"one prediction per row and output, up to {times}")
+        server += [
+            f"from each of the {len(block.parts)} clients of {block.name}, in every round: {_shared(options)} "
+            f"over {plural(block.width, 'column')}"
+            for block in shape.blocks
+            if block.is_split
+        ]
+    found = [Insight("server", tuple(server))]
+    for block in shape.blocks:
+        learns = [f"which of its rows take part, and in how many joined rows (up to {block.most:,})"]
+        if algorithm != "centralized":
+            learns.append(f"the slope of the loss at each of its rows, up to {times}")
+            learns.append(f"the weights of {block.name}" + (", shared by its clients" if block.is_split else ""))
+        found.append(Insight(_owners(block), tuple(learns)))
+    return [*found, Insight("anyone else", ("the model, if it is released",))]
+
+
+def _shared(options: Options) -> str:
+    """What a client of a split block sends beside predictions."""
+    if isinstance(options, Sgd):
+        return "its gradient"
+    if isinstance(options, Admm) and options.union == "consensus":
+        return "its parameters"
+    return "its gradient and second moments"
+
+
+def _owners(block: BlockShape) -> str:
+    clients = [part.client for part in block.parts]
+    who = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients of {block.table}"
+    return f"{who} ({block.name})"
+
+
+def _key_names(mapping: TableMapping) -> set[str]:
+    names = set()
+    for branch in mapping.bound.branches:
+        for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+            for side, column in ((pair.left, pair.left_column), (pair.right, pair.right_column)):
+                relation = branch.relations[side]
+                key = mapping.bound.scans[relation.scan].expressions[column]
+                names.add(f"{relation.alias}.{_QUOTED.sub(_bare, key)}")
+    return names
+
+
+def _bare(quoted: re.Match[str]) -> str:
+    return quoted[1]

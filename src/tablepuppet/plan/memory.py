@@ -1,0 +1,57 @@
+"""How much memory a job takes: of the server, and of the client that needs most.
+
+In: a Shape and an algorithm. Out: bytes, to within a factor of about two: arrays that live at the
+same time, not what Python and the libraries take (some 200 MB).
+"""
+
+from __future__ import annotations
+
+from tablepuppet.algorithms.options import Admm, Newton, Options
+from tablepuppet.mapping.join import BYTES_PER_JOINED_ROW
+from tablepuppet.plan.shape import BlockShape, PartShape, Shape
+
+_INDEX = 4  # bytes of a row number
+_FLOAT = 8
+_CODE = 4  # bytes of a category
+
+
+def server_memory(shape: Shape, algorithm: str, options: Options) -> int:
+    """The join of the keys, or the training after it, whichever is more."""
+    joining = BYTES_PER_JOINED_ROW * (shape.joined + shape.test_joined)
+    return int(max(joining, _mapping(shape) + _training(shape, algorithm, options)))
+
+
+def client_memory(shape: Shape, algorithm: str, options: Options) -> int:
+    """The client with the most: its encoded rows, and matrices as wide as its block."""
+    totals: dict[str, float] = {}
+    for block, part in shape.parts:
+        totals[part.client] = totals.get(part.client, 0.0) + _part(shape, block, part, algorithm, options)
+    return int(max(totals.values(), default=0.0))
+
+
+def _mapping(shape: Shape) -> int:
+    """One row number per joined row and block, except where they are 0, 1, 2, …; and the label's."""
+    arrays = 1 + sum(not block.is_identity for block in shape.blocks)
+    return _INDEX * arrays * (shape.joined + shape.test_joined)
+
+
+def _training(shape: Shape, algorithm: str, options: Options) -> int:
+    n = shape.joined * len(shape.blocks) if algorithm.startswith("vfl-") else sum(b.rows for b in shape.blocks)
+    if isinstance(options, Newton):
+        return _FLOAT * n * (shape.outputs * (options.memory + 5) + shape.curvature_varies)
+    if isinstance(options, Admm):
+        kept = options.memory + 5 if options.averages else 4
+        return _FLOAT * shape.outputs * (n * kept + 2 * shape.joined)
+    if algorithm == "centralized":
+        return 3 * _FLOAT * shape.joined * sum(block.width for block in shape.blocks)
+    return _FLOAT * (shape.joined + 4 * n * shape.outputs)
+
+
+def _part(shape: Shape, block: BlockShape, part: PartShape, algorithm: str, options: Options) -> float:
+    rows = (part.joined if algorithm.startswith("vfl-") else part.rows) + part.test_rows
+    encoded = rows * (_FLOAT * block.numbers + _CODE * block.strings)
+    vectors = _FLOAT * shape.outputs * 3 * rows
+    has_matrices = shape.is_linear and isinstance(options, Newton | Admm)
+    matrices = 4 * _FLOAT * (block.width**2 if has_matrices else block.parameters)
+    pooled = 2 * _FLOAT * rows * block.width if algorithm == "centralized" else 0
+    return encoded + vectors + matrices + pooled

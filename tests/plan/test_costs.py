@@ -1,0 +1,68 @@
+"""What is estimated is what the meter counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.plan.jobs import LABELS, shop
+
+import tablepuppet as tp
+from tablepuppet.plan.plan import Plan
+from tablepuppet.tables.features import encoded_width
+
+
+def trained(model: str, algorithm: Any, orders: int, items: int, **options: Any) -> tuple[Plan, tp.Result]:
+    label, query = LABELS[model]
+    with shop(orders, items) as federation:
+        result = federation.train(query, label=label, model=model, algorithm=algorithm, epochs=4, **options)
+    return replace(result.plan, widths=tuple(sum(map(encoded_width, block.encoders)) for block in result.blocks)), result
+
+
+@pytest.mark.parametrize(("orders", "items"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize("algorithm", ["newton", "admm", tp.Admm(union="exact"), "vfl-admm", "centralized"], ids=str)
+@pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])
+def test_rounds_and_arrays_are_estimated_to_the_byte(model: str, algorithm: Any, orders: int, items: int) -> None:
+    plan, result = trained(model, algorithm, orders, items)
+    estimate = plan.cost(plan.job.algorithm, len(result.history))
+    assert estimate.rounds == result.traffic.rounds
+    assert estimate.payload_down == result.traffic.payload_down
+    assert estimate.payload_up == result.traffic.payload_up
+
+
+@pytest.mark.parametrize("orders", [1, 3])
+@pytest.mark.parametrize("algorithm", ["sgd", "vfl-sgd"])
+@pytest.mark.parametrize("batch_size", [100, None])
+def test_batches_are_estimated_within_two_per_cent(algorithm: str, orders: int, batch_size: int | None) -> None:
+    plan, result = trained("logistic", algorithm, orders, 1, batch_size=batch_size)
+    estimate = plan.cost(algorithm, len(result.history))
+    assert estimate.rounds == result.traffic.rounds
+    assert estimate.payload_down == pytest.approx(result.traffic.payload_down, rel=0.02)
+    assert estimate.payload_up == pytest.approx(result.traffic.payload_up, rel=0.02)
+
+
+@pytest.mark.parametrize("algorithm", ["newton", "admm", "sgd"])
+def test_headers_and_seconds_are_estimated_within_five_per_cent(algorithm: str) -> None:
+    plan, result = trained("softmax", algorithm, 3, 1)
+    estimate = plan.cost(algorithm, len(result.history))
+    assert estimate.bytes == pytest.approx(result.traffic.bytes, rel=0.05)
+    assert estimate.seconds("us-uk") == pytest.approx(result.traffic.seconds("us-uk"), rel=0.05)
+
+
+def test_single_precision_halves_the_arrays() -> None:
+    whole, _ = trained("linear", "newton", 1, 1)
+    half, result = trained("linear", "newton", 1, 1, wire="float32")
+    assert half.cost("newton", 3).payload == whole.cost("newton", 3).payload / 2
+    assert half.cost("newton", len(result.history)).payload_down == result.traffic.payload_down
+
+
+def test_the_formulae_of_the_documentation_hold() -> None:
+    plan, _ = trained("logistic", "newton", 1, 1)
+    rows = sum(block.rows for block in plan.shape.blocks)
+    joined = plan.shape.joined
+    products = 8 * 2 * 3**2  # of θ, the direction and one earlier direction, in both blocks
+    constant = 8 * (4**2 - 3**2)  # a block with one-hot columns has one more
+    assert plan.cost("newton", 1, after=1).payload == 8 * 3 * rows + products + constant
+    assert plan.cost("admm", 1, after=1).payload == 8 * 2 * rows + products
+    assert plan.cost("vfl-admm", 1, after=1).payload == 8 * 2 * 2 * joined + products

@@ -1,0 +1,85 @@
+"""The text of a plan, word for word."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.plan.jobs import LABELS, shop
+
+import tablepuppet as tp
+
+GOLDENS = Path(__file__).parent / "goldens"
+
+
+def check(name: str, text: str) -> None:
+    """`UPDATE_GOLDENS=1 pytest …` writes the text anew; read the difference before you commit it."""
+    path = GOLDENS / f"{name}.txt"
+    if os.environ.get("UPDATE_GOLDENS"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    assert text + "\n" == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "algorithm", "orders"),
+    [
+        ("newton", "logistic", "newton", 2),
+        ("admm-many-clients", "softmax", "admm", 9),
+        ("sgd-one-client-each", "linear", "sgd", 1),
+        ("centralized", "linear", "centralized", 1),
+    ],
+)
+def test_a_plan_reads_like_its_golden_text(name: str, model: str, algorithm: str, orders: int) -> None:
+    label, query = LABELS[model]
+    with shop(orders) as federation:
+        plan = federation.explain(query, label=label, model=model, algorithm=algorithm, batch_size=256)
+    check(name, str(plan))
+
+
+def test_after_training_the_counted_figures_stand_beside_the_estimates() -> None:
+    label, query = LABELS["logistic"]
+    with shop(2) as federation:
+        result = federation.train(query, label=label, algorithm="newton", epochs=3)
+    check("newton-trained", result.explain())
+
+
+def test_a_union_of_a_table_with_itself_has_one_line_per_branch() -> None:
+    branch = "SELECT a.price, b.price AS other, a.category FROM items a JOIN items b ON a.item_id = b.item_id"
+    with shop(1) as federation:
+        plan = federation.explain(f"{branch} UNION ALL {branch}", label="category", model="softmax")
+    assert [fit.alias for fit in plan.mapping.fits] == ["a", "b", "a", "b"]
+    check("self-join-union", str(plan))
+
+
+def test_the_document_holds_the_figures_of_the_text() -> None:
+    label, query = LABELS["logistic"]
+    with shop(2) as federation:
+        plan = federation.explain(query, label=label)
+    document = json.loads(plan.to_json())
+    assert document["joined_rows"] == plan.mapping.joined_rows
+    assert [row["algorithm"] for row in document["costs"]] == [row.algorithm for row in plan.costs]
+    assert document["costs"][0]["epoch"]["rounds"] == 2
+    assert [block["columns"] for block in document["blocks"]] == [1, 4]
+
+
+def test_neither_text_nor_repr_shows_a_row() -> None:
+    label, query = LABELS["logistic"]
+    with shop(2) as federation:
+        plan = federation.explain(query, label=label)
+    assert "array" not in str(plan) + repr(plan)
+    assert repr(plan) == f"Plan(logistic by newton, {plan.mapping.joined_rows:,} joined rows)"
+
+
+def test_the_advice_turns_to_sgd_and_admm_where_matrices_are_too_wide() -> None:
+    from dataclasses import replace
+
+    label, query = LABELS["logistic"]
+    with shop(3) as federation:
+        plan = federation.explain(query, label=label)
+    assert plan.advice.algorithm == "newton"
+    assert replace(plan, widths=(15_000, 4)).advice.algorithm == "admm"
+    assert replace(plan, widths=(30_000, 4)).advice.algorithm == "sgd"
+    assert isinstance(plan, tp.Plan)

@@ -24,6 +24,7 @@ def without(*labels: str) -> str:
 
 LABELS = {
     "logistic": ("returned", without("refund", "channel")),
+    "mlp": ("returned", without("refund", "channel")),
     "linear": ("refund", without("returned", "channel")),
     "softmax": (
         "channel",

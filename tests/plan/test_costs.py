@@ -17,7 +17,9 @@ def trained(model: str, algorithm: Any, orders: int, items: int, **options: Any)
     label, query = LABELS[model]
     with shop(orders, items) as federation:
         result = federation.train(query, label=label, model=model, algorithm=algorithm, epochs=4, **options)
-    return replace(result.plan, widths=tuple(sum(map(encoded_width, block.encoders)) for block in result.blocks)), result
+    return replace(
+        result.plan, widths=tuple(sum(map(encoded_width, block.encoders)) for block in result.blocks)
+    ), result
 
 
 @pytest.mark.parametrize(("orders", "items"), [(1, 1), (2, 3)])
@@ -54,7 +56,7 @@ def test_single_precision_halves_the_arrays() -> None:
     whole, _ = trained("linear", "newton", 1, 1)
     half, result = trained("linear", "newton", 1, 1, wire="float32")
     assert half.cost("newton", 3).payload == whole.cost("newton", 3).payload / 2
-    assert half.cost("newton", len(result.history)).payload_down == result.traffic.payload_down
+    assert half.cost("newton", len(result.history)).payload == result.traffic.payload_down + result.traffic.payload_up
 
 
 def test_the_formulae_of_the_documentation_hold() -> None:
@@ -66,3 +68,14 @@ def test_the_formulae_of_the_documentation_hold() -> None:
     assert plan.cost("newton", 1, after=1).payload == 8 * 3 * rows + products + constant
     assert plan.cost("admm", 1, after=1).payload == 8 * 2 * rows + products
     assert plan.cost("vfl-admm", 1, after=1).payload == 8 * 2 * 2 * joined + products
+
+
+def test_a_network_is_estimated_from_its_layers() -> None:
+    pytest.importorskip("torch")
+    network, trained_network = trained("mlp", tp.Sgd(learning_rate=0.1), 2, 1, batch_size=None)
+    estimate = network.cost("sgd", len(trained_network.history))
+    assert estimate.rounds == trained_network.traffic.rounds
+    counted = trained_network.traffic.payload_down + trained_network.traffic.payload_up
+    assert estimate.payload == pytest.approx(counted, rel=0.02)
+    assert [row.algorithm for row in network.costs] == ["admm", "sgd", "vfl-admm", "vfl-sgd"]
+    assert network.advice.algorithm == "sgd"

@@ -120,17 +120,17 @@ def _newton(shape: Shape, options: Newton, epoch: int) -> _Epoch:
 
 def _admm(shape: Shape, options: Admm, epoch: int, is_expanded: bool) -> _Epoch:
     """Down Y, up predictions; inner rounds by consensus, or one with second moments."""
-    c = shape.outputs
+    c, precision = shape.outputs, shape.model_bytes / shape.value_bytes
 
     def update(block: BlockShape, part: PartShape) -> float:
         return (part.joined if is_expanded else part.rows) * c
 
     def answer(block: BlockShape, part: PartShape) -> float:
         directions = 2 + (min(epoch, options.memory) if options.averages else 0)
-        return update(block, part) + directions**2
+        return update(block, part) * precision + directions**2
 
     def inner(block: BlockShape) -> list[tuple[float, float]]:
-        values = block.parameters
+        values = block.parameters * precision
         if options.union == "exact":
             return [(values + (epoch == 0) * block.width**2, values)]
         return [(values, values)] * options.inner_rounds
@@ -140,7 +140,7 @@ def _admm(shape: Shape, options: Admm, epoch: int, is_expanded: bool) -> _Epoch:
 
 def _sgd(shape: Shape, epochs: int, batch_size: int | None, is_expanded: bool, *, is_first: bool) -> list[Wave]:
     """Down Y of a batch and the row numbers of the next, up their predictions; one more answer to begin with."""
-    c = shape.outputs
+    c, precision = shape.outputs, shape.model_bytes / shape.value_bytes
     size = shape.joined if batch_size is None else min(batch_size, shape.joined)
     is_full = size == shape.joined
     per_row = c + (0 if is_full else _ROW_NUMBER_BYTES / shape.value_bytes)
@@ -154,8 +154,8 @@ def _sgd(shape: Shape, epochs: int, batch_size: int | None, is_expanded: bool, *
 
     batch = _Epoch(
         update=lambda block, part: rows(part) * per_row,
-        answer=lambda block, part: rows(part) * c + 1,
-        inner=lambda block: [(block.parameters, block.parameters)],
+        answer=lambda block, part: rows(part) * c * precision + 1,
+        inner=lambda block: [(block.parameters * precision, block.parameters * precision)],
     )
     opening = _Epoch(lambda block, part: rows(part) * (per_row - c), batch.answer, lambda block: [])
     waves = _waves(shape, batch, epochs * batches)

@@ -32,7 +32,6 @@ _TASKS: dict[str, Task] = {
     "cross_entropy": "classes",
     "auto": "any",
 }
-_VALUE_BYTES = {"float64": 8, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,8 @@ class Plan:
     @cached_property
     def shape(self) -> Shape:
         """The sizes that costs depend on."""
-        return shape_of(self.mapping, self.loss, self.job.spec, self.widths, _VALUE_BYTES[self.job.wire])
+        value_bytes = 4 if self.job.wire.startswith("float32") else 8  # before compression
+        return shape_of(self.mapping, self.loss, self.job.spec, self.widths, value_bytes)
 
     def cost(self, algorithm: str, epochs: int, *, after: int = 0) -> Cost:
         """Rounds and bytes of some epochs: with this job's options where it is its algorithm."""

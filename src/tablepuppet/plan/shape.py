@@ -101,6 +101,7 @@ class Shape:
     curvature_varies: bool  # ∂²ℓ/∂a² depends on the scores, one number per row
     has_widths: bool  # whether widths are known, or strings were counted as one column
     value_bytes: int = 8
+    model_bytes: int = 8  # of predictions and parameters: a network's own precision
 
     @property
     def parts(self) -> list[tuple[BlockShape, PartShape]]:
@@ -148,6 +149,7 @@ def shape_of(
         curvature_varies=not loss.is_quadratic and loss.outputs == 1,
         has_widths=widths is not None,
         value_bytes=value_bytes,
+        model_bytes=value_bytes if spec.is_linear or spec.dtype == "float64" else 4,
     )
 
 

@@ -1,6 +1,6 @@
 """Who will learn what from a job, and how often: docs/privacy.md for the job at hand.
 
-In: a table mapping, a Shape and the number of rounds. Out: one Insight per party, and the Exposure of
+In: a table mapping, its Shape and the job. Out: one Insight per party, and the Exposure of
 each block: h of a row is one equation in the row's d columns, so d of them give the row away.
 """
 
@@ -10,9 +10,11 @@ import re
 from dataclasses import dataclass
 
 from tablepuppet.algorithms.options import Admm, Options, Sgd
+from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.plan.shape import BlockShape, Shape
 from tablepuppet.plan.text import plural
+from tablepuppet.privacy.options import KeyMode
 
 _QUOTED = re.compile(r'"(\w+)"')  # a quoted name that needs no quotes
 
@@ -52,20 +54,17 @@ def exposures(shape: Shape, algorithm: str, epochs: int, batches: int) -> list[E
     return found
 
 
-def insights(mapping: TableMapping, shape: Shape, algorithm: str, options: Options, epochs: int) -> list[Insight]:
+def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
     """Who learns what, party by party."""
-    keys = sorted(_key_names(mapping))
-    times = plural(epochs, "time")
-    server = [
-        f"the join keys {', '.join(keys)}, and so which rows meet" if keys else "how many rows each table has",
-        f"the label {mapping.bound.label} of {mapping.joined_rows:,} joined rows",
-    ]
-    if algorithm == "centralized":
+    times = plural(job.epochs, "time")
+    server = [_about_keys(mapping, job.privacy.keys), _about_labels(mapping, job)]
+    if job.algorithm == "centralized":
         server.append("every encoded feature of every row: the baseline pools them, in this process")
     else:
-        server.append(f"one prediction per row and output, up to {times}")
+        noise = " (clipped and noised by its owner)" if job.privacy.predictions.mode == "local" else ""
+        server.append(f"one prediction per row and output{noise}, up to {times}")
         server += [
-            f"from each of the {len(block.parts)} clients of {block.name}, in every round: {_shared(options)} "
+            f"from each of the {len(block.parts)} clients of {block.name}, in every round: {_shared(job.options)} "
             f"over {plural(block.width, 'column')}"
             for block in shape.blocks
             if block.is_split
@@ -73,11 +72,30 @@ def insights(mapping: TableMapping, shape: Shape, algorithm: str, options: Optio
     found = [Insight("server", tuple(server))]
     for block in shape.blocks:
         learns = [f"which of its rows take part, and in how many joined rows (up to {block.most:,})"]
-        if algorithm != "centralized":
+        if job.algorithm != "centralized":
             learns.append(f"the slope of the loss at each of its rows, up to {times}")
             learns.append(f"the weights of {block.name}" + (", shared by its clients" if block.is_split else ""))
         found.append(Insight(_owners(block), tuple(learns)))
     return [*found, Insight("anyone else", ("the model, if it is released",))]
+
+
+def _about_keys(mapping: TableMapping, mode: KeyMode) -> str:
+    keys = ", ".join(sorted(_key_names(mapping)))
+    if not keys:
+        return "how many rows each table has"
+    kept = {
+        "hmac": f"tokens of {keys} under a key that it does not have: which rows meet and how often, no value",
+        "sha256": f"hashes of {keys}: which rows meet, and by enumeration the values of any key that can be guessed",
+        "plain": f"the join keys {keys} as they are",
+    }
+    return kept[mode]
+
+
+def _about_labels(mapping: TableMapping, job: Job) -> str:
+    rows = plural(mapping.joined_rows, "joined row")
+    if job.privacy.label is None:
+        return f"the label {mapping.bound.label} of {rows}"
+    return f"the label {mapping.bound.label} of {rows}, noised by its owner (ε = {job.privacy.label.epsilon:g} a row)"
 
 
 def _shared(options: Options) -> str:

@@ -85,7 +85,7 @@ class Plan:
     @property
     def insights(self) -> list[Insight]:
         """Who learns what."""
-        return insights(self.mapping, self.shape, self.job.algorithm, self.job.options, self.job.epochs)
+        return insights(self.mapping, self.shape, self.job)
 
     @property
     def exposures(self) -> list[Exposure]:

@@ -1,0 +1,110 @@
+"""python -m evaluation WORKLOAD… --data FOLDER: prepares, trains, and writes tables, figures and a report.
+
+    python -m evaluation movielens-linear --data /path/to/data
+    python -m evaluation all --data /path/to/data --seeds 3 --epochs 10
+    python -m evaluation corrections
+
+FOLDER holds one folder per data set (movielens1m, mimic3demo, …), or is that of the one workload asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from evaluation import flights, mimic, movielens, walmart, yelp
+from evaluation.corrections import corrections
+from evaluation.figures import write_figures
+from evaluation.running import Plan, run_workload
+from evaluation.tables import markdown
+from evaluation.workload import Workload
+from tablepuppet.errors import JobError, TablePuppetError
+from tablepuppet.report import write_report
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        movielens.LINEAR,
+        movielens.NEURAL,
+        mimic.MIMIC,
+        yelp.ORIGINAL,
+        yelp.GENERATED,
+        yelp.REVIEWS,
+        flights.FLIGHTS,
+        walmart.WALMART,
+    )
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """What can be asked for."""
+    made = argparse.ArgumentParser(
+        prog="python -m evaluation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("workloads", nargs="+", choices=[*WORKLOADS, "all", "corrections"], metavar="WORKLOAD")
+    made.add_argument("--data", type=Path, help="the folder of the original data")
+    made.add_argument("--out", type=Path, default=Path("evaluation-results"), help="where results are written")
+    made.add_argument("--seeds", type=int, default=3)
+    made.add_argument("--epochs", type=int, default=10)
+    made.add_argument("--search", action="store_true", help="search the paper's grid of learning rates and ρ")
+    made.add_argument("--yelp-rows", type=int, default=100_000, help="reviews of the generated Yelp data")
+    made.add_argument("--yelp-size", type=int, default=384, help="numbers in an embedding of the generated Yelp data")
+    return made
+
+
+def main() -> int:
+    """Runs what the command line asks for; 2 where the input is wrong."""
+    asked = parser().parse_args()
+    plan = Plan(seeds=asked.seeds, epochs=asked.epochs, searches=asked.search)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    try:
+        for name in dict.fromkeys(asked.workloads):
+            if name in ("corrections", "all"):
+                _write(asked.out / "corrections.md", corrections())
+            for workload in _chosen(name, asked.data):
+                if workload is yelp.GENERATED:
+                    data = yelp.generate(asked.yelp_rows, asked.yelp_size, asked.out / "yelp_generated")
+                else:
+                    data = _folder(asked.data, workload)
+                _run(workload, data, asked.out, plan)
+    except TablePuppetError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _chosen(name: str, data: Path | None) -> list[Workload]:
+    """A workload by its name; with "all", those whose data are there."""
+    if name == "corrections":
+        return []
+    if name != "all":
+        return [WORKLOADS[name]]
+    there = [w for w in WORKLOADS.values() if w is yelp.GENERATED or (data is not None and (data / w.folder).is_dir())]
+    for workload in WORKLOADS.values():
+        if workload not in there:
+            print(f"{workload.title}: left out, there is no folder {workload.folder}")
+    return there
+
+
+def _folder(data: Path | None, workload: Workload) -> Path:
+    if data is None:
+        raise JobError(f"{workload.title} needs --data, the folder of its original files")
+    return data / workload.folder if (data / workload.folder).is_dir() else data
+
+
+def _run(workload: Workload, data: Path, out: Path, plan: Plan) -> None:
+    outcomes = run_workload(workload, data, out, plan, lambda text: print(text, flush=True))
+    _write(out / f"{workload.name}.md", markdown(workload, outcomes))
+    write_figures(workload, outcomes, out / "figures")
+    page = write_report(out / f"{workload.name}.html", [outcome.runs[0] for outcome in outcomes])
+    print(f"report: {page}")
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""The Markdown table of a workload, beside the paper's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from evaluation.curves import curve
+from evaluation.lineup import PAPER_SECONDS
+from evaluation.running import Outcome
+from evaluation.workload import Workload
+from tablepuppet.report.format import size
+from tablepuppet.transport.meter import NETWORKS
+
+HEAD = ("algorithm", "test {metric}", "objective", "epochs", "rounds an epoch", "bytes an epoch", "US-UK s", "US-US s")
+
+
+def markdown(workload: Workload, outcomes: Sequence[Outcome]) -> str:
+    """One row per algorithm; seconds are of one epoch's communication, the server's link shared by all clients."""
+    data = outcomes[0].runs[0].data
+    has_paper = workload.name == "movielens-linear"
+    head = [h.format(metric=workload.metric) for h in HEAD] + (["paper, US-UK s"] if has_paper else [])
+    lines = [
+        f"### {workload.title}",
+        "",
+        f"{data.train_rows:,} joined training rows, {data.test_rows:,} test rows; "
+        + ", ".join(f"{b.name} {b.rows:,} × {b.width}" for b in data.blocks)
+        + f"; {len(outcomes[0].runs)} seeds, mean ± standard deviation.",
+        *([f"The paper reports {workload.paper['all']}."] if workload.paper else []),
+        "",
+        f"| {' | '.join(head)} |",
+        f"|---|{'---:|' * (len(head) - 1)}",
+    ]
+    for outcome in outcomes:
+        cells = _cells(workload, outcome)
+        if has_paper:
+            cells.append(f"{PAPER_SECONDS[outcome.entry.name]:g}" if outcome.entry.name in PAPER_SECONDS else "–")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(workload: Workload, outcome: Outcome) -> list[str]:
+    last = curve(outcome, workload.metric)[-1]
+    epochs = fmean(len(run.history) for run in outcome.runs)
+    rounds = fmean(run.traffic.training.rounds for run in outcome.runs) / epochs
+    passed = fmean(outcome.shared_bytes) / epochs
+    objectives = [run.objective for run in outcome.runs if run.objective is not None]
+    return [
+        outcome.entry.name,
+        f"{last.value:.5f} ± {last.spread:.5f}",
+        f"{fmean(objectives):.6f}" if len(objectives) == len(outcome.runs) else "–",
+        f"{epochs:.3g}",
+        f"{rounds:,.4g}",
+        size(passed),
+        *(f"{rounds * net.latency + passed * 8e-9 / net.bandwidth:.3g}" for net in NETWORKS.values()),
+    ]

@@ -1,0 +1,50 @@
+"""A workload: which tables, which query, which model, and what the paper reports for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import duckdb
+
+from evaluation.sources import write
+
+Prepare = Callable[[duckdb.DuckDBPyConnection, Path, Path], dict[str, Path]]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One data set with one model.
+
+    `prepare(connection, data, out)` turns the original files in `data` into one Parquet file per
+    table in `out`, each by one SQL statement over its own table.
+    """
+
+    name: str
+    title: str
+    folder: str  # the data set's folder below the folder of all data
+    prepare: Prepare
+    query: str
+    label: str
+    model: str
+    metric: str  # shown per epoch
+    paper: dict[str, str] = field(default_factory=dict)  # what the paper reports, by name of algorithm
+    l2: float = 1e-4
+    batch_size: int = 10_240
+    learning_rates: tuple[float, ...] = (0.01, 0.05, 0.1, 0.5)  # where the paper searched
+    rhos: tuple[float, ...] = (0.1, 0.5, 1.0, 2.0)
+    options: dict[str, object] = field(default_factory=dict)  # further arguments of train
+
+
+def halves(connection: duckdb.DuckDBPyConnection, table: Path, out: Path) -> list[Path]:
+    """A table cut in two clients' shares; rows keep their order, so that the split in train and test is the same."""
+    source = str(table).replace("'", "''")
+    numbered = f"read_parquet('{source}', file_row_number = true)"
+    shares = []
+    for half, side in enumerate(("<", ">=")):
+        share = out / f"{table.stem}_{half}.parquet"
+        middle = f"(SELECT count(*) // 2 FROM read_parquet('{source}'))"
+        rows = f"SELECT * FROM {numbered} WHERE file_row_number {side} {middle} ORDER BY file_row_number"
+        shares.append(write(connection, f"SELECT * EXCLUDE (file_row_number) FROM ({rows})", share))
+    return shares

@@ -1,0 +1,93 @@
+"""Every workload runs from the files its owner distributes; the same rows whoever holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import duckdb
+import pytest
+from evaluation.figures import write_figures
+from evaluation.lineup import LINEUP
+from evaluation.running import Outcome, Plan, run_workload
+from evaluation.sources import find
+from evaluation.tables import markdown
+from evaluation.workload import Workload
+from tests.evaluation import files
+
+from evaluation import flights, mimic, movielens, walmart, yelp
+from tablepuppet.errors import SourceError
+
+
+def generated(folder: Path) -> Path:
+    return yelp.generate(300, 8, folder)
+
+
+CASES: list[tuple[Workload, Callable[[Path], Path]]] = [
+    (movielens.LINEAR, files.movielens),
+    (mimic.MIMIC, files.mimic),
+    (yelp.ORIGINAL, files.yelp),
+    (yelp.GENERATED, generated),
+    (flights.FLIGHTS, files.flights),
+    (walmart.WALMART, files.walmart),
+]
+
+
+def run(workload: Workload, make: Callable[[Path], Path], folder: Path) -> list[Outcome]:
+    small = replace(workload, batch_size=128)
+    return run_workload(small, make(folder / "data"), folder / "out", Plan(seeds=1, epochs=2), lambda _: None)
+
+
+@pytest.mark.parametrize(("workload", "make"), CASES, ids=lambda case: getattr(case, "name", ""))
+def test_a_workload_runs_from_its_original_files(
+    workload: Workload, make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    outcomes = run(workload, make, tmp_path)
+    by_name = {outcome.entry.name: outcome.runs for outcome in outcomes}
+    assert list(by_name) == [entry.name for entry in LINEUP]
+    for whole, split in (("RFL-SGD-V", "RFL-SGD"), ("RFL-Newton-V", "RFL-Newton")):
+        for one, two in zip(by_name[whole], by_name[split], strict=True):
+            for first, second in zip(one.history, two.history, strict=True):
+                assert first.objective == pytest.approx(second.objective, abs=1e-9)
+                assert first.metrics["test"][workload.metric] == pytest.approx(second.metrics["test"][workload.metric])
+    text = markdown(workload, outcomes)
+    assert text.count("\n|") == len(LINEUP) + 2
+    figures = write_figures(workload, outcomes, tmp_path / "figures")
+    assert len(figures) == 4
+    for figure in figures:
+        ElementTree.fromstring(figure.read_text(encoding="utf-8"))
+
+
+def test_movies_have_a_row_per_genre_and_titles_keep_their_letters(tmp_path: Path) -> None:
+    with duckdb.connect() as connection:
+        tables = movielens.prepare(connection, files.movielens(tmp_path / "data"), tmp_path / "out")
+        rows = connection.execute(f"SELECT genre, released FROM '{tables['movies']}' WHERE movie_id = 2").fetchall()
+    assert sorted(rows) == [("Action", 1962), ("Thriller", 1962), ("War", 1962)]
+
+
+def test_no_hour_after_death_and_only_the_last_day_counts_as_dying(tmp_path: Path) -> None:
+    with duckdb.connect() as connection:
+        tables = mimic.prepare(connection, files.mimic(tmp_path / "data"), tmp_path / "out")
+        dies = "count(*) FILTER (WHERE dies), min(hour) FILTER (WHERE dies), max(hour)"
+        events = connection.execute(f"SELECT icustay_id, {dies} FROM '{tables['events']}' GROUP BY ALL ORDER BY 1")
+        by_stay = {row[0]: row[1:] for row in events.fetchall()}
+        groups = connection.execute(f"SELECT DISTINCT chronic FROM '{tables['diagnoses']}' ORDER BY 1").fetchall()
+    assert by_stay[200] == (25, 15, 39)  # died 40 hours after the stay began
+    assert by_stay[201] == (0, None, 47)
+    assert [g for (g,) in groups] == ["acute or other", "diabetes", "heart failure", "hypertension"]
+
+
+def test_reviews_of_shops_that_are_no_restaurants_are_left_out(tmp_path: Path) -> None:
+    with duckdb.connect() as connection:
+        tables = yelp.prepare_original(connection, files.yelp(tmp_path / "data"), tmp_path / "out")
+        (rows,) = connection.execute(f"SELECT count(*) FROM '{tables['review']}'").fetchall()
+        names = [r[0] for r in connection.execute(f"DESCRIBE SELECT * FROM '{tables['person']}'").fetchall()]
+    assert rows == (200,)
+    assert names == ["user_id", "reviews", "fans", "since"]
+
+
+def test_a_folder_without_the_data_is_refused_with_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"holds none of ratings\.parquet"):
+        find(tmp_path, "ratings")

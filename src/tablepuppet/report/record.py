@@ -141,7 +141,7 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
     return RunRecord(
         name=name or job.algorithm,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        job=msgspec.to_builtins(job),
+        job=msgspec.json.decode(msgspec.json.encode(job)),
         data=_data(result),
         objective=_finite(result.objective),
         metrics=_metrics(result.metrics),

@@ -27,6 +27,25 @@ def seconds_shared(rounds: int, size: int, network: str) -> float:
     return rounds * net.latency + size * 8 / (net.bandwidth * 1e9)
 
 
+CLOSE = 1e-4
+
+
+def seconds_to(outcome: Outcome, central: Outcome, metric: str, network: str) -> float | None:
+    """Mean communication time until the metric stays within 1e-4 of the centralised one; None: not in every run."""
+    times = []
+    for run, best in zip(outcome.runs, central.runs, strict=True):
+        goal = best.metrics["test"].get(metric)
+        arrived: Epoch | None = None
+        for epoch in run.history:
+            value = epoch.metrics["test"].get(metric)
+            is_close = goal is not None and value is not None and abs(value - goal) <= CLOSE
+            arrived = (arrived or epoch) if is_close else None
+        if arrived is None:
+            return None
+        times.append(seconds_shared(arrived.rounds, arrived.bytes, network))
+    return fmean(times)
+
+
 def curve(outcome: Outcome, metric: str) -> list[Moment]:
     """One moment per epoch; a run that has converged stays where it is."""
     longest = max(len(run.history) for run in outcome.runs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from evaluation.curves import curve
+from evaluation.curves import CLOSE, curve, seconds_to
 from evaluation.lineup import PAPER_SECONDS
 from evaluation.running import Outcome
 from evaluation.workload import Workload
@@ -13,26 +13,33 @@ from tablepuppet.report.format import size
 from tablepuppet.transport.meter import NETWORKS
 
 HEAD = ("algorithm", "test {metric}", "objective", "epochs", "rounds an epoch", "bytes an epoch", "US-UK s", "US-US s")
+FIRST = "US-UK s until centralised"
 
 
 def markdown(workload: Workload, outcomes: Sequence[Outcome]) -> str:
-    """One row per algorithm; seconds are of one epoch's communication, the server's link shared by all clients."""
+    """One row per algorithm; seconds are of one epoch's communication, the server's link shared by all clients.
+
+    The first outcome is what the others are measured against.
+    """
     data = outcomes[0].runs[0].data
     has_paper = workload.name == "movielens-linear"
-    head = [h.format(metric=workload.metric) for h in HEAD] + (["paper, US-UK s"] if has_paper else [])
+    head = [h.format(metric=workload.metric) for h in HEAD] + [FIRST] + (["paper, US-UK s"] if has_paper else [])
     lines = [
         f"### {workload.title}",
         "",
         f"{data.train_rows:,} joined training rows, {data.test_rows:,} test rows; "
         + ", ".join(f"{b.name} {b.rows:,} × {b.width}" for b in data.blocks)
-        + f"; {len(outcomes[0].runs)} seeds, mean ± standard deviation.",
+        + f"; {len(outcomes[0].runs)} seeds, mean ± standard deviation. "
+        f"“Until centralised”: until the test {workload.metric} stays within {CLOSE:g} of the centralised one.",
         *([f"The paper reports {workload.paper['all']}."] if workload.paper else []),
         "",
         f"| {' | '.join(head)} |",
         f"|---|{'---:|' * (len(head) - 1)}",
     ]
     for outcome in outcomes:
-        cells = _cells(workload, outcome)
+        reached = seconds_to(outcome, outcomes[0], workload.metric, "us-uk")
+        is_central = outcome.entry.group == "baseline"
+        cells = [*_cells(workload, outcome), "–" if is_central or reached is None else f"{reached:.3g}"]
         if has_paper:
             cells.append(f"{PAPER_SECONDS[outcome.entry.name]:g}" if outcome.entry.name in PAPER_SECONDS else "–")
         lines.append(f"| {' | '.join(cells)} |")

@@ -13,10 +13,13 @@ import msgspec
 import pytest
 from tests.report.runs import trained
 
+from tablepuppet.cli.job_file import read_job
 from tablepuppet.errors import JobError
+from tablepuppet.job import make_job
 from tablepuppet.report import RunRecord, record_of, render, write_report
 from tablepuppet.report.format import number
 from tablepuppet.report.page import distinct_names
+from tablepuppet.report.rerun import job_toml
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID = {"meta", "link", "input", "br"}
@@ -150,3 +153,13 @@ def test_a_browser_shows_the_page_without_errors_and_nothing_sticks_out(width: i
     )
     assert "CONSOLE" not in process.stderr
     assert f"<title>checked {width} wide, 0 stick out, page fits</title>" in process.stdout
+
+
+def test_the_job_file_of_the_page_is_read_back_as_the_same_job(records: list[RunRecord], tmp_path: Path) -> None:
+    for record, result in zip(records, trained(), strict=True):
+        path = tmp_path / "job.toml"
+        path.write_text(job_toml(record.job), encoding="utf-8")
+        given = dict(read_job(path).arguments)
+        names = {name: given.pop(name) for name in ("label", "model", "algorithm")}
+        again = make_job(result.plan.job.query, **names, given=given)
+        assert again == result.plan.job

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from tests.report.runs import trained
+from tests.report.runs import QUERY, tables, trained
 
+import tablepuppet as tp
 from tablepuppet.errors import JobError, ModelError
-from tablepuppet.report import history_frame, read_record, record_of, to_json
+from tablepuppet.report import history_frame, read_record, record_of, render, to_json
 from tablepuppet.report.convergence import communication_seconds
 from tablepuppet.transport.meter import NETWORKS
 
@@ -62,3 +63,13 @@ def test_the_history_is_one_row_per_epoch_in_csv_and_in_json(tmp_path: Path) -> 
     assert [row["bytes"] for row in json.loads((tmp_path / "history.json").read_text())] == frame["bytes"].tolist()
     with pytest.raises(JobError, match=r"as \.csv or \.json, not as \.xlsx"):
         result.write_history(tmp_path / "history.xlsx")
+
+
+def test_a_neural_run_has_a_record_and_a_page_without_coefficients() -> None:
+    pytest.importorskip("torch")
+    with tp.Federation(tables()) as federation:
+        result = federation.train(QUERY, label="returned", model="mlp", algorithm="sgd", epochs=2, batch_size=64)
+    record = record_of(result)
+    assert record.coefficients is None
+    assert [block.width for block in record.data.blocks] == [2, 4]
+    assert "no coefficients to list" in render([record])

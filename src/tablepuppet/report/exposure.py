@@ -16,46 +16,24 @@ def privacy(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
 
 
 def _run(run: RunRecord, name: str, *, is_open: bool) -> str:
-    body = _pooled(run) if run.job["algorithm"] == "centralized" else _federated(run)
-    return f"<details{' open' * is_open}><summary>{escape(name)}</summary>{body}</details>"
-
-
-def _pooled(run: RunRecord) -> str:
-    return "<p>The centralised baseline: the server saw every encoded feature of every row. Nothing was kept apart.</p>"
-
-
-def _federated(run: RunRecord) -> str:
-    data = run.data
     parties = [
-        [
-            "server",
-            "join keys, the join graph and how often each row occurs; labels; "
-            "each row's predictions in every round in which it took part"
-            + ("; sums over the clients of a table" if any(len(b.parts) > 1 for b in data.blocks) else ""),
-        ],
-        *(
-            [
-                escape(", ".join(part.client for part in block.parts)),
-                f"one signal per own row and round, how often each own row occurs, the model of {escape(block.name)}",
-            ]
-            for block in data.blocks
-            if block.parts
-        ),
+        [escape(insight.party), f"<ul>{''.join(f'<li>{escape(what)}</li>' for what in insight.learns)}</ul>"]
+        for insight in run.insights
     ]
-    epochs = len(run.history)
     shown = [
         [
-            escape(block.name),
-            number(block.width),
-            number(epochs * data.outputs),
-            "yes" if block.width and epochs * data.outputs >= block.width else "no",
+            escape(exposure.block),
+            number(exposure.width),
+            number(exposure.numbers),
+            "yes" if exposure.numbers >= exposure.width else "no",
         ]
-        for block in data.blocks
+        for exposure in run.exposures
     ]
-    return (
+    body = (
         table(["Party", "Saw"], parties, text_columns=2)
         + "<h3>Exposure of rows to the server</h3>"
-        + '<p class="note">Every row was predicted at least once an epoch. As many exact predictions as a row has '
-        "encoded columns are enough to solve for it, if the server also learns the parameters.</p>"
-        + table(["Block", "Encoded columns", "Predictions per row, at least", "Enough to solve for a row"], shown)
+        + '<p class="note">A prediction is one equation in a row\'s encoded columns: as many of them as there are '
+        "columns solve for the row, if the server also learns the parameters.</p>"
+        + table(["Block", "Encoded columns", "Numbers seen per row, at most", "Enough to solve for a row"], shown)
     )
+    return f"<details{' open' * is_open}><summary>{escape(name)}</summary>{body}</details>"

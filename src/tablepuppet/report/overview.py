@@ -113,6 +113,7 @@ def _one(run: RunRecord) -> str:
         + "".join(_block(block) for block in run.data.blocks)
         + "</ul></li></ul><h3>How the tables met</h3>"
         + relations
+        + f"<details><summary>The plan in full, counted beside estimated</summary>{code(run.explanation)}</details>"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import platform
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import version
@@ -18,9 +19,11 @@ import msgspec
 import numpy as np
 
 from tablepuppet.errors import ModelError
+from tablepuppet.tables.features import encoded_width
 
 if TYPE_CHECKING:
     from tablepuppet.engine.result import EpochRecord, Result
+    from tablepuppet.prediction.model import BlockModel
     from tablepuppet.transport.meter import Account
 
 LIBRARIES = ("numpy", "scipy", "pandas", "pyarrow", "duckdb", "sqlglot")
@@ -61,6 +64,21 @@ class BlockRecord(_Plain, frozen=True):
     rows: int  # training rows of the table, n_i
     max_multiplicity: int
     parts: list[PartRecord]
+
+
+class InsightRecord(_Plain, frozen=True):
+    """What one party saw."""
+
+    party: str
+    learns: list[str]
+
+
+class ExposureRecord(_Plain, frozen=True):
+    """How many numbers the server may have seen that depend on one row, against the row's encoded columns."""
+
+    block: str
+    numbers: int
+    width: int
 
 
 class DataRecord(_Plain, frozen=True):
@@ -129,15 +147,24 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     metrics: dict[str, dict[str, float | None]]
     history: list[Epoch]
     coefficients: Coefficients | None
-    intercept: list[float | None]
+    intercept: list[float | None]  # on the original scale for linear models, else what is added to the scores
     traffic: TrafficRecord
+    explanation: str  # the plan, with what was counted beside what was estimated
+    insights: list[InsightRecord]
+    exposures: list[ExposureRecord]
     environment: dict[str, str]
 
 
 def record_of(result: Result, name: str | None = None) -> RunRecord:
     """A result as plain data."""
     job = result.plan.job
-    intercept = np.atleast_1d(np.asarray(result.intercept, dtype=float))
+    is_linear = job.spec.is_linear
+    intercept = np.atleast_1d(np.asarray(result.intercept if is_linear else result.encoded_intercept, dtype=float))
+    counted = replace(
+        result.plan,
+        job=msgspec.structs.replace(job, epochs=max(1, len(result.history))),
+        widths=tuple(_width(block) for block in result.blocks),
+    )
     return RunRecord(
         name=name or job.algorithm,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -146,13 +173,16 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
         objective=_finite(result.objective),
         metrics=_metrics(result.metrics),
         history=_history(result),
-        coefficients=_coefficients(result),
+        coefficients=_coefficients(result) if is_linear else None,
         intercept=[_finite(value) for value in intercept],
         traffic=TrafficRecord(
             training=_account(result.traffic),
             setup=_account(result.traffic.setup),
             evaluation=_account(result.traffic.evaluation),
         ),
+        explanation=result.explain(),
+        insights=[InsightRecord(party=i.party, learns=list(i.learns)) for i in counted.insights],
+        exposures=[ExposureRecord(block=e.block, numbers=e.numbers, width=e.width) for e in counted.exposures],
         environment=_environment(),
     )
 
@@ -203,7 +233,7 @@ def _data(result: Result) -> DataRecord:
             name=model.name,
             table=model.table,
             features=list(model.features),
-            width=len(model.theta),
+            width=_width(model),
             rows=mapping.train.indices[number].rows,
             max_multiplicity=int(mapping.multiplicity[number].max(initial=0)),
             parts=[
@@ -220,6 +250,11 @@ def _data(result: Result) -> DataRecord:
         test_rows=mapping.test.rows,
         outputs=result.plan.loss.outputs,
     )
+
+
+def _width(block: BlockModel) -> int:
+    """d_i: encoded columns."""
+    return sum(encoded_width(encoder) for encoder in block.encoders)
 
 
 def _history(result: Result) -> list[Epoch]:

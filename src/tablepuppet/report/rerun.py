@@ -11,6 +11,8 @@ from typing import Any
 from tablepuppet.report.markup import code, table
 from tablepuppet.report.record import RunRecord
 
+NEURAL = ("hidden", "activation", "dropout", "dtype", "module")
+
 
 def job_toml(job: dict[str, Any]) -> str:
     """A job as a job file: the names are those of the Python arguments, options beside them.
@@ -23,7 +25,9 @@ def job_toml(job: dict[str, Any]) -> str:
     memory = 8
     """
     options = {name: value for name, value in job.get("options", {}).items() if name != "type"}
-    plain = {name: value for name, value in job.items() if name not in ("query", "options")}
+    # What describes a network is refused where there is none.
+    left_out = {"query", "options", *(() if job.get("model") in ("mlp", "module") else NEURAL)}
+    plain = {name: value for name, value in job.items() if name not in left_out}
     lines = [f"query = '''\n{textwrap.dedent(str(job['query'])).strip()}\n'''"]
     # TOML has no null. Left out, a name takes its default, which is None for all but batch_size.
     lines += [f"{name} = {_value(value)}" for name, value in (plain | options).items() if value is not None]
@@ -33,6 +37,8 @@ def job_toml(job: dict[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
     return json.dumps(value, ensure_ascii=False)  # strings, numbers, booleans and lists read alike in TOML
 
 

@@ -1,0 +1,76 @@
+"""Loggers people already look at: objects to give to `train` as `on_round`.
+
+    federation.train(query, label="returned", on_round=TensorBoard("runs/newton"))
+    federation.train(query, label="returned", on_round=MLflow(experiment="returns"))
+
+Each writes the figures of an epoch at its end, under the names of `write_history`. Both need their
+extra (`tensorboard`, `mlflow`), which is imported when the object is made.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from tablepuppet.errors import JobError
+from tablepuppet.report.history import figures
+
+if TYPE_CHECKING:
+    from tablepuppet.engine.result import RoundEvent
+
+
+class TensorBoard:
+    """Writes one event file into a folder; `tensorboard --logdir` shows it, also while training goes on."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._summary = _need("tensorboard.compat.proto.summary_pb2", "tensorboard")
+        self._event = _need("tensorboard.compat.proto.event_pb2", "tensorboard")
+        writer = _need("tensorboard.summary.writer.event_file_writer", "tensorboard")
+        self._writer = writer.EventFileWriter(str(folder))
+
+    def __call__(self, event: RoundEvent) -> None:
+        if event.record is None:
+            return
+        values = [
+            self._summary.Summary.Value(tag=name.replace("_", "/", 1), simple_value=value)
+            for name, value in figures(event.record).items()
+        ]
+        summary = self._summary.Summary(value=values)
+        self._writer.add_event(self._event.Event(wall_time=time.time(), step=event.epoch, summary=summary))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class MLflow:
+    """Logs to the run that is active, or to a new one of an experiment; `close` ends the one it began."""
+
+    def __init__(self, experiment: str | None = None, run_name: str | None = None) -> None:
+        self._mlflow = _need("mlflow", "mlflow")
+        self._is_own = self._mlflow.active_run() is None
+        if self._is_own:
+            if experiment is not None:
+                self._mlflow.set_experiment(experiment)
+            self._mlflow.start_run(run_name=run_name)
+
+    def __call__(self, event: RoundEvent) -> None:
+        if event.record is None:
+            return
+        known = {name: value for name, value in figures(event.record).items() if math.isfinite(value)}
+        self._mlflow.log_metrics(known, step=event.epoch)
+
+    def close(self) -> None:
+        if self._is_own:
+            self._mlflow.end_run()
+
+
+def _need(module: str, extra: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise JobError(f"this logger needs the extra {extra}: pip install 'tablepuppet[{extra}]'") from None

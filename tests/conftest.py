@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 
 from hypothesis import settings
+from tests.postgres import postgres
+
+__all__ = ["postgres"]
 
 # No deadline: no test of ours asserts wall-clock time. HYPOTHESIS_PROFILE=explore looks for new counter-examples.
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)

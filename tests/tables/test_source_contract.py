@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pyarrow.dataset as pads
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from tests.postgres import Database
 
 from tablepuppet.errors import SourceError
 from tablepuppet.tables.source import Source, open_source, source
@@ -81,6 +83,24 @@ def duckdb_file(folder: Path) -> object:
     return source(f"duckdb://{folder / 'shop.duckdb'}", table="sales.items")
 
 
+def sqlite_file(folder: Path) -> object:
+    with sqlite3.connect(folder / "shop.sqlite") as connection:
+        connection.execute('CREATE TABLE items (id INTEGER, price REAL, category TEXT, sold DATE, "Is New" BOOLEAN)')
+        dates = [day.isoformat() for day in TABLE["sold"].to_pylist()]
+        columns = [TABLE[name].to_pylist() for name in TABLE.column_names]
+        connection.executemany(
+            "INSERT INTO items VALUES (?, ?, ?, ?, ?)", zip(*columns[:3], dates, columns[4], strict=True)
+        )
+    connection.close()
+    return source(f"sqlite://{folder / 'shop.sqlite'}", table="items")
+
+
+def postgres_table(database: Database) -> object:
+    database.execute("CREATE SCHEMA sales")
+    database.ingest("items", TABLE, schema="sales")
+    return source(database.url, table="sales.items")
+
+
 def pandas_frame(_: Path) -> object:
     frame: pd.DataFrame = TABLE.to_pandas()
     return frame.set_index(frame["id"][::-1])  # an index is no column and no order
@@ -100,12 +120,17 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "feather": feather_file,
     "stream": arrow_stream,
     "duckdb": duckdb_file,
+    "sqlite": sqlite_file,
 }
 
 
-@pytest.fixture(params=MAKERS.values(), ids=list(MAKERS), scope="module")
+@pytest.fixture(params=[*MAKERS, "postgresql"], scope="module")
 def items(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
-    opened = open_source(request.param(tmp_path_factory.mktemp("items")), "items")
+    if request.param == "postgresql":
+        given = postgres_table(request.getfixturevalue("postgres")())
+    else:
+        given = MAKERS[request.param](tmp_path_factory.mktemp("items"))
+    opened = open_source(given, "items")
     yield opened
     opened.close()
 

@@ -12,7 +12,12 @@ from typing import Final
 
 from tablepuppet.errors import SourceError
 from tablepuppet.tables import duck
+from tablepuppet.tables.credentials import expanded
+from tablepuppet.tables.database import DatabaseSource
+from tablepuppet.tables.mysql import MySQL
+from tablepuppet.tables.postgresql import PostgreSQL
 from tablepuppet.tables.source import Source, SourceSpec, redacted
+from tablepuppet.tables.sqlite import SQLite
 
 Opener = Callable[[SourceSpec, str, str], Source]  # where, its table, the name that the federation gives it
 
@@ -35,12 +40,36 @@ def open_database(spec: SourceSpec, name: str) -> Source:
     return OPENERS[scheme](spec, spec.table, name)
 
 
+def _open_postgresql(spec: SourceSpec, table: str, name: str) -> Source:
+    return DatabaseSource(name, PostgreSQL(expanded(spec.url, name), table, name))
+
+
+def _open_sqlite(spec: SourceSpec, table: str, name: str) -> Source:
+    """sqlite://relative/path or sqlite:///absolute/path."""
+    return DatabaseSource(name, SQLite(_path(spec), table, name))
+
+
+def _open_mysql(spec: SourceSpec, table: str, name: str) -> Source:
+    return DatabaseSource(name, MySQL(expanded(spec.url, name), table, name))
+
+
+def _path(spec: SourceSpec) -> Path:
+    return Path(spec.url.partition("://")[2]).expanduser().resolve()
+
+
 def _open_duckdb(spec: SourceSpec, table: str, name: str) -> Source:
     """duckdb://relative/path or duckdb:///absolute/path."""
-    file = Path(spec.url.partition("://")[2]).expanduser()
+    file = _path(spec)
     if not file.is_file():
         raise SourceError(f"table {name}: there is no DuckDB file {file}; check the path")
-    return duck.from_database(name, str(file.resolve()), table)
+    return duck.from_database(name, str(file), table)
 
 
-OPENERS: Final[Mapping[str, Opener]] = {"duckdb": _open_duckdb}
+OPENERS: Final[Mapping[str, Opener]] = {
+    "duckdb": _open_duckdb,
+    "mariadb": _open_mysql,
+    "mysql": _open_mysql,
+    "postgres": _open_postgresql,
+    "postgresql": _open_postgresql,
+    "sqlite": _open_sqlite,
+}

@@ -13,7 +13,7 @@ a projection give rows in the order of the Arrow table or of the files.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 import duckdb
@@ -53,6 +53,11 @@ class DuckSource:
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
         return _guarded(self._name, lambda: self._connection.sql(_select(expressions, filter)).to_arrow_table())
+
+    def types(self, expressions: Sequence[str], filter: str | None) -> list[str]:
+        """DuckDB's names for the types of some expressions."""
+        relation = _guarded(self._name, lambda: self._connection.sql(_select(expressions, filter)))
+        return [str(kind) for kind in relation.types][: len(expressions)]
 
     def close(self) -> None:
         self._connection.close()
@@ -127,6 +132,44 @@ def from_database(name: str, file: str, table: str) -> DuckSource:
     return _created(name, create, [file], [file])
 
 
+def from_types(name: str, columns: Sequence[tuple[str, str]]) -> DuckSource:
+    """An empty table with these columns and types: it can say what an expression over them gives."""
+    listed = ", ".join(f"{_quoted(column)} {kind}" for column, kind in columns)
+    return _created(name, f"CREATE TABLE {_RELATION} ({listed})", [name], ())
+
+
+def project(
+    name: str, batches: Iterator[pa.RecordBatch], inner: Sequence[str], columns: Sequence[str], filter: str | None
+) -> pa.Table:
+    """Columns c0, c1, … computed over a stream of batches, one after the other; an error of the stream passes as it is.
+
+    `inner` names and types what the batches hold, for `columns` and `filter` to be computed over.
+    """
+    first = next(batches)
+    failed: list[Exception] = []
+
+    def stream() -> Iterator[pa.RecordBatch]:
+        try:
+            yield first
+            yield from batches
+        except Exception as error:
+            failed.append(error)
+            raise
+
+    connection = duckdb.connect(":memory:", config=_CONFIG)
+    connection.register(_RELATION, pa.RecordBatchReader.from_batches(first.schema, stream()))
+    query = _select(columns, filter, f"(SELECT {', '.join(inner)} FROM {_RELATION})")
+    try:
+        _lock(connection, ())
+        return _guarded(name, lambda: connection.sql(query).to_arrow_table())
+    except SourceError:
+        if failed:
+            raise failed[0] from None
+        raise
+    finally:
+        connection.close()
+
+
 def _created(name: str, statements: str, files: Sequence[str], allowed: Collection[str]) -> DuckSource:
     connection = duckdb.connect(":memory:", config=_CONFIG)
     try:
@@ -138,12 +181,7 @@ def _created(name: str, statements: str, files: Sequence[str], allowed: Collecti
 
 
 def _locked(name: str, connection: duckdb.DuckDBPyConnection, files: Collection[str]) -> DuckSource:
-    """Takes away everything that an expression does not need."""
-    connection.execute("SET TimeZone = 'UTC'")
-    connection.execute("SET python_enable_replacements = false")
-    connection.execute(f"SET allowed_paths = {_list(files)}")
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
+    _lock(connection, files)
     try:
         return DuckSource(name, connection)
     except SourceError:
@@ -151,10 +189,19 @@ def _locked(name: str, connection: duckdb.DuckDBPyConnection, files: Collection[
         raise
 
 
-def _select(expressions: Sequence[str], filter: str | None) -> str:
+def _lock(connection: duckdb.DuckDBPyConnection, files: Collection[str]) -> None:
+    """Takes away everything that an expression does not need."""
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET python_enable_replacements = false")
+    connection.execute(f"SET allowed_paths = {_list(files)}")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _select(expressions: Sequence[str], filter: str | None, relation: str = _RELATION) -> str:
     columns = ", ".join(f"({expression}) AS c{i}" for i, expression in enumerate(expressions))
     columns = columns or "true AS present"  # an Arrow table without columns would forget how many rows it has
-    return f"SELECT {columns} FROM {_RELATION}" + (f" WHERE ({filter})" if filter is not None else "")
+    return f"SELECT {columns} FROM {relation}" + (f" WHERE ({filter})" if filter is not None else "")
 
 
 def _detail(kind: str) -> str:

@@ -1,0 +1,207 @@
+"""Push-down: which part of a scan the owner's database computes, and which the client itself.
+
+In: guarded expressions and a filter in DuckDB's dialect, and the table's columns. Out: the SELECT that the database
+runs, in its own dialect, and what is left to do over its answer.
+
+What an expression means must not depend on where a table lies, so only what means the same there is pushed down:
+every conjunct of the filter and every expression that `family` accepts. The rest (ln(0), integer division, casts,
+LIKE with escapes, upper case of ß …: databases differ in all of these) is computed by the client's own DuckDB over the
+columns that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from sqlglot import exp, parse_one
+
+Family = Literal["number", "text", "boolean", "date", "timestamp"]
+FETCHED: Final = "tablepuppet:"  # the name of a computed column, before its number
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerColumn:
+    """A column as its owner's database has it."""
+
+    name: str
+    type: str  # in DuckDB, where the client computes
+    family: Family | None = None  # None: never computed with in the database
+    fetch: str | None = None  # how the database is asked for it, {} being its name; None: by name
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a database computes as DuckDB does."""
+
+    name: str  # sqlglot's
+    families: frozenset[Family]
+    nodes: frozenset[type[exp.Expr]]
+    computes: bool = True  # whether expressions are pushed down too, or filters alone
+
+
+_LOGIC: Final[frozenset[type[exp.Expr]]] = frozenset({exp.And, exp.Or, exp.Not, exp.Paren, exp.Is, exp.In, exp.Between})
+_ORDER: Final[frozenset[type[exp.Expr]]] = frozenset({exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE})
+_CHOICE: Final[frozenset[type[exp.Expr]]] = frozenset({exp.Case, exp.Coalesce})
+_NUMBERS: Final[frozenset[type[exp.Expr]]] = frozenset({exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Abs})
+COMMON: Final = _LOGIC | _ORDER | _CHOICE | _NUMBERS
+_PARTS: Final = frozenset({"YEAR", "MONTH", "DAY", "HOUR", "MINUTE"})
+
+
+@dataclass(frozen=True, slots=True)
+class PushDown:
+    """One scan, divided."""
+
+    select: str  # for the database
+    fetched: tuple[OwnerColumn | None, ...]  # what its columns are; None: an expression
+    inner: tuple[str, ...]  # what DuckDB makes of the fetched columns: `expression AS name`
+    columns: tuple[str, ...]  # c0, c1, … over those
+    filter: str | None  # what is left of the filter
+    used: tuple[OwnerColumn, ...]  # all columns that take part, in the filter too
+
+
+def push_down(
+    relation: str, expressions: Sequence[str], filter: str | None, columns: Sequence[OwnerColumn], dialect: Dialect
+) -> PushDown:
+    """Divides a scan between the owner's database and the client's DuckDB."""
+    known = {column.name.lower(): column for column in columns}
+    trees = [parse_one(e, dialect="duckdb") for e in expressions]
+    conjuncts = [] if filter is None else list(_conjuncts(parse_one(filter, dialect="duckdb")))
+    pushed = [c for c in conjuncts if family(c, known, dialect) == "boolean"]
+    kept = [c for c in conjuncts if not any(c is p for p in pushed)]
+    asked: list[tuple[str, OwnerColumn | None]] = []
+    inner: list[str] = []
+    outer: list[str] = []
+    local: list[exp.Expr] = list(kept)
+    for tree, text in zip(trees, expressions, strict=True):
+        if dialect.computes and not isinstance(tree, exp.Column) and family(tree, known, dialect) is not None:
+            inner.append(_fetched(len(asked)))
+            outer.append(_fetched(len(asked)))
+            asked.append((_written(tree, dialect), None))
+        else:
+            local.append(tree)
+            outer.append(f"({text})")
+    for column in _columns(local, known):
+        own = exp.to_identifier(column.name, quoted=True).sql(dialect.name)
+        inner.append(f"CAST({_fetched(len(asked))} AS {column.type}) AS {_quoted(column.name)}")
+        asked.append((own if column.fetch is None else column.fetch.format(own), column))
+    if not asked:
+        asked, inner = [("1", None)], [_fetched(0)]
+    marks = [exp.to_identifier(f"{FETCHED}{k}", quoted=True).sql(dialect.name) for k in range(len(asked))]
+    select = f"SELECT {', '.join(f'{e} AS {m}' for (e, _), m in zip(asked, marks, strict=True))} FROM {relation}"
+    if pushed:
+        select += f" WHERE {' AND '.join(f'({_written(c, dialect)})' for c in pushed)}"
+    return PushDown(
+        select=select,
+        fetched=tuple(column for _, column in asked),
+        inner=tuple(inner),
+        columns=tuple(outer),
+        filter=" AND ".join(f"({c.sql('duckdb', identify=True)})" for c in kept) or None,
+        used=tuple(_columns([*trees, *conjuncts], known)),
+    )
+
+
+def _columns(trees: Sequence[exp.Expr], known: Mapping[str, OwnerColumn]) -> list[OwnerColumn]:
+    """The columns that some expressions read, each once."""
+    names = dict.fromkeys(column.name.lower() for tree in trees for column in tree.find_all(exp.Column))
+    return [known[name] for name in names]
+
+
+def _fetched(number: int) -> str:
+    return f'"{FETCHED}{number}"'
+
+
+def family(node: exp.Expr, known: Mapping[str, OwnerColumn], dialect: Dialect) -> Family | None:
+    """What an expression gives if the database computes it exactly as DuckDB does; None if it may not."""
+    kind = type(node)
+    if kind is exp.Column:
+        found = known[node.name.lower()].family
+        return found if found in dialect.families else None
+    if kind is exp.Literal:
+        return "text" if node.is_string else "number"
+    if kind is exp.Boolean:
+        return "boolean"
+    if kind is exp.Cast:
+        return _cast(node, known, dialect)
+    if kind is exp.Extract and exp.Extract in dialect.nodes:
+        inside = family(node.expression, known, dialect)
+        return "number" if inside in ("date", "timestamp") and node.name.upper() in _PARTS else None
+    if kind is exp.Like and exp.Like in dialect.nodes:
+        pattern = node.expression
+        is_plain = isinstance(pattern, exp.Literal) and "\\" not in pattern.name
+        return "boolean" if is_plain and family(node.this, known, dialect) == "text" else None
+    if kind not in dialect.nodes:
+        return None
+    if kind is exp.Is:
+        inside = family(node.this, known, dialect)
+        is_null = isinstance(node.expression, exp.Null) and inside is not None
+        is_truth = isinstance(node.expression, exp.Boolean) and inside == "boolean"
+        return "boolean" if is_null or is_truth else None
+    if kind is exp.Case:
+        return _case(node, known, dialect)
+    if kind is exp.Div and not _is_nonzero(node.expression):
+        return None  # x / 0 is infinity here and an error there
+    children = [family(child, known, dialect) for child in node.iter_expressions()]
+    if kind is exp.Paren:
+        return children[0]
+    if kind in (exp.And, exp.Or, exp.Not):
+        return "boolean" if set(children) == {"boolean"} else None
+    if kind in _NUMBERS:
+        return "number" if set(children) == {"number"} else None
+    shared = _shared(children, list(node.iter_expressions()))
+    if shared is None or kind is exp.Coalesce:
+        return shared
+    # Which text comes first is a matter of collation; whether two are equal is not.
+    is_ordered = kind not in (exp.EQ, exp.NEQ, exp.In)
+    return None if is_ordered and shared in ("text", "boolean") else "boolean"
+
+
+def _shared(children: Sequence[Family | None], nodes: Sequence[exp.Expr]) -> Family | None:
+    """The one family of all; a text literal beside a date or time is read as one."""
+    families = {f for f, n in zip(children, nodes, strict=True) if f != "text" or not isinstance(n, exp.Literal)}
+    if (families and families <= {"date"}) or (families and families <= {"timestamp"}):
+        return families.pop()
+    families = set(children)
+    return families.pop() if len(families) == 1 else None
+
+
+def _cast(node: exp.Expr, known: Mapping[str, OwnerColumn], dialect: Dialect) -> Family | None:
+    """DATE '…' and TIMESTAMP '…' literals, and numbers as DOUBLE."""
+    target = node.args["to"].this
+    if isinstance(node.this, exp.Literal) and node.this.is_string:
+        literals: dict[Any, Family] = {exp.DataType.Type.DATE: "date", exp.DataType.Type.TIMESTAMP: "timestamp"}
+        found = literals.get(target)
+        return found if found in dialect.families else None
+    is_double = target is exp.DataType.Type.DOUBLE and family(node.this, known, dialect) == "number"
+    return "number" if is_double else None
+
+
+def _case(node: exp.Expr, known: Mapping[str, OwnerColumn], dialect: Dialect) -> Family | None:
+    if node.this is not None:
+        return None
+    branches = node.args["ifs"]
+    if any(family(branch.this, known, dialect) != "boolean" for branch in branches):
+        return None
+    values = [branch.args["true"] for branch in branches]
+    if node.args.get("default") is not None:
+        values.append(node.args["default"])
+    families = {family(v, known, dialect) for v in values if not isinstance(v, exp.Null)}
+    return families.pop() if len(families) == 1 else None
+
+
+def _is_nonzero(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Literal) and not node.is_string and float(node.name) != 0
+
+
+def _conjuncts(node: exp.Expr) -> list[exp.Expr]:
+    inside = node.unnest()
+    return list(inside.flatten()) if isinstance(inside, exp.And) else [inside]
+
+
+def _written(node: exp.Expr, dialect: Dialect) -> str:
+    return node.sql(dialect.name, identify=True, comments=False)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

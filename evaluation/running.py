@@ -11,8 +11,9 @@ import duckdb
 import msgspec
 
 import tablepuppet as tp
-from evaluation.lineup import LINEUP, Entry
-from evaluation.workload import Workload, halves
+from evaluation.lineup import CENTRALISED, LINEUP, Entry
+from evaluation.sources import write
+from evaluation.workload import Pooled, Workload, halves
 from tablepuppet.report import RunRecord, record_of, to_json
 
 Say = Callable[[str], None]
@@ -30,11 +31,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All runs of one algorithm on one workload, one per seed, with what the paper's link model makes of them."""
+    """All runs of one algorithm on one workload, one per seed."""
 
     entry: Entry
     runs: tuple[RunRecord, ...]
-    shared_bytes: tuple[int, ...]  # per seed: bytes of all clients in training, which share the server's link
 
 
 def run_workload(workload: Workload, data: Path, out: Path, plan: Plan, say: Say) -> list[Outcome]:
@@ -43,58 +43,75 @@ def run_workload(workload: Workload, data: Path, out: Path, plan: Plan, say: Say
     with duckdb.connect() as connection:
         whole = workload.prepare(connection, data, folder)
         split = {name: halves(connection, path, folder) for name, path in whole.items()}
+        tables: dict[str, Mapping[str, Any]] = {"whole": whole, "split": split}
+        if workload.pooled is not None:
+            tables["pooled"] = _pool(connection, workload.pooled, whole, folder)
     outcomes = []
-    federations = {1: tp.Federation(whole), 2: tp.Federation(split)}
+    federations = {name: tp.Federation(held) for name, held in tables.items()}
     try:
         for entry in LINEUP:
             if is_possible(workload, entry, plan):
-                outcomes.append(_run_entry(workload, entry, federations[entry.clients], plan, out, say))
+                held = "split" if entry.clients > 1 else "pooled" if is_pooled(workload, entry) else "whole"
+                outcomes.append(_run_entry(workload, entry, federations[held], plan, out, say))
     finally:
         for federation in federations.values():
             federation.close()
     return outcomes
 
 
+def is_pooled(workload: Workload, entry: Entry) -> bool:
+    """Whether the baseline is one network over the materialised join."""
+    return entry is CENTRALISED and workload.pooled is not None
+
+
 def is_possible(workload: Workload, entry: Entry, plan: Plan) -> bool:
     """Newton is for generalised linear models, and not under privacy for features."""
-    is_private = plan.privacy is not None and entry.algorithm != "centralized"
-    return entry.algorithm != "newton" or (workload.model != "mlp" and not is_private)
+    return entry.algorithm != "newton" or (workload.model != "mlp" and plan.privacy is None)
+
+
+def _pool(
+    connection: duckdb.DuckDBPyConnection, pooled: Pooled, whole: Mapping[str, Path], folder: Path
+) -> dict[str, Path]:
+    for name, path in whole.items():
+        file = str(path).replace("'", "''")
+        connection.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{file}')")
+    table = write(connection, pooled.table, folder / "pooled.parquet")
+    return {pooled.label_table: whole[pooled.label_table], "pooled": table}
+
+
+def _arguments(workload: Workload, entry: Entry, plan: Plan) -> dict[str, Any]:
+    """What `train` is given, besides the seed and what was searched for."""
+    given: dict[str, Any] = {"label": workload.label, "model": workload.model, "l2": workload.l2}
+    algorithm = "sgd" if is_pooled(workload, entry) else entry.algorithm
+    if algorithm.endswith("sgd"):
+        given |= {"batch_size": workload.batch_size, **workload.sgd}
+    if algorithm != "centralized":
+        given["epochs"] = plan.epochs
+    if plan.privacy is not None and entry is not CENTRALISED:
+        given["privacy"] = plan.privacy
+    return {"algorithm": algorithm, **given}
 
 
 def _run_entry(workload: Workload, entry: Entry, federation: tp.Federation, plan: Plan, out: Path, say: Say) -> Outcome:
-    given: dict[str, Any] = {"epochs": plan.epochs, "batch_size": workload.batch_size, "l2": workload.l2}
-    if entry.algorithm == "centralized":
-        given.pop("epochs")
-    elif plan.privacy is not None:
-        given["privacy"] = plan.privacy
-    given |= workload.options
+    query = workload.pooled.query if workload.pooled is not None and entry is CENTRALISED else workload.query
+    given = _arguments(workload, entry, plan)
 
     def train(seed: int, **more: Any) -> tp.Result:
-        return federation.train(
-            workload.query,
-            label=workload.label,
-            model=workload.model,
-            algorithm=entry.algorithm,
-            seed=seed,
-            **given,
-            **more,
-        )
+        return federation.train(query, seed=seed, **given, **more)
 
     tuned = _search(workload, entry, train) if plan.searches else {}
-    runs, shared = [], []
+    runs = []
     for seed in range(plan.seeds):
-        result = train(seed, **tuned)
-        record = msgspec.structs.replace(record_of(result), name=entry.name)
+        record = msgspec.structs.replace(record_of(train(seed, **tuned)), name=entry.name)
         suffix = "-private" if plan.privacy is not None else ""
         file = out / "runs" / f"{workload.name}{suffix}" / f"{entry.key}-{seed}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(to_json(record), encoding="utf-8")
         runs.append(record)
-        shared.append(result.traffic.bytes)
         figure = record.metrics["test"][workload.metric]
         chosen = ", ".join(f"{name} {value:g}" for name, value in tuned.items())
         say(f"{workload.title}: {entry.name}, seed {seed}: test {workload.metric} {figure:.5f} {chosen}".rstrip())
-    return Outcome(entry, tuple(runs), tuple(shared))
+    return Outcome(entry, tuple(runs))
 
 
 def _search(workload: Workload, entry: Entry, train: Callable[..., tp.Result]) -> dict[str, float]:

@@ -50,7 +50,7 @@ def _cells(workload: Workload, outcome: Outcome) -> list[str]:
     last = curve(outcome, workload.metric)[-1]
     epochs = fmean(len(run.history) for run in outcome.runs)
     rounds = fmean(run.traffic.training.rounds for run in outcome.runs) / epochs
-    passed = fmean(outcome.shared_bytes) / epochs
+    passed = fmean(run.history[-1].bytes for run in outcome.runs) / epochs
     objectives = [run.objective for run in outcome.runs if run.objective is not None]
     return [
         outcome.entry.name,

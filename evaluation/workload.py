@@ -14,6 +14,18 @@ Prepare = Callable[[duckdb.DuckDBPyConnection, Path, Path], dict[str, Path]]
 
 
 @dataclass(frozen=True, slots=True)
+class Pooled:
+    """How a neural model is trained centrally: one network over the materialised join, which is one table.
+
+    The label stays in its own table, so that the same rows are test rows as in the federated runs.
+    """
+
+    table: str  # SQL over the workload's tables that makes the table `pooled`
+    label_table: str
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """One data set with one model.
 
@@ -34,7 +46,8 @@ class Workload:
     batch_size: int = 10_240
     learning_rates: tuple[float, ...] = (0.01, 0.05, 0.1, 0.5)  # where the paper searched
     rhos: tuple[float, ...] = (0.1, 0.5, 1.0, 2.0)
-    options: dict[str, object] = field(default_factory=dict)  # further arguments of train
+    sgd: dict[str, object] = field(default_factory=dict)  # further arguments of train, for SGD
+    pooled: Pooled | None = None  # the centralised baseline of a neural model
 
 
 def halves(connection: duckdb.DuckDBPyConnection, table: Path, out: Path) -> list[Path]:

@@ -60,6 +60,17 @@ def test_a_workload_runs_from_its_original_files(
         ElementTree.fromstring(figure.read_text(encoding="utf-8"))
 
 
+def test_a_network_is_compared_with_one_network_over_the_materialised_join(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    small = replace(movielens.NEURAL, batch_size=128)
+    data = files.movielens(tmp_path / "data")
+    outcomes = run_workload(small, data, tmp_path / "out", Plan(seeds=1, epochs=1), lambda _: None)
+    central, *others = (outcome.runs[0] for outcome in outcomes)
+    assert [block.name for block in central.data.blocks] == ["x"]
+    for run in others:
+        assert (run.data.train_rows, run.data.test_rows) == (central.data.train_rows, central.data.test_rows)
+
+
 def test_movies_have_a_row_per_genre_and_titles_keep_their_letters(tmp_path: Path) -> None:
     with duckdb.connect() as connection:
         tables = movielens.prepare(connection, files.movielens(tmp_path / "data"), tmp_path / "out")

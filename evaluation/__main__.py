@@ -16,6 +16,7 @@ from pathlib import Path
 from evaluation import flights, mimic, movielens, walmart, yelp
 from evaluation.corrections import corrections
 from evaluation.figures import write_figures
+from evaluation.lineup import LINEUP
 from evaluation.running import Plan, run_workload
 from evaluation.tables import markdown
 from evaluation.workload import Workload
@@ -48,6 +49,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seeds", type=int, default=3)
     made.add_argument("--epochs", type=int, default=10)
     made.add_argument("--search", action="store_true", help="search the paper's grid of learning rates and ρ")
+    made.add_argument(
+        "--only", nargs="+", default=[], choices=[e.name for e in LINEUP], metavar="ALGORITHM", help="not all of them"
+    )
     made.add_argument("--yelp-rows", type=int, default=100_000, help="reviews of the generated Yelp data")
     made.add_argument("--yelp-size", type=int, default=384, help="numbers in an embedding of the generated Yelp data")
     return made
@@ -56,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Runs what the command line asks for; 2 where the input is wrong."""
     asked = parser().parse_args()
-    plan = Plan(seeds=asked.seeds, epochs=asked.epochs, searches=asked.search)
+    plan = Plan(seeds=asked.seeds, epochs=asked.epochs, searches=asked.search, only=frozenset(asked.only))
     asked.out.mkdir(parents=True, exist_ok=True)
     try:
         for name in dict.fromkeys(asked.workloads):

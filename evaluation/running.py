@@ -27,6 +27,7 @@ class Plan:
     epochs: int = 10
     searches: bool = False  # the paper's grid instead of our defaults
     privacy: Mapping[str, Any] | None = None
+    only: frozenset[str] = frozenset()  # names of algorithms; none: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ def is_pooled(workload: Workload, entry: Entry) -> bool:
 
 def is_possible(workload: Workload, entry: Entry, plan: Plan) -> bool:
     """Newton is for generalised linear models, and not under privacy for features."""
+    if plan.only and entry.name not in plan.only and entry is not CENTRALISED:
+        return False
     return entry.algorithm != "newton" or (workload.model != "mlp" and plan.privacy is None)
 
 

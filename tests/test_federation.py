@@ -90,6 +90,7 @@ def test_a_result_tells_its_whole_story(federation: tp.Federation) -> None:
     assert list(frame.columns) == ["table", "feature", "class_", "weight"]
     assert {"o.x", "o.day", "o.vector[1]", "i.price", "i.kind=a", "i.kind IS NULL"} <= set(frame["feature"])
     assert isinstance(result.intercept, float)
+    assert repr(result).startswith("Result(logistic by admm: test accuracy")
 
 
 def test_data_frames_and_files_give_the_same_model(tmp_path: Path) -> None:

@@ -94,6 +94,15 @@ class Result:
         load_parameters(module, model.theta)
         return module.eval()
 
+    def __repr__(self) -> str:
+        job = self.plan.job
+        side = "test" if self.metrics.get("test") else "train"
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics[side].items())
+        return (
+            f"Result({job.model} by {job.algorithm}: {side} {shown}; objective {self.objective:.6g}; "
+            f"{len(self.history)} epochs, {self.traffic.rounds:,} rounds, {self.traffic.bytes / 1e6:.3g} MB)"
+        )
+
     def explain(self) -> str:
         """The plan again, with what the meter counted beside what was estimated."""
         plan = replace(self.plan, widths=tuple(sum(map(encoded_width, block.encoders)) for block in self.blocks))

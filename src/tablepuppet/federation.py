@@ -23,6 +23,8 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.answer import write
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import as_keys
+from tablepuppet.privacy.policy import Policy
+from tablepuppet.tables.policy_file import read_policy
 from tablepuppet.tables.source import Source, open_source, source
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.transport.link import Link
@@ -42,6 +44,7 @@ class _Known(NamedTuple):
 class Federation:
     """Tables and their owners, all in this process: each list entry is one client.
 
+    `policies`: what an owner lets leave, by client or by table: the path of its policy.toml (docs/policy.md).
     `key`: a secret that the clients share and the server never has (docs/privacy.md). Without one, tokens of join keys
     get a random key, and rows are numbered by a permutation that is public, so that a job repeats bit for bit.
 
@@ -50,7 +53,13 @@ class Federation:
     Federation(orders: 2 clients)
     """
 
-    def __init__(self, tables: Mapping[str, Any], *, key: bytes | None = None) -> None:
+    def __init__(
+        self,
+        tables: Mapping[str, Any],
+        *,
+        key: bytes | None = None,
+        policies: Mapping[str, str | Path | Policy] | None = None,
+    ) -> None:
         if not isinstance(tables, Mapping) or not tables:
             raise JobError("a federation needs at least one table: a mapping from table name to its source(s)")
         sources: dict[str, dict[str, Source]] = {}
@@ -66,8 +75,9 @@ class Federation:
                 sources.setdefault(name, {})[table] = open_source(owner, table)
             self._tables[table] = tuple(names)
         shared = secrets.token_bytes(32) if key is None else bytes(key)
+        rules = self._policies(policies or {})
         self._clients = {
-            name: Client(name, ClientTables(held), may_reveal=True, key=shared, order_key=key or b"")
+            name: Client(name, ClientTables(held), rules[name], may_reveal=True, key=shared, order_key=key or b"")
             for name, held in sources.items()
         }
         self._transport = LocalTransport({name: client.handle for name, client in self._clients.items()})
@@ -79,7 +89,20 @@ class Federation:
         tables = given.get("tables")
         if not isinstance(tables, dict):
             raise JobError(f"{path}: a federation file needs a [tables] section")
-        return cls(tables_from_toml(tables, Path(path).parent))
+        policies = given.get("policies", {})
+        if not isinstance(policies, dict) or not all(isinstance(p, str) for p in policies.values()):
+            raise JobError(f"{path}: [policies] maps a client or a table to the path of its policy file")
+        folder = Path(path).parent
+        return cls(tables_from_toml(tables, folder), policies={name: folder / p for name, p in policies.items()})
+
+    def _policies(self, given: Mapping[str, str | Path | Policy]) -> dict[str, Policy]:
+        """Each client's policy: its own, or its table's, or none."""
+        clients = {client: table for table, owners in self._tables.items() for client in owners}
+        for name in given:
+            if name not in clients and name not in self._tables:
+                raise JobError(f"policies name {name!r}, which is no client; there are {', '.join(clients)}")
+        read = {name: p if isinstance(p, Policy) else read_policy(p) for name, p in given.items()}
+        return {client: read.get(client) or read.get(table) or Policy() for client, table in clients.items()}
 
     def explain(
         self, query: str, *, label: str, model: Any = "auto", algorithm: Any = "newton", **options: Any

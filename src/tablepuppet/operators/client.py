@@ -23,6 +23,7 @@ from tablepuppet.models.linear import LinearModel, Model
 from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.encoding import encode as encode_features
 from tablepuppet.tables.features import Features
 from tablepuppet.tables.labels import describe_labels, read_labels
@@ -56,6 +57,7 @@ class Client:
 
     name: str
     tables: ClientTables
+    policy: Policy = field(default_factory=Policy)  # judges every request before it is answered
     may_reveal: bool = False  # whether the centralised baseline may pool encoded features
     modules: dict[str, Builder] = field(default_factory=dict)  # builders of torch modules that jobs may name
     key: bytes | None = field(default=None, repr=False)  # shared by the clients, never with the server
@@ -78,7 +80,8 @@ class Client:
         return encode(answer, wire)
 
     def answer(self, message: Any) -> m.Message:
-        """The answer to one request."""
+        """The answer to one request, if the owner's policy has nothing against it."""
+        self.policy.check(message, self.tables.use)
         return _ANSWERS[type(message)](self, message)
 
     # -- schema, keys, labels --------------------------------------------------------------
@@ -87,7 +90,9 @@ class Client:
         return self.tables.describe(request.table)
 
     def open_scan(self, request: m.OpenScan) -> m.Message:
-        return self.tables.open_scan(request)
+        answer = self.tables.open_scan(request)
+        self.policy.check_scan(self.tables.use(request.job, request.scan))
+        return answer
 
     def count_rows(self, request: m.CountRows) -> m.Message:
         return m.RowCount(rows=self.tables.scan(request.job, request.scan).num_rows)

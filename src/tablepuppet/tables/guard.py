@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from sqlglot import Dialect, TokenType, exp
+from sqlglot import Dialect, TokenType, exp, parse_one
 from sqlglot.errors import ErrorLevel, SqlglotError, UnsupportedError
 from sqlglot.generators.duckdb import DuckDBGenerator
 
@@ -35,6 +35,11 @@ def check_expression(sql: str, columns: Collection[str]) -> str:
 def check_predicate(sql: str, columns: Collection[str]) -> str:
     """Refuses all but a predicate over `columns`; returns it in DuckDB's dialect."""
     return _check(sql, columns, "filter")
+
+
+def columns_of(sql: str) -> frozenset[str]:
+    """The columns that a guarded expression reads."""
+    return frozenset(column.name for column in parse_one(sql, dialect="duckdb").find_all(exp.Column))
 
 
 def _check(sql: str, columns: Collection[str], what: str) -> str:

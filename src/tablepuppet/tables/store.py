@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.errors import SourceError, TransportError
-from tablepuppet.tables.guard import check_expression, check_predicate
+from tablepuppet.privacy.policy import ScanUse
+from tablepuppet.tables.guard import check_expression, check_predicate, columns_of
 from tablepuppet.tables.order import order_bits
 from tablepuppet.tables.source import Source
 from tablepuppet.transport.messages import ColumnInfo, OpenScan, ScanSchema, TableSchema
@@ -32,6 +33,7 @@ class _Scan:
     columns: list[ColumnInfo]
     rows: pa.Table | None = None
     name: str = ""
+    table: str = ""
     order: NDArray[np.int64] | None = None  # for each row, its position at the owner; None: the same
 
 
@@ -62,7 +64,7 @@ class ClientTables:
             described = source.describe_scan(expressions, filter)
             columns = [replace(c, name=text) for c, text in zip(described, request.columns, strict=True)]
             self._scans[request.job, request.scan] = _Scan(
-                source, expressions, filter, columns, name=f"{request.table} {filter}"
+                source, expressions, filter, columns, name=f"{request.table} {filter}", table=request.table
             )
             return ScanSchema(columns=columns)
 
@@ -90,6 +92,17 @@ class ClientTables:
         """For each row of a scan, its position at the owner; None: the same."""
         with self._lock:
             return self._opened(job, scan).order
+
+    def use(self, job: str, scan: int) -> ScanUse:
+        """What an open scan reads, for the owner's policy to judge."""
+        with self._lock:
+            opened = self._opened(job, scan)
+            return ScanUse(
+                table=opened.table,
+                columns=tuple(columns_of(expression) for expression in opened.expressions),
+                filter=frozenset() if opened.filter is None else columns_of(opened.filter),
+                rows=lambda: self.scan(job, scan).num_rows,
+            )
 
     def columns(self, job: str, scan: int) -> list[ColumnInfo]:
         """The kinds of an open scan's columns."""

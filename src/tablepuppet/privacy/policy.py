@@ -1,0 +1,182 @@
+"""Policy: what an owner lets leave, whatever the server asks.
+
+    minimum_rows = 50            # fewer distinct rows of a table than this never take part in training
+    keys_in_plain = false        # join keys leave as tokens only
+    second_moments = false       # no exact TᵀT: newton and admm(union="exact") on a partitioned table are refused
+    release_parameters = true    # trained parameters of my block may leave
+    predictions = true           # a trained model may be applied to my rows
+    identifiers = true           # key values may be shown beside predictions
+
+    [labels]
+    leave = true                 # false: no label leaves at all
+    epsilon = 2.0                # …and only randomised, with at most this ε
+
+    [tables.orders]              # a table that is named here may be used for this and nothing else
+    features = ["quantity", "hour"]
+    keys = ["item_id", "card_id"]
+    labels = ["returned"]
+    filters = ["quantity"]       # columns that a WHERE may look at; by default all of the above
+
+In: such a file's rules (tables/policy_file.py reads it), then every request before it is answered. Out: nothing, or
+PolicyError: one sentence that names the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tablepuppet.algorithms.options import Admm, Newton
+from tablepuppet.errors import PolicyError
+from tablepuppet.transport import messages as m
+
+
+class LabelRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Whether labels may leave, and how private they must be."""
+
+    leave: bool = True
+    epsilon: float | None = None  # None: as they are
+
+
+class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the columns of one table may be used for."""
+
+    features: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    filters: tuple[str, ...] | None = None
+
+    def allowed(self, role: str) -> frozenset[str]:
+        """The columns that may play a role, in lower case."""
+        every = (*self.features, *self.keys, *self.labels)
+        names = {"features": self.features, "keys": self.keys, "labels": self.labels}.get(role)
+        if names is None:
+            names = every if self.filters is None else self.filters
+        return frozenset(name.lower() for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanUse:
+    """An open scan as a policy sees it: its table, the columns behind each expression and behind the filter."""
+
+    table: str
+    columns: tuple[frozenset[str], ...]
+    filter: frozenset[str]
+    rows: Callable[[], int]
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An owner's rules. Without a file everything that the messages allow is allowed."""
+
+    minimum_rows: int = 1
+    keys_in_plain: bool = True
+    second_moments: bool = True
+    release_parameters: bool = True
+    predictions: bool = True
+    identifiers: bool = True
+    labels: LabelRules = LabelRules()
+    tables: dict[str, TableRules] = {}
+
+    def check(self, request: Any, use: Callable[[str, int], ScanUse]) -> None:
+        """Refuses a request that breaks a rule; `use` says what an open scan reads."""
+        match request:
+            case m.SendKeys():
+                self._columns(request, use, request.columns, "keys")
+                if request.columns and request.tokens == "plain":
+                    self._rule(self.keys_in_plain, "keys_in_plain", "join keys leave this owner as tokens only")
+            case m.DescribeLabels():
+                self._columns(request, use, [request.column], "labels")
+                self._rule(self.labels.leave, "labels.leave", "labels do not leave this owner")
+            case m.SendLabels():
+                self._labels(request, use)
+            case m.OpenPart():
+                self._columns(request, use, request.columns, "features")
+                self._minimum(request, use)
+            case m.StartPart():
+                self._training(request)
+            case m.MultiplyGram():
+                self._moments("a product with the second moments of features")
+            case m.Release():
+                self._release()
+            case m.ScoreRows():
+                self._columns(request, use, request.columns, "features")
+                self._rule(self.predictions, "predictions", "models are not applied to this owner's rows")
+            case m.SendIdentifiers():
+                self._columns(request, use, request.columns, "keys")
+                self._rule(self.identifiers, "identifiers", "key values are not shown beside predictions")
+
+    def check_scan(self, use: ScanUse) -> None:
+        """Refuses a scan that reads or filters by a column without any permitted use, before anything is read."""
+        rules = self.tables.get(use.table)
+        if rules is None:
+            return
+        somehow = rules.allowed("features") | rules.allowed("keys") | rules.allowed("labels")
+        for columns in use.columns:
+            _refuse_others(columns, somehow, f"tables.{use.table}", "be read")
+        _refuse_others(use.filter, rules.allowed("filters"), f"tables.{use.table}.filters", "be filtered by")
+
+    def _columns(self, request: Any, use: Callable[[str, int], ScanUse], columns: Collection[int], role: str) -> None:
+        scan = use(request.job, request.scan)
+        rules = self.tables.get(scan.table)
+        if rules is not None:
+            for column in columns:
+                _refuse_others(scan.columns[column], rules.allowed(role), f"tables.{scan.table}.{role}", _AS[role])
+
+    def _labels(self, request: m.SendLabels, use: Callable[[str, int], ScanUse]) -> None:
+        self._columns(request, use, [request.column], "labels")
+        self._rule(self.labels.leave, "labels.leave", "labels do not leave this owner")
+        limit, given = self.labels.epsilon, getattr(request, "privacy", None)
+        if limit is not None and (given is None or given.epsilon > limit):
+            found = "the job asks for them as they are" if given is None else f"the job has ε = {given.epsilon:g}"
+            raise _refused(
+                "labels.epsilon",
+                f"labels leave only randomised, with ε of at most {limit:g}, and {found}; "
+                f'train with privacy={{"label": {{"epsilon": {limit:g}}}}}',
+            )
+
+    def _minimum(self, request: m.OpenPart, use: Callable[[str, int], ScanUse]) -> None:
+        rows = request.train_rows
+        count = use(request.job, request.scan).rows() if rows is None else len(np.unique(rows[rows >= 0]))
+        if count < self.minimum_rows:
+            raise _refused(
+                "minimum_rows",
+                f"at least {self.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",
+            )
+
+    def _training(self, request: m.StartPart) -> None:
+        self._release()  # asked at the end of every run: say so before it begins
+        options = request.algorithm
+        sends_moments = isinstance(options, Newton) or (isinstance(options, Admm) and options.union == "exact")
+        if request.clients > 1 and sends_moments:
+            self._moments(f'algorithm="{options.name}" sums them over the owners of a table')
+
+    def _moments(self, why: str) -> None:
+        self._rule(
+            self.second_moments,
+            "second_moments",
+            f'exact second moments do not leave this owner ({why}); use algorithm="admm"',
+        )
+
+    def _release(self) -> None:
+        self._rule(self.release_parameters, "release_parameters", "trained parameters do not leave this owner")
+
+    def _rule(self, holds: bool, rule: str, why: str) -> None:
+        if not holds:
+            raise _refused(rule, why)
+
+
+_AS = {"features": "be a feature", "keys": "be a join key", "labels": "be the label"}
+
+
+def _refuse_others(columns: Collection[str], allowed: Collection[str], rule: str, use: str) -> None:
+    for column in sorted(columns):
+        if column.lower() not in allowed:
+            raise _refused(rule, f"column {column} may not {use}")
+
+
+def _refused(rule: str, why: str) -> PolicyError:
+    return PolicyError(f"its policy refuses the request: {why} (rule {rule})")

@@ -128,11 +128,32 @@ def test_a_report_of_nothing_and_a_folder_that_is_not_there_are_refused(
 def test_a_browser_shows_the_page_without_errors_and_nothing_sticks_out(width: int, page: str, tmp_path: Path) -> None:
     check = """
         <script>
+        {
         const over = [...document.querySelectorAll("main *")].filter((e) => !e.closest(".wide, pre, svg")
           && e.getBoundingClientRect().right > innerWidth + 1);
-        document.title = "checked " + innerWidth + " wide, " + over.length + " stick out, page "
-          + (document.documentElement.scrollWidth <= innerWidth ? "fits" : "is too wide");
-        parent.document.title = document.title;
+        const chart = document.querySelector("svg.chart"), tip = document.getElementById("tip");
+        chart.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
+        const byKey = !tip.hidden && tip.textContent.startsWith("newton, epoch 1");
+        chart.dispatchEvent(new PointerEvent("pointerleave"));
+        const gone = tip.hidden;
+        const box = chart.getBoundingClientRect();
+        chart.dispatchEvent(new PointerEvent("pointermove", { clientX: box.right, clientY: box.top }));
+        const byPointer = !tip.hidden && tip.textContent.includes("epoch");
+        const axis = document.getElementById("axis");
+        axis.value = "us-uk";
+        axis.dispatchEvent(new Event("change"));
+        const shown = [...document.querySelectorAll(".charts")].filter((e) => !e.hidden).map((e) => e.dataset.axis);
+        const filter = document.getElementById("filter");
+        filter.value = "items shoe";
+        filter.dispatchEvent(new Event("input"));
+        const left = [...document.querySelectorAll("#weights tbody tr")].filter((row) => !row.hidden).length;
+        document.querySelectorAll(".sort")[2].click();
+        const rows = [...document.querySelectorAll("#weights tbody tr")];
+        const values = rows.map((row) => Number(row.cells[2].dataset.value));
+        const sorted = values.every((value, i) => i === 0 || values[i - 1] >= value);
+        parent.document.title = ["checked", innerWidth, over.length, document.documentElement.scrollWidth <= innerWidth,
+          byKey, gone, byPointer, shown, left, sorted].join(" ");
+        }
         </script></body>"""
     (tmp_path / "page.html").write_text(page.replace("</body>", check), encoding="utf-8")
     # A window cannot be as narrow as a phone; a frame can.
@@ -152,7 +173,8 @@ def test_a_browser_shows_the_page_without_errors_and_nothing_sticks_out(width: i
         check=False,
     )
     assert "CONSOLE" not in process.stderr
-    assert f"<title>checked {width} wide, 0 stick out, page fits</title>" in process.stdout
+    # Nothing sticks out and the page fits; a chart speaks by key and by pointer; one axis; one row; sorted.
+    assert f"<title>checked {width} 0 true true true true us-uk 1 true</title>" in process.stdout
 
 
 def test_the_job_file_of_the_page_is_read_back_as_the_same_job(records: list[RunRecord], tmp_path: Path) -> None:

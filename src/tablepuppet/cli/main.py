@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import typer
 
 from tablepuppet import __version__
+from tablepuppet.cli.demo import demo
 from tablepuppet.cli.explain import explain
 from tablepuppet.cli.report import report
 from tablepuppet.cli.screen import Screen
@@ -32,6 +33,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(demo)
 app.command()(explain)
 app.command()(train)
 app.command()(report)

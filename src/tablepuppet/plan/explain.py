@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tablepuppet.plan.plan import Plan
 
 _CLIENTS_SHOWN = 6
+_LINE = 100
 
 
 def render(plan: Plan, counted: Account | None = None, epochs: int | None = None) -> str:
@@ -127,14 +128,15 @@ def _comparison(plan: Plan, counted: Account, epochs: int) -> list[str]:
 
 def _advice(plan: Plan) -> list[str]:
     advice = plan.advice
-    return [f"Advice: {advice.algorithm}", *wrap(advice.why, 100, initial_indent="  ", subsequent_indent="  ")]
+    return [f"Advice: {advice.algorithm}", *wrap(advice.why, _LINE, initial_indent="  ", subsequent_indent="  ")]
 
 
 def _knowledge(plan: Plan) -> list[str]:
     lines = ["Who learns what"]
     for insight in plan.insights:
         lines.append(f"  {insight.party}")
-        lines += [f"    · {learns}" for learns in insight.learns]
+        for learns in insight.learns:
+            lines += wrap(learns, _LINE, initial_indent="    · ", subsequent_indent="      ")
     lines += ["", *_exposure(plan)]
     return lines
 

@@ -1,0 +1,46 @@
+"""The demo's data, and what is said where it is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pyarrow as pa
+import pytest
+
+from tablepuppet.cli.main import main
+from tablepuppet.demo import flights
+from tablepuppet.query import parse
+
+
+def test_each_airline_has_its_own_flights_and_none_is_lost() -> None:
+    table = pa.table({"carrier": ["UA", "AA", "UA", "9E"], "flight": [1, 2, 3, 4]})
+    assert [part["flight"].to_pylist() for part in flights.by_airline(table)] == [[4], [2], [1, 3]]
+
+
+def test_no_feature_is_known_only_after_departure() -> None:
+    (branch,) = parse(flights.QUERY).branches
+    assert branch
+    features = flights.QUERY.split("f.arr_delay > 15")[0]
+    assert not any(word in features for word in ("dep_", "arr_", "air_time"))
+
+
+def test_a_missing_extra_is_a_kind_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["demo"]) == 2
+    assert "pip install 'tablepuppet[demo]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_demo_runs_and_its_algorithms_come_close_to_the_pooled_join(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import json
+
+    report = tmp_path_factory.mktemp("demo") / "demo.html"
+    assert main(["demo", "--json", "--report", str(report)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    gaps = {run["algorithm"]: run["gap"] for run in shown["runs"]}
+    assert gaps["newton"] < 1e-6
+    assert gaps["admm"] < 1e-3
+    assert gaps["sgd"] < 1e-2
+    assert report.read_text(encoding="utf-8").startswith("<!doctype html>")

@@ -28,23 +28,34 @@ from tablepuppet.models.losses import Loss
 from tablepuppet.transport.messages import AdmmUpdate, Combined, Done, Move, Partial, Predictions
 
 _RESTART = 3  # rounds between restarts from the reported model
+_INTERCEPT_STEPS = 8
 
 # -- server --------------------------------------------------------------------------------
 
 
-def opening_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
-    """λ = ℓ'(a + b) and z = a: where ADMM would stand if these predictions were its last."""
-    shard.state["dual"][...] = loss.gradient(shard.scores + intercept, shard.labels)
-    shard.state["z"][...] = shard.scores
+def opening_step(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
+    """u = a + b: where ADMM would stand if these predictions were its last."""
+    np.add(shard.scores, intercept, out=shard.state["u"], casting="same_kind")
     return (), {}
 
 
+def _centred(shard: Any, loss: Loss, intercept: Array, before: Array, rho: float, relax: float) -> tuple[Array, Array]:
+    """u of the last round, and where the proximal map is taken: â + b + λ/ρ with λ = ℓ'(u), z = u − b."""
+    last = shard.state["u"].astype(np.float64, copy=False)
+    centre = loss.gradient(last, shard.labels)
+    centre /= rho
+    centre += relax * shard.scores
+    centre += (1.0 - relax) * last
+    centre += intercept - (1.0 - relax) * before
+    return last, centre
+
+
 def intercept_step(
-    shard: Any, *, loss: Loss, intercept: Array, rho: float, relax: float
+    shard: Any, *, loss: Loss, intercept: Array, before: Array, rho: float, relax: float
 ) -> tuple[Sequence[Array], dict[str, Any]]:
     """Slope and curvature in b of min_z Σ ℓ(z + b) − λz + ρ/2 (â − z)²."""
-    relaxed = relax * shard.scores + (1.0 - relax) * shard.state["z"]
-    u = loss.proximal(relaxed + intercept + shard.state["dual"] / rho, rho, shard.labels, relaxed + intercept)
+    last, centre = _centred(shard, loss, intercept, before, rho, relax)
+    u = loss.proximal(centre, rho, shard.labels, last)
     curvature = loss.curvature(u)
     return (), {
         "slope": loss.gradient(u, shard.labels).sum(axis=0),
@@ -53,25 +64,25 @@ def intercept_step(
 
 
 def join_step(
-    shard: Any, *, loss: Loss, intercept: Array, rho: float, relax: float
+    shard: Any, *, loss: Loss, intercept: Array, before: Array, rho: float, relax: float
 ) -> tuple[Sequence[Array], dict[str, Any]]:
-    """The z-step and the dual step; the signal is c = λ⁺ + ρ(a − z⁺)."""
-    scores, dual, z = shard.scores, shard.state["dual"], shard.state["z"]
-    relaxed = relax * scores + (1.0 - relax) * z
-    u = loss.proximal(relaxed + intercept + dual / rho, rho, shard.labels, relaxed + intercept)
-    new = loss.gradient(u, shard.labels)
-    z_new = u - intercept
-    gap = scores - z_new
+    """The z-step and the dual step; the signal is c = λ⁺ + ρ(a − z⁺), and z = u − b."""
+    last, centre = _centred(shard, loss, intercept, before, rho, relax)
+    u = loss.proximal(centre, rho, shard.labels, last)
+    signal = loss.gradient(u, shard.labels)
+    z = u - intercept
+    gap = shard.scores - z
     sums = {
         "primal": squared_norm(gap),
-        "dual": rho**2 * squared_norm(z_new - z),
-        "scores": squared_norm(scores),
-        "z": squared_norm(z_new),
-        "lambda": squared_norm(new),
+        "dual": rho**2 * squared_norm(u - last + (before - intercept)),
+        "scores": squared_norm(shard.scores),
+        "z": squared_norm(z),
+        "lambda": squared_norm(signal),
     }
-    dual[...] = new
-    z[...] = z_new
-    return (new + rho * gap,), sums
+    shard.state["u"][...] = u
+    gap *= rho
+    signal += gap
+    return (signal,), sums
 
 
 @dataclass
@@ -90,14 +101,16 @@ class AdmmServer:
         loss = self.problem.loss
         self.rho = self.options.rho * loss.bound
         self._iterates: list[Array] = []  # h of ADMM's own θ
-        self._shift: Array = np.zeros(loss.outputs)  # and its intercept
-        self._tracker = Tracker(self.problem, self.options.memory)
+        self._shift: Array = np.zeros(loss.outputs)  # and its intercept b
+        self._before: Array = self._shift  # b of the last round
+        self._tracker = Tracker(self.problem, self.options.memory, wants_curvature=False)
         self._scales: list[float] = []
         self._unions = [ExactUnion() for _ in self.problem.rows]
         self._figures: dict[str, float] = {}
         self._age = 0  # rounds since the last restart
-        for name in ("dual", "z"):
-            self.problem.joined.allocate(name, loss.outputs)
+        # The reported model comes from exact predictions; what only steers it can do with half the memory.
+        dtype = np.float32 if self.options.averages else np.float64
+        self.problem.joined.allocate("u", loss.outputs, dtype)
 
     @property
     def intercept(self) -> Array:
@@ -126,14 +139,21 @@ class AdmmServer:
     def join_step(self) -> list[BlockUpdate]:
         problem, h = self.problem, self._iterates
         self._age += 1
-        given: dict[str, Any] = {"loss": problem.loss, "rho": self.rho, "relax": self.options.relax}
-        for _ in range(8):
+        given: dict[str, Any] = {
+            "loss": problem.loss,
+            "before": self._before,
+            "rho": self.rho,
+            "relax": self.options.relax,
+        }
+        for _ in range(_INTERCEPT_STEPS):
             sums = problem.joined.run(intercept_step, h, intercept=self._shift, **given).sums
             move = sums["slope"] / np.maximum(sums["curvature"], 1e-300)
             self._shift = self._shift - move
-            if float(np.abs(move).max()) <= 1e-9 * (1.0 + float(np.abs(self._shift).max())):
+            # Newton in one variable: what is left after a step is its square
+            if problem.loss.is_quadratic or float(np.abs(move).max()) <= 1e-3:
                 break
         done = problem.joined.run(join_step, h, signals=1, intercept=self._shift, **given)
+        self._before = self._shift
         self._note(done.sums)
         updates = []
         for i, coefficients in enumerate(self._tracker.take_pending()):
@@ -174,7 +194,8 @@ class AdmmServer:
     def _restart(self) -> None:
         """ADMM goes on from the reported model: λ = ℓ'(a), z = a."""
         self._iterates, self._shift = list(self._tracker.predictions), self._tracker.intercept
-        self.problem.joined.run(opening_step, self._iterates, loss=self.problem.loss, intercept=self._shift)
+        self.problem.joined.run(opening_step, self._iterates, intercept=self._shift)
+        self._before = self._shift
         self._age = 0
 
     def _adapt(self) -> None:

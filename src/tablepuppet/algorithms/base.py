@@ -29,10 +29,16 @@ class Walkable(Protocol):
     @property
     def rows(self) -> int: ...
 
-    def allocate(self, name: str, outputs: int) -> None: ...
+    def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = ...) -> None: ...
 
     def run(
-        self, step: Callable[..., Any], per_row: Sequence[Array], *, each: bool = ..., signals: int = ..., **given: Any
+        self,
+        step: Callable[..., Any],
+        per_row: Sequence[Array],
+        *,
+        columns: Sequence[Array] = ...,
+        signals: int = ...,
+        **given: Any,
     ) -> Any: ...
 
     def take(self, joined: NDArray[np.int64]) -> tuple[Any, list[RowNumbers]]: ...

@@ -26,19 +26,9 @@ from tablepuppet.algorithms.options import Newton
 from tablepuppet.algorithms.spectrum import Spectrum
 from tablepuppet.algorithms.subspace import Tracker, Trail
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.models.losses import Loss
 from tablepuppet.transport.messages import Combined, Done, Move, NewtonUpdate, Partial, Predictions
 
 # -- server --------------------------------------------------------------------------------
-
-
-def join_step(
-    shard: Any, *, loss: Loss, intercept: Array, wants_curvature: bool
-) -> tuple[Sequence[Array], dict[str, Any]]:
-    """∂ℓ/∂a, and ∂²ℓ/∂a² where it varies."""
-    scores = shard.scores + intercept
-    gradient = loss.gradient(scores, shard.labels)
-    return ((gradient, loss.curvature(scores)) if wants_curvature else (gradient,)), {}
 
 
 @dataclass
@@ -50,10 +40,10 @@ class NewtonServer:
 
     def __post_init__(self) -> None:
         loss = self.problem.loss
-        self._tracker = Tracker(self.problem, self.options.memory)
         self._unions: list[Spectrum | None] = [None] * self.problem.blocks
         self._decrement = self._value = np.inf
-        self._varies = not loss.is_quadratic and loss.outputs == 1
+        varies = not loss.is_quadratic and loss.outputs == 1
+        self._tracker = Tracker(self.problem, self.options.memory, wants_curvature=varies)
 
     @property
     def intercept(self) -> Array:
@@ -73,20 +63,14 @@ class NewtonServer:
         return None
 
     def join_step(self) -> list[BlockUpdate]:
-        problem = self.problem
-        done = problem.joined.run(
-            join_step,
-            self.predictions,
-            signals=1 + self._varies,
-            loss=problem.loss,
-            intercept=self.intercept,
-            wants_curvature=self._varies,
-        )
+        """The derivatives where the last search ended: no walk over joined rows is needed for them."""
+        at = self._tracker.at
+        assert at is not None
         updates = []
         for i, coefficients in enumerate(self._tracker.take_pending()):
-            curvature = done.signals[1][i] if self._varies else None
-            common = {"coefficients": coefficients, "bound": problem.loss.bound}
-            updates.append(BlockUpdate(NewtonUpdate, {"signal": done.signals[0][i], "curvature": curvature}, common))
+            curvature = None if at.curvatures is None else at.curvatures[i]
+            common = {"coefficients": coefficients, "bound": self.problem.loss.bound}
+            updates.append(BlockUpdate(NewtonUpdate, {"signal": at.signals[i], "curvature": curvature}, common))
         return updates
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:

@@ -1,14 +1,16 @@
 """Subspace search: F minimised over a few directions per block and the intercept.
 
-In: per-row vectors of each block (current scores first, then directions), inner products of the
-parameters they come from. Out: one coefficient per direction. A damped Newton iteration whose
-gradient and Hessian are sums over joined rows; exact in one step for squared loss.
+In: predictions and directions of each block as per-row vectors, F and its derivatives there, inner
+products of the parameters they come from. Out: one coefficient per direction, and F and its
+derivatives at the minimum, which are what the next round begins with. A damped Newton iteration:
+gradients are exact, from collapsed derivatives; the Hessian is computed once a round, and only its
+rows for new directions (subspace.py). Exact in one step for squared loss.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,75 +22,111 @@ from tablepuppet.models.losses import Loss
 
 _ITERATIONS = 12
 _HALVINGS = 30
+_ENOUGH = 1e-3  # of what a round has gained: less than that is left to the next round
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Derivatives:
+    """The mean loss at some predictions, its derivatives collapsed to rows, and their sums."""
+
+    loss: float
+    signals: list[Array]  # collapse_i(∂ℓ/∂a)
+    curvatures: list[Array] | None  # collapse_i(∂²ℓ/∂a²), where it was asked for
+    residual: Array  # Σ ∂ℓ/∂a over joined rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """The minimum over the subspace."""
 
     coefficients: list[Array]
     intercept: Array
+    predictions: list[Array]  # h there
+    at: Derivatives
     value: float  # F there
     decrement: float  # half the squared Newton decrement of the new directions: the gap's estimate
 
 
-def subspace_step(
-    shard: Any, *, loss: Loss, intercept: Array, coefficients: list[Array], wants_hessian: bool
+def derivative_step(
+    shard: Any, *, loss: Loss, intercept: Array, wants_curvature: bool
 ) -> tuple[Sequence[Array], dict[str, Any]]:
-    """Loss, slope and Hessian along the directions at some coefficients."""
+    """∂ℓ/∂a, and ∂²ℓ/∂a² where it is asked for."""
+    scores = np.add(shard.scores, intercept, out=shard.scores)
+    gradient = loss.gradient(scores, shard.labels)
+    sums = {"loss": float(loss.value(scores, shard.labels).sum()), "residual": gradient.sum(axis=0)}
+    return ((gradient, loss.curvature(scores)) if wants_curvature else (gradient,)), sums
+
+
+def derivatives(
+    joined: Walkable, loss: Loss, predictions: Sequence[Array], intercept: Array, *, wants_curvature: bool
+) -> Derivatives:
+    """One walk over all joined rows."""
+    given: dict[str, Any] = {"loss": loss, "intercept": intercept, "wants_curvature": wants_curvature}
+    done = joined.run(derivative_step, predictions, signals=1 + wants_curvature, **given)
+    curvatures = done.signals[1] if wants_curvature else None
+    return Derivatives(done.sums["loss"] / joined.rows, done.signals[0], curvatures, done.sums["residual"])
+
+
+def hessian_step(
+    shard: Any, *, loss: Loss, intercept: Array, fresh: NDArray[np.intp]
+) -> tuple[Sequence[Array], dict[str, Any]]:
+    """Σ_j u_jᵀ (∂²ℓ/∂a²) v_j for fresh vectors u and all vectors v; the intercept's are the last, and fresh."""
     outputs = loss.outputs
-    cubes = [e.reshape(len(e), -1, outputs) for e in shard.blocks]
-    scores = intercept + sum(
-        (cube[:, 0, :] + np.tensordot(cube[:, 1:, :], c, axes=(1, 0)))
-        for cube, c in zip(cubes, coefficients, strict=True)
-    )
-    sums: dict[str, Any] = {"loss": float(loss.value(scores, shard.labels).sum())}
-    if wants_hessian:
-        rows = len(scores)
-        unit = np.broadcast_to(np.eye(outputs), (rows, outputs, outputs))
-        directions = np.concatenate([c[:, 1:, :].transpose(0, 2, 1) for c in cubes] + [unit], axis=2)
-        residual = loss.gradient(scores, shard.labels)
-        sums["slope"] = directions.reshape(rows * outputs, -1).T @ residual.reshape(-1)
-        sums["hessian"] = loss.hessian_gram(scores, directions)
-    return (), sums
+    rows = len(shard.scores)
+    vectors = shard.columns.reshape(rows, -1, outputs)
+    unit = np.broadcast_to(np.eye(outputs), (rows, outputs, outputs))
+    chosen = np.concatenate([vectors[:, fresh], unit], axis=1)
+    curved = loss.hessian_product(np.add(shard.scores, intercept, out=shard.scores), chosen)
+    if outputs == 1:
+        products = curved[:, :, 0].T @ vectors[:, :, 0]
+    else:
+        products = np.tensordot(curved, vectors, axes=((0, 2), (0, 2)))
+    return (), {"hessian": np.concatenate([products, curved.sum(axis=0)], axis=1)}
 
 
 def minimise(
-    joined: Walkable,
-    loss: Loss,
-    l2: float,
+    evaluate: Callable[[list[Array], Array], Derivatives],
     vectors: Sequence[Sequence[Array]],
     products: Sequence[Array],
     intercept: Array,
+    at: Derivatives,
+    hessian: Array,
+    l2: float,
+    rows: int,
+    *,
+    is_quadratic: bool,
 ) -> Found:
-    """min over α of F(θ + Σ α s), one α for every direction of every block, and the intercept."""
-    per_row = [np.concatenate(block, axis=1) for block in vectors]
+    """min over α of F(θ + Σ α s), one α for every direction of every block, and the intercept.
+
+    `vectors[i]` holds h_i and its directions, newest first; `hessian` is that of the mean loss.
+    """
     sizes = [len(block) - 1 for block in vectors]
     borders = np.cumsum([0, *sizes])
+    outputs = len(intercept)
 
     def split(point: Array) -> list[Array]:
         return [point[a:b] for a, b in itertools.pairwise(borders)]
 
-    def penalty(point: Array) -> tuple[float, Array, Array]:
-        value, slope, hessian = 0.0, np.zeros(len(point)), np.zeros((len(point), len(point)))
+    def penalty(point: Array) -> tuple[float, Array]:
+        value, slope = 0.0, np.zeros(len(point))
         for a, b, gram in zip(borders[:-1], borders[1:], products, strict=True):
             along = np.concatenate([[1.0], point[a:b]])
             value += 0.5 * l2 * float(along @ gram @ along)
             slope[a:b] = l2 * (gram @ along)[1:]
-            hessian[a:b, a:b] = l2 * gram[1:, 1:]
-        return value, slope, hessian
+        return value, slope
 
-    def look(point: Array, wants_hessian: bool) -> tuple[float, Array, Array]:
-        at: dict[str, Any] = {"intercept": intercept + point[borders[-1] :], "coefficients": split(point)}
-        sums = joined.run(subspace_step, per_row, each=True, loss=loss, wants_hessian=wants_hessian, **at).sums
-        value, slope, hessian = penalty(point)
-        if wants_hessian:
-            slope, hessian = slope + sums["slope"] / joined.rows, hessian + sums["hessian"] / joined.rows
-        return value + sums["loss"] / joined.rows, slope, hessian
+    def total(point: Array, there: Derivatives) -> tuple[float, Array]:
+        """F and its slope along all directions."""
+        value, slope = penalty(point)
+        slopes = [np.array([np.vdot(v, y) for v in block[1:]]) for block, y in zip(vectors, there.signals, strict=True)]
+        return value + there.loss, slope + np.concatenate([*slopes, there.residual]) / rows
 
-    alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(loss.outputs, np.bool_)])
-    point = np.zeros(borders[-1] + loss.outputs)
-    value, slope, hessian = look(point, True)
+    hessian = hessian.copy()
+    for a, b, gram in zip(borders[:-1], borders[1:], products, strict=True):
+        hessian[a:b, a:b] += l2 * gram[1:, 1:]
+    alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(outputs, np.bool_)])
+    point, predictions = np.zeros(borders[-1] + outputs), [block[0] for block in vectors]
+    value, slope = total(point, at)
     start = value
     newest = [a for a, size in zip(borders[:-1], sizes, strict=True) if size]
     decrement = 0.5 * (-float(slope[newest].sum()) + _intercept_gap(slope, hessian, borders[-1]))
@@ -96,31 +134,35 @@ def minimise(
         step = np.zeros(len(point))
         step[alive] = -_pseudo_solve(hessian[np.ix_(alive, alive)], slope[alive])
         expected = -0.5 * float(slope @ step)
-        if expected <= 1e-15 * abs(value):
+        if expected <= max(_ENOUGH * (start - value), 1e-15 * abs(value)):
             break
-        point, value = _descend(look, point, value, step, expected)
-        if loss.is_quadratic or expected <= 1e-3 * (start - value):
+        for halving in range(_HALVINGS):  # the full Newton step, halved until F falls
+            new = point + step / 2**halving
+            moved = [_combined(block, c) for block, c in zip(vectors, split(new), strict=True)]
+            there = evaluate(moved, intercept + new[borders[-1] :])
+            reached, new_slope = total(new, there)
+            if reached <= max(value - 1e-4 * expected / 2**halving, value + 1e-15 * abs(value)):
+                break
+        else:
             break
-        value, slope, hessian = look(point, True)
-    return Found(split(point), intercept + point[borders[-1] :], value, decrement)
+        point, value, slope, predictions, at = new, reached, new_slope, moved, there
+        if is_quadratic:
+            break
+    return Found(split(point), intercept + point[borders[-1] :], predictions, at, value, decrement)
+
+
+def _combined(block: Sequence[Array], coefficients: Array) -> Array:
+    """h of a block after a step."""
+    step = np.zeros_like(block[0])
+    for c, v in zip(coefficients, block[1:], strict=True):
+        step += c * v
+    return np.add(block[0], step, out=step)
 
 
 def _alive(gram: Array) -> NDArray[np.bool_]:
     """Which directions are more than rounding: scaling that up would part server and client."""
     lengths = np.diag(gram)
     return np.asarray(lengths[1:] > 1e-18 * lengths.max(initial=0.0))
-
-
-def _descend(look: Any, point: Array, value: float, step: Array, expected: float) -> tuple[Array, float]:
-    """The full Newton step, halved until F falls."""
-    size = 1.0
-    for _ in range(_HALVINGS):
-        new = point + size * step
-        reached = look(new, False)[0]
-        if reached <= value - 1e-4 * size * expected or reached <= value + 1e-15 * abs(value):
-            return new, reached
-        size /= 2
-    return point, value
 
 
 def _intercept_gap(slope: Array, hessian: Array, first: int) -> float:

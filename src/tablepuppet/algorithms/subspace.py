@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import Array, Problem
-from tablepuppet.algorithms.search import Found, minimise
+from tablepuppet.algorithms.search import Derivatives, Found, derivatives, hessian_step, minimise
 
 
 class Trail(msgspec.Struct, frozen=True):
@@ -44,48 +44,68 @@ class Trail(msgspec.Struct, frozen=True):
 
 
 class Tracker:
-    """The server's half: predictions of the current model, of constants and of earlier directions."""
+    """The server's half: predictions of the current model, F's derivatives there, and earlier directions.
 
-    def __init__(self, problem: Problem, memory: int) -> None:
+    A block's directions lie in slots, one array for all: the newest takes the place of the oldest.
+    The Hessian over all slots is kept from round to round; only its rows for the newest directions,
+    for constants and for the intercept are computed afresh. Older rows then belong to an earlier
+    point, which slows the search a little and changes nothing it converges to, while a round costs
+    products with M + d_c vectors instead of with all.
+    """
+
+    def __init__(self, problem: Problem, memory: int, *, wants_curvature: bool) -> None:
         self.problem = problem
         self.memory = memory
+        self.wants_curvature = wants_curvature
         self.predictions: list[Array] = []
         self.intercept: Array = np.zeros(problem.loss.outputs)
         self.pending: list[Array | None] = [None] * problem.blocks
-        self._constants: list[list[Array]] = [[] for _ in problem.rows]
-        self._earlier: list[list[Array]] = [[] for _ in problem.rows]
+        self.at: Derivatives | None = None
+        self._slots: list[Array] = []  # (n_i, slots, outputs)
+        self._constants: list[list[int]] = []  # slots of a block's constants; −1 − c: the same as intercept c
+        self._earlier: list[list[int]] = [[] for _ in problem.rows]  # slots, newest first
+        self._hessian: Array = np.zeros((0, 0))
 
     def begin(self, predictions: list[Array], spans_constant: Sequence[bool]) -> None:
         """The best intercept comes first, or every block would spend its first step on it."""
+        problem, outputs = self.problem, self.problem.loss.outputs
         self.predictions = predictions
-        outputs = self.problem.loss.outputs
-        for i, (h, spans) in enumerate(zip(predictions, spans_constant, strict=True)):
-            if spans:
-                self._constants[i] = [np.repeat(np.eye(outputs)[[c]], len(h), axis=0) for c in range(outputs)]
-        nothing = [np.zeros((1, 1))] * self.problem.blocks
-        self.intercept = self._minimise([[h] for h in predictions], nothing).intercept
+        for h, spans, multiplicity in zip(predictions, spans_constant, problem.multiplicity, strict=True):
+            is_complete = int(multiplicity.sum()) == problem.joined.rows
+            own = outputs if spans and not is_complete else 0
+            slots = np.zeros((len(h), own + self.memory + 1, outputs))
+            slots[:, :own] = np.eye(outputs)[:own]
+            self._slots.append(slots)
+            self._constants.append(list(range(own)) if own else [-1 - c for c in range(outputs) if spans])
+        size = sum(s.shape[1] for s in self._slots) + outputs
+        self._hessian = np.zeros((size, size))
+        self.at = self._evaluate(predictions, self.intercept)
+        self._refresh([[] for _ in predictions])
+        self._accept(
+            self._minimise([[h] for h in predictions], [[] for _ in predictions], [np.zeros((1, 1))] * len(predictions))
+        )
 
     def search(self, directions: Sequence[Array], products: Sequence[Array]) -> Found:
         """Moves all blocks at once to the least F in reach."""
+        orders = []
+        for i, direction in enumerate(directions):
+            own = self._slots[i].shape[1] - self.memory - 1
+            free = [s for s in range(own, own + self.memory + 1) if s not in self._earlier[i]]
+            self._slots[i][:, free[0]] = direction
+            orders.append([free[0], *self._constants[i], *self._earlier[i]])
+            self._earlier[i] = [free[0], *self._earlier[i]][: self.memory]
+        self._refresh([[order[0], *(c for c in order if 0 <= c < self._own(i))] for i, order in enumerate(orders)])
         vectors = [
-            [h, d, *constants, *earlier]
-            for h, d, constants, earlier in zip(
-                self.predictions, directions, self._constants, self._earlier, strict=True
-            )
+            [h, *(self._vector(i, slot, len(h)) for slot in order)]
+            for i, (h, order) in enumerate(zip(self.predictions, orders, strict=True))
         ]
         grams = [
             p.reshape(len(v), len(v)) if len(p) else np.zeros((len(v), len(v)))
             for p, v in zip(products, vectors, strict=True)
         ]
-        found = self._minimise(vectors, grams)
-        self.intercept = found.intercept
-        for i, (block, coefficients) in enumerate(zip(vectors, found.coefficients, strict=True)):
-            step = np.zeros_like(block[0])
-            for c, v in zip(coefficients, block[1:], strict=True):
-                step += c * v
-            self.predictions[i] = block[0] + step
-            self._earlier[i] = [block[1], *self._earlier[i]][: self.memory]
-            self.pending[i] = coefficients
+        found = self._minimise(vectors, orders, grams)
+        self._accept(found)
+        self.pending = list(found.coefficients)
         return found
 
     def take_pending(self) -> list[Array | None]:
@@ -96,6 +116,60 @@ class Tracker:
     def settle(self) -> list[dict[str, Any] | None]:
         return [None if c is None else {"coefficients": c} for c in self.take_pending()]
 
-    def _minimise(self, vectors: Sequence[Sequence[Array]], products: Sequence[Array]) -> Found:
+    def _own(self, block: int) -> int:
+        """How many slots a block's constants take."""
+        return int(self._slots[block].shape[1]) - self.memory - 1
+
+    def _vector(self, block: int, slot: int, rows: int) -> Array:
+        if slot >= 0:
+            return self._slots[block][:, slot]
+        return np.broadcast_to(np.eye(self.problem.loss.outputs)[-1 - slot], (rows, self.problem.loss.outputs))
+
+    def _evaluate(self, predictions: list[Array], intercept: Array) -> Derivatives:
         problem = self.problem
-        return minimise(problem.joined, problem.loss, problem.l2, vectors, products, self.intercept)
+        return derivatives(problem.joined, problem.loss, predictions, intercept, wants_curvature=self.wants_curvature)
+
+    def _refresh(self, fresh: Sequence[Sequence[int]]) -> None:
+        """The Hessian's rows (and columns) for some slots of each block, and for the intercept."""
+        problem, outputs = self.problem, self.problem.loss.outputs
+        first = np.cumsum([0, *(s.shape[1] for s in self._slots)])
+        rows = np.concatenate([*(a + np.array(f, np.intp) for a, f in zip(first[:-1], fresh, strict=True))])
+        sums = problem.joined.run(
+            hessian_step,
+            self.predictions,
+            columns=[s.reshape(len(s), -1) for s in self._slots],
+            loss=problem.loss,
+            intercept=self.intercept,
+            fresh=rows.astype(np.intp),
+        ).sums
+        place = np.concatenate([rows, np.arange(first[-1], first[-1] + outputs)]).astype(np.intp)
+        self._hessian[place] = sums["hessian"] / problem.joined.rows
+        self._hessian[:, place] = self._hessian[place].T
+
+    def _minimise(
+        self, vectors: Sequence[Sequence[Array]], orders: Sequence[Sequence[int]], products: Sequence[Array]
+    ) -> Found:
+        problem = self.problem
+        assert self.at is not None
+        last = len(self._hessian) - problem.loss.outputs
+        first = np.cumsum([0, *(s.shape[1] for s in self._slots)])
+        place = [
+            a + slot if slot >= 0 else last - 1 - slot
+            for a, order in zip(first, orders, strict=False)
+            for slot in order
+        ]
+        place += range(last, len(self._hessian))
+        return minimise(
+            self._evaluate,
+            vectors,
+            products,
+            self.intercept,
+            self.at,
+            self._hessian[np.ix_(place, place)],
+            problem.l2,
+            problem.joined.rows,
+            is_quadratic=problem.loss.is_quadratic,
+        )
+
+    def _accept(self, found: Found) -> None:
+        self.predictions, self.intercept, self.at = found.predictions, found.intercept, found.at

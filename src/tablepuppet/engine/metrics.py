@@ -58,7 +58,8 @@ def measure(
     metrics = {"accuracy": sums["correct"] / n, "log_loss": mean_loss}
     if wants_auc:
         scores = joined.state.pop("scores")[:, 0]
-        labels = joined.label_index.expand(joined.labels, 0, joined.rows)
+        index = joined.label_index.index
+        labels = joined.labels if index is None else joined.labels[index]
         metrics["auc"] = area_under_curve(scores, labels)
     return mean_loss, metrics
 

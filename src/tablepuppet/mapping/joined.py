@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -24,81 +24,22 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from tablepuppet.mapping.index import RowIndex
+from tablepuppet.mapping.moves import Moves, moves_for
 from tablepuppet.transport.messages import Array, RowNumbers
 
+__all__ = ["JoinedRows", "Pass", "RowIndex", "Shard"]
+
 SHARD = 1 << 15
-LANES = 8
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowIndex:
-    """p_i: the row of a block that each joined row comes from; −1 where an outer join found none."""
-
-    rows: int  # n_i
-    index: RowNumbers | None  # None: the identity
-    is_sorted: bool = False
-    is_partial: bool = False
-
-    @classmethod
-    def of(cls, index: RowNumbers, rows: int) -> RowIndex:
-        """The most compact form of a mapping to `rows` rows."""
-        if len(index) == rows and bool((index == np.arange(rows, dtype=index.dtype)).all()):
-            return cls(rows, None, is_sorted=True)
-        is_partial = bool(len(index)) and int(index.min()) < 0
-        is_sorted = not is_partial and bool((index[1:] >= index[:-1]).all())
-        small = index.astype(np.int32, copy=False) if rows < 2**31 else index
-        return cls(rows, np.ascontiguousarray(small), is_sorted, is_partial)
-
-    def take(self, joined: RowNumbers) -> RowNumbers:
-        """p_i of some joined rows."""
-        return joined if self.index is None else self.index[joined]
-
-    def padded(self, values: Array) -> Array:
-        """Values with a row of zeros behind them, which is where row −1 points."""
-        if not self.is_partial:
-            return values
-        return np.concatenate([values, np.zeros((1, *values.shape[1:]))])
-
-    def expand(self, padded: Array, start: int, stop: int) -> Array:
-        """v[p_i(j)] for joined rows start ≤ j < stop."""
-        if self.index is None:
-            return padded[start:stop]
-        return np.take(padded, self.index[start:stop], axis=0)
-
-    def span(self, start: int, stop: int) -> tuple[int, int]:
-        """The rows that joined rows start ≤ j < stop can come from."""
-        if start >= stop:
-            return 0, 0
-        if self.index is None:
-            return start, stop
-        if self.is_sorted:
-            return int(self.index[start]), int(self.index[stop - 1]) + 1
-        return 0, self.rows
-
-    def collapse_into(self, out: Array, base: int, values: Array, start: int, stop: int) -> None:
-        """out[p_i(j) − base] += values[j] for joined rows start ≤ j < stop."""
-        if self.index is None:
-            out[start - base : stop - base] += values
-            return
-        low, high = self.span(start, stop)
-        index = self.index[start:stop].astype(np.intp)
-        if self.is_partial:
-            found = index >= 0
-            index, values = index[found], values[found]
-        for k in range(values.shape[1]):
-            column = np.ascontiguousarray(values[:, k])
-            if high - low <= 4 * SHARD:
-                out[low - base : high - base, k] += np.bincount(index - low, column, high - low)
-            else:
-                np.add.at(out[:, k], index - base, column)
+LANES = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
     """What an algorithm's join step sees of some joined rows."""
 
-    scores: Array  # Σ_i expand_i(v_i), where the step asked for the sum
-    blocks: Sequence[Array]  # expand_i(v_i) of each block, where it asked for each
+    scores: Array  # Σ_i expand_i(v_i), the step's to overwrite
+    columns: Array  # expand_i of each block's further columns, side by side
     labels: Array
     state: Mapping[str, Array]  # the algorithm's own joined values, writable
 
@@ -124,22 +65,30 @@ class JoinedRows:
     label_index: RowIndex
     labels: Array  # per row of the label table
     state: dict[str, Array] = field(default_factory=dict)
+    whole: int | None = None  # rows of the joined table that this is a batch of
 
-    def allocate(self, name: str, outputs: int) -> None:
+    def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
         """A value per joined row and output, kept between passes and seen by join steps."""
-        self.state[name] = np.zeros((self.rows, outputs))
+        self.state[name] = np.zeros((self.rows, outputs), dtype)
 
     def run(
-        self, step: JoinStep, per_row: Sequence[Array], *, each: bool = False, signals: int = 0, **given: Any
+        self,
+        step: JoinStep,
+        per_row: Sequence[Array],
+        *,
+        columns: Sequence[Array] = (),
+        signals: int = 0,
+        **given: Any,
     ) -> Pass:
-        """Walk over all joined rows: expand, `step`, collapse its signals, add up its sums."""
-        padded = [p.padded(v) for p, v in zip(self.indices, per_row, strict=True)]
-        lanes = self._lanes
-        walk = [(lane, step, padded, each, signals, given) for lane in lanes]
+        """Walk over all joined rows: expand, `step`, collapse its signals, add up its sums.
+
+        `per_row` is summed over blocks; `columns`, one array per block, is put side by side.
+        """
+        values = [np.ascontiguousarray(v) for v in per_row]
+        walk = [(lane, step, values, columns, signals, given) for lane in self._lanes]
         with _one_blas_thread():
             results = list(_pool().map(lambda w: self._walk(*w), walk))
-        width = per_row[0].shape[1] if per_row and not each else None
-        return Pass(self._merge(results, signals, width), _add_sums([sums for _, sums in results]))
+        return Pass(self._merge(results, signals, per_row[0].shape[1]), _add_sums([sums for _, sums in results]))
 
     def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
         """A batch of joined rows, and for each block the rows that occur in it (ascending)."""
@@ -152,7 +101,8 @@ class JoinedRows:
             indices.append(RowIndex(len(unique) - missing, inverse - missing, is_partial=bool(missing)))
         labels = self.labels[self.label_index.take(joined)]
         identity = RowIndex(len(joined), None, is_sorted=True)
-        return JoinedRows(len(joined), tuple(indices), identity, labels), numbers
+        whole = self.whole or self.rows
+        return JoinedRows(len(joined), tuple(indices), identity, labels, whole=whole), numbers
 
     def multiplicities(self) -> list[NDArray[np.int64]]:
         """G_i = collapse_i(1)."""
@@ -166,18 +116,25 @@ class JoinedRows:
         return counts
 
     @cached_property
+    def _moves(self) -> Moves:
+        return moves_for(self.whole or self.rows)
+
+    @cached_property
     def _lanes(self) -> list[list[tuple[int, int]]]:
+        """Fewer lanes where blocks are large: each lane sums an unsorted block on its own."""
         borders = [*list(range(0, self.rows, SHARD)), self.rows]
         shards = list(itertools.pairwise(borders))
-        size = max(1, -(-len(shards) // LANES))
+        scattered = sum(p.rows for p in self.indices if not p.is_sorted)
+        lanes = min(LANES, max(2, self.rows // max(1, scattered)))
+        size = max(1, -(-len(shards) // lanes))
         return [shards[i : i + size] for i in range(0, len(shards), size)]
 
     def _walk(
         self,
         lane: Sequence[tuple[int, int]],
         step: JoinStep,
-        padded: Sequence[Array],
-        each: bool,
+        values: Sequence[Array],
+        columns: Sequence[Array],
         signals: int,
         given: Mapping[str, Any],
     ) -> tuple[list[list[tuple[int, Array]]], Sums]:
@@ -197,7 +154,7 @@ class JoinedRows:
         buffers: list[list[tuple[int, Array]]] = []
         totals: list[Sums] = []
         for start, stop in lane:
-            outcome, sums = step(self._shard(padded, each, start, stop), **given)
+            outcome, sums = step(self._shard(values, columns, start, stop), **given)
             totals.append(sums)
             if not buffers:
                 buffers = [
@@ -206,39 +163,34 @@ class JoinedRows:
                 ]
             for block_buffers, signal in zip(buffers, outcome, strict=False):
                 for p, (base, out) in zip(self.indices, block_buffers, strict=True):
-                    p.collapse_into(out, base, signal, start, stop)
+                    p.collapse_add(self._moves, out, base, signal, start, stop)
         return buffers, _add_sums(totals)
 
-    def _shard(self, padded: Sequence[Array], each: bool, start: int, stop: int) -> Shard:
-        expanded = (p.expand(v, start, stop) for p, v in zip(self.indices, padded, strict=True))
-        state = {name: values[start:stop] for name, values in self.state.items()}
-        labels = self.label_index.expand(self.labels, start, stop)
-        if each:
-            return Shard(np.empty((stop - start, 0)), list(expanded), labels, state)
-        return Shard(_total(expanded), (), labels, state)
+    def _shard(self, values: Sequence[Array], columns: Sequence[Array], start: int, stop: int) -> Shard:
+        moves = self._moves
+        state = {name: kept[start:stop] for name, kept in self.state.items()}
+        labels = self.label_index.expand(moves, self.labels[:, None], start, stop)[:, 0]
+        scores = np.zeros((stop - start, values[0].shape[1]))
+        for p, v in zip(self.indices, values, strict=True):
+            p.expand_add(moves, scores, v, start, stop)
+        beside = [p.expand(moves, v, start, stop) for p, v in zip(self.indices, columns, strict=bool(columns))]
+        return Shard(scores, np.concatenate(beside, axis=1) if beside else np.empty((0, 0)), labels, state)
 
     def _merge(
-        self, results: Sequence[tuple[list[list[tuple[int, Array]]], Sums]], signals: int, width: int | None
+        self, results: Sequence[tuple[list[list[tuple[int, Array]]], Sums]], signals: int, width: int
     ) -> list[list[Array]]:
         merged = []
         for s in range(signals):
             blocks = []
             for i, p in enumerate(self.indices):
                 lanes = [buffers[s][i] for buffers, _ in results if buffers]
-                columns = lanes[0][1].shape[1] if lanes else width or 1
+                columns = lanes[0][1].shape[1] if lanes else width
                 total = np.zeros((p.rows, columns))
                 for base, out in lanes:
                     total[base : base + len(out)] += out
                 blocks.append(total)
             merged.append(blocks)
         return merged
-
-
-def _total(expanded: Iterator[Array]) -> Array:
-    first = next(expanded).copy()
-    for other in expanded:
-        first += other
-    return first
 
 
 def _add_sums(parts: Sequence[Sums]) -> Sums:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 _STEPS = 60  # more than a bisection to machine precision needs
 _EXACT = 1e-10
+COMPILED_FROM = 1 << 18  # joined rows from which compiled kernels are worth loading
 
 
 class Loss(Protocol):
@@ -42,8 +43,8 @@ class Loss(Protocol):
     def curvature(self, scores: Array) -> Array:
         """The diagonal of ∂²ℓ/∂a²."""
 
-    def hessian_gram(self, scores: Array, directions: Array) -> Array:
-        """Σ_rows Vᵀ (∂²ℓ/∂a²) V for directions V of shape (rows, outputs, directions)."""
+    def hessian_product(self, scores: Array, vectors: Array) -> Array:
+        """(∂²ℓ/∂a²) v of each row, for vectors of shape (rows, vectors, outputs)."""
 
     def proximal(self, centre: Array, rho: float, labels: Array, start: Array) -> Array:
         """argmin_u ℓ(u; y) + ρ/2 ‖u − centre‖²."""
@@ -67,9 +68,8 @@ class Squared:
     def curvature(self, scores: Array) -> Array:
         return np.ones_like(scores)
 
-    def hessian_gram(self, scores: Array, directions: Array) -> Array:
-        flat = directions[:, 0, :]
-        return np.asarray(flat.T @ flat)
+    def hessian_product(self, scores: Array, vectors: Array) -> Array:
+        return vectors
 
     def proximal(self, centre: Array, rho: float, labels: Array, start: Array) -> Array:
         return (labels[:, None] + rho * centre) / (1.0 + rho)
@@ -94,30 +94,23 @@ class Logistic:
         p = sigmoid(scores)
         return np.asarray(p * (1.0 - p))
 
-    def hessian_gram(self, scores: Array, directions: Array) -> Array:
-        flat = directions[:, 0, :]
-        return np.asarray(flat.T @ (flat * self.curvature(scores)))
+    def hessian_product(self, scores: Array, vectors: Array) -> Array:
+        return np.asarray(vectors * self.curvature(scores)[:, :, None])
 
     def proximal(self, centre: Array, rho: float, labels: Array, start: Array) -> Array:
-        # σ(u) − y + ρ(u − v) = 0 has its root in [v + (y − 1)/ρ, v + y/ρ]; Newton inside
-        # that bracket, bisection where Newton leaves it.
+        # g(u) = σ(u) − y + ρ(u − v) rises, is convex below 0 and concave above. g(0) tells on which
+        # side its root lies; there Newton overshoots at most once, towards 0, where it is stopped,
+        # and is monotone from then on.
         y = labels[:, None]
-        low = centre + (y - 1.0) / rho
-        high = centre + y / rho
+        is_above = 0.5 - y - rho * centre < 0
+        low, high = np.where(is_above, 0.0, -np.inf), np.where(is_above, np.inf, 0.0)
         u = np.clip(start, low, high)
         for _ in range(_STEPS):
             p = sigmoid(u)
-            slope = p - y + rho * (u - centre)
-            np.copyto(high, u, where=slope > 0)
-            np.copyto(low, u, where=slope < 0)
-            step = slope / (p * (1.0 - p) + rho)
-            new = u - step
-            outside = (new < low) | (new > high)
-            if outside.any():
-                new = np.where(outside, 0.5 * (low + high), new)
-                step = new - u
+            new = np.clip(u - (p - y + rho * (u - centre)) / (p * (1.0 - p) + rho), low, high)
+            away = float(np.abs(new - u).max(initial=0.0))
             u = new
-            if float(np.abs(step).max(initial=0.0)) < _EXACT:
+            if away < _EXACT:
                 break
         return u
 
@@ -147,6 +140,10 @@ class Softmax:
         target[np.arange(len(codes)), codes] = 1.0
         return target
 
+    def probabilities(self, scores: Array) -> Array:
+        """eᵃ / Σ eᵃ per row."""
+        return softmax(scores)
+
     def value(self, scores: Array, labels: Array) -> Array:
         top = scores.max(axis=1, initial=-np.inf)
         total = top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
@@ -156,7 +153,7 @@ class Softmax:
         return np.asarray(total - scores[np.arange(len(codes)), codes])
 
     def gradient(self, scores: Array, labels: Array) -> Array:
-        p = softmax(scores)
+        p = self.probabilities(scores)
         if self.targets is not None:
             return p - self._target(labels)
         codes = labels.astype(np.intp)
@@ -164,14 +161,13 @@ class Softmax:
         return p
 
     def curvature(self, scores: Array) -> Array:
-        p = softmax(scores)
+        p = self.probabilities(scores)
         return np.asarray(p * (1.0 - p))
 
-    def hessian_gram(self, scores: Array, directions: Array) -> Array:
-        p = softmax(scores)
-        weighted = (directions * np.sqrt(p)[:, :, None]).reshape(-1, directions.shape[2])
-        mean = np.einsum("jc,jcq->jq", p, directions)
-        return np.asarray(weighted.T @ weighted - mean.T @ mean)
+    def hessian_product(self, scores: Array, vectors: Array) -> Array:
+        p = self.probabilities(scores)[:, None, :]
+        weighted = vectors * p
+        return np.asarray(weighted - weighted.sum(axis=2, keepdims=True) * p)
 
     def proximal(self, centre: Array, rho: float, labels: Array, start: Array) -> Array:
         # Newton with the Hessian ρI + diag(p) − ppᵀ, inverted by Sherman–Morrison; a row whose

@@ -15,7 +15,7 @@ from tablepuppet.job import Job
 from tablepuppet.mapping.expanded import expanded
 from tablepuppet.mapping.labels import Task
 from tablepuppet.mapping.mapping import TableMapping
-from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
+from tablepuppet.models.losses import COMPILED_FROM, Logistic, Loss, Softmax, Squared
 from tablepuppet.plan.advice import Advice, advise
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
 from tablepuppet.plan.document import document
@@ -136,4 +136,9 @@ def _loss(job: Job, mapping: TableMapping) -> Loss:
         return Squared()
     classes = len(mapping.label.classes)
     is_binary = job.loss_name == "logistic" or (job.loss_name != "softmax" and classes == 2)
-    return Logistic() if is_binary else Softmax(classes)
+    if mapping.train.rows < COMPILED_FROM:
+        return Logistic() if is_binary else Softmax(classes)
+    # Loading the compiler's runtime costs a third of a second and 100 MB: only where that is won back.
+    from tablepuppet.models.compiled import CompiledLogistic, CompiledSoftmax
+
+    return CompiledLogistic() if is_binary else CompiledSoftmax(classes)

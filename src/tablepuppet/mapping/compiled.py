@@ -1,0 +1,72 @@
+"""Moves as compiled loops (numba): one pass each, no temporaries, no interpreter lock.
+
+The contract is that of moves.py. One output is the common case and has its own loop, which the
+compiler unrolls; several outputs are added row by row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+RowNumbers = NDArray[np.signedinteger[Any]]
+
+
+def gather(out: Array, values: Array, index: RowNumbers) -> None:
+    """out[j] = values[index[j]]; 0 where index[j] is −1."""
+    out[...] = 0.0
+    gather_add(out, values, index)
+
+
+def gather_add(out: Array, values: Array, index: RowNumbers) -> None:
+    """out[j] += values[index[j]]."""
+    if out.shape[1] == 1:
+        _gather_one(out.reshape(-1), values.reshape(-1), index)
+    else:
+        _gather_many(out, values, index)
+
+
+def scatter_add(out: Array, base: int, index: RowNumbers, values: Array) -> None:
+    """out[index[j] − base] += values[j]."""
+    if out.shape[1] == 1:
+        _scatter_one(out.reshape(-1), base, index, values.reshape(-1))
+    else:
+        _scatter_many(out, base, index, values)
+
+
+@njit(nogil=True, cache=True)
+def _gather_one(out: Array, values: Array, index: RowNumbers) -> None:
+    for j in range(len(index)):
+        i = index[j]
+        if i >= 0:
+            out[j] += values[i]
+
+
+@njit(nogil=True, cache=True)
+def _gather_many(out: Array, values: Array, index: RowNumbers) -> None:
+    for j in range(len(index)):
+        i = index[j]
+        if i >= 0:
+            for k in range(out.shape[1]):
+                out[j, k] += values[i, k]
+
+
+@njit(nogil=True, cache=True)
+def _scatter_one(out: Array, base: int, index: RowNumbers, values: Array) -> None:
+    for j in range(len(index)):
+        i = index[j]
+        if i >= 0:
+            out[i - base] += values[j]
+
+
+@njit(nogil=True, cache=True)
+def _scatter_many(out: Array, base: int, index: RowNumbers, values: Array) -> None:
+    for j in range(len(index)):
+        i = index[j]
+        if i >= 0:
+            for k in range(out.shape[1]):
+                out[i - base, k] += values[j, k]

@@ -1,0 +1,67 @@
+"""RowIndex: p_i, one block's row number for every joined row, in its most compact form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tablepuppet.mapping.moves import Moves
+from tablepuppet.transport.messages import Array, RowNumbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowIndex:
+    """p_i: the row of a block that each joined row comes from; −1 where an outer join found none."""
+
+    rows: int  # n_i
+    index: RowNumbers | None  # None: the identity
+    is_sorted: bool = False
+    is_partial: bool = False
+
+    @classmethod
+    def of(cls, index: RowNumbers, rows: int) -> RowIndex:
+        """The most compact form of a mapping to `rows` rows."""
+        if len(index) == rows and bool((index == np.arange(rows, dtype=index.dtype)).all()):
+            return cls(rows, None, is_sorted=True)
+        is_partial = bool(len(index)) and int(index.min()) < 0
+        is_sorted = not is_partial and bool((index[1:] >= index[:-1]).all())
+        small = index.astype(np.int32, copy=False) if rows < 2**31 else index
+        return cls(rows, np.ascontiguousarray(small), is_sorted, is_partial)
+
+    def take(self, joined: RowNumbers) -> RowNumbers:
+        """p_i of some joined rows."""
+        return joined if self.index is None else self.index[joined]
+
+    def expand(self, moves: Moves, values: Array, start: int, stop: int) -> Array:
+        """v[p_i(j)] for joined rows start ≤ j < stop: (n_i, k) → (stop − start, k)."""
+        if self.index is None:
+            return values[start:stop]
+        out = np.empty((stop - start, values.shape[1]))
+        moves.gather(out, values, self.index[start:stop])
+        return out
+
+    def expand_add(self, moves: Moves, out: Array, values: Array, start: int, stop: int) -> None:
+        """out[j − start] += v[p_i(j)] for joined rows start ≤ j < stop."""
+        if self.index is None:
+            out += values[start:stop]
+        else:
+            moves.gather_add(out, values, self.index[start:stop])
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """The rows that joined rows start ≤ j < stop can come from."""
+        if start >= stop:
+            return 0, 0
+        if self.index is None:
+            return start, stop
+        if self.is_sorted:
+            return int(self.index[start]), int(self.index[stop - 1]) + 1
+        return 0, self.rows
+
+    def collapse_add(self, moves: Moves, out: Array, base: int, values: Array, start: int, stop: int) -> None:
+        """out[p_i(j) − base] += values[j] for joined rows start ≤ j < stop."""
+        if self.index is None:
+            out[start - base : stop - base] += values
+            return
+        low, high = self.span(start, stop)
+        moves.scatter_add(out[low - base : high - base], low, self.index[start:stop], values)

@@ -86,7 +86,7 @@ class Joined:
             encoded = _encoded(table, [name.partition(".")[2] for name in block.features], chosen, found)
             self.features.append(torch.tensor(encoded, dtype=dtype))
             self.found.append(torch.tensor(found[:, None], dtype=dtype))
-        labels = mapping.train.label_index.expand(mapping.train.labels, 0, mapping.train.rows)
+        labels = mapping.train.joined_labels()
         self.labels = torch.tensor(labels, dtype=dtype)
         self.loss = LOSSES[label]
 

@@ -27,7 +27,7 @@ def test_a_saved_perceptron_predicts_what_the_trained_one_did(tmp_path: Path, jo
         loaded = owner.predict(tp.load(tmp_path / "model"), query)
         fresh = owner.predict(result, query)
         labels = result.plan.mapping.train
-        truth = labels.label_index.expand(labels.labels, 0, labels.rows)
+        truth = labels.joined_labels()
     assert loaded.equals(fresh)
     error = np.sqrt(np.mean((fresh["prediction"].to_numpy() - truth) ** 2))
     assert error == pytest.approx(result.metrics["train"]["rmse"], rel=1e-6)

@@ -137,7 +137,7 @@ class Tracker:
         sums = problem.joined.run(
             hessian_step,
             self.predictions,
-            columns=[s.reshape(len(s), -1) for s in self._slots],
+            columns=[s.reshape(len(s), s.shape[1] * outputs) for s in self._slots],
             loss=problem.loss,
             intercept=self.intercept,
             fresh=rows.astype(np.intp),

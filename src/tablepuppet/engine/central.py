@@ -36,11 +36,8 @@ def run_centralized(plan: Plan, link: Link, job_id: str, on_round: OnRound | Non
         else:
             tables.append((np.zeros((0, 0)), np.zeros((0, 0))))
     train = mapping.train
-    joined = np.concatenate(
-        [p.expand(p.padded(t), 0, train.rows) for p, (t, _) in zip(train.indices, tables, strict=True)], axis=1
-    )
-    labels = train.label_index.expand(train.labels, 0, train.rows)
-    best = minimise(joined, labels, plan.loss, job.l2, job.options.tolerance)
+    joined = np.concatenate([train.expand(block, t) for block, (t, _) in enumerate(tables)], axis=1)
+    best = minimise(joined, train.joined_labels(), plan.loss, job.l2, job.options.tolerance)
     del joined
 
     borders = np.cumsum([0, *(t.shape[1] for t, _ in tables)])

@@ -58,9 +58,7 @@ def measure(
     metrics = {"accuracy": sums["correct"] / n, "log_loss": mean_loss}
     if wants_auc:
         scores = joined.state.pop("scores")[:, 0]
-        index = joined.label_index.index
-        labels = joined.labels if index is None else joined.labels[index]
-        metrics["auc"] = area_under_curve(scores, labels)
+        metrics["auc"] = area_under_curve(scores, joined.joined_labels())
     return mean_loss, metrics
 
 

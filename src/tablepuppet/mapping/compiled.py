@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from tablepuppet.models.jit import kernel
 
 Array = NDArray[np.float64]
 RowNumbers = NDArray[np.signedinteger[Any]]
@@ -38,7 +39,7 @@ def scatter_add(out: Array, base: int, index: RowNumbers, values: Array) -> None
         _scatter_many(out, base, index, values)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _gather_one(out: Array, values: Array, index: RowNumbers) -> None:
     for j in range(len(index)):
         i = index[j]
@@ -46,7 +47,7 @@ def _gather_one(out: Array, values: Array, index: RowNumbers) -> None:
             out[j] += values[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _gather_many(out: Array, values: Array, index: RowNumbers) -> None:
     for j in range(len(index)):
         i = index[j]
@@ -55,7 +56,7 @@ def _gather_many(out: Array, values: Array, index: RowNumbers) -> None:
                 out[j, k] += values[i, k]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _scatter_one(out: Array, base: int, index: RowNumbers, values: Array) -> None:
     for j in range(len(index)):
         i = index[j]
@@ -63,7 +64,7 @@ def _scatter_one(out: Array, base: int, index: RowNumbers, values: Array) -> Non
             out[i - base] += values[j]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _scatter_many(out: Array, base: int, index: RowNumbers, values: Array) -> None:
     for j in range(len(index)):
         i = index[j]

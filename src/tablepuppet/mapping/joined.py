@@ -104,6 +104,15 @@ class JoinedRows:
         whole = self.whole or self.rows
         return JoinedRows(len(joined), tuple(indices), identity, labels, whole=whole), numbers
 
+    def expand(self, block: int, values: Array) -> Array:
+        """expand_i of one block's values: (n_i, k) → (N, k). The centralised baseline alone wants them all at once."""
+        return self.indices[block].expand(self._moves, values, 0, self.rows)
+
+    def joined_labels(self) -> Array:
+        """The label of every joined row."""
+        index = self.label_index.index
+        return self.labels if index is None else self.labels[index]
+
     def multiplicities(self) -> list[NDArray[np.int64]]:
         """G_i = collapse_i(1)."""
         counts = []
@@ -139,14 +148,14 @@ class JoinedRows:
         given: Mapping[str, Any],
     ) -> tuple[list[list[tuple[int, Array]]], Sums]:
         with np.errstate(over="ignore", invalid="ignore"):  # divergence is the engine's to notice
-            return self._walk_lane(lane, step, padded, each, signals, given)
+            return self._walk_lane(lane, step, values, columns, signals, given)
 
     def _walk_lane(
         self,
         lane: Sequence[tuple[int, int]],
         step: JoinStep,
-        padded: Sequence[Array],
-        each: bool,
+        values: Sequence[Array],
+        columns: Sequence[Array],
         signals: int,
         given: Mapping[str, Any],
     ) -> tuple[list[list[tuple[int, Array]]], Sums]:

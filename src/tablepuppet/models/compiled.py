@@ -8,23 +8,16 @@ hundred rows at a time, which never leave the first-level cache.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numba import njit
 
 from tablepuppet.models.elementary import exp, log1p_exp
+from tablepuppet.models.jit import kernel
 from tablepuppet.models.losses import Array, Logistic, Softmax
 
 _CHUNK = 256  # rows that a proximal map iterates on together
 _STEPS = 60
 _CLOSE = 1e-6  # a Newton step this small leaves an error of its square
-_OPTIONS: dict[str, Any] = {
-    "nogil": True,
-    "cache": True,
-    "error_model": "numpy",
-    "fastmath": {"contract", "nsz", "nnan"},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +71,26 @@ class CompiledSoftmax(Softmax):
 # -- logistic ------------------------------------------------------------------------------
 
 
-@njit(**_OPTIONS)
+@kernel
 def _logistic_value(a: Array, y: Array, out: Array) -> None:
     for j in range(len(a)):
         out[j] = log1p_exp(a[j]) - y[j] * a[j]
 
 
-@njit(**_OPTIONS)
+@kernel
 def _logistic_gradient(a: Array, y: Array, out: Array) -> None:
     for j in range(len(a)):
         out[j] = 1.0 / (1.0 + exp(-a[j])) - y[j]
 
 
-@njit(**_OPTIONS)
+@kernel
 def _logistic_curvature(a: Array, out: Array) -> None:
     for j in range(len(a)):
         p = 1.0 / (1.0 + exp(-a[j]))
         out[j] = p * (1.0 - p)
 
 
-@njit(**_OPTIONS)
+@kernel
 def _logistic_proximal(centre: Array, rho: float, labels: Array, u: Array) -> None:
     """Newton on g(u) = σ(u) − y + ρ(u − v), which cannot cycle and needs no bracket.
 
@@ -128,7 +121,7 @@ def _logistic_proximal(centre: Array, rho: float, labels: Array, u: Array) -> No
 # A chunk of rows lies transposed, classes by rows, so that every inner loop runs over rows.
 
 
-@njit(**_OPTIONS)
+@kernel
 def _exponentials(x: Array, p: Array, top: Array, total: Array) -> None:
     """p = eˣ / Σ eˣ per column, and max x and Σ e^(x − max x)."""
     classes, rows = x.shape
@@ -148,7 +141,7 @@ def _exponentials(x: Array, p: Array, top: Array, total: Array) -> None:
             p[c, j] /= total[j]
 
 
-@njit(**_OPTIONS)
+@kernel
 def _softmax_value(a: Array, labels: Array, out: Array) -> None:
     classes = a.shape[1]
     x, p = np.zeros((classes, _CHUNK)), np.empty((classes, _CHUNK))
@@ -163,7 +156,7 @@ def _softmax_value(a: Array, labels: Array, out: Array) -> None:
             out[first + j] = np.log(total[j]) + top[j] - a[first + j, int(labels[first + j])]
 
 
-@njit(**_OPTIONS)
+@kernel
 def _softmax(a: Array, out: Array) -> None:
     """eᵃ / Σ eᵃ per row."""
     classes = a.shape[1]
@@ -180,7 +173,7 @@ def _softmax(a: Array, out: Array) -> None:
                 out[first + j, c] = p[c, j]
 
 
-@njit(**_OPTIONS)
+@kernel
 def _softmax_proximal(centre: Array, rho: float, labels: Array, targets: Array, u: Array) -> None:
     """Newton with the Hessian ρI + diag(p) − ppᵀ, inverted by Sherman–Morrison.
 
@@ -235,7 +228,7 @@ def _softmax_proximal(centre: Array, rho: float, labels: Array, targets: Array, 
                 u[first + j, c] = x[c, j]
 
 
-@njit(**_OPTIONS)
+@kernel
 def _newton_steps(
     x: Array, base: Array, step: Array, p: Array, slope: Array, along: Array, size: Array, descent: Array, rho: float
 ) -> None:

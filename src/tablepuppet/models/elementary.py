@@ -10,7 +10,8 @@ from __future__ import annotations
 from math import factorial
 
 import numpy as np
-from numba import njit
+
+from tablepuppet.models.jit import inlined
 
 _C = tuple(1.0 / factorial(k) for k in range(14))
 _A = tuple(2.0 / (2 * k + 1) for k in range(18))
@@ -20,7 +21,7 @@ _ROUND = 6755399441055744.0  # 1.5·2⁵²: adding it rounds to a whole number, 
 _FARTHEST = 708.0  # e⁷⁰⁸ is still finite
 
 
-@njit(inline="always")
+@inlined
 def exp(x: float) -> float:
     """eˣ, with x clipped to ±708."""
     x = min(max(x, -_FARTHEST), _FARTHEST)
@@ -41,10 +42,10 @@ def exp(x: float) -> float:
     p = p * r + 1.0
     p = p * r + 1.0
     bits = np.float64(p).view(np.int64) + (np.float64(shifted).view(np.int64) << np.int64(52))
-    return np.int64(bits).view(np.float64)  # type: ignore[no-any-return]
+    return np.int64(bits).view(np.float64)
 
 
-@njit(inline="always")
+@inlined
 def log1p_exp(x: float) -> float:
     """log(1 + eˣ)."""
     e = exp(-abs(x))

@@ -1,0 +1,58 @@
+"""The compiled moves do what NumPy's do, for any shape of index."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tablepuppet.mapping import compiled
+from tablepuppet.mapping.moves import Moves, NumpyMoves, RowNumbers, moves_for
+from tablepuppet.models.losses import COMPILED_FROM
+
+WAYS = [NumpyMoves(), cast(Moves, compiled)]
+
+
+@pytest.mark.parametrize("moves", WAYS, ids=["numpy", "compiled"])
+@given(
+    rows=st.integers(0, 30),
+    joined=st.integers(0, 200),
+    outputs=st.integers(1, 3),
+    wide=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_gather_and_scatter_follow_their_definition(
+    moves: Moves, rows: int, joined: int, outputs: int, wide: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(-1, rows, joined)
+    index: RowNumbers = drawn.astype(np.int64) if wide else drawn.astype(np.int32)
+    values, signal = rng.normal(size=(rows, outputs)), rng.normal(size=(joined, outputs))
+    expected = np.concatenate([values, np.zeros((1, outputs))])[index]
+
+    out = np.full((joined, outputs), 7.0)
+    moves.gather(out, values, index)
+    np.testing.assert_array_equal(out, expected)
+    moves.gather_add(out, values, index)
+    np.testing.assert_array_equal(out, 2 * expected)
+
+    collapsed = np.zeros((rows + 1, outputs))
+    np.add.at(collapsed, index, signal)
+    found = np.zeros((rows, outputs))
+    moves.scatter_add(found, 0, index, signal)
+    np.testing.assert_allclose(found, collapsed[:rows], atol=1e-12)
+
+
+@pytest.mark.parametrize("moves", WAYS, ids=["numpy", "compiled"])
+def test_scatter_counts_from_its_base(moves: Moves) -> None:
+    out = np.zeros((2, 1))
+    moves.scatter_add(out, 5, np.array([5, 6, 6], np.int32), np.ones((3, 1)))
+    np.testing.assert_array_equal(out[:, 0], [1.0, 2.0])
+
+
+def test_only_large_joins_load_the_compiled_loops() -> None:
+    assert isinstance(moves_for(COMPILED_FROM - 1), NumpyMoves)
+    assert moves_for(COMPILED_FROM) is compiled

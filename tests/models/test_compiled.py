@@ -1,0 +1,60 @@
+"""The compiled losses equal the plain ones, and their elementary functions the C library's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tablepuppet.models import elementary
+from tablepuppet.models.compiled import CompiledLogistic, CompiledSoftmax
+from tablepuppet.models.jit import kernel
+from tablepuppet.models.losses import Logistic, Loss, Softmax
+
+PAIRS: list[tuple[Loss, Loss]] = [
+    (Logistic(), CompiledLogistic()),
+    (Softmax(3), CompiledSoftmax(3)),
+    (Softmax(2, np.array([[1.4, -0.4], [-0.4, 1.4]])), CompiledSoftmax(2, np.array([[1.4, -0.4], [-0.4, 1.4]]))),
+]
+IDS = ["logistic", "softmax", "debiased"]
+
+
+@kernel
+def _each(x: NDArray[np.float64], exponential: NDArray[np.float64], soft: NDArray[np.float64]) -> None:
+    for j in range(len(x)):
+        exponential[j] = elementary.exp(x[j])
+        soft[j] = elementary.log1p_exp(x[j])
+
+
+def test_elementary_functions_are_accurate_to_a_few_ulps() -> None:
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=4000) * 100, rng.normal(size=4000), [0.0, -700.0, 700.0]]).clip(-700, 700)
+    exponential, soft = np.empty_like(x), np.empty_like(x)
+    _each(x, exponential, soft)
+    np.testing.assert_allclose(exponential, np.exp(x), rtol=5e-16)
+    np.testing.assert_allclose(soft, np.logaddexp(0.0, x), rtol=1e-15)
+
+
+@pytest.mark.parametrize(("plain", "compiled"), PAIRS, ids=IDS)
+@pytest.mark.parametrize("rows", [0, 1, 255, 600])
+def test_compiled_losses_equal_plain_ones(plain: Loss, compiled: Loss, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    scores = rng.normal(size=(rows, plain.outputs)) * 5
+    labels = rng.integers(0, max(2, plain.outputs), rows).astype(float)
+    np.testing.assert_allclose(compiled.value(scores, labels), plain.value(scores, labels), atol=1e-13)
+    np.testing.assert_allclose(compiled.gradient(scores, labels), plain.gradient(scores, labels), atol=1e-14)
+    np.testing.assert_allclose(compiled.curvature(scores), plain.curvature(scores), atol=1e-14)
+
+
+@pytest.mark.parametrize(("plain", "compiled"), PAIRS, ids=IDS)
+@pytest.mark.parametrize("rho", [1e-4, 0.1, 30.0])
+def test_proximal_maps_are_stationary_wherever_they_start(plain: Loss, compiled: Loss, rho: float) -> None:
+    rng = np.random.default_rng(1)
+    shape = (600, plain.outputs)
+    labels = rng.integers(0, max(2, plain.outputs), shape[0]).astype(float)
+    for spread in (1.0, 40.0):
+        centre, start = rng.normal(size=shape) * spread, rng.normal(size=shape) * spread
+        for loss in (plain, compiled):
+            u = loss.proximal(centre, rho, labels, start)
+            slope = loss.gradient(u, labels) + rho * (u - centre)
+            np.testing.assert_allclose(slope, 0.0, atol=1e-9 * (1.0 + rho))

@@ -17,10 +17,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq install -
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
 SOURCES := $(foreach d,src tests examples evaluation,$(if $(wildcard $(d)/*.py $(d)/*/*.py),$(d)))
 
-.PHONY: help demo test check test-all bench fmt clean
+.PHONY: help demo test check test-all bench evaluation fmt clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## train on New York's flights of 2013: sixteen airlines, three other owners, nothing pooled
 	@$(BIN)/tablepuppet demo
@@ -40,6 +40,10 @@ test-all: check ## make test and the slow tests, with coverage
 
 bench: $(VENV)/.demo ## measure time, bytes and memory of every algorithm
 	@$(BIN)/tablepuppet bench
+
+evaluation: $(VENV)/.dev ## re-run the paper's evaluation: make evaluation DATA=folder (docs/evaluation.md)
+	@test -n "$(DATA)" || { echo "Name the folder of the data: make evaluation DATA=folder (docs/evaluation.md)"; exit 2; }
+	@$(BIN)/python -m evaluation all --data "$(DATA)"
 
 fmt: $(VENV)/.dev ## format the code and fix what can be fixed
 	@$(BIN)/ruff format $(SOURCES)

@@ -9,8 +9,7 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.saved import load
 from tablepuppet.tables.source import source
 from tablepuppet.transport.meter import Network
-
-__version__ = "0.1.0"
+from tablepuppet.version import __version__ as __version__
 
 __all__ = [
     "Admm",

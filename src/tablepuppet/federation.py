@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
 from tablepuppet import train as story
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.errors import JobError
-from tablepuppet.job import make_job
+from tablepuppet.job import Job, make_job
 from tablepuppet.models.modules import Builder
+from tablepuppet.network.remote import Desk
+from tablepuppet.network.settings import read_federation
 from tablepuppet.operators.client import Client
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.answer import write
@@ -84,8 +86,10 @@ class Federation:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Federation:
-        """A federation from a file: `[tables]`, each a path, a list of paths, or {url, table}."""
+        """A federation from a file: `[tables]`, each a path, a list of paths, or {url, table}; or a `[server]`."""
         given = read_toml(path)
+        if "server" in given:
+            return cls.connect(path)
         tables = given.get("tables")
         if not isinstance(tables, dict):
             raise JobError(f"{path}: a federation file needs a [tables] section")
@@ -104,13 +108,21 @@ class Federation:
         read = {name: p if isinstance(p, Policy) else read_policy(p) for name, p in given.items()}
         return {client: read.get(client) or read.get(table) or Policy() for client, table in clients.items()}
 
+    @classmethod
+    def connect(cls, path: str | Path) -> Federation:
+        """A federation of processes: its coordinator (`tablepuppet serve`) runs the jobs that are given here."""
+        return ConnectedFederation(path)
+
     def explain(
         self, query: str, *, label: str, model: Any = "auto", algorithm: Any = "newton", **options: Any
     ) -> Plan:
         """What training would do and cost; `str(plan)` is the text."""
         with self._known(model) as known:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=options | known.given)
-            return story.explain(job, self._tables, Link(self._transport, wire=job.wire))
+            return self._explain(job)
+
+    def _explain(self, job: Job) -> Plan:
+        return story.explain(job, self._tables, Link(self._transport, wire=job.wire))
 
     def train(
         self,
@@ -127,10 +139,12 @@ class Federation:
         batch_size: int | None = 10_240,
         privacy: Any = None,
         on_round: Callable[[RoundEvent], None] | None = None,
+        resume: bool = False,
         **options: Any,
     ) -> Result:
         """Trains on the query's result without ever having it.
 
+        `resume`: go on with an interrupted run of the same job, where clients are processes of their own.
         `options`: those of the algorithm (learning_rate, rho, …) where it is given by name, and
         max_categories, max_joined_rows, wire (docs/quickstart.md).
         """
@@ -145,8 +159,13 @@ class Federation:
         }
         with self._known(model) as known:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=options | known.given)
-            result = story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round)
+            result = self._train(job, on_round, resume)
         return replace(result, builder=known.builder)
+
+    def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
+        if resume:
+            raise JobError("a run in one process ends with it; only a federation of processes can resume runs")
+        return story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round)
 
     @contextmanager
     def _known(self, model: Any) -> Iterator[_Known]:
@@ -192,11 +211,9 @@ class Federation:
         chosen = model.model if isinstance(model, Result) else model
         names = (key,) if isinstance(key, str) else key
         with self._offered(chosen.spec.module, chosen.builder if module is None else module):
-            table = story.predict(
+            table = self._predict(
                 chosen,
                 chosen.query if query is None else query,
-                self._tables,
-                Link(self._transport),
                 key=names,
                 only=None if keys is None else as_keys(keys),
                 max_joined_rows=max_joined_rows,
@@ -204,6 +221,9 @@ class Federation:
         if to is not None:
             write(table, to)
         return table
+
+    def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
+        return story.predict(model, query, self._tables, Link(self._transport), **options)
 
     def close(self) -> None:
         """Ends the clients' threads and closes their sources."""
@@ -220,6 +240,42 @@ class Federation:
     def __repr__(self) -> str:
         tables = (f"{t}: {len(c)} client{'s' * (len(c) != 1)}" for t, c in self._tables.items())
         return f"Federation({', '.join(tables)})"
+
+
+class ConnectedFederation(Federation):
+    """Tables of clients in processes of their own; a running coordinator does the work."""
+
+    def __init__(self, path: str | Path) -> None:
+        settings = read_federation(path)
+        self._tables = settings.tables
+        self._clients = {}
+        self._desk = Desk(settings)
+
+    def status(self) -> dict[str, Any]:
+        """Which clients are connected, which runs there are, and how far they are."""
+        return self._desk.status()
+
+    def cancel(self, run: str) -> None:
+        """Stops a run; its checkpoints go."""
+        self._desk.cancel(run)
+
+    def close(self) -> None:
+        """Nothing to end: the coordinator and its clients go on."""
+
+    def _explain(self, job: Job) -> Plan:
+        return cast(Plan, self._desk.do("explain", job))
+
+    def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
+        return cast(Result, self._desk.do("train", job, resume=resume, on_round=on_round))
+
+    def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
+        return self._desk.do("predict", {"model": model, "query": query, "options": options})
+
+    @contextmanager
+    def _offered(self, name: str, builder: Builder | None) -> Iterator[None]:
+        if builder is not None:
+            raise JobError('a builder of torch modules cannot travel to other processes; use model="mlp"')
+        yield
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

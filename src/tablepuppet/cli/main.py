@@ -19,6 +19,7 @@ import typer
 
 from tablepuppet import __version__
 from tablepuppet.cli.demo import demo
+from tablepuppet.cli import certs, processes
 from tablepuppet.cli.explain import explain
 from tablepuppet.cli.report import report
 from tablepuppet.cli.screen import Screen
@@ -37,6 +38,11 @@ app.command()(demo)
 app.command()(explain)
 app.command()(train)
 app.command()(report)
+app.command()(processes.serve)
+app.command()(processes.join)
+app.command()(processes.status)
+app.command()(processes.cancel)
+app.add_typer(certs.app, name="certs")
 
 
 def show_version(wanted: bool) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 
 from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.engine.result import Result
 from tablepuppet.report import record_of
 
+ResumeOption = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with an interrupted run of this job (needs a running server)."),
+]
 
-def train(job: JobArgument, federation: FederationOption = None, as_json: JsonOption = False) -> None:
+
+def train(
+    job: JobArgument, federation: FederationOption = None, resume: ResumeOption = False, as_json: JsonOption = False
+) -> None:
     """Train a job's model on tables that stay with their owners.
 
     [bold]Example:[/bold] tablepuppet train returns.toml
@@ -32,7 +40,7 @@ def train(job: JobArgument, federation: FederationOption = None, as_json: JsonOp
     screen = Screen(as_json)
     asked = read_job(job)
     with screen.progress(f"training {asked.path.stem}") as on_round, asked.open_federation(federation) as tables:
-        result = tables.train(asked.query, **asked.arguments, on_round=on_round)
+        result = tables.train(asked.query, **asked.arguments, on_round=on_round, resume=resume)
     show_result(screen, result)
 
 

@@ -8,7 +8,7 @@ send (the paper's three functions) are one call: a frame in, a frame out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,18 @@ class Client:
         """The answer to one request, if the owner's policy has nothing against it."""
         self.policy.check(message, self.tables.use)
         return _ANSWERS[type(message)](self, message)
+
+    # -- what a checkpoint holds -----------------------------------------------------------
+
+    def states(self, job: str) -> dict[int, Any]:
+        """The state of each part that has started training: all that its rounds have changed."""
+        return {part: held.state for (of, part), held in self._parts.items() if of == job and held.state is not None}
+
+    def restore(self, job: str, frames: Mapping[int, Frame]) -> None:
+        """Sets the parts' states, once the requests that opened and started them were answered again."""
+        for number, frame in frames.items():
+            part = self._parts[job, number]
+            part.state = decode(frame, halves.state_type(part.options))
 
     # -- schema, keys, labels --------------------------------------------------------------
 
@@ -262,6 +274,9 @@ class Client:
             raise TransportError("a part must be started before it is trained")
         return part
 
+
+# Requests that leave something behind at the client besides a part's state.
+SETUP = (m.OpenScan, m.SendKeys, m.OpenPart, m.EncodeFeatures, m.StartPart)
 
 _ANSWERS: dict[type, Callable[[Client, Any], m.Message]] = {
     m.DescribeTable: Client.describe_table,

@@ -7,6 +7,7 @@ scan's rows as Arrow, read once a job. Every expression passes the guard before 
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -103,6 +104,17 @@ class ClientTables:
                 filter=frozenset() if opened.filter is None else columns_of(opened.filter),
                 rows=lambda: self.scan(job, scan).num_rows,
             )
+
+    def fingerprint(self, job: str) -> int:
+        """A figure that changes with any value or the order of the rows that a job has read."""
+        value = 0
+        with self._lock:
+            for key in sorted(k for k, scan in self._scans.items() if k[0] == job and scan.rows is not None):
+                rows = self._scans[key].rows
+                assert rows is not None
+                for batch in rows.combine_chunks().to_batches():
+                    value = zlib.crc32(batch.serialize(), value)
+        return value
 
     def columns(self, job: str, scan: int) -> list[ColumnInfo]:
         """The kinds of an open scan's columns."""

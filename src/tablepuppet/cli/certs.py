@@ -1,0 +1,125 @@
+"""tablepuppet certs: a small certificate authority for one federation."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tablepuppet.cli.screen import JsonOption, Screen, table
+from tablepuppet.errors import TransportError
+from tablepuppet.transport import certs as authority
+
+app = typer.Typer(no_args_is_help=True, help="Create, renew and revoke the certificates of a federation.")
+FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the authority lives.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The party's name, as in the federation file.")]
+DaysOption = Annotated[int, typer.Option("--days", min=1, help="How long the certificate is valid.")]
+_FOLDER = Path("certs")
+
+
+@app.command()
+def init(folder: FolderOption = _FOLDER, days: DaysOption = 3650, as_json: JsonOption = False) -> None:
+    """Create an authority: ca.pem for everybody, ca.key for nobody else.
+
+    [bold]Example:[/bold] tablepuppet certs init
+    """
+    authority.create_authority(folder, days)
+    _say(as_json, folder / "ca.pem", "Keep ca.key offline: whoever has it can join under any name.")
+
+
+@app.command()
+def server(
+    hosts: Annotated[list[str], typer.Argument(metavar="HOST…", help="Names and addresses that clients dial.")],
+    name: Annotated[str, typer.Option("--name", help="The file's name.")] = "server",
+    folder: FolderOption = _FOLDER,
+    days: DaysOption = 365,
+    as_json: JsonOption = False,
+) -> None:
+    """Issue the server's certificate.
+
+    [bold]Example:[/bold] tablepuppet certs server coordinator.example.org 10.0.0.5
+    """
+    _say(as_json, authority.issue(folder, name, "server", hosts, days), "For the server alone, with its key.")
+
+
+@app.command()
+def party(
+    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Names of clients or users.")],
+    folder: FolderOption = _FOLDER,
+    days: DaysOption = 365,
+    as_json: JsonOption = False,
+) -> None:
+    """Issue certificates for clients and users.
+
+    [bold]Example:[/bold] tablepuppet certs party store-eu store-us analyst
+    """
+    for name in names:
+        _say(as_json, authority.issue(folder, name, days=days), f"Give it to {name} with its key and ca.pem.")
+
+
+@app.command()
+def renew(
+    name: NameArgument, folder: FolderOption = _FOLDER, days: DaysOption = 365, as_json: JsonOption = False
+) -> None:
+    """Issue a new key and certificate with the names of the old one.
+
+    [bold]Example:[/bold] tablepuppet certs renew store-eu
+    """
+    _say(as_json, authority.renew(folder, name, days), "The old one stays valid; revoke it first if its key leaked.")
+
+
+@app.command()
+def revoke(name: NameArgument, folder: FolderOption = _FOLDER, as_json: JsonOption = False) -> None:
+    """Add a party's certificate to revoked.txt, which the server reads at every connection.
+
+    [bold]Example:[/bold] tablepuppet certs revoke store-eu
+    """
+    serial = authority.revoke(folder, name)
+    _say(as_json, folder / "revoked.txt", f"It now lists {name} ({serial:x}). Copy it to the server.")
+
+
+@app.command()
+def secret(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")] = Path("clients.secret"),
+    as_json: JsonOption = False,
+) -> None:
+    """Make the secret that all clients share and the server never has: it keys the tokens of join keys.
+
+    [bold]Example:[/bold] tablepuppet certs secret clients.secret
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise TransportError(f"cannot write {path}: {error.strerror}") from None
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(32) + "\n")
+    _say(as_json, path, "Give it to every client over a safe channel, never to the server.")
+
+
+@app.command("list")
+def list_certificates(folder: FolderOption = _FOLDER, as_json: JsonOption = False) -> None:
+    """Show the certificates of a folder, until when they are valid, and which are revoked.
+
+    [bold]Example:[/bold] tablepuppet certs list
+    """
+    screen = Screen(as_json)
+    revoked = authority.read_revoked(folder / "revoked.txt")
+    found = {p.stem: authority.read_certificate(p) for p in sorted(folder.glob("*.pem"))}
+    rows = [
+        {"name": n, "valid_until": c.not_valid_after_utc.date().isoformat(), "revoked": c.serial_number in revoked}
+        for n, c in found.items()
+    ]
+    shown = table("name", "valid until", "", title=str(folder))
+    for row in rows:
+        shown.add_row(str(row["name"]), str(row["valid_until"]), "revoked" if row["revoked"] else "")
+    screen.show(shown)
+    screen.show_json(lambda: {"certificates": rows})
+
+
+def _say(as_json: bool, path: Path, advice: str) -> None:
+    screen = Screen(as_json)
+    screen.show(f"Wrote {path}. {advice}")
+    screen.show_json(lambda: {"written": str(path)})

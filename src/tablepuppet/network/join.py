@@ -1,0 +1,111 @@
+"""A client's process: dials out, answers what it is asked, comes back after every interruption."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+
+from tablepuppet.errors import DisconnectedError, TransportError
+from tablepuppet.network.keeper import Keeper
+from tablepuppet.transport import envelopes as e
+from tablepuppet.transport.flight import Connection, Identity
+
+log = logging.getLogger(__name__)
+
+
+class Member:
+    """One client's membership in a federation, until it is stopped."""
+
+    def __init__(self, name: str, address: str, identity: Identity | None, keeper: Keeper) -> None:
+        self._name, self._address, self._identity = name, address, identity
+        self._keeper = keeper
+        self._stop = threading.Event()
+        self._connection: Connection | None = None
+        self.note = ""
+
+    def run(self) -> None:
+        """Dials until somebody answers, and again whenever the line breaks; refusal is an error."""
+        pause = 0.2
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                self._visit()
+            except DisconnectedError as error:
+                if self._stop.is_set():
+                    return
+                if time.monotonic() - began > 30:
+                    pause = 0.2
+                log.warning("%s; dialling again in %.1f s", error, pause)
+                self._stop.wait(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, 10.0)
+            else:
+                pause = 0.2
+
+    def stop(self) -> None:
+        """Ends `run`, from any thread."""
+        self._stop.set()
+        connection = self._connection
+        if connection is not None:
+            try:
+                connection.stream.send(e.Goodbye(reason="the client was stopped"))
+            except DisconnectedError:
+                log.debug("the server was gone already")
+            connection.stream.cancel()
+
+    def _visit(self) -> None:
+        """One connection, from greeting to end."""
+        connection = Connection(self._address, self._name, "client", self._identity, e.FROM_SERVER)
+        self._connection = connection
+        stream, welcome = connection.stream, connection.welcome
+        stream.allow(welcome.limit)
+        self._keeper.keep_only(welcome.runs)
+        log.info("%s is connected to %s", self._name, self._address)
+        is_over = threading.Event()
+        is_busy = threading.Event()
+        ticker = threading.Thread(
+            target=self._tick, args=(connection, welcome.heartbeat, is_over, is_busy), name="heartbeat", daemon=True
+        )
+        ticker.start()
+        try:
+            while not self._stop.is_set():
+                envelope, frames = stream.receive()
+                if isinstance(envelope, e.Goodbye):
+                    self._leave(envelope)
+                    return
+                if isinstance(envelope, e.Keep):
+                    self._keeper.keep_only(envelope.runs)
+                    continue
+                if not isinstance(envelope, e.Request):
+                    raise DisconnectedError(f"the server sent a {type(envelope).__name__} out of turn")
+                is_busy.set()
+                reply = self._keeper.answer(envelope, frames)
+                stream.send(e.Reply(run=envelope.run, step=envelope.step), reply)
+                stream.heard = time.monotonic()
+                is_busy.clear()
+        finally:
+            is_over.set()
+            self._connection = None
+            ticker.join()
+            connection.close()
+
+    def _leave(self, goodbye: e.Goodbye) -> None:
+        if goodbye.is_final:
+            raise TransportError(f"the server sent {self._name} away: {goodbye.reason}")
+        raise DisconnectedError(f"the server said goodbye: {goodbye.reason}")
+
+    def _tick(
+        self, connection: Connection, heartbeat: float, is_over: threading.Event, is_busy: threading.Event
+    ) -> None:
+        """Signs of life; three of the server's missed, and the line is given up."""
+        stream = connection.stream
+        while not is_over.wait(heartbeat):
+            try:
+                stream.beat(self.note or ("computing" if is_busy.is_set() else ""))
+            except DisconnectedError:
+                return
+            if not is_busy.is_set() and time.monotonic() - stream.heard > 3 * heartbeat:
+                log.warning("the server is silent for %.0f s", time.monotonic() - stream.heard)
+                stream.cancel()
+                return

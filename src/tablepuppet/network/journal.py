@@ -1,0 +1,152 @@
+"""The journal: every answer that a run was given, in order; a run is resumed by living it again.
+
+The server's part of a run is a function of its job and of what clients answered. So the checkpoint of
+a server is its clients' answers: after a crash the run starts over with answers out of the journal
+instead of the network, arrives at the very state it was in, bit for bit, and goes on from there. No
+algorithm needs to know. A checksum of every step's requests proves that the second life is the first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tablepuppet.errors import RunInterruptedError, TrainingError
+from tablepuppet.network.records import checksum, is_full, read_record, sync_folder, write_record
+from tablepuppet.transport.codec import Frame
+from tablepuppet.transport.envelopes import Request
+from tablepuppet.transport.parcels import Envelope
+from tablepuppet.transport.switchboard import OnWaiting, Switchboard
+
+log = logging.getLogger(__name__)
+
+
+class _Step(Envelope, frozen=True):
+    """Frames: the answers of each client in turn."""
+
+    step: int
+    requests: int  # their checksum
+    answers: dict[str, int]  # how many frames each client sent
+
+
+class Journal:
+    """A file of steps: read to its end first, then written."""
+
+    def __init__(self, path: Path) -> None:
+        is_new = not path.exists()
+        self._file = path.open("w+b" if is_new else "r+b", buffering=0)
+        self._is_replaying = True
+        self.steps = 0
+        if is_new:
+            sync_folder(path.parent)
+
+    def next(self, step: int, requests: int) -> dict[str, list[Frame]] | None:
+        """The answers to the next step of an earlier life; None once that life ended."""
+        record = read_record(self._file, _Step) if self._is_replaying else None
+        if record is None:
+            if self._is_replaying:
+                self._is_replaying = False
+                self._file.truncate()  # what a crash tore
+            return None
+        kept, frames = record
+        if (kept.step, kept.requests) != (step, requests):
+            raise TrainingError(
+                f"the run cannot be resumed: step {step} is not what it was. Its job, the federation or the version "
+                "of TablePuppet changed; start the run again"
+            )
+        self.steps = step
+        answers, start = {}, 0
+        for client, count in kept.answers.items():
+            answers[client] = frames[start : start + count]
+            start += count
+        return answers
+
+    def append(self, step: int, requests: int, answers: Mapping[str, Sequence[Frame]]) -> None:
+        """Adds a step; when this returns, it is on the disk."""
+        start = self._file.tell()
+        frames = [frame for client in answers.values() for frame in client]
+        counts = {client: len(sent) for client, sent in answers.items()}
+        try:
+            write_record(self._file, _Step(step=step, requests=requests, answers=counts), frames)
+        except OSError:
+            self._file.seek(start)
+            self._file.truncate()
+            raise
+        self.steps = step
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class RunTransport:
+    """A run's line to its clients: numbered requests, answers kept in a journal."""
+
+    def __init__(
+        self,
+        run: str,
+        switchboard: Switchboard,
+        journal: Journal | None,
+        patience: float,
+        on_waiting: OnWaiting,
+        is_cancelled: Callable[[], bool],
+        on_step: Callable[[int, Mapping[str, Sequence[Frame]], Mapping[str, Sequence[Frame]]], None],
+    ) -> None:
+        self._run, self._switchboard, self._journal = run, switchboard, journal
+        self._patience, self._on_waiting, self._is_cancelled = patience, on_waiting, is_cancelled
+        self._on_step = on_step
+        self._step = 0
+        self._last: dict[str, int] = {}  # each client's last step
+
+    def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]:
+        if not wait:
+            present = self._switchboard.connected()
+            try:
+                return self._ask({c: f for c, f in frames.items() if c in present}, patience=0.0)
+            except RunInterruptedError:  # somebody left meanwhile; the next greeting tells them
+                return {}
+        self._step += 1
+        requests = checksum(f for sent in frames.values() for f in sent) if self._journal is not None else 0
+        answers = None if self._journal is None else self._journal.next(self._step, requests)
+        if answers is None:
+            answers = self._ask(frames, self._patience)
+            if self._journal is not None:
+                self._keep(self._journal, requests, answers)
+            self._on_step(self._step, frames, answers)
+        self._last |= dict.fromkeys(frames, self._step)
+        return {client: answers[client] for client in frames}
+
+    def close(self) -> None:
+        """Nothing to end here: connections outlive runs."""
+
+    def _ask(self, frames: Mapping[str, Sequence[Frame]], patience: float) -> dict[str, list[Frame]]:
+        step = self._step if patience else self._step + 1
+        requests = {
+            client: (Request(run=self._run, step=step, after=self._last.get(client, 0)), sent)
+            for client, sent in frames.items()
+        }
+        return self._switchboard.ask(
+            requests, patience=patience, on_waiting=self._on_waiting, is_cancelled=self._is_cancelled
+        )
+
+    def _keep(self, journal: Journal, requests: int, answers: Mapping[str, Sequence[Frame]]) -> None:
+        """A full disk is waited for, as long as an absent client would be."""
+        until = time.monotonic() + self._patience
+        pause = 0.1
+        while True:
+            try:
+                return journal.append(self._step, requests, answers)
+            except OSError as error:
+                if not is_full(error) or time.monotonic() > until or self._is_cancelled():
+                    raise RunInterruptedError(
+                        f"the server cannot write its checkpoint ({error.strerror}); make room and resume the run"
+                    ) from None
+                log.warning("no room for run %s; trying again in %.1f s", self._run, pause)
+                time.sleep(pause)
+                pause = min(2 * pause, 5.0)

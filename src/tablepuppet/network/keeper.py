@@ -1,0 +1,188 @@
+"""The keeper: a client that answers every request once, whatever happens between.
+
+In: numbered requests. Out: replies. A request that comes again gets the reply that it got before; one
+that is older, or that skips a step, is refused. With a folder, what a run has changed is on the disk
+before its reply leaves, so a client that was killed goes on where it was. The checkpoint of a run:
+
+    setup   the requests that opened its scans and parts, which are answered again
+    last    the last step, its reply, and the state of each part
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tablepuppet.errors import TablePuppetError, TransportError
+from tablepuppet.network.records import is_full, load_record, read_record, replace_record, write_record
+from tablepuppet.operators.client import SETUP, Client
+from tablepuppet.transport.codec import Frame, encode
+from tablepuppet.transport.envelopes import Request
+from tablepuppet.transport.messages import CloseJob, Failure
+from tablepuppet.transport.parcels import Envelope
+
+log = logging.getLogger(__name__)
+_RUN = re.compile(r"[0-9a-f]{16}")
+_SETUP = frozenset(kind.__name__ for kind in SETUP)
+
+
+class _Kind(msgspec.Struct):
+    type: str
+
+
+class _Setup(Envelope, frozen=True):
+    step: int
+
+
+class _Last(Envelope, frozen=True):
+    """Frames: the reply's, then one state per part."""
+
+    step: int
+    replies: int
+    parts: list[int]
+    fingerprint: int  # of the rows that the run has read
+
+
+@dataclass(slots=True)
+class _Memory:
+    step: int = 0
+    reply: Sequence[Frame] = ()
+    fingerprint: int = 0
+    setup_size: int = 0  # bytes of `setup` that count
+
+
+class Keeper:
+    """One client's memory of its runs."""
+
+    def __init__(self, client: Client, folder: Path | None, on_note: Callable[[str], None] = lambda note: None) -> None:
+        self._client = client
+        self._folder = folder
+        self._on_note = on_note
+        self._runs: dict[str, _Memory] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def answer(self, request: Request, frames: Sequence[Frame]) -> Sequence[Frame]:
+        """The reply to a request, computed at most once."""
+        try:
+            memory = self._remember(request.run)
+            if request.step == memory.step:
+                log.info("step %d of run %s came again", request.step, request.run)
+                return memory.reply
+            if request.after != memory.step or request.step < memory.step:
+                raise TransportError(
+                    f"step {request.step} follows step {request.after}, but this client is at step {memory.step} of "
+                    f"run {request.run}; its checkpoint was lost, or the message is a replay. Start the run again"
+                )
+        except TablePuppetError as error:
+            log.warning("refused step %d of run %s: %s", request.step, request.run[:16], error)
+            return [encode(Failure(error=type(error).__name__, message=str(error)))] * len(frames)
+        reply = [self._client.handle(frame) for frame in frames]
+        kinds = [_kind(frame) for frame in frames]
+        if CloseJob.__name__ in kinds:
+            self.forget(request.run)
+            return reply
+        self._keep(request, frames, kinds, memory, reply)
+        return reply
+
+    def forget(self, run: str) -> None:
+        """Drops a run and its checkpoint."""
+        self._runs.pop(run, None)
+        self._client.answer(CloseJob(job=run))
+        if self._folder is not None and _RUN.fullmatch(run):
+            shutil.rmtree(self._folder / run, ignore_errors=True)
+
+    def keep_only(self, runs: Iterable[str]) -> None:
+        """Drops every run but these."""
+        stored = {p.name for p in self._folder.iterdir() if _RUN.fullmatch(p.name)} if self._folder else set()
+        for run in (stored | set(self._runs)) - set(runs):
+            log.info("forgetting run %s, which the server does not know", run)
+            self.forget(run)
+
+    # -- checkpoints -----------------------------------------------------------------------
+
+    def _keep(
+        self, request: Request, frames: Sequence[Frame], kinds: list[str], memory: _Memory, reply: list[Frame]
+    ) -> None:
+        setup = [frame for frame, kind in zip(frames, kinds, strict=True) if kind in _SETUP]
+        if setup:
+            memory.fingerprint = self._client.tables.fingerprint(request.run)
+        if self._folder is not None:
+            self._wait_for_room(lambda: self._write(request, setup, memory, reply))
+        memory.step, memory.reply = request.step, reply
+
+    def _write(self, request: Request, setup: list[Frame], memory: _Memory, reply: list[Frame]) -> None:
+        assert self._folder is not None
+        folder = self._folder / request.run
+        folder.mkdir(exist_ok=True)
+        if setup:
+            size = memory.setup_size
+            with (folder / "setup").open("r+b" if (folder / "setup").exists() else "w+b", buffering=0) as file:
+                file.truncate(size)
+                file.seek(size)
+                write_record(file, _Setup(step=request.step), setup)
+                memory.setup_size = file.tell()
+        states = self._client.states(request.run)
+        last = _Last(step=request.step, replies=len(reply), parts=list(states), fingerprint=memory.fingerprint)
+        try:
+            replace_record(folder / "last", last, [*reply, *(encode(state) for state in states.values())])
+        except OSError:
+            if setup:
+                memory.setup_size = size
+            raise
+
+    def _wait_for_room(self, write: Callable[[], None]) -> None:
+        """A full disk is waited for: nothing leaves before it is kept."""
+        pause = 0.1
+        while True:
+            try:
+                write()
+            except OSError as error:
+                if not is_full(error):
+                    raise TransportError(f"cannot write a checkpoint: {error.strerror}") from None
+                self._on_note("its disk is full")
+                log.warning("no room for a checkpoint; trying again in %.1f s", pause)
+                time.sleep(pause)
+                pause = min(2 * pause, 5.0)
+            else:
+                self._on_note("")
+                return
+
+    def _remember(self, run: str) -> _Memory:
+        if not _RUN.fullmatch(run):
+            raise TransportError("a run's name must be sixteen hexadecimal digits")
+        if run not in self._runs:
+            folder = None if self._folder is None else self._folder / run
+            is_known = folder is not None and (folder / "last").exists()
+            self._runs[run] = self._restore(run, folder) if is_known and folder is not None else _Memory()
+        return self._runs[run]
+
+    def _restore(self, run: str, folder: Path) -> _Memory:
+        last, frames = load_record(folder / "last", _Last)
+        memory = _Memory(last.step, frames[: last.replies], last.fingerprint)
+        if (folder / "setup").exists():
+            with (folder / "setup").open("rb") as file:
+                while (record := read_record(file, _Setup)) is not None and record[0].step <= last.step:
+                    for frame in record[1]:
+                        self._client.handle(frame)
+                    memory.setup_size = file.tell()
+        if self._client.tables.fingerprint(run) != memory.fingerprint:
+            self._client.answer(CloseJob(job=run))
+            raise TransportError("its tables have changed since the run began; start the run again")
+        self._client.restore(run, dict(zip(last.parts, frames[last.replies :], strict=True)))
+        log.info("run %s goes on after step %d", run, last.step)
+        return memory
+
+
+def _kind(frame: Frame) -> str:
+    try:
+        return msgspec.msgpack.decode(memoryview(frame.header)[1:], type=_Kind).type
+    except msgspec.MsgspecError:
+        return ""

@@ -1,0 +1,139 @@
+"""Our own frozen data ↔ frames: how a plan or a result reaches the user who asked for it.
+
+In: dataclasses and structs of tablepuppet, and what they hold. Out: one frame, and the same data from
+it. Only classes of tablepuppet are ever made, and none of their code runs. What belongs to the
+coordinator alone stays there: which rows meet, how often, and their labels.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import fields, is_dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from tablepuppet.errors import TransportError
+from tablepuppet.mapping.joined import JoinedRows, RowIndex
+from tablepuppet.mapping.mapping import Part, TableMapping
+from tablepuppet.plan.plan import Plan
+from tablepuppet.transport.codec import Buffer, Frame
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_NOTHING = np.zeros(0, np.int64)
+
+
+def to_frame(value: Any) -> Frame:
+    """One frame that holds the value.
+
+    >>> from_frame(to_frame({"a": (1, np.arange(2))}))
+    {'a': (1, array([0, 1]))}
+    """
+    buffers: list[Buffer] = []
+    header = msgspec.msgpack.encode(_flat(value, buffers))
+    return Frame(header, buffers)
+
+
+def from_frame(frame: Frame) -> Any:
+    """The value in a frame."""
+    try:
+        return _whole(msgspec.msgpack.decode(frame.header), frame.buffers)
+    except (msgspec.MsgspecError, ValueError, IndexError, TypeError, pa.ArrowException) as error:
+        raise TransportError(f"a result does not follow the protocol: {error}") from None
+
+
+def _flat(value: Any, buffers: list[Buffer]) -> Any:
+    value = _released(value)
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        buffers.append(value.tobytes())
+        return ["array", len(buffers) - 1, value.dtype.str, list(value.shape)]
+    if isinstance(value, pa.Table):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, value.schema) as writer:
+            writer.write_table(value)
+        buffers.append(sink.getvalue().to_pybytes())
+        return ["table", len(buffers) - 1]
+    if isinstance(value, slice):
+        return ["slice", value.start, value.stop, value.step]
+    if isinstance(value, list | tuple | frozenset):
+        kind = next(k for k in (list, tuple, frozenset) if isinstance(value, k))
+        return [kind.__name__, [_flat(v, buffers) for v in value]]
+    if type(value).__module__.startswith("tablepuppet."):
+        names = (*_fields(type(value)), *_computed(type(value)))
+        held = {name: _flat(getattr(value, name), buffers) for name in names}
+        return ["object", type(value).__module__, type(value).__qualname__, held]
+    if isinstance(value, dict):
+        return ["dict", [[_flat(k, buffers), _flat(v, buffers)] for k, v in value.items()]]
+    raise TransportError(f"a {type(value).__name__} cannot be part of a result")
+
+
+def _whole(flat: Any, buffers: Any) -> Any:
+    if not isinstance(flat, list):
+        return flat
+    kind, *rest = flat
+    if kind == "array":
+        index, dtype, shape = rest
+        if np.dtype(dtype).hasobject:
+            raise ValueError("unknown array type")
+        return np.frombuffer(buffers[index], dtype=dtype).reshape(shape)
+    if kind == "table":
+        with pa.ipc.open_stream(pa.py_buffer(buffers[rest[0]])) as reader:
+            return reader.read_all()
+    if kind == "slice":
+        return slice(*rest)
+    if kind in ("list", "tuple", "frozenset"):
+        return {"list": list, "tuple": tuple, "frozenset": frozenset}[kind](_whole(v, buffers) for v in rest[0])
+    if kind == "dict":
+        return {_whole(k, buffers): _whole(v, buffers) for k, v in rest[0]}
+    if kind == "object":
+        module, name, held = rest
+        return _made(module, name, {key: _whole(v, buffers) for key, v in held.items()})
+    raise ValueError("unknown kind of value")
+
+
+def _made(module: str, name: str, held: dict[str, Any]) -> Any:
+    kind = getattr(importlib.import_module(module), name, None) if module.startswith("tablepuppet.") else None
+    if not isinstance(kind, type) or {*_fields(kind), *_computed(kind)} != set(held):
+        raise ValueError(f"{module}.{name} is not the same at both ends; install the same version")
+    if issubclass(kind, msgspec.Struct):
+        return kind(**held)
+    made: Any = object.__new__(kind)
+    for field, value in held.items():
+        if field in _computed(kind):
+            made.__dict__[field] = value
+        else:
+            object.__setattr__(made, field, value)
+    return made
+
+
+def _fields(kind: type) -> tuple[str, ...]:
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__
+    if is_dataclass(kind):
+        return tuple(f.name for f in fields(kind))
+    raise TransportError(f"a {kind.__name__} cannot be part of a result")
+
+
+def _computed(kind: type) -> tuple[str, ...]:
+    """What a plan computes once, from rows that stay behind."""
+    return tuple(n for n, v in vars(kind).items() if isinstance(v, cached_property)) if issubclass(kind, Plan) else ()
+
+
+def _released(value: Any) -> Any:
+    """The value without what only the coordinator may see."""
+    if isinstance(value, TableMapping):
+        largest = tuple(np.array([per_row.max(initial=0)]) for per_row in value.multiplicity)  # all that is shown
+        return replace(value, multiplicity=largest)
+    if isinstance(value, Part):
+        return replace(value, train_rows=_NOTHING, test_rows=_NOTHING)
+    if isinstance(value, JoinedRows):
+        sizes = tuple(RowIndex(index.rows, None, is_partial=index.is_partial) for index in value.indices)
+        return JoinedRows(value.rows, sizes, RowIndex(value.label_index.rows, None), np.zeros(0))
+    return value

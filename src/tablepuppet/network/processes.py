@@ -1,0 +1,114 @@
+"""The two processes of a federation, as commands start them: both run until a signal stops them."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tablepuppet.errors import TablePuppetError
+from tablepuppet.network.join import Member
+from tablepuppet.network.keeper import Keeper
+from tablepuppet.network.serve import Server
+from tablepuppet.network.settings import ClientSettings, FederationSettings
+from tablepuppet.operators.client import Client
+from tablepuppet.tables.store import ClientTables
+
+log = logging.getLogger(__name__)
+OpenTables = Callable[[ClientSettings], ClientTables]
+
+
+def serve(
+    settings: FederationSettings,
+    clients: Sequence[ClientSettings],
+    open_tables: OpenTables,
+    on_ready: Callable[[Server], None],
+) -> None:
+    """Runs the coordinator, and clients of the same organisation beside it, until a signal comes."""
+    with _until_signal() as stop:
+        server = Server(settings)
+        on_ready(server)
+        members = [_member(client, open_tables) for client in clients]
+        threads = [threading.Thread(target=_watched, args=(m, stop), name="client", daemon=True) for m, _ in members]
+        for thread in threads:
+            thread.start()
+        try:
+            stop.wait()
+        finally:
+            for member, tables in members:
+                member.stop()
+                tables.shutdown()
+            server.close()
+
+
+def join(settings: ClientSettings, open_tables: OpenTables) -> None:
+    """Runs one client until a signal comes; a refusal by the server is an error."""
+    member, tables = _member(settings, open_tables)
+    with _until_signal() as stop:
+
+        def leave() -> None:
+            stop.wait()
+            member.stop()
+
+        watcher = threading.Thread(target=leave, name="stop", daemon=True)
+        watcher.start()
+        try:
+            member.run()
+        finally:
+            stop.set()
+            watcher.join(timeout=5)
+            tables.shutdown()
+
+
+def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, ClientTables]:
+    tables = open_tables(settings)
+    client = Client(settings.name, tables, key=settings.shared_secret())
+    member: Member
+
+    def note(text: str) -> None:
+        member.note = text
+
+    keeper = Keeper(client, _locked(settings.state_folder), note)
+    member = Member(settings.name, settings.server, settings.identity(), keeper)
+    return member, tables
+
+
+def _locked(folder: Path) -> Path:
+    """The folder, held by this process alone: two clients in one folder would spoil each other's checkpoints."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise TablePuppetError(f"another process uses {folder}; stop it, or give this one a state of its own") from None
+    _LOCKS.append(lock)
+    return folder
+
+
+_LOCKS: list[Any] = []  # held until the process ends
+
+
+def _watched(member: Member, stop: threading.Event) -> None:
+    try:
+        member.run()
+    except TablePuppetError as error:
+        log.error("%s", error)
+        stop.set()
+
+
+@contextmanager
+def _until_signal() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set."""
+    stop = threading.Event()
+    before = {s: signal.signal(s, lambda *_: stop.set()) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

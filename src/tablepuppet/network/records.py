@@ -1,0 +1,114 @@
+"""Records in a file: checked, appended or replaced at once, never half there.
+
+In: an envelope and frames. Out: the same, read again. A record that a crash tore off is not there
+at all: its length or its checksum does not fit.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from tablepuppet.errors import TransportError
+from tablepuppet.transport.codec import Frame
+from tablepuppet.transport.parcels import Assembler, Envelope, Parcel, pack
+
+_HEAD = struct.Struct("<IQI")  # pieces, bytes, checksum
+_SIZE = struct.Struct("<I")
+
+
+def write_record(file: IO[bytes], envelope: Envelope, frames: Sequence[Frame] = ()) -> None:
+    """Appends one record to an unbuffered file and waits until it is on the disk."""
+    start = file.tell()
+    _write(file, bytes(_HEAD.size))
+    pieces = total = checksum = 0
+    for piece in pack(envelope, frames):
+        _write(file, _SIZE.pack(len(piece)) + piece)
+        checksum = zlib.crc32(piece, checksum)
+        pieces += 1
+        total += _SIZE.size + len(piece)
+    os.pwrite(file.fileno(), _HEAD.pack(pieces, total, checksum), start)
+    os.fsync(file.fileno())
+
+
+def _write(file: IO[bytes], content: bytes) -> None:
+    rest = memoryview(content)
+    while len(rest):
+        rest = rest[file.write(rest) :]
+
+
+def read_record(file: IO[bytes], types: Any) -> Parcel | None:
+    """The next record; None at the end of what was written whole (the file stays where it was)."""
+    start = file.tell()
+    head = file.read(_HEAD.size)
+    parcel: Parcel | None = None
+    if len(head) == _HEAD.size:
+        pieces, total, expected = _HEAD.unpack(head)
+        if pieces and start + _HEAD.size + total <= os.fstat(file.fileno()).st_size:
+            parcel = _read_pieces(file, types, pieces, expected)
+    if parcel is None:
+        file.seek(start)
+    return parcel
+
+
+def _read_pieces(file: IO[bytes], types: Any, pieces: int, expected: int) -> Parcel | None:
+    assembler, checksum, parcel = Assembler(types), 0, None
+    try:
+        for _ in range(pieces):
+            (size,) = _SIZE.unpack(file.read(_SIZE.size))
+            piece = file.read(size)
+            checksum = zlib.crc32(piece, checksum)
+            parcel = assembler.feed(memoryview(piece))
+    except (struct.error, TransportError):
+        return None
+    return parcel if checksum == expected else None
+
+
+def replace_record(path: Path, envelope: Envelope, frames: Sequence[Frame] = ()) -> None:
+    """Writes a file of one record; the old one stays until the new one is whole."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            write_record(file, envelope, frames)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def load_record(path: Path, types: Any) -> Parcel:
+    """A file's only record."""
+    with path.open("rb") as file:
+        parcel = read_record(file, types)
+    if parcel is None:
+        raise TransportError(f"the checkpoint {path} is damaged; remove its folder and start the run again")
+    return parcel
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes names in a folder as durable as the files' content."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a disk or a quota has no room left: waiting may help."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def checksum(frames: Iterable[Frame]) -> int:
+    """A figure that frames can be told apart by."""
+    value = 0
+    for frame in frames:
+        for buffer in (frame.header, *frame.buffers):
+            value = zlib.crc32(buffer, value)
+    return value

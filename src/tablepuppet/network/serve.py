@@ -1,0 +1,111 @@
+"""The coordinator's process: the door for clients and users, the coordinator behind it, health beside it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from typing import Any
+from urllib.parse import urlsplit
+
+from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError
+from tablepuppet.network import control as c
+from tablepuppet.network.coordinator import Coordinator
+from tablepuppet.network.monitor import Monitor
+from tablepuppet.network.objects import from_frame, to_frame
+from tablepuppet.network.runs import Run
+from tablepuppet.network.settings import FederationSettings
+from tablepuppet.transport.envelopes import Goodbye, Role, Welcome
+from tablepuppet.transport.flight import Door, FlightDoor
+from tablepuppet.transport.stream import Stream
+from tablepuppet.transport.switchboard import Switchboard
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """Everything that listens; `close` ends all of it."""
+
+    def __init__(self, settings: FederationSettings) -> None:
+        server = settings.server
+        self._heartbeat = server.heartbeat
+        self.switchboard = Switchboard(settings.clients, server.heartbeat)
+        self.coordinator = Coordinator(settings.tables, self.switchboard, settings.path(server.state), server.wait)
+        roles: dict[str, Role] = dict.fromkeys(settings.clients, "client")
+        roles |= dict.fromkeys(settings.users, "user")
+        door = Door(
+            roles=roles,
+            welcome=lambda: Welcome(heartbeat=server.heartbeat, limit=server.limit, runs=self.coordinator.live()),
+            serve=self._serve,
+            types=c.FROM_ANYBODY,
+            limit=server.limit,
+            revoked=settings.path(server.revoked),
+        )
+        location = _location(server.address, server.listen)
+        try:
+            self._door = FlightDoor(location, door, settings.server_identity())
+            self.monitor = Monitor(server.health, self.coordinator.status) if server.health else None
+        except TablePuppetError:
+            self.coordinator.close()
+            raise
+        self.port: int = self._door.port
+        log.info("listening on %s", location)
+
+    def close(self) -> None:
+        """Interrupts the run under way, says goodbye to everybody, stops listening."""
+        self.coordinator.close()
+        self.switchboard.close("the server stops")
+        if self.monitor is not None:
+            self.monitor.close()
+        # Flight waits for open exchanges; a party that is silent must not keep us
+        ending = threading.Thread(target=self._door.shutdown, daemon=True)
+        ending.start()
+        ending.join(timeout=3 * self._heartbeat)
+
+    def _serve(self, name: str, role: Role, stream: Stream) -> None:
+        if role == "client":
+            self.switchboard.serve(name, stream)
+            return
+        while True:
+            envelope, frames = stream.receive()
+            if isinstance(envelope, Goodbye):
+                return
+            try:
+                self._answer(name, envelope, frames, stream)
+            except DisconnectedError:
+                raise
+            except TablePuppetError as error:
+                stream.send(c.Failed(error=type(error).__name__, message=str(error)))
+
+    def _answer(self, name: str, envelope: Any, frames: list[Any], stream: Stream) -> None:
+        if isinstance(envelope, c.Submit) and len(frames) == 1:
+            run = self.coordinator.submit(envelope.kind, from_frame(frames[0]), resume=envelope.resume)
+            log.info("user %s submitted run %s (%s)", name, run.id, run.kind)
+            self._follow(run, stream)
+        elif isinstance(envelope, c.Follow):
+            self._follow(self.coordinator.run(envelope.run), stream)
+        elif isinstance(envelope, c.Cancel):
+            log.info("user %s stops run %s", name, envelope.run[:16])
+            stream.send(c.Accepted(run=self.coordinator.cancel(envelope.run, keep=envelope.keep).id))
+        elif isinstance(envelope, c.AskStatus):
+            stream.send(c.Status(), [to_frame(self.coordinator.status())])
+        else:
+            raise TransportError(f"a user may not send a {type(envelope).__name__}")
+
+    def _follow(self, run: Run, stream: Stream) -> None:
+        news = run.follow()
+        stream.send(c.Accepted(run=run.id))
+        while True:
+            try:
+                item, frames = news.get(timeout=self._heartbeat)
+            except queue.Empty:
+                stream.beat()
+                continue
+            stream.send(item, frames)
+            if isinstance(item, c.Finished | c.Failed):
+                return
+
+
+def _location(address: str, listen: str | None) -> str:
+    scheme, rest = urlsplit(address).scheme, urlsplit(address).netloc
+    return f"{scheme}://{listen or rest}"

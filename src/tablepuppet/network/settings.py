@@ -1,0 +1,176 @@
+"""Federation file and client file: what a process needs to know before it meets the others.
+
+In: TOML. Out: frozen, checked settings; paths are relative to the file that names them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tablepuppet.errors import JobError
+from tablepuppet.transport.flight import Identity
+from tablepuppet.transport.parcels import LIMIT
+
+
+class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[server]` of a federation file: where it is, who it is, how patient it is."""
+
+    address: str  # where parties reach it: grpc+tls://host:port
+    listen: str | None = None  # where it listens, if that differs
+    health: str | None = "127.0.0.1:8471"  # health and metrics over HTTP; "" for none
+    authority: str = "certs/ca.pem"
+    certificate: str = "certs/server.pem"
+    key: str = "certs/server.key"
+    revoked: str = "certs/revoked.txt"
+    state: str = "state/server"  # runs and their journals
+    wait: float = 600.0  # seconds that a run waits for a client that is away
+    heartbeat: float = 5.0
+    limit: int = LIMIT  # bytes of one message
+
+
+class UserSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[user]`: who submits jobs, where that is not the server itself."""
+
+    name: str
+    certificate: str
+    key: str
+
+
+class FederationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A federation file for processes: the server, and who owns which table.
+
+    `owners` maps each table to one client or a list of clients, in the order of their rows.
+    """
+
+    server: ServerSettings
+    owners: dict[str, str | list[str]]
+    users: list[str] = []
+    user: UserSettings | None = None
+    folder: Path = Path()
+
+    @property
+    def tables(self) -> dict[str, tuple[str, ...]]:
+        return {t: (o,) if isinstance(o, str) else tuple(o) for t, o in self.owners.items()}
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(c for owners in self.tables.values() for c in owners))
+
+    @property
+    def is_insecure(self) -> bool:
+        return self.server.address.startswith("grpc+tcp://")
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def server_identity(self) -> Identity | None:
+        if self.is_insecure:
+            return None
+        return Identity(
+            self.path(self.server.authority), self.path(self.server.certificate), self.path(self.server.key)
+        )
+
+    def user_identity(self) -> tuple[str, Identity | None]:
+        """Who submits jobs from here: `[user]`, or any name of `users` without TLS."""
+        if self.user is None:
+            if self.is_insecure and self.users:
+                return self.users[0], None
+            raise JobError("to submit jobs, a federation file needs a [user] section: name, certificate, key")
+        identity = Identity(
+            self.path(self.server.authority), self.path(self.user.certificate), self.path(self.user.key)
+        )
+        return self.user.name, None if self.is_insecure else identity
+
+
+class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A client file: who it is, where the server is, and its own tables."""
+
+    name: str
+    server: str
+    tables: dict[str, Any]
+    authority: str = "certs/ca.pem"
+    certificate: str | None = None  # certs/NAME.pem
+    key: str | None = None  # certs/NAME.key
+    state: str | None = None  # state/NAME: checkpoints
+    secret: str | None = None  # the file with the key that clients share and the server never has
+    folder: Path = Path()
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def identity(self) -> Identity | None:
+        if self.server.startswith("grpc+tcp://"):
+            return None
+        return Identity(
+            self.path(self.authority),
+            self.path(self.certificate or f"certs/{self.name}.pem"),
+            self.path(self.key or f"certs/{self.name}.key"),
+        )
+
+    def shared_secret(self) -> bytes | None:
+        if self.secret is None:
+            return None
+        try:
+            found = self.path(self.secret).read_bytes().strip()
+        except OSError as error:
+            raise JobError(f"cannot read the clients' secret {self.path(self.secret)}: {error.strerror}") from None
+        if len(found) < 32:
+            raise JobError(f"{self.path(self.secret)} is too short for a secret; `tablepuppet certs secret` makes one")
+        return found
+
+    @property
+    def state_folder(self) -> Path:
+        return self.path(self.state or f"state/{self.name}")
+
+
+def read_federation(path: str | Path) -> FederationSettings:
+    """The settings in a federation file that names a server."""
+    settings: FederationSettings = _read(path, FederationSettings)
+    _check_address(settings.server.address, path)
+    if not settings.owners or not all(settings.tables.values()):
+        raise JobError(f"{path}: [owners] must name at least one client for each table")
+    for table, owners in settings.tables.items():
+        if len(set(owners)) < len(owners):
+            raise JobError(f"{path}: table {table!r} names one client twice")
+    twice = set(settings.users) & set(settings.clients)
+    if twice:
+        raise JobError(f"{path}: {min(twice)!r} is both a client and a user; give the user a name of its own")
+    return settings
+
+
+def read_client(path: str | Path) -> ClientSettings:
+    """The settings in a client file."""
+    settings: ClientSettings = _read(path, ClientSettings)
+    _check_address(settings.server, path)
+    return settings
+
+
+def names_a_server(path: str | Path) -> bool:
+    """Whether a federation file is about processes, and not about tables in this one."""
+    try:
+        return "server" in tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def _read(path: str | Path, kind: Any) -> Any:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        given = msgspec.toml.decode(text)
+        if isinstance(given, dict) and "folder" in given:
+            raise msgspec.ValidationError("Object contains unknown field `folder`")
+        settings = msgspec.convert(given, kind, strict=True)
+    except OSError as error:
+        raise JobError(f"cannot read {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, msgspec.MsgspecError) as error:
+        raise JobError(f"{path} cannot be read: {error}") from None
+    return msgspec.structs.replace(settings, folder=Path(path).parent)
+
+
+def _check_address(address: str, path: str | Path) -> None:
+    if not address.startswith(("grpc+tls://", "grpc+tcp://")):
+        raise JobError(f"{path}: a server's address is grpc+tls://host:port, not {address!r}")

@@ -1,0 +1,253 @@
+"""Arrow Flight: how parties reach the server, and how each knows the other.
+
+Clients and users dial out and open one exchange; parcels then pass both ways (stream.py). With TLS
+both sides show certificates of the federation's authority. Flight tells the server only the first
+alternative name of a certificate, so the handshake also asks for a signature by the key of that very
+certificate: a revoked one is known by its serial number even when its successor has the same name.
+Without TLS (`insecure`) names are believed, and both ends must be on this machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError
+from tablepuppet.transport import certs
+from tablepuppet.transport import envelopes as e
+from tablepuppet.transport.parcels import LIMIT, Envelope
+from tablepuppet.transport.stream import Stream
+from tablepuppet.version import __version__
+
+log = logging.getLogger(__name__)
+_STREAMS = 8  # connections that one party may hold at a time
+_HELLO_LIMIT = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A party's certificate, its key, and the authority that it trusts: PEM files."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+    def read(self) -> tuple[bytes, bytes, bytes]:
+        try:
+            return self.authority.read_bytes(), self.certificate.read_bytes(), self.key.read_bytes()
+        except OSError as error:
+            raise TransportError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Who may come in, and what happens with those who do."""
+
+    roles: dict[str, e.Role]  # by party name
+    welcome: Callable[[], e.Welcome]
+    serve: Callable[[str, e.Role, Stream], None]
+    types: Any  # what they may send
+    limit: int = LIMIT
+    revoked: Path | None = None
+
+
+class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
+    """The server's end: checks who is there, then hands the stream over."""
+
+    def __init__(self, location: str, door: Door, identity: Identity | None) -> None:
+        self._door = door
+        self._authority: bytes | None = None
+        self._open: dict[str, int] = {}
+        self._lock = threading.Lock()
+        if identity is None:
+            if not is_loopback(urlsplit(location).hostname or ""):
+                raise TransportError(f"without TLS the server listens on this machine only, not on {location}")
+            options: dict[str, Any] = {}
+        else:
+            self._authority, certificate, key = identity.read()
+            options = {
+                "tls_certificates": [(certificate, key)],
+                "verify_client": True,
+                "root_certificates": self._authority,
+            }
+        try:
+            super().__init__(location, **options)
+        except (pa.ArrowException, OSError) as error:
+            raise TransportError(f"cannot listen on {location}: {error}") from None
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """One connection, from its first word to its end."""
+        stream = Stream(reader, writer, self._door.types, _HELLO_LIMIT)
+        seen = context.peer_identity().decode("utf-8", "replace") if self._authority is not None else ""
+        who = f"{seen or 'somebody'} at {context.peer()}"
+        slot = seen or context.peer()
+        if not self._take(slot):
+            log.warning("refused %s: %d connections are enough", who, _STREAMS)
+            raise flight.FlightUnavailableError("too many connections of one party")
+        try:
+            name, role = self._greet(stream, seen)
+        except DisconnectedError:
+            log.info("%s left without a word", who)
+        except TablePuppetError as error:
+            log.warning("refused %s: %s", who, error)
+            _say(stream, e.Refused(reason=str(error)))
+        else:
+            try:
+                self._door.serve(name, role, stream)
+            except DisconnectedError:
+                log.info("%s %s is gone", role, name)
+            except TablePuppetError as error:
+                log.warning("closed the connection of %s: %s", who, error)
+                _say(stream, e.Goodbye(reason=str(error)))
+            except Exception as error:  # a bug must not stop the service, nor tell anybody about it
+                log.exception("the connection of %s failed", who)
+                _say(stream, e.Goodbye(reason=f"internal error ({type(error).__name__}); see the server's log"))
+        finally:
+            self._give(slot)
+
+    def _greet(self, stream: Stream, seen: str) -> tuple[str, e.Role]:
+        nonce = secrets.token_bytes(32)
+        stream.send(e.Challenge(protocol=e.PROTOCOL, version=__version__, nonce=nonce))
+        hello, frames = stream.receive()
+        if not isinstance(hello, e.Hello) or frames:
+            raise TransportError("the first word must be a greeting")
+        if hello.protocol != e.PROTOCOL:
+            raise TransportError(
+                f"protocol {hello.protocol} (version {hello.version[:20]}) does not fit ours, {e.PROTOCOL} "
+                f"(version {__version__}); install the same version at both ends"
+            )
+        if self._authority is not None:
+            certificate = certs.verify(self._authority, hello.certificate, nonce, hello.signature)
+            if not seen or certs.party_name(certificate) != seen or hello.name != seen:
+                raise TransportError("the name and the certificate do not belong together")
+            if self._door.revoked is not None and certificate.serial_number in certs.read_revoked(self._door.revoked):
+                raise TransportError("the certificate was revoked; ask for a new one")
+        role = self._door.roles.get(hello.name)
+        if role is None or role != hello.role:
+            raise TransportError(f"the federation knows no {hello.role} {hello.name[:64]!r}")
+        stream.allow(self._door.limit)
+        stream.send(self._door.welcome())
+        return hello.name, role
+
+    def _take(self, slot: str) -> bool:
+        with self._lock:
+            self._open[slot] = self._open.get(slot, 0) + 1
+            if self._open[slot] > _STREAMS:
+                self._open[slot] -= 1
+                return False
+            return True
+
+    def _give(self, slot: str) -> None:
+        with self._lock:
+            self._open[slot] -= 1
+            if not self._open[slot]:
+                del self._open[slot]
+
+
+class Connection:
+    """A party's end: one dialled exchange, greeted and welcomed."""
+
+    def __init__(
+        self, address: str, name: str, role: e.Role, identity: Identity | None, types: Any, timeout: float = 20.0
+    ) -> None:
+        options: dict[str, Any] = {}
+        key = certificate = b""
+        if identity is None:
+            if not is_loopback(urlsplit(address).hostname or ""):
+                raise TransportError(f"without TLS a server is reached on this machine only, not at {address}")
+        else:
+            authority, certificate, key = identity.read()
+            options = {"tls_root_certs": authority, "cert_chain": certificate, "private_key": key}
+        # keepalive notices a dead peer even while nothing is to be said
+        keepalive = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000)]
+        self._client = flight.FlightClient(address, generic_options=keepalive, **options)
+        try:
+            self._writer, reader = self._client.do_exchange(flight.FlightDescriptor.for_command(role.encode()))
+        except (pa.ArrowException, OSError) as error:
+            self._client.close()
+            raise DisconnectedError(f"no server answers at {address}: {_first_line(error)}") from None
+        self.stream = Stream(reader, self._writer, types, cancel=reader.cancel)
+        alarm = threading.Timer(timeout, self.stream.cancel)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            self.welcome = self._greet(name, role, certificate, key)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            alarm.cancel()
+
+    def _greet(self, name: str, role: e.Role, certificate: bytes, key: bytes) -> e.Welcome:
+        challenge, _ = self.stream.receive()
+        if isinstance(challenge, e.Challenge) and challenge.protocol != e.PROTOCOL:
+            raise TransportError(
+                f"the server speaks protocol {challenge.protocol} (version {challenge.version[:20]}), we speak "
+                f"{e.PROTOCOL} (version {__version__}); install the same version at both ends"
+            )
+        if not isinstance(challenge, e.Challenge):
+            raise TransportError("the server's first word is not a challenge")
+        self.stream.send(
+            e.Hello(
+                protocol=e.PROTOCOL,
+                version=__version__,
+                name=name,
+                role=role,
+                certificate=certificate,
+                signature=certs.sign(key, challenge.nonce) if key else b"",
+            )
+        )
+        answer, _ = self.stream.receive()
+        if isinstance(answer, e.Refused):
+            raise TransportError(f"the server refuses {name}: {answer.reason}")
+        if not isinstance(answer, e.Welcome):
+            raise TransportError("the server does not answer a greeting")
+        return answer
+
+    def close(self) -> None:
+        """Gives the connection up."""
+        self.stream.cancel()
+        try:
+            self._writer.close()
+        except (pa.ArrowException, OSError) as error:
+            log.debug("closed: %s", _first_line(error))
+        self._client.close()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return bool(found) and all(ipaddress.ip_address(a).is_loopback for a in found)
+
+
+def _say(stream: Stream, last: Envelope) -> None:
+    try:
+        stream.send(last)
+    except DisconnectedError:
+        log.debug("the other side did not wait for the last word")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition(". gRPC")[0][:200]

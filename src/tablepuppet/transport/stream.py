@@ -1,0 +1,87 @@
+"""Stream: parcels both ways over one Flight exchange, and when the other side was last heard.
+
+Any thread may send; one thread receives. Heartbeats slip in between the pieces of a long parcel
+and are never returned by `receive`: they only say that the other side lives.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tablepuppet.errors import DisconnectedError
+from tablepuppet.transport.codec import Frame
+from tablepuppet.transport.envelopes import Heartbeat
+from tablepuppet.transport.parcels import LIMIT, Assembler, Envelope, Parcel, pack
+
+_BEAT = b"H"
+
+
+class Stream:
+    """One connection, seen from either end."""
+
+    def __init__(
+        self, reader: Any, writer: Any, types: Any, limit: int = LIMIT, cancel: Callable[[], None] | None = None
+    ) -> None:
+        self._reader, self._writer = reader, writer
+        self._assembler = Assembler(types, limit)
+        self._whole, self._piece = threading.Lock(), threading.Lock()
+        self._cancel = cancel
+        self.heard = time.monotonic()
+        self.note = ""  # of the other side's last heartbeat
+
+    def allow(self, limit: int) -> None:
+        """Parcels may be this large from now on."""
+        self._assembler.limit = limit
+
+    def send(self, envelope: Envelope, frames: Sequence[Frame] = ()) -> None:
+        """Sends a parcel; other parcels wait until it is through."""
+        with self._whole:
+            for piece in pack(envelope, frames):
+                self._write(piece)
+
+    def beat(self, note: str = "") -> None:
+        """A sign of life."""
+        for piece in pack(Heartbeat(note=note)):
+            self._write(_BEAT + piece)
+
+    def receive(self) -> Parcel:
+        """The other side's next parcel; DisconnectedError when it is gone."""
+        while True:
+            try:
+                piece = self._reader.read_chunk().app_metadata
+            except (StopIteration, pa.ArrowException, OSError) as error:
+                raise DisconnectedError(f"the connection ended ({_why(error)})") from None
+            self.heard = time.monotonic()
+            content = memoryview(b"" if piece is None else piece).cast("B")
+            if content[:1] == _BEAT:
+                self._hear(content[1:])
+                continue
+            parcel = self._assembler.feed(content)
+            if parcel is not None:
+                return parcel
+
+    def cancel(self) -> None:
+        """Gives the connection up, from any thread: `receive` ends at once (on a client's end)."""
+        if self._cancel is not None:
+            self._cancel()
+
+    def _hear(self, content: memoryview) -> None:
+        parcel = Assembler(Heartbeat).feed(content)
+        if parcel is not None:
+            self.note = parcel[0].note[:200]
+
+    def _write(self, piece: bytes) -> None:
+        with self._piece:
+            try:
+                self._writer.write_metadata(pa.py_buffer(piece))
+            except (pa.ArrowException, OSError) as error:
+                raise DisconnectedError(f"the connection ended ({_why(error)})") from None
+
+
+def _why(error: BaseException) -> str:
+    return str(error).partition(". gRPC")[0][:200] or type(error).__name__

@@ -1,0 +1,212 @@
+"""The switchboard: which clients are connected, and numbered requests to them.
+
+In: connections as they come and go, and requests of runs. Out: replies. A request stays with the
+switchboard until it is answered: whenever its client connects again, it is sent again. Who is away
+is known by name and since when; the one who asks decides how long to wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tablepuppet.errors import DisconnectedError, RunInterruptedError, TransportError
+from tablepuppet.transport.codec import Frame
+from tablepuppet.transport.envelopes import Goodbye, Keep, Reply, Request
+from tablepuppet.transport.parcels import Envelope
+from tablepuppet.transport.stream import Stream
+
+log = logging.getLogger(__name__)
+OnWaiting = Callable[[dict[str, float]], None]  # who is away, and for how many more seconds they are waited for
+
+
+@dataclass(slots=True)
+class _Line:
+    """One client's connection and the thread that writes to it."""
+
+    stream: Stream
+    outbox: queue.SimpleQueue[tuple[Envelope, Sequence[Frame]] | None] = field(default_factory=queue.SimpleQueue)
+
+    def write(self, beat: float) -> None:
+        """Sends what comes, and a sign of life when nothing does, until told to stop."""
+        try:
+            while True:
+                try:
+                    parcel = self.outbox.get(timeout=beat)
+                except queue.Empty:
+                    self.stream.beat()
+                    continue
+                if parcel is None:
+                    return
+                self.stream.send(*parcel)
+        except DisconnectedError:
+            self.stream.cancel()
+
+
+@dataclass(slots=True)
+class _Asked:
+    request: Request
+    frames: Sequence[Frame]
+    asked: float
+    reply: list[Frame] | None = None
+
+
+class Switchboard:
+    """Connections by client name, and what each of them still has to answer."""
+
+    def __init__(self, clients: Sequence[str], heartbeat: float = 5.0) -> None:
+        self.clients = tuple(clients)
+        self.heartbeat = heartbeat
+        self.waited = dict.fromkeys(clients, 0.0)  # seconds that runs spent waiting for each client
+        self._lines: dict[str, _Line] = {}
+        self._gone = dict.fromkeys(clients, time.monotonic())  # since when
+        self._asked: dict[str, _Asked] = {}
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    # -- connections -----------------------------------------------------------------------
+
+    def serve(self, client: str, stream: Stream) -> None:
+        """Holds one client's connection until it ends; a newer one of the same client replaces it."""
+        line = _Line(stream)
+        writer = threading.Thread(target=line.write, args=(self.heartbeat,), name=f"to-{client}", daemon=True)
+        with self._changed:
+            old = self._lines.pop(client, None)
+            if old is not None:
+                old.outbox.put((Goodbye(reason="another connection came under the same name", is_final=True), ()))
+                old.outbox.put(None)
+            self._lines[client] = line
+            asked = self._asked.get(client)
+            if asked is not None and asked.reply is None:
+                line.outbox.put((asked.request, asked.frames))
+            self._changed.notify_all()
+        writer.start()
+        log.info("client %s is connected", client)
+        try:
+            while not self._is_closed and self._lines.get(client) is line:
+                envelope, frames = stream.receive()
+                if isinstance(envelope, Goodbye):
+                    log.info("client %s said goodbye: %s", client, envelope.reason[:200])
+                    break
+                if not isinstance(envelope, Reply):
+                    raise TransportError(f"client {client} sent a {type(envelope).__name__} out of turn")
+                self._receive(client, envelope, frames)
+        except DisconnectedError:
+            log.warning("client %s is gone", client)
+        finally:
+            line.outbox.put(None)
+            self._detach(client, line)
+            writer.join(timeout=self.heartbeat)
+
+    def _detach(self, client: str, line: _Line) -> None:
+        with self._changed:
+            if self._lines.get(client) is line:
+                del self._lines[client]
+                self._gone[client] = time.monotonic()
+                self._changed.notify_all()
+
+    def _receive(self, client: str, reply: Reply, frames: list[Frame]) -> None:
+        with self._changed:
+            asked = self._asked.get(client)
+            if asked is None or (asked.request.run, asked.request.step) != (reply.run, reply.step):
+                log.info("client %s answered step %d of run %s, which nobody waits for", client, reply.step, reply.run)
+                return
+            if asked.reply is None:
+                asked.reply = frames
+                self._changed.notify_all()
+
+    def connected(self) -> dict[str, str]:
+        """Who is connected, and the note of each one's last sign of life."""
+        with self._changed:
+            return {client: line.stream.note for client, line in self._lines.items()}
+
+    def away(self) -> dict[str, float]:
+        """Who is not connected, and for how many seconds."""
+        now = time.monotonic()
+        with self._changed:
+            return {c: now - self._gone[c] for c in self.clients if c not in self._lines}
+
+    # -- requests --------------------------------------------------------------------------
+
+    def ask(
+        self,
+        requests: Mapping[str, tuple[Request, Sequence[Frame]]],
+        *,
+        patience: float,
+        on_waiting: OnWaiting,
+        is_cancelled: Callable[[], bool],
+    ) -> dict[str, list[Frame]]:
+        """Every client's reply; who is away longer than `patience` ends the run, resumably."""
+        began = time.monotonic()
+        with self._changed:
+            for client, (request, frames) in requests.items():
+                self._asked[client] = _Asked(request, frames, began)
+                if client in self._lines:
+                    self._lines[client].outbox.put((request, frames))
+            try:
+                return self._await(requests, began, patience, on_waiting, is_cancelled)
+            finally:
+                for client in requests:
+                    self._asked.pop(client, None)
+
+    def _await(
+        self,
+        requests: Mapping[str, object],
+        began: float,
+        patience: float,
+        on_waiting: OnWaiting,
+        is_cancelled: Callable[[], bool],
+    ) -> dict[str, list[Frame]]:
+        said: set[str] = set()
+        while True:
+            replies = {c: self._asked[c].reply for c in requests}
+            done = {c: r for c, r in replies.items() if r is not None}
+            if len(done) == len(replies):
+                if said:
+                    on_waiting({})
+                return done
+            if self._is_closed or is_cancelled():
+                raise RunInterruptedError("the run was stopped; it can be resumed")
+            now = time.monotonic()
+            self._drop_silent(now)
+            away = {c: now - max(self._gone[c], began) for c in replies if c not in done and c not in self._lines}
+            for client, seconds in away.items():
+                if seconds > patience:
+                    raise RunInterruptedError(
+                        f"client {client} has been away for {seconds:.0f} s, longer than this run waits "
+                        f"({patience:.0f} s); the run can be resumed once it is back"
+                    )
+            if set(away) != said:
+                said = set(away)
+                on_waiting({c: patience - s for c, s in away.items()})
+            self._changed.wait(min(1.0, self.heartbeat))
+            passed = time.monotonic() - now
+            for client in replies:
+                if client not in done and client in self.waited:
+                    self.waited[client] += passed
+
+    def _drop_silent(self, now: float) -> None:
+        """Three heartbeats missed: the connection is dead, whatever TCP still believes."""
+        for client, line in list(self._lines.items()):
+            if now - line.stream.heard > 3 * self.heartbeat:
+                log.warning("client %s is silent for %.0f s", client, now - line.stream.heard)
+                line.outbox.put(None)
+                self._detach(client, line)
+
+    def announce(self, runs: list[str]) -> None:
+        """Tells everybody which runs still matter."""
+        with self._changed:
+            for line in self._lines.values():
+                line.outbox.put((Keep(runs=runs), ()))
+
+    def close(self, reason: str) -> None:
+        """Says goodbye to everybody; runs under way are interrupted."""
+        with self._changed:
+            self._is_closed = True
+            for line in self._lines.values():
+                line.outbox.put((Goodbye(reason=reason), ()))
+            self._changed.notify_all()

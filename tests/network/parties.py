@@ -1,0 +1,182 @@
+"""A federation of real processes on loopback, with mutual TLS, for tests: started, killed, started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import tablepuppet as tp
+from tablepuppet.engine.result import Result
+from tablepuppet.federation import ConnectedFederation
+from tablepuppet.transport import certs
+
+QUERY = "SELECT o.x, o.z, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"
+SECRET = b"a secret of the clients, 32 bytes"
+OWNERS = {"store-eu": "orders", "store-us": "orders", "supplier": "items"}
+
+
+def tables(rows: int = 400) -> dict[str, pa.Table]:
+    """Each client's table."""
+    rng = np.random.default_rng(7)
+
+    def orders(n: int) -> pa.Table:
+        x, item = rng.normal(size=n), rng.integers(0, 30, n)
+        y = (x + 0.1 * item + rng.normal(size=n) > 1.5).astype(int)
+        return pa.table({"item": item, "x": x, "z": rng.normal(size=n), "y": y})
+
+    items = {"item": np.arange(30), "price": rng.normal(size=30), "kind": [f"kind {i % 4}" for i in range(30)]}
+    return {"store-eu": orders(rows), "store-us": orders(rows // 2), "supplier": pa.table(items)}
+
+
+@contextmanager
+def in_process(held: dict[str, pa.Table]) -> Iterator[tp.Federation]:
+    """The same clients in one process: what every run over the network must equal."""
+    given = {"orders": [held["store-eu"], held["store-us"]], "items": held["supplier"]}
+    with tp.Federation(given, key=SECRET) as federation:
+        yield federation
+
+
+def assert_same(network: Result, local: Result) -> None:
+    """The same model, to the last bit, and the same traffic, to the last byte."""
+    assert network.coefficients().equals(local.coefficients())
+    assert np.array_equal(network.encoded_intercept, local.encoded_intercept)
+    assert network.objective == local.objective
+    assert network.metrics == local.metrics
+    assert network.traffic.rounds == local.traffic.rounds
+    assert abs(network.traffic.total_bytes - local.traffic.total_bytes) < 0.02 * local.traffic.total_bytes
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Parties:
+    """Files and processes of one federation."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    health: int = field(default_factory=free_port)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    wait: float = 60.0
+
+    def write(self, held: dict[str, pa.Table], address: str | None = None) -> None:
+        """Certificates, tables, and everybody's file."""
+        authority = self.folder / "certs"
+        certs.create_authority(authority)
+        certs.issue(authority, "server", "server", ["localhost", "127.0.0.1"])
+        for name in (*OWNERS, "analyst"):
+            certs.issue(authority, name)
+        (self.folder / "clients.secret").write_bytes(SECRET)
+        self.federation.write_text(
+            f"""
+users = ["analyst"]
+[server]
+address = "grpc+tls://127.0.0.1:{self.port}"
+health = "127.0.0.1:{self.health}"
+wait = {self.wait}
+heartbeat = 0.5
+[owners]
+orders = ["store-eu", "store-us"]
+items = "supplier"
+[user]
+name = "analyst"
+certificate = "certs/analyst.pem"
+key = "certs/analyst.key"
+"""
+        )
+        for name, table in OWNERS.items():
+            pq.write_table(held[name], self.folder / f"{name}.parquet")
+            (self.folder / f"{name}.toml").write_text(
+                f"""
+name = "{name}"
+server = "{address or f"grpc+tls://127.0.0.1:{self.port}"}"
+secret = "clients.secret"
+[tables]
+{table} = "{name}.parquet"
+"""
+            )
+
+    @property
+    def federation(self) -> Path:
+        return self.folder / "federation.toml"
+
+    def start(self, *names: str) -> None:
+        """Starts processes: "server", or a client's name; all by default."""
+        for name in names or ("server", *OWNERS):
+            command = ["serve", str(self.federation)] if name == "server" else ["join", f"{self.folder}/{name}.toml"]
+            log = (self.folder / f"{name}.log").open("ab")
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "tablepuppet.cli.main", *command],
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1")},
+            )
+            log.close()
+
+    def kill(self, name: str) -> None:
+        """kill -9."""
+        process = self.processes.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+
+    def stop(self) -> dict[str, int]:
+        """Ends everybody as an administrator would; their exit codes."""
+        for process in self.processes.values():
+            process.send_signal(signal.SIGTERM)
+        codes = {name: process.wait(30) for name, process in self.processes.items()}
+        self.processes.clear()
+        return codes
+
+    def connect(self) -> ConnectedFederation:
+        return ConnectedFederation(self.federation)
+
+    def await_status(self, is_so: Any, seconds: float = 60.0) -> dict[str, Any]:
+        """The server's status, as soon as it is as wanted."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                found = self.connect().status()
+                if is_so(found):
+                    return found
+            except tp.TablePuppetError as error:
+                found = {"error": str(error)}
+            assert time.monotonic() < until, f"{json.dumps(found)}\n{self.logs()}"
+            time.sleep(0.2)
+
+    def await_clients(self) -> None:
+        self.await_status(lambda s: len(s["connected"]) == len(OWNERS))
+
+    def logs(self) -> str:
+        return "\n".join(f"-- {p.name}\n{p.read_text()[-3000:]}" for p in sorted(self.folder.glob("*.log")))
+
+
+@contextmanager
+def running(folder: Path, held: dict[str, pa.Table], **options: Any) -> Iterator[Parties]:
+    """A federation whose processes all run; none is left at the end."""
+    parties = Parties(folder, **options)
+    parties.write(held)
+    parties.start()
+    try:
+        parties.await_clients()
+        yield parties
+    finally:
+        for process in parties.processes.values():
+            process.kill()
+            process.wait(30)

@@ -1,0 +1,94 @@
+"""Clients and coordinator in processes of their own give what one process gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.network.parties import OWNERS, QUERY, Parties, assert_same, in_process, running, tables
+
+import tablepuppet as tp
+
+
+@pytest.fixture(scope="module")
+def parties(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parties]:
+    with running(tmp_path_factory.mktemp("federation"), tables()) as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": "newton"},
+        {"algorithm": "admm", "epochs": 4},
+        {"algorithm": "sgd", "batch_size": 100, "epochs": 2},
+        {"algorithm": "newton", "wire": "float32+zstd"},
+    ],
+    ids=lambda o: "-".join(map(str, o.values())),
+)
+def test_a_run_over_the_network_equals_one_in_process_bit_for_bit(parties: Parties, options: dict[str, Any]) -> None:
+    rounds: list[int] = []
+    network = parties.connect().train(QUERY, label="y", on_round=lambda event: rounds.append(event.round), **options)
+    with in_process(tables()) as federation:
+        local = federation.train(QUERY, label="y", **options)
+    assert_same(network, local)
+    assert rounds == sorted(set(rounds))
+
+
+def test_explain_and_predict_work_as_in_process(parties: Parties) -> None:
+    federation = parties.connect()
+    with in_process(tables()) as local:
+        plan, same = federation.explain(QUERY, label="y"), local.explain(QUERY, label="y")
+        assert "client store-eu, 341 rows" in str(plan)
+        assert plan.shape.joined == same.shape.joined
+        assert plan.costs == same.costs
+        result = federation.train(QUERY, label="y")
+        predicted, expected = result.predict(federation), result.predict(local)
+        assert predicted.drop_columns("client").equals(expected.drop_columns("client"))
+
+
+def test_an_error_of_a_client_reaches_the_user_and_the_server_goes_on(parties: Parties) -> None:
+    with pytest.raises(tp.TablePuppetError, match="Did you mean"):
+        parties.connect().train(QUERY.replace("o.x", "o.xx"), label="y")
+    with pytest.raises(tp.TablePuppetError, match="never pooled"):
+        parties.connect().train(QUERY, label="y", algorithm="centralized")
+    assert parties.connect().train(QUERY, label="y").metrics["train"]
+
+
+def test_a_finished_run_leaves_nothing_at_the_clients(parties: Parties) -> None:
+    parties.connect().train(QUERY, label="y")
+    for name in OWNERS:
+        assert [p.name for p in (parties.folder / "state" / name).iterdir()] == ["lock"]
+    assert not list((parties.folder / "state" / "server").rglob("journal"))
+
+
+def test_the_command_line_trains_against_a_running_server(parties: Parties) -> None:
+    job = parties.folder / "job.toml"
+    job.write_text(f'query = "{QUERY}"\nlabel = "y"\n')
+    command = [sys.executable, "-m", "tablepuppet.cli.main", "train", str(job), "--federation", str(parties.federation)]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout)
+
+
+def test_health_and_metrics_tell_who_is_there(parties: Parties) -> None:
+    def get(page: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{parties.health}/{page}", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    assert json.loads(get("health")) == {"status": "ok"}
+    assert set(json.loads(get("status"))["connected"]) == set(OWNERS)
+    assert 'tablepuppet_client_connected{client="supplier"} 1' in get("metrics")
+
+
+def test_everybody_leaves_cleanly_when_told_to(tmp_path: Path) -> None:
+    with running(tmp_path, tables()) as parties:
+        codes = parties.stop()
+        logs = parties.logs()
+    assert set(codes.values()) == {0}, logs
+    assert "Traceback" not in logs

@@ -28,6 +28,7 @@ CORE = (
     "tablepuppet.engine",
     "tablepuppet.mapping",
     "tablepuppet.models",
+    "tablepuppet.network.processes",
     "tablepuppet.operators",
     "tablepuppet.plan",
     "tablepuppet.privacy",

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import typer
 
 from tablepuppet import __version__
-from tablepuppet.cli.demo import demo
 from tablepuppet.cli import certs, processes
+from tablepuppet.cli.demo import demo
 from tablepuppet.cli.explain import explain
 from tablepuppet.cli.report import report
 from tablepuppet.cli.screen import Screen

@@ -17,6 +17,8 @@ from tablepuppet.network.keeper import Keeper
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
 from tablepuppet.operators.client import Client
+from tablepuppet.privacy.policy import Policy
+from tablepuppet.tables.policy_file import read_policy
 from tablepuppet.tables.store import ClientTables
 
 log = logging.getLogger(__name__)
@@ -67,7 +69,8 @@ def join(settings: ClientSettings, open_tables: OpenTables) -> None:
 
 def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, ClientTables]:
     tables = open_tables(settings)
-    client = Client(settings.name, tables, key=settings.shared_secret())
+    policy = Policy() if settings.policy is None else read_policy(settings.path(settings.policy))
+    client = Client(settings.name, tables, policy, key=settings.shared_secret())
     member: Member
 
     def note(text: str) -> None:

@@ -96,6 +96,7 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     certificate: str | None = None  # certs/NAME.pem
     key: str | None = None  # certs/NAME.key
     state: str | None = None  # state/NAME: checkpoints
+    policy: str | None = None  # the file with the owner's own rules
     secret: str | None = None  # the file with the key that clients share and the server never has
     folder: Path = Path()
 

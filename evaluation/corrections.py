@@ -110,13 +110,13 @@ def leak(seed: int, columns: int = 52, rows: int = 200) -> str:
 
 
 def copies(seed: int, rows: int = 20_000) -> str:
-    """Labels recovered by averaging the noisy copies of one row (Laplace, λ = 0.5, two classes)."""
+    """Labels recovered by averaging the noisy copies of one row: λ = 0.5, which is ε = 2√2/λ = 5.657 for one copy."""
     random = np.random.default_rng(seed)
     label = random.integers(0, 2, rows)
     exact = np.eye(2)[label]
     lines = []
     for fan_out in (1, 2, 6, 20):
-        noisy = exact[:, None, :] + random.laplace(0, 0.5, (rows, fan_out, 2))
+        noisy = exact[:, None, :] + random.laplace(0, 0.5 / np.sqrt(2), (rows, fan_out, 2))
         fresh = float((noisy.mean(axis=1).argmax(axis=1) == label).mean())
         once = float((noisy[:, 0].argmax(axis=1) == label).mean())
         lines.append(f"| {fan_out} | {fresh:.1%} | {once:.1%} |")

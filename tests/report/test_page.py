@@ -114,6 +114,18 @@ def test_many_coefficients_do_not_make_the_page_large(records: list[RunRecord]) 
     assert f"largest of {len(many['table']):,} are here" in text
 
 
+def test_many_runs_with_long_histories_and_many_coefficients_do_not_make_the_page_large(
+    records: list[RunRecord],
+) -> None:
+    some, epoch = records[0].coefficients, records[0].history[0]
+    assert some is not None
+    wide = type(some)(**{f: getattr(some, f) * 300 for f in ("table", "class_", "weight", "scaled", "feature")})
+    wide = msgspec.structs.replace(wide, feature=[f"o.column_{i}" for i in range(len(wide.table))])
+    history = [msgspec.structs.replace(epoch, epoch=i, rounds=i, bytes=i * 1000) for i in range(1, 1001)]
+    long = msgspec.structs.replace(records[0], coefficients=wide, history=history)
+    assert len(render([long] * 9).encode()) < 3_000_000
+
+
 def test_a_report_of_nothing_and_a_folder_that_is_not_there_are_refused(
     tmp_path: Path, records: list[RunRecord]
 ) -> None:

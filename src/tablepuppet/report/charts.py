@@ -17,7 +17,7 @@ from tablepuppet.report.format import tick_text
 
 WIDTH, HEIGHT = 460, 290
 LEFT, RIGHT, TOP, BOTTOM = 84, 12, 12, 46
-MAX_POINTS = 200
+MAX_POINTS = 240  # in one chart
 
 # Distinct in light, dark and for colour-blind eyes; dashes tell lines apart in print.
 COLOURS = ("#3b6fd4", "#d9730d", "#1f9d6b", "#b5479b", "#8a6d1d", "#c23b3b", "#2a93a8", "#6b5bd2")
@@ -58,7 +58,8 @@ class Chart:
 
 def svg(chart: Chart) -> str:
     """The chart as one `<svg>` element; a note in its place where there is nothing to draw."""
-    drawn = [_visible(series, chart.is_log) for series in chart.series]
+    most = max(2, MAX_POINTS // max(1, len(chart.series)))
+    drawn = [_visible(series, chart.is_log, most) for series in chart.series]
     points = [point for series in drawn for point in series.points]
     if not points:
         return f'<p class="note">{escape(chart.title)}: nothing to draw.</p>'
@@ -83,12 +84,12 @@ def swatch(style: int) -> str:
     return f'<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true"><path d="M1 5H25" {_stroke(style)}/></svg>'
 
 
-def _visible(series: Series, is_log: bool) -> Series:
+def _visible(series: Series, is_log: bool, most: int) -> Series:
     """The finite points, thinned evenly where there are too many to tell apart."""
     points = [p for p in series.points if math.isfinite(p.x) and math.isfinite(p.y) and (p.y > 0 or not is_log)]
-    if len(points) > MAX_POINTS:
+    if len(points) > most:
         last = len(points) - 1
-        points = [points[round(i * last / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]
+        points = [points[round(i * last / (most - 1))] for i in range(most)]
     return Series(series.name, series.style, tuple(points))
 
 

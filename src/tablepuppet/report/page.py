@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,7 +25,7 @@ from tablepuppet.report.record import RunRecord
 from tablepuppet.report.rerun import environment
 from tablepuppet.report.weights import coefficients
 
-RECORD_LIMIT = 1_000_000  # characters of a run's record kept inside the page
+RECORD_LIMIT = 800_000  # characters of all runs' records kept inside the page
 
 
 def write_report(path: str | Path, runs: Sequence[RunRecord]) -> Path:
@@ -53,7 +54,7 @@ def render(runs: Sequence[RunRecord]) -> str:
     }
     links = "".join(f'<a href="#{key}">{escape(title)}</a>' for key, (title, _) in sections.items())
     body = "".join(section(key, title, content) for key, (title, content) in sections.items())
-    records = "".join(_embedded(run, i) for i, run in enumerate(runs))
+    records = "".join(_embedded(text, i) for i, text in enumerate(_records(runs)))
     title = _title(runs)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -110,14 +111,21 @@ def _charts(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     )
 
 
-def _embedded(run: RunRecord, number: int) -> str:
-    """The run's own record, so that every figure of the page can be traced; without coefficients where too long."""
-    text = msgspec.json.encode(run).decode()
-    if len(text) > RECORD_LIMIT:
-        text = msgspec.json.encode(msgspec.structs.replace(run, coefficients=None)).decode()
-    return (
-        f'<script type="application/json" class="run" id="run-{number}">{text.replace("<", chr(92) + "u003c")}</script>'
-    )
+def _records(runs: Sequence[RunRecord]) -> list[str]:
+    """The runs' own records, so that every figure can be traced; the longest parts are left out where too long."""
+    kept = list(runs)
+    left_out: tuple[dict[str, Any], ...] = ({}, {"coefficients": None}, {"history": []})
+    for part in left_out:
+        kept = [msgspec.structs.replace(run, **part) for run in kept]
+        texts = [msgspec.json.encode(run).decode() for run in kept]
+        if sum(map(len, texts)) <= RECORD_LIMIT:
+            break
+    return texts
+
+
+def _embedded(text: str, number: int) -> str:
+    safe = text.replace("<", "\\u003c")  # no tag can end the element early
+    return f'<script type="application/json" class="run" id="run-{number}">{safe}</script>'
 
 
 def _asset(name: str) -> str:

@@ -10,7 +10,7 @@ from tablepuppet.report.format import number
 from tablepuppet.report.markup import bar
 from tablepuppet.report.record import RunRecord
 
-MOST = 4000  # rows in the page, which keeps it small; the run's record has them all
+MOST = 6000  # weights in the page, which keeps it small; the run's record has them all
 
 Key = tuple[str, str, str]
 Cell = tuple[float | None, float | None]
@@ -35,13 +35,14 @@ def coefficients(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     for name in names:
         suffix = f", {name}" if len(names) > 1 else ""
         head += [f"Weight{suffix}", f"Per encoded unit{suffix}"]
-    body = "".join(_row(key, cells, largest, has_classes) for key, cells in ordered[:MOST])
+    most = MOST // len(runs)
+    body = "".join(_row(key, cells, largest, has_classes) for key, cells in ordered[:most])
     texts = 3 if has_classes else 2
     heads = "".join(
         f'<th{"" if i < texts else " class=number"}><button type="button" class="sort">{escape(h)}</button></th>'
         for i, h in enumerate(head)
     )
-    left_out = f" The {MOST:,} largest of {len(ordered):,} are here; the run's record has all." * (len(ordered) > MOST)
+    left_out = f" The {most:,} largest of {len(ordered):,} are here; the run's record has all." * (len(ordered) > most)
     intercepts = "; ".join(
         f"{escape(n)} {', '.join(number(v, 5) for v in run.intercept)}" for run, n in zip(runs, names, strict=True)
     )
@@ -68,7 +69,7 @@ def _row(key: Key, cells: list[Cell], largest: float, has_classes: bool) -> str:
 
 
 def _raw(value: float | None) -> str:
-    return "" if value is None else repr(value)
+    return "" if value is None else f"{value:.9g}"
 
 
 def _largest(cells: Sequence[Cell]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -39,13 +40,15 @@ class Sgd(_Options, frozen=True, tag="sgd"):
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
-        self._check(self.learning_rate is None or self.learning_rate > 0, "learning_rate must be above 0")
+        self._check(
+            self.learning_rate is None or 0 < self.learning_rate < inf, "learning_rate must be above 0 and finite"
+        )
         self._check(0 <= self.momentum < 1, "momentum must lie in [0, 1)")
         self._check(self.weight_decay >= 0, "weight_decay must not be negative")
         self._check(0 < self.decay <= 1, "decay must lie in (0, 1]")
         self._check(self.warmup_epochs >= 0, "warmup_epochs must not be negative")
         self._check(self.clip_norm is None or self.clip_norm > 0, "clip_norm must be above 0, or None")
-        self._check(self.tolerance >= 0, "tolerance must not be negative")
+        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
 
 
 class Admm(_Options, frozen=True, tag="admm"):
@@ -66,11 +69,11 @@ class Admm(_Options, frozen=True, tag="admm"):
     tolerance: float = 1e-8
 
     def __post_init__(self) -> None:
-        self._check(self.rho > 0, "rho must be above 0")
+        self._check(0 < self.rho < inf, "rho must be above 0 and finite")
         self._check(0 < self.relax < 2, "relax must lie in (0, 2)")
         self._check(0 <= self.memory <= 16, "memory must lie in 0..16")
         self._check(self.inner_rounds >= 1, "inner_rounds must be at least 1")
-        self._check(self.tolerance >= 0, "tolerance must not be negative")
+        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
 
     @property
     def averages(self) -> bool:
@@ -87,7 +90,7 @@ class Newton(_Options, frozen=True, tag="newton"):
 
     def __post_init__(self) -> None:
         self._check(0 <= self.memory <= 16, "memory must lie in 0..16")
-        self._check(self.tolerance >= 0, "tolerance must not be negative")
+        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
 
 
 class Centralized(_Options, frozen=True, tag="centralized"):
@@ -95,6 +98,9 @@ class Centralized(_Options, frozen=True, tag="centralized"):
 
     name: ClassVar[str] = "centralized"
     tolerance: float = 1e-10
+
+    def __post_init__(self) -> None:
+        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
 
 
 Options = Sgd | Admm | Newton | Centralized

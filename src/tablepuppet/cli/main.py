@@ -26,6 +26,8 @@ from tablepuppet.cli.screen import Screen
 from tablepuppet.cli.train import train
 from tablepuppet.errors import TablePuppetError, TrainingError, TransportError
 
+_INTERRUPTED = 130
+
 app = typer.Typer(
     name="tablepuppet",
     no_args_is_help=True,
@@ -65,10 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(given, prog_name="tablepuppet")
     except SystemExit as done:
-        return done.code if isinstance(done.code, int) else int(done.code is not None)
+        code = done.code if isinstance(done.code, int) else int(done.code is not None)
+        if code == _INTERRUPTED:  # typer keeps silent about it
+            screen.error("Interrupted", "interrupted from the keyboard")
+        return code
     except KeyboardInterrupt:
-        screen.error("Interrupted", "interrupted; nothing was written")
-        return 130
+        screen.error("Interrupted", "interrupted from the keyboard")
+        return _INTERRUPTED
     except TablePuppetError as error:
         screen.error(type(error).__name__, str(error))
         return 1 if isinstance(error, TrainingError | TransportError) else 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -16,14 +17,23 @@ ResumeOption = Annotated[
     bool,
     typer.Option("--resume", help="Go on with an interrupted run of this job (needs a running server)."),
 ]
+SaveOption = Annotated[Path | None, typer.Option("--save", metavar="DIR", help="Save the trained model here.")]
+ReportOption = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML report here.")]
+ExplainOption = Annotated[bool, typer.Option("--explain", help="Show the plan, estimated and counted, too.")]
 
 
 def train(
-    job: JobArgument, federation: FederationOption = None, resume: ResumeOption = False, as_json: JsonOption = False
+    job: JobArgument,
+    federation: FederationOption = None,
+    save: SaveOption = None,
+    report: ReportOption = None,
+    explain: ExplainOption = False,
+    resume: ResumeOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train a job's model on tables that stay with their owners.
 
-    [bold]Example:[/bold] tablepuppet train returns.toml
+    [bold]Example:[/bold] tablepuppet train returns.toml --save model/ --report returns.html
 
     A job file:
 
@@ -41,7 +51,14 @@ def train(
     asked = read_job(job)
     with screen.progress(f"training {asked.path.stem}") as on_round, asked.open_federation(federation) as tables:
         result = tables.train(asked.query, **asked.arguments, on_round=on_round, resume=resume)
+    if explain:
+        screen.show(result.explain(), "")
     show_result(screen, result)
+    if save is not None:
+        result.save(save)
+        screen.show(f"Model: {save}")
+    if report is not None:
+        screen.show(f"Report: {result.report(report)}")
 
 
 def show_result(screen: Screen, result: Result) -> None:

@@ -1,0 +1,77 @@
+"""A user's mistake never gives a traceback: exit code 2 and one clear message."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.mistakes import MISTAKES, right, write
+
+from tablepuppet.cli.main import main
+
+
+def test_the_job_that_the_mistakes_are_made_in_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = write(right(), tmp_path)
+    assert main(["train", str(job)]) == 0
+    assert "accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gives_exit_code_2_and_one_clear_message(
+    mistake: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TABLEPUPPET_TRACEBACK", "1")  # an error of our own would come through
+    files, word = MISTAKES[mistake]
+    job = write(right() | files, tmp_path)
+    assert main(["train", str(job)]) == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("Error: ")
+    assert shown.err.count("Error: ") == 1
+    assert "Traceback" not in shown.err
+    assert word in shown.err
+
+
+@pytest.mark.parametrize("mistake", ["a misspelt key", "an unknown column", "a join without a row"])
+def test_a_mistake_is_one_document_with_json(mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, _ = MISTAKES[mistake]
+    job = write(right() | files, tmp_path)
+    assert main(["explain", str(job), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train"],
+        ["train", "none.toml"],
+        ["train", "."],
+        ["explain", "a\x00b"],
+        ["train", "job.toml", "--fast"],
+        ["fly"],
+    ],
+    ids=str,
+)
+def test_a_wrong_call_gives_exit_code_2(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.err
+    assert "Traceback" not in shown.err
+
+
+def test_the_program_itself_leaves_with_the_exit_code(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "tablepuppet.cli.main", "train", str(tmp_path / "none.toml")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode == 2
+    assert process.stderr.startswith("Error: ")

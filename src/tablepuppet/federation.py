@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -25,6 +25,7 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.answer import write
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import as_keys
+from tablepuppet.prediction.predictor import Predictor
 from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.policy_file import read_policy
 from tablepuppet.tables.source import Source, open_source, source
@@ -198,6 +199,7 @@ class Federation:
         *,
         key: str | Sequence[str] | None = None,
         keys: Sequence[Any] | None = None,
+        missing: Literal["error", "zero"] = "error",
         to: str | Path | None = None,
         module: Builder | None = None,
         max_joined_rows: int | None = None,
@@ -206,7 +208,9 @@ class Federation:
 
         The answer carries `key`, columns of the table that held the label (by default those that it is joined on),
         then `prediction` and its probability. `keys` asks for the rows with these values of the key only; `to` also
-        writes the answer to a .parquet or .csv file. `module` is the builder of a saved model's own torch modules.
+        writes the answer to a .parquet or .csv file. missing="zero": where an owner is away, the mean contribution of
+        its table stands in, and the answer's column `assumed` says for which rows (docs/prediction.md). `module` is the
+        builder of a saved model's own torch modules.
         """
         chosen = model.model if isinstance(model, Result) else model
         names = (key,) if isinstance(key, str) else key
@@ -216,11 +220,19 @@ class Federation:
                 chosen.query if query is None else query,
                 key=names,
                 only=None if keys is None else as_keys(keys),
+                missing=missing,
                 max_joined_rows=max_joined_rows,
             )
         if to is not None:
             write(table, to)
         return table
+
+    def predictor(
+        self, model: Model | Result, query: str | None = None, *, key: str | Sequence[str], **options: Any
+    ) -> Predictor:
+        """Answers single requests by key from memory: predicts all rows now, and again at each refresh()."""
+        names = (key,) if isinstance(key, str) else tuple(key)
+        return Predictor(lambda: self.predict(model, query, key=names, **options), names)
 
     def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
         return story.predict(model, query, self._tables, Link(self._transport), **options)

@@ -15,10 +15,11 @@ from tablepuppet.engine.central import run_centralized
 from tablepuppet.engine.encoders import block_widths
 from tablepuppet.engine.result import Result
 from tablepuppet.engine.run import OnRound, run
-from tablepuppet.errors import RunInterruptedError
+from tablepuppet.errors import JobError, RunInterruptedError
 from tablepuppet.job import Job
 from tablepuppet.mapping.build import map_tables
 from tablepuppet.plan.plan import Plan, make_plan, task_of
+from tablepuppet.prediction.missing import reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import predict_rows
 from tablepuppet.query import parse
@@ -43,10 +44,16 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
         return replace(plan, widths=block_widths(plan, link, job_id))
 
 
-def predict(model: Model, query: str, tables: Tables, link: Link, **options: Any) -> pa.Table:
-    """A model's predictions on the rows of a query."""
-    with _session(tables, link) as job_id:
-        return predict_rows(model, query, tables, link, job_id, **options)
+def predict(model: Model, query: str, tables: Tables, link: Link, missing: str = "error", **options: Any) -> pa.Table:
+    """A model's predictions on a query's rows; missing="zero": mean contributions stand for owners that are away."""
+    if missing not in ("error", "zero"):
+        raise JobError(f'missing must be "error" or "zero", not {missing!r}')
+    if missing == "error":
+        with _session(tables, link) as job_id:
+            return predict_rows(model, query, tables, link, job_id, **options)
+    there = reachable(model, tables, link)
+    with _session(there.tables, there.link) as job_id:
+        return predict_rows(model, query, there.tables, there.link, job_id, there=there, **options)
 
 
 def plan_job(job: Job, tables: Tables, link: Link, job_id: str) -> Plan:

@@ -135,7 +135,7 @@ def test_a_table_that_changes_while_it_is_open_is_named(database: Database) -> N
     assert opened.read(["price"], None).num_rows == 2
     database.execute("ALTER TABLE moving ALTER price TYPE text")
     with pytest.raises(
-        SourceError, match=r"table moving has changed .*: price was DOUBLE and is VARCHAR; open it again"
+        SourceError, match=r"table moving has changed .*: price was DOUBLE and is VARCHAR; run the job again"
     ):
         opened.read(["price"], None)
     assert opened.read(["id"], None).num_rows == 2

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -75,7 +74,8 @@ def _classes(classes: tuple[Class, ...]) -> pa.Array:
 
 def _assumed(missing: Mapping[str, NDArray[np.bool_]], rows: int) -> pa.Array:
     """The names of the tables that each row lacks, or an empty text."""
-    names = [pc.if_else(pa.array(marks), table, None) for table, marks in missing.items()]
-    if not names:
-        return pa.array(np.full(rows, ""), pa.string())
-    return pc.binary_join_element_wise(*names, ", ", null_handling="skip")
+    # Each set of tables is a number, one bit for each table.
+    sets = sum((marks.astype(np.int64) << bit for bit, marks in enumerate(missing.values())), np.zeros(rows, np.int64))
+    found, codes = np.unique(sets, return_inverse=True)
+    names = [", ".join(table for bit, table in enumerate(missing) if int(code) >> bit & 1) for code in found]
+    return pa.array(names, pa.string()).take(pa.array(codes))

@@ -6,16 +6,16 @@ for each block the encoders and parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.catalog.bound import BoundQuery
+from tablepuppet.catalog.bound import BoundQuery, Scan
 from tablepuppet.models.modules import Builder
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.tables.guard import columns_of
 from tablepuppet.transport.messages import Array, ColumnInfo, Encoder
 
 Class = str | float | bool
@@ -41,6 +41,7 @@ class TableUse:
     table: str
     expressions: tuple[str, ...]
     columns: tuple[ColumnInfo, ...]
+    names: tuple[str, ...]  # the table's own columns in them and in the filter
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,14 +73,14 @@ class Model:
 def describe_use(bound: BoundQuery) -> tuple[tuple[str, ...], tuple[TableUse, ...]]:
     """The alias of the label in each branch, and what was read of each table."""
     aliases = tuple(branch.relations[branch.label_relation].alias for branch in bound.branches)
-    return aliases, tuple(TableUse(scan.table, scan.expressions, scan.columns) for scan in bound.scans)
+    return aliases, tuple(TableUse(s.table, s.expressions, s.columns, _names(s)) for s in bound.scans)
+
+
+def _names(scan: Scan) -> tuple[str, ...]:
+    texts = [*scan.expressions, *([] if scan.filter is None else [scan.filter])]
+    return tuple(sorted(frozenset[str]().union(*map(columns_of, texts))))
 
 
 def mean_contribution(per_row: Array, multiplicity: NDArray[np.int64], joined_rows: int) -> Array:
     """Σ G h / N: a block's mean contribution over joined rows (a row that an outer join lacks adds nothing)."""
     return np.asarray(multiplicity @ per_row / max(1, joined_rows), np.float64)
-
-
-def feature_names(blocks: Sequence[BlockModel]) -> list[str]:
-    """alias.column of every feature, block after block."""
-    return [feature for block in blocks for feature in block.features]

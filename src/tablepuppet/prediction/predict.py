@@ -7,7 +7,7 @@ in training. No feature leaves its owner.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from tablepuppet.catalog.serving import Key, Servable, Wanted, bind_features
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.mapping.new_rows import NewRows, map_new_rows
 from tablepuppet.prediction.answer import answer
+from tablepuppet.prediction.missing import Reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.query import parse
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS
@@ -41,7 +42,7 @@ def predict_rows(
     *,
     key: Sequence[str] | None = None,
     only: Sequence[Key] | None = None,
-    incomplete: Collection[str] = (),
+    there: Reachable | None = None,
     max_joined_rows: int | None = None,
 ) -> pa.Table:
     """The base's key, the prediction and its probability for each joined row, ordered by the base's rows."""
@@ -54,11 +55,25 @@ def predict_rows(
     )
     servable = bind_features(parse(query), wanted, tables=tables, link=link, job=job)
     _check_types(model, servable)
+    if there is not None:
+        _check_base(servable, there)
+    incomplete = frozenset[str]() if there is None else there.incomplete
     rows = map_new_rows(servable.bound, link, job=job, max_joined_rows=max_joined_rows, incomplete=incomplete)
     scores = _scores(model, rows, link, job)
     keys = _identifiers(servable, rows, link, job)
-    missing = {b.table: a for b, a in zip(model.blocks, rows.assumed, strict=True) if a is not None}
-    return answer(model, keys, scores, missing if incomplete else None)
+    if there is None:
+        return answer(model, keys, scores, None)
+    assumed = {b.table: a for b, a in zip(model.blocks, rows.assumed, strict=True) if a is not None}
+    table = answer(model, keys, scores, assumed)
+    return table.replace_schema_metadata({"tablepuppet.missing": ", ".join(there.missing)})
+
+
+def _check_base(servable: Servable, there: Reachable) -> None:
+    """Rows to predict are those of the base table, so somebody must have some."""
+    for branch in servable.bound.branches:
+        table = servable.bound.scans[branch.relations[branch.label_relation].scan].table
+        if table in there.absent:
+            raise ModelError(f"no owner of table {table} can be reached, and its rows are those to predict; try later")
 
 
 def as_keys(given: Sequence[Any]) -> list[Key]:

@@ -36,6 +36,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     table: str
     expressions: list[str]
     columns: list[ColumnInfo]
+    names: list[str]
     fingerprint: str
 
 
@@ -106,7 +107,7 @@ def load(path: str | Path) -> Model:
         classes=tuple(file.classes),
         intercept=np.array(file.intercept, np.float64),
         blocks=blocks,
-        tables=tuple(TableUse(t.table, tuple(t.expressions), tuple(t.columns)) for t in file.tables),
+        tables=tuple(TableUse(t.table, tuple(t.expressions), tuple(t.columns), tuple(t.names)) for t in file.tables),
         metadata=file.metadata,
         spec=file.spec,
     )
@@ -135,7 +136,9 @@ def _write(model: Model, folder: Path) -> None:
         with pa.ipc.new_file(str(own / "theta.arrow"), pa.schema([("theta", pa.float64())])) as writer:
             writer.write_table(pa.table({"theta": theta.ravel()}))
         entries.append(_BlockEntry(block.name, block.table, f"blocks/{number}", block.is_outer, block.mean.tolist()))
-    tables = [_Table(t.table, list(t.expressions), list(t.columns), fingerprint(t)) for t in model.tables]
+    tables = [
+        _Table(t.table, list(t.expressions), list(t.columns), list(t.names), fingerprint(t)) for t in model.tables
+    ]
     file = _ModelFile(
         format=FORMAT,
         version=VERSION,

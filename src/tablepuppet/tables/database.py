@@ -47,34 +47,44 @@ class DatabaseSource:
     def __init__(self, name: str, driver: Driver) -> None:
         self._name = name
         self._driver = driver
+        self._columns: list[OwnerColumn] = []
+        self._twin: duck.DuckSource | None = None
         try:
-            self._columns = driver.columns()
-            check_names([column.name for column in self._columns], name)
-            self._twin = duck.from_types(name, [(column.name, column.type) for column in self._columns])
+            self.describe()
         except SourceError:
-            driver.close()
+            self.close()
             raise
 
     def describe(self) -> list[ColumnInfo]:
+        """The columns as they are now: what a job begins with."""
+        now = self._driver.columns()
+        if self._twin is None or now != self._columns:
+            check_names([column.name for column in now], self._name)
+            twin = duck.from_types(self._name, [(column.name, column.type) for column in now])
+            if self._twin is not None:
+                self._twin.close()
+            self._twin, self._columns = twin, now
         return self._twin.describe()
 
     def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
+        assert self._twin is not None
         return self._twin.describe_scan(expressions, filter)
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
-        self._twin.describe_scan(expressions, filter)  # a wrong name or type is found here, as in every source
+        assert self._twin is not None
+        types = self._twin.types(expressions, filter)  # a wrong name or type is found here, as in every source
         scan = push_down(self._driver.relation, expressions, filter, self._columns, self._driver.dialect)
         self._check_unchanged(scan.used)
-        types = self._twin.types(expressions, filter)
         columns = [f"CAST({c} AS {t})" for c, t in zip(scan.columns, types, strict=True)]
         return duck.project(self._name, self._driver.stream(scan), scan.inner, columns, scan.filter)
 
     def close(self) -> None:
-        self._twin.close()
+        if self._twin is not None:
+            self._twin.close()
         self._driver.close()
 
     def _check_unchanged(self, used: Sequence[OwnerColumn]) -> None:
-        """The columns that a scan reads are still what the query was checked against."""
+        """The columns that a scan reads are still what the job's query was checked against."""
         now = {column.name: column.type for column in self._driver.columns()}
         changed = [
             f"{c.name} was {c.type} and is {now[c.name]}" if c.name in now else f"{c.name} is gone"
@@ -83,5 +93,5 @@ class DatabaseSource:
         ]
         if changed:
             raise SourceError(
-                f"table {self._name} has changed since the federation opened it: {'; '.join(changed)}; open it again"
+                f"table {self._name} has changed since the job began: {'; '.join(changed)}; run the job again"
             )

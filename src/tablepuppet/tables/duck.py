@@ -46,6 +46,8 @@ class DuckSource:
         self._columns = self._describe(f"SELECT * FROM {_RELATION}")
 
     def describe(self) -> list[ColumnInfo]:
+        # Nothing is read, but a file that is gone or a connection that is closed is noticed.
+        _guarded(self._name, lambda: self._connection.sql(f"SELECT 1 FROM {_RELATION} LIMIT 0"))
         return list(self._columns)
 
     def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:

@@ -47,6 +47,12 @@ class Link:
                     raise _remote_error(client, message)
         return answers
 
+    def poll(self, requests: Mapping[str, Sequence[Message]]) -> dict[str, list[Message]]:
+        """The answers of the clients that are there, refusals among them; nothing is counted."""
+        down = {client: [encode(m, self.wire) for m in ms] for client, ms in requests.items() if ms}
+        up = self.transport.exchange(down, wait=False)
+        return {client: [decode(f, RESPONSES) for f in frames] for client, frames in up.items()}
+
     def tell(self, requests: Mapping[str, Sequence[Message]]) -> None:
         """Tells the clients that are there something whose answers do not matter; nothing is counted."""
         self.transport.exchange({c: [encode(m, self.wire) for m in ms] for c, ms in requests.items()}, wait=False)

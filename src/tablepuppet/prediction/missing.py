@@ -1,0 +1,102 @@
+"""Predicting while an owner is away: who is there, and what stands in for those who are not.
+
+In: a model, the federation's tables and a link. Out: the tables as far as their owners answer. A table none of whose
+owners answers is held by a *stand-in* that knows of it what the model knows: which expressions its query reads, and
+their types. It has no rows, so that every joined row gets the table's mean contribution over training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tablepuppet.errors import ModelError, TransportError
+from tablepuppet.prediction.model import Model, TableUse
+from tablepuppet.tables.tokens import tokens
+from tablepuppet.transport import messages as m
+from tablepuppet.transport.link import Link
+from tablepuppet.transport.meter import Phase
+
+_AWAY = ("SourceError", "TransportError")  # other refusals are answers
+
+
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """A federation as far as its owners answer."""
+
+    tables: dict[str, tuple[str, ...]]
+    link: Link
+    missing: tuple[str, ...]  # clients that do not answer, and tables that the federation does not have
+    incomplete: frozenset[str]  # the tables that they hold rows of
+    absent: frozenset[str]  # those that nobody holds rows of
+
+
+def reachable(model: Model, tables: Mapping[str, tuple[str, ...]], link: Link) -> Reachable:
+    """Asks every owner of the model's tables for a sign of life: one round."""
+    used = {use.table: use for use in model.tables}
+    asked: dict[str, list[m.Message]] = {}
+    for table in used:
+        for client in tables.get(table, ()):
+            asked.setdefault(client, []).append(m.DescribeTable(table=table))
+    answers = link.poll(asked)
+    away = {client for client in asked if not answers.get(client) or any(map(_is_away, answers[client]))}
+    present: dict[str, tuple[str, ...]] = {t: tuple(c for c in cs if c not in away) for t, cs in tables.items()}
+    absent = frozenset(table for table in used if not present.get(table))
+    stand_ins = {f"{table} (missing)": _StandIn([u for u in model.tables if u.table == table]) for table in absent}
+    present |= {table: (f"{table} (missing)",) for table in absent}
+    incomplete = absent | {t for t in used if any(client in away for client in tables.get(t, ()))}
+    missing = (*sorted(away), *sorted(table for table in absent if table not in tables))
+    return Reachable(present, _StandInLink(link, stand_ins), missing, incomplete, absent)
+
+
+def _is_away(answer: m.Message) -> bool:
+    return isinstance(answer, m.Failure) and answer.error in _AWAY
+
+
+class _StandIn:
+    """Answers for a table without rows, of which only the model's use is known."""
+
+    def __init__(self, uses: Sequence[TableUse]) -> None:
+        self._names = list(dict.fromkeys(name for use in uses for name in use.names))
+        self._types = {e: c for use in uses for e, c in zip(use.expressions, use.columns, strict=True)}
+
+    def answer(self, request: Any) -> m.Message:
+        match request:
+            case m.DescribeTable():
+                return m.TableSchema(columns=[m.ColumnInfo(name, "other") for name in self._names])
+            case m.OpenScan():
+                return m.ScanSchema(columns=[self._type(text, request.table) for text in request.columns])
+            case m.CountRows():
+                return m.RowCount(rows=0)
+            case m.SendKeys():
+                nothing = tokens(pa.chunked_array([], pa.string()), m.ColumnInfo("", "string"), "hmac", bytes(32), "")
+                return m.Keys(rows=0, columns=pa.table({f"c{c}": nothing for c in request.columns}))
+        raise TransportError(f"a missing owner cannot answer {type(request).__name__}")
+
+    def _type(self, text: str, table: str) -> m.ColumnInfo:
+        if text not in self._types:
+            raise ModelError(
+                f"the owners of table {table} are missing, and the model does not know {text}; "
+                "use the expressions of its own query, or wait for the owners"
+            )
+        return self._types[text]
+
+
+class _StandInLink(Link):
+    """A link some of whose clients are stand-ins."""
+
+    def __init__(self, link: Link, stand_ins: Mapping[str, _StandIn]) -> None:
+        super().__init__(link.transport, link.meter, link.wire)
+        self._stand_ins = stand_ins
+
+    def ask(self, requests: Mapping[str, Sequence[m.Message]], phase: Phase = "setup") -> dict[str, list[m.Message]]:
+        real = {client: given for client, given in requests.items() if client not in self._stand_ins}
+        answers = super().ask(real, phase) if real else {}
+        own = {c: [self._stand_ins[c].answer(g) for g in given] for c, given in requests.items() if c not in real}
+        return {client: (answers | own)[client] for client in requests if client in answers or client in own}
+
+    def tell(self, requests: Mapping[str, Sequence[m.Message]]) -> None:
+        super().tell({client: given for client, given in requests.items() if client not in self._stand_ins})

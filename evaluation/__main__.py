@@ -17,7 +17,7 @@ from evaluation import flights, mimic, movielens, walmart, yelp
 from evaluation.corrections import corrections
 from evaluation.figures import write_figures
 from evaluation.lineup import LINEUP
-from evaluation.running import Plan, run_workload
+from evaluation.running import Outcome, Plan, run_workload, saved_outcomes
 from evaluation.tables import markdown
 from evaluation.workload import Workload
 from tablepuppet.errors import JobError, TablePuppetError
@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--only", nargs="+", default=[], choices=[e.name for e in LINEUP], metavar="ALGORITHM", help="not all of them"
     )
+    made.add_argument("--reuse", action="store_true", help="tables, figures and report from runs that are in --out")
     made.add_argument("--yelp-rows", type=int, default=100_000, help="reviews of the generated Yelp data")
     made.add_argument("--yelp-size", type=int, default=384, help="numbers in an embedding of the generated Yelp data")
     return made
@@ -67,11 +68,14 @@ def main() -> int:
             if name in ("corrections", "all"):
                 _write(asked.out / "corrections.md", corrections())
             for workload in _chosen(name, asked.data):
+                if asked.reuse:
+                    _show(workload, saved_outcomes(workload, asked.out, plan), asked.out)
+                    continue
                 if workload is yelp.GENERATED:
                     data = yelp.generate(asked.yelp_rows, asked.yelp_size, asked.out / "yelp_generated")
                 else:
                     data = _folder(asked.data, workload)
-                _run(workload, data, asked.out, plan)
+                _show(workload, run_workload(workload, data, asked.out, plan, _say), asked.out)
     except TablePuppetError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
@@ -97,8 +101,11 @@ def _folder(data: Path | None, workload: Workload) -> Path:
     return data / workload.folder if (data / workload.folder).is_dir() else data
 
 
-def _run(workload: Workload, data: Path, out: Path, plan: Plan) -> None:
-    outcomes = run_workload(workload, data, out, plan, lambda text: print(text, flush=True))
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _show(workload: Workload, outcomes: list[Outcome], out: Path) -> None:
     _write(out / f"{workload.name}.md", markdown(workload, outcomes))
     write_figures(workload, outcomes, out / "figures")
     page = write_report(out / f"{workload.name}.html", [outcome.runs[0] for outcome in outcomes])

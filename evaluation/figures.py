@@ -13,10 +13,11 @@ from evaluation.lineup import LINEUP, Group
 from evaluation.running import Outcome
 from evaluation.workload import Workload
 from tablepuppet.report.charts import Chart, Point, Series, svg
-from tablepuppet.report.convergence import TITLES
+from tablepuppet.report.convergence import TITLES, is_wide
 from tablepuppet.report.format import number, seconds, tick_text
 
-STYLES = {entry.name: i for i, entry in enumerate(LINEUP)}
+# One style per algorithm; RFL has those of RFL-V, with which it never shares a figure.
+STYLES = {entry.name: i if i < 6 else i - 3 for i, entry in enumerate(LINEUP)}
 GROUPS: dict[str, Group] = {"v": "VFL and RFL-V", "rfl": "RFL"}
 NETWORK = "us-uk"
 
@@ -69,10 +70,14 @@ def _chart(
             for m in curve(outcome, workload.metric)
         )
         lines.append(Series(name, STYLES[name], points))
-    furthest = max((p.x for line in lines for p in line.points), default=1.0)
+    places = [p.x for line in lines for p in line.points]
+    is_log = is_wide(places)
+    nearest, furthest = (min(places) if is_log else 0.0), max(places)
     for outcome in central:
         value = curve(outcome, workload.metric)[-1].value
-        ends = tuple(Point(at, value, f"{outcome.entry.name}\n{label} {number(value, 5)}") for at in (0.0, furthest))
+        ends = tuple(
+            Point(at, value, f"{outcome.entry.name}\n{label} {number(value, 5)}") for at in (nearest, furthest)
+        )
         lines.append(Series(outcome.entry.name, STYLES[outcome.entry.name], ends))
     title = f"{workload.title}: {group}"
-    return Chart(title, x_label, label, tuple(lines), has_legend=True, x_text=x_text)
+    return Chart(title, x_label, label, tuple(lines), is_log_x=is_log, has_legend=True, x_text=x_text)

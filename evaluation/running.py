@@ -14,7 +14,8 @@ import tablepuppet as tp
 from evaluation.lineup import CENTRALISED, LINEUP, Entry
 from evaluation.sources import write
 from evaluation.workload import Pooled, Workload, halves
-from tablepuppet.report import RunRecord, record_of, to_json
+from tablepuppet.errors import JobError
+from tablepuppet.report import RunRecord, read_record, record_of, to_json
 
 Say = Callable[[str], None]
 
@@ -58,6 +59,23 @@ def run_workload(workload: Workload, data: Path, out: Path, plan: Plan, say: Say
         for federation in federations.values():
             federation.close()
     return outcomes
+
+
+def saved_outcomes(workload: Workload, out: Path, plan: Plan) -> list[Outcome]:
+    """The runs that an earlier command left in the folder, as if they had just ended."""
+    folder = _runs_folder(workload, out, plan)
+    outcomes = []
+    for entry in LINEUP:
+        files = sorted(folder.glob(f"{entry.key}-[0-9]*.json"))
+        if files:
+            outcomes.append(Outcome(entry, tuple(read_record(file) for file in files)))
+    if not outcomes or outcomes[0].entry is not CENTRALISED:
+        raise JobError(f"{folder} holds no runs of {workload.name} with their baseline; run it without --reuse first")
+    return outcomes
+
+
+def _runs_folder(workload: Workload, out: Path, plan: Plan) -> Path:
+    return out / "runs" / (workload.name + ("-private" if plan.privacy is not None else ""))
 
 
 def is_pooled(workload: Workload, entry: Entry) -> bool:
@@ -106,8 +124,7 @@ def _run_entry(workload: Workload, entry: Entry, federation: tp.Federation, plan
     runs = []
     for seed in range(plan.seeds):
         record = msgspec.structs.replace(record_of(train(seed, **tuned)), name=entry.name)
-        suffix = "-private" if plan.privacy is not None else ""
-        file = out / "runs" / f"{workload.name}{suffix}" / f"{entry.key}-{seed}.json"
+        file = _runs_folder(workload, out, plan) / f"{entry.key}-{seed}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(to_json(record), encoding="utf-8")
         runs.append(record)

@@ -11,7 +11,7 @@ import duckdb
 import pytest
 from evaluation.figures import write_figures
 from evaluation.lineup import LINEUP
-from evaluation.running import Outcome, Plan, run_workload
+from evaluation.running import Outcome, Plan, run_workload, saved_outcomes
 from evaluation.sources import find
 from evaluation.tables import markdown
 from evaluation.workload import Workload
@@ -52,6 +52,7 @@ def test_a_workload_runs_from_its_original_files(
             for first, second in zip(one.history, two.history, strict=True):
                 assert first.objective == pytest.approx(second.objective, abs=1e-9)
                 assert first.metrics["test"][workload.metric] == pytest.approx(second.metrics["test"][workload.metric])
+    assert saved_outcomes(workload, tmp_path / "out", Plan()) == outcomes
     text = markdown(workload, outcomes)
     assert text.count("\n|") == len(LINEUP) + 2
     figures = write_figures(workload, outcomes, tmp_path / "figures")

@@ -18,7 +18,7 @@ numbers = st.floats(-1e12, 1e12, allow_nan=False).map(lambda x: round(x, 6))
 
 def chart(values: list[tuple[float, float]], *, is_log: bool = False, has_legend: bool = False) -> Chart:
     points = tuple(Point(x, y, f"{x} < {y}") for x, y in values)
-    return Chart("title", "x", "y", (Series("line & co", 0, points),), is_log, has_legend)
+    return Chart("title", "x", "y", (Series("line & co", 0, points),), is_log, has_legend=has_legend)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e9).map(lambda x: round(x, 6)), numbers), min_size=1, max_size=30))

@@ -50,7 +50,8 @@ class Chart:
     x_label: str
     y_label: str
     series: tuple[Series, ...]
-    is_log: bool = False
+    is_log: bool = False  # the vertical axis
+    is_log_x: bool = False
     has_legend: bool = False  # a chart that stands alone names its lines itself
     x_text: Callable[[float], str] = tick_text
     y_text: Callable[[float], str] = tick_text
@@ -59,12 +60,12 @@ class Chart:
 def svg(chart: Chart) -> str:
     """The chart as one `<svg>` element; a note in its place where there is nothing to draw."""
     most = max(2, MAX_POINTS // max(1, len(chart.series)))
-    drawn = [_visible(series, chart.is_log, most) for series in chart.series]
+    drawn = [_visible(series, chart, most) for series in chart.series]
     points = [point for series in drawn for point in series.points]
     if not points:
         return f'<p class="note">{escape(chart.title)}: nothing to draw.</p>'
     legend = 18 * len(drawn) + 6 if chart.has_legend else 0
-    x = axis_over([p.x for p in points], LEFT, WIDTH - RIGHT, from_zero=True)
+    x = axis_over([p.x for p in points], LEFT, WIDTH - RIGHT, is_log=chart.is_log_x, from_zero=True)
     y = axis_over([p.y for p in points], HEIGHT - BOTTOM, TOP, is_log=chart.is_log)
     parts = [
         f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + legend}" role="img" '
@@ -84,9 +85,13 @@ def swatch(style: int) -> str:
     return f'<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true"><path d="M1 5H25" {_stroke(style)}/></svg>'
 
 
-def _visible(series: Series, is_log: bool, most: int) -> Series:
+def _visible(series: Series, chart: Chart, most: int) -> Series:
     """The finite points, thinned evenly where there are too many to tell apart."""
-    points = [p for p in series.points if math.isfinite(p.x) and math.isfinite(p.y) and (p.y > 0 or not is_log)]
+
+    def is_drawable(value: float, is_log: bool) -> bool:
+        return math.isfinite(value) and (value > 0 or not is_log)
+
+    points = [p for p in series.points if is_drawable(p.x, chart.is_log_x) and is_drawable(p.y, chart.is_log)]
     if len(points) > most:
         last = len(points) - 1
         points = [points[round(i * last / (most - 1))] for i in range(most)]
@@ -95,7 +100,8 @@ def _visible(series: Series, is_log: bool, most: int) -> Series:
 
 def _stroke(style: int) -> str:
     k = style % len(COLOURS)
-    dash = f' stroke-dasharray="{DASHES[k]}"' if DASHES[k] else ""
+    dashes = DASHES[(style + style // len(COLOURS)) % len(DASHES)]  # a colour that comes back has other dashes
+    dash = f' stroke-dasharray="{dashes}"' if dashes else ""
     return f'style="stroke: var(--line-{k}, {COLOURS[k]})" fill="none" stroke-width="2"{dash}'
 
 

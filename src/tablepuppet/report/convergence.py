@@ -94,5 +94,16 @@ def convergence(runs: Sequence[RunRecord], names: Sequence[str], merit: Merit, s
                 points.append(Point(scale.value(epoch), y, text + ("" if scale.key in NETWORKS else f" {scale.key}")))
         lines.append(Series(name, style, tuple(points)))
     return Chart(
-        f"{merit.label} against {scale.label}", scale.label, merit.label, tuple(lines), merit.is_log, x_text=scale.text
+        f"{merit.label} against {scale.label}",
+        scale.label,
+        merit.label,
+        tuple(lines),
+        is_log=merit.is_log,
+        is_log_x=scale.key != "epochs" and is_wide([p.x for line in lines for p in line.points]),
+        x_text=scale.text,
     )
+
+
+def is_wide(values: Sequence[float]) -> bool:
+    """Whether values lie so far apart that a linear axis would hide the small ones."""
+    return bool(values) and min(values) > 0 and max(values) > 30 * min(values)

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from tablepuppet import train as story
 from tablepuppet.engine.result import Result, RoundEvent
-from tablepuppet.errors import JobError
+from tablepuppet.errors import JobError, TablePuppetError
 from tablepuppet.job import Job, make_job
+from tablepuppet.mapping.profile import Profile
 from tablepuppet.models.modules import Builder
 from tablepuppet.network.remote import Desk
 from tablepuppet.network.settings import read_federation
@@ -75,7 +76,7 @@ class Federation:
                 raise JobError(f"table {table!r} has no source; give at least one")
             names = [table] if len(owners) == 1 else [f"{table}[{i}]" for i in range(len(owners))]
             for name, owner in zip(names, owners, strict=True):
-                sources.setdefault(name, {})[table] = open_source(owner, table)
+                sources.setdefault(name, {})[table] = _opened(owner, table, sources)
             self._tables[table] = tuple(names)
         shared = secrets.token_bytes(32) if key is None else bytes(key)
         rules = self._policies(policies or {})
@@ -124,6 +125,10 @@ class Federation:
 
     def _explain(self, job: Job) -> Plan:
         return story.explain(job, self._tables, Link(self._transport, wire=job.wire))
+
+    def profile(self, query: str, *, label: str) -> Profile:
+        """How the keys of a query's tables meet: orphans, duplicates, NULL keys; `str(profile)` is the text."""
+        return story.profile(query, label, self._tables, Link(self._transport))
 
     def train(
         self,
@@ -277,6 +282,9 @@ class ConnectedFederation(Federation):
     def _explain(self, job: Job) -> Plan:
         return cast(Plan, self._desk.do("explain", job))
 
+    def profile(self, query: str, *, label: str) -> Profile:
+        raise JobError("keys are profiled in one process only so far; explain shows matched and orphan rows here too")
+
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
         return cast(Result, self._desk.do("train", job, resume=resume, on_round=on_round))
 
@@ -288,6 +296,16 @@ class ConnectedFederation(Federation):
         if builder is not None:
             raise JobError('a builder of torch modules cannot travel to other processes; use model="mlp"')
         yield
+
+
+def _opened(owner: Any, table: str, before: Mapping[str, Mapping[str, Source]]) -> Source:
+    """A source, or an error that leaves none of those opened before it open."""
+    try:
+        return open_source(owner, table)
+    except TablePuppetError:
+        for source in (s for held in before.values() for s in held.values()):
+            source.close()
+        raise
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

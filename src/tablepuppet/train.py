@@ -18,6 +18,8 @@ from tablepuppet.engine.run import OnRound, run
 from tablepuppet.errors import JobError, RunInterruptedError
 from tablepuppet.job import Job
 from tablepuppet.mapping.build import map_tables
+from tablepuppet.mapping.keys import gather_keys
+from tablepuppet.mapping.profile import Profile, profile_keys
 from tablepuppet.plan.plan import Plan, make_plan, task_of
 from tablepuppet.prediction.missing import reachable
 from tablepuppet.prediction.model import Model
@@ -42,6 +44,14 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
     with _session(tables, link, job_id) as job_id:
         plan = plan_job(job, tables, link, job_id)
         return replace(plan, widths=block_widths(plan, link, job_id))
+
+
+def profile(query: str, label: str, tables: Tables, link: Link) -> Profile:
+    """How the keys of a query's tables meet."""
+    with _session(tables, link) as job_id:
+        bound = bind(parse(query), label=label, tables=tables, link=link, job=job_id)
+        keys, _ = gather_keys(bound, link, job_id)
+        return profile_keys(bound, keys)
 
 
 def predict(model: Model, query: str, tables: Tables, link: Link, missing: str = "error", **options: Any) -> pa.Table:

@@ -21,6 +21,7 @@ from tablepuppet import __version__
 from tablepuppet.cli import certs, processes
 from tablepuppet.cli.demo import demo
 from tablepuppet.cli.explain import explain
+from tablepuppet.cli.predict import predict
 from tablepuppet.cli.report import report
 from tablepuppet.cli.screen import Screen
 from tablepuppet.cli.train import train
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(explain)
 app.command()(train)
+app.command()(predict)
 app.command()(report)
 app.command()(processes.serve)
 app.command()(processes.join)

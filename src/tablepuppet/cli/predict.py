@@ -1,0 +1,74 @@
+"""tablepuppet predict MODEL JOB: a saved model's predictions on the rows of a job's query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+
+from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
+from tablepuppet.cli.screen import JsonOption, Screen, table
+from tablepuppet.prediction.saved import load
+
+_SHOWN = 10
+
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="A folder that result.save() wrote.")]
+ToOption = Annotated[
+    Path | None, typer.Option("--to", metavar="FILE", help="Write all predictions to a .parquet or .csv file.")
+]
+KeyOption = Annotated[
+    list[str] | None,
+    typer.Option("--key", metavar="COLUMN", help="A column of the label's table that names a row; may be repeated."),
+]
+MissingOption = Annotated[
+    str, typer.Option("--missing", help='"error", or "zero": predict with the mean of an owner that is away.')
+]
+
+
+def predict(
+    model: ModelArgument,
+    job: JobArgument,
+    federation: FederationOption = None,
+    to: ToOption = None,
+    key: KeyOption = None,
+    missing: MissingOption = "error",
+    as_json: JsonOption = False,
+) -> None:
+    """Predict the rows of a job's query with a saved model.
+
+    [bold]Example:[/bold] tablepuppet predict model/ returns.toml --key order_id --to predictions.parquet
+    """
+    screen = Screen(as_json)
+    loaded, asked = load(model), read_job(job)
+    with screen.progress("predicting"), asked.open_federation(federation) as tables:
+        answer = tables.predict(loaded, asked.query, key=key, missing=missing, to=to)  # type: ignore[arg-type]
+    away = (answer.schema.metadata or {}).get(b"tablepuppet.missing", b"").decode()
+    _show(screen, answer, to, away)
+    screen.show_json(
+        lambda: {
+            "rows": answer.num_rows,
+            "missing": away.split(", ") if away else [],
+            **({"file": str(to)} if to is not None else {"predictions": _plain(answer).to_pylist()}),
+        }
+    )
+
+
+def _show(screen: Screen, answer: pa.Table, to: Path | None, away: str) -> None:
+    shown = table(*answer.column_names, title=f"{answer.num_rows:,} predictions")
+    for row in answer.slice(0, _SHOWN).to_pylist():
+        shown.add_row(*(f"{v:.6g}" if isinstance(v, float) else str(v) for v in row.values()))
+    more = answer.num_rows - _SHOWN
+    notes = [f"… and {more:,} more"] if more > 0 else []
+    notes += [f"without {away}: the mean contribution stands in, see the column assumed"] if away else []
+    notes += [f"written to {to}"] if to is not None else []
+    screen.show(shown, *notes)
+
+
+def _plain(answer: pa.Table) -> pa.Table:
+    """Dates, times and decimals as text, for JSON has none."""
+    for i, field in enumerate(answer.schema):
+        if pa.types.is_temporal(field.type) or pa.types.is_decimal(field.type):
+            answer = answer.set_column(i, field.name, answer.column(i).cast(pa.string()))
+    return answer

@@ -1,0 +1,62 @@
+"""tablepuppet predict and explain --profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tests.cli.mistakes import QUERY, job, right, write
+
+import tablepuppet as tp
+from tablepuppet.cli.main import main
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A job file, and beside it a model of it."""
+    written = write(right() | {"job.toml": job()}, tmp_path)
+    with tp.Federation({name: tmp_path / f"{name}.parquet" for name in ("orders", "items")}) as federation:
+        federation.train(QUERY, label="returned").save(tmp_path / "model")
+    return written
+
+
+def test_predictions_are_written_and_shown(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, to = str(path.parent / "model"), path.parent / "answer.parquet"
+    assert main(["predict", model, str(path), "--to", str(to)]) == 0
+    assert f"written to {to}" in capsys.readouterr().out
+    with tp.Federation({name: path.parent / f"{name}.parquet" for name in ("orders", "items")}) as federation:
+        expected = federation.predict(tp.load(model), QUERY)
+    assert pq.read_table(to).equals(expected)
+    assert main(["predict", model, str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["rows"] == len(document["predictions"]) == expected.num_rows
+    assert document["missing"] == []
+
+
+def test_what_is_wrong_with_the_model_or_the_request_is_the_users_mistake(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(path.parent / "model")
+    assert main(["predict", str(path.parent), str(path)]) == 2
+    assert main(["predict", model, str(path), "--key", "nothing"]) == 2
+    assert main(["predict", model, str(path), "--missing", "perhaps"]) == 2
+    assert main(["predict", model, str(path), "--to", "x.xml"]) == 2
+    shown = capsys.readouterr().err
+    for sentence in (
+        "there is no model.json",
+        "the key nothing",
+        'missing must be "error" or "zero"',
+        ".parquet or .csv",
+    ):
+        assert sentence in " ".join(shown.split())
+
+
+def test_a_profile_counts_orphans_duplicates_and_null_keys(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(path), "--profile"]) == 0
+    assert "distinct keys" in capsys.readouterr().out
+    assert main(["explain", str(path), "--profile", "--json"]) == 0
+    [join] = json.loads(capsys.readouterr().out)["joins"]
+    assert join["left"]["rows"] > 0
+    assert join["shape"] in ("many-to-one", "one-to-many", "many-to-many", "one-to-one")

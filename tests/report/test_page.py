@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.report.runs import trained
+from tests.report.runs import QUERY, tables, trained
 
+import tablepuppet as tp
 from tablepuppet.cli.job_file import read_job
 from tablepuppet.errors import JobError
 from tablepuppet.job import make_job
@@ -197,3 +198,15 @@ def test_the_job_file_of_the_page_is_read_back_as_the_same_job(records: list[Run
         names = {name: given.pop(name) for name in ("label", "model", "algorithm")}
         again = make_job(result.plan.job.query, **names, given=given)
         assert again == result.plan.job
+
+
+def test_runs_without_test_rows_and_with_several_classes_have_a_page() -> None:
+    with tp.Federation(tables()) as federation:
+        untested = federation.train(QUERY, label="returned", algorithm="newton", test_fraction=0.0)
+        classes = federation.train(
+            QUERY.replace("o.stars", "CAST(o.stars AS VARCHAR) AS star"), label="star", model="softmax", epochs=2
+        )
+    first, second = (render([record_of(result)]) for result in (untested, classes))
+    assert "train Accuracy" in first
+    assert "test Accuracy" not in first
+    assert '<button type="button" class="sort">Class</button>' in second

@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--only", nargs="+", default=[], choices=[e.name for e in LINEUP], metavar="ALGORITHM", help="not all of them"
     )
+    made.add_argument("--private", action="store_true", help="with the paper's privacy for labels and features")
     made.add_argument("--reuse", action="store_true", help="tables, figures and report from runs that are in --out")
     made.add_argument("--yelp-rows", type=int, default=100_000, help="reviews of the generated Yelp data")
     made.add_argument("--yelp-size", type=int, default=384, help="numbers in an embedding of the generated Yelp data")
@@ -61,7 +62,13 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Runs what the command line asks for; 2 where the input is wrong."""
     asked = parser().parse_args()
-    plan = Plan(seeds=asked.seeds, epochs=asked.epochs, searches=asked.search, only=frozenset(asked.only))
+    plan = Plan(
+        seeds=asked.seeds,
+        epochs=asked.epochs,
+        searches=asked.search,
+        only=frozenset(asked.only),
+        is_private=asked.private,
+    )
     asked.out.mkdir(parents=True, exist_ok=True)
     try:
         for name in dict.fromkeys(asked.workloads):
@@ -69,13 +76,13 @@ def main() -> int:
                 _write(asked.out / "corrections.md", corrections())
             for workload in _chosen(name, asked.data):
                 if asked.reuse:
-                    _show(workload, saved_outcomes(workload, asked.out, plan), asked.out)
+                    _show(workload, saved_outcomes(workload, asked.out, plan), asked.out, plan)
                     continue
                 if workload is yelp.GENERATED:
                     data = yelp.generate(asked.yelp_rows, asked.yelp_size, asked.out / "yelp_generated")
                 else:
                     data = _folder(asked.data, workload)
-                _show(workload, run_workload(workload, data, asked.out, plan, _say), asked.out)
+                _show(workload, run_workload(workload, data, asked.out, plan, _say), asked.out, plan)
     except TablePuppetError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
@@ -105,10 +112,11 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _show(workload: Workload, outcomes: list[Outcome], out: Path) -> None:
-    _write(out / f"{workload.name}.md", markdown(workload, outcomes))
-    write_figures(workload, outcomes, out / "figures")
-    page = write_report(out / f"{workload.name}.html", [outcome.runs[0] for outcome in outcomes])
+def _show(workload: Workload, outcomes: list[Outcome], out: Path, plan: Plan) -> None:
+    suffix = "-private" if plan.is_private else ""
+    _write(out / f"{workload.name}{suffix}.md", markdown(workload, outcomes))
+    write_figures(workload, outcomes, out / "figures", suffix)
+    page = write_report(out / f"{workload.name}{suffix}.html", [outcome.runs[0] for outcome in outcomes])
     print(f"report: {page}")
 
 

@@ -27,7 +27,7 @@ class Plan:
     seeds: int = 3
     epochs: int = 10
     searches: bool = False  # the paper's grid instead of our defaults
-    privacy: Mapping[str, Any] | None = None
+    is_private: bool = False  # the workload's privacy instead of none
     only: frozenset[str] = frozenset()  # names of algorithms; none: all
 
 
@@ -41,6 +41,8 @@ class Outcome:
 
 def run_workload(workload: Workload, data: Path, out: Path, plan: Plan, say: Say) -> list[Outcome]:
     """Every algorithm of the lineup that the model allows."""
+    if plan.is_private and workload.privacy is None:
+        raise JobError(f"{workload.title} has no setting with privacy; run it without --private")
     folder = out / "tables" / workload.name
     with duckdb.connect() as connection:
         whole = workload.prepare(connection, data, folder)
@@ -75,7 +77,7 @@ def saved_outcomes(workload: Workload, out: Path, plan: Plan) -> list[Outcome]:
 
 
 def _runs_folder(workload: Workload, out: Path, plan: Plan) -> Path:
-    return out / "runs" / (workload.name + ("-private" if plan.privacy is not None else ""))
+    return out / "runs" / (workload.name + ("-private" if plan.is_private else ""))
 
 
 def is_pooled(workload: Workload, entry: Entry) -> bool:
@@ -84,10 +86,12 @@ def is_pooled(workload: Workload, entry: Entry) -> bool:
 
 
 def is_possible(workload: Workload, entry: Entry, plan: Plan) -> bool:
-    """Newton is for generalised linear models, and not under privacy for features."""
+    """Newton is for generalised linear models; under privacy there are neither Newton nor the VFL baselines."""
     if plan.only and entry.name not in plan.only and entry is not CENTRALISED:
         return False
-    return entry.algorithm != "newton" or (workload.model != "mlp" and plan.privacy is None)
+    if plan.is_private and entry is not CENTRALISED:
+        return entry.algorithm in ("sgd", "admm")
+    return entry.algorithm != "newton" or workload.model != "mlp"
 
 
 def _pool(
@@ -108,8 +112,8 @@ def _arguments(workload: Workload, entry: Entry, plan: Plan) -> dict[str, Any]:
         given |= {"batch_size": workload.batch_size, **workload.sgd}
     if algorithm != "centralized":
         given["epochs"] = plan.epochs
-    if plan.privacy is not None and entry is not CENTRALISED:
-        given["privacy"] = plan.privacy
+    if plan.is_private and entry is not CENTRALISED:
+        given["privacy"] = workload.privacy
     return {"algorithm": algorithm, **given}
 
 

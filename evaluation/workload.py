@@ -13,6 +13,18 @@ from evaluation.sources import write
 Prepare = Callable[[duckdb.DuckDBPyConnection, Path, Path], dict[str, Path]]
 
 
+def paper_privacy(label: dict[str, object], bounds: dict[str, tuple[float, float]], cap: int) -> dict[str, object]:
+    """ε = 1, δ = 1e-5 and clipping at 1 for features, ε = 5.657 for labels; the server is trusted with predictions.
+
+    Public bounds stand in for statistics of the data, and at most `cap` joined rows of a base row take part.
+    """
+    return {
+        "label": {"epsilon": 5.657, **label},
+        "features": {"epsilon": 1.0, "delta": 1e-5, "clip": 1.0, "cap": cap, "bounds": bounds},
+        "allow_reconstruction": True,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Pooled:
     """How a neural model is trained centrally: one network over the materialised join, which is one table.
@@ -47,6 +59,7 @@ class Workload:
     learning_rates: tuple[float, ...] = (0.01, 0.05, 0.1, 0.5)  # where the paper searched
     rhos: tuple[float, ...] = (0.1, 0.5, 1.0, 2.0)
     sgd: dict[str, object] = field(default_factory=dict)  # further arguments of train, for SGD
+    privacy: dict[str, object] | None = None  # the paper's setting, where a run with privacy is asked for
     pooled: Pooled | None = None  # the centralised baseline of a neural model
 
 

@@ -103,3 +103,13 @@ def test_reviews_of_shops_that_are_no_restaurants_are_left_out(tmp_path: Path) -
 def test_a_folder_without_the_data_is_refused_with_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"holds none of ratings\.parquet"):
         find(tmp_path, "ratings")
+
+
+@pytest.mark.parametrize(("workload", "make"), [CASES[0], CASES[1]], ids=lambda case: getattr(case, "name", ""))
+def test_a_workload_runs_with_the_papers_privacy(
+    workload: Workload, make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    small, plan = replace(workload, batch_size=128), Plan(seeds=1, epochs=1, is_private=True)
+    outcomes = run_workload(small, make(tmp_path / "data"), tmp_path / "out", plan, lambda _: None)
+    assert [o.entry.name for o in outcomes] == ["Centralised", "RFL-SGD-V", "RFL-ADMM-V", "RFL-SGD", "RFL-ADMM"]
+    assert all(o.runs[0].job["privacy"]["features"]["epsilon"] == 1.0 for o in outcomes[1:])

@@ -105,6 +105,7 @@ def test_a_folder_without_the_data_is_refused_with_what_is_missing(tmp_path: Pat
         find(tmp_path, "ratings")
 
 
+@pytest.mark.slow  # the accountant's
 @pytest.mark.parametrize(("workload", "make"), [CASES[0], CASES[1]], ids=lambda case: getattr(case, "name", ""))
 def test_a_workload_runs_with_the_papers_privacy(
     workload: Workload, make: Callable[[Path], Path], tmp_path: Path

@@ -60,7 +60,8 @@ def write(table: pa.Table, path: str | Path) -> None:
             pyarrow.csv.write_csv(table, unfinished)
         os.replace(unfinished, target)
     except OSError as error:
-        raise ModelError(f"{target} cannot be written: {error.strerror}; choose another place") from None
+        reason = os.strerror(error.errno) if error.errno else type(error).__name__
+        raise ModelError(f"{target} cannot be written: {reason}; choose another place") from None
     finally:
         unfinished.unlink(missing_ok=True)
 

@@ -220,7 +220,7 @@ def _reason(error: duckdb.Error) -> str:
         return "some row has a value out of range; filter such rows out"
     if isinstance(error, duckdb.OutOfMemoryException):
         return "there is not enough memory to read it"
-    if isinstance(error, duckdb.IOException):
+    if isinstance(error, duckdb.IOException | duckdb.PermissionException):  # a path that leads nowhere is not allowed
         return "the file is missing, changed or damaged"
     if isinstance(error, duckdb.ConnectionException):
         return "it is closed; open it again"

@@ -1,0 +1,65 @@
+"""ε of what is released: privacy loss distributions of dp-accounting, and the noise that keeps within an ε.
+
+In: how often a Gaussian mechanism ran, with which noise, under which sampling. Out: ε at δ, or σ. Nothing here draws.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import dp_accounting
+from dp_accounting import pld
+
+from tablepuppet.errors import PrivacyError
+
+_LARGEST_NOISE = 1e4
+
+
+def participation(rate: float, cap: int) -> float:
+    """p = 1 − (1 − q)^κ: a base row is in a Poisson(q) batch of joined rows if any of its κ joined rows is.
+
+    >>> participation(0.1, 2)
+    0.18999999999999995
+    """
+    return float(-(1.0 - rate) ** cap + 1.0)
+
+
+def gaussian_event(noise: float, steps: int, probability: float = 1.0) -> dp_accounting.DpEvent:
+    """`steps` Gaussian mechanisms of noise σ, each on a Poisson sample of the rows."""
+    step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise)
+    if probability < 1.0:
+        step = dp_accounting.PoissonSampledDpEvent(probability, step)
+    return dp_accounting.SelfComposedDpEvent(step, steps)
+
+
+@lru_cache(maxsize=256)
+def gaussian_epsilon(noise: float, steps: int, probability: float, delta: float) -> float:
+    """ε at δ of `steps` sampled Gaussian mechanisms.
+
+    >>> round(gaussian_epsilon(1.0, 1000, 0.01, 1e-5), 3)
+    1.828
+    """
+    if steps == 0:
+        return 0.0
+    accountant = pld.PLDAccountant()
+    accountant.compose(gaussian_event(noise, steps, probability))
+    return float(accountant.get_epsilon(delta))
+
+
+@lru_cache(maxsize=64)
+def gaussian_noise(epsilon: float, delta: float, steps: int, probability: float) -> float:
+    """The least σ with which `steps` sampled Gaussian mechanisms stay within (ε, δ), to a thousandth and from above."""
+    if gaussian_epsilon(_LARGEST_NOISE, steps, probability, delta) > epsilon:
+        raise PrivacyError(
+            f"no noise keeps {steps:,} steps within ε = {epsilon:g} at δ = {delta:g}; take fewer epochs or larger ε"
+        )
+    low, high = 0.0, 1.0
+    while gaussian_epsilon(high, steps, probability, delta) > epsilon:
+        low, high = high, 2.0 * high
+    while high - low > 1e-3 * high:
+        middle = 0.5 * (low + high)
+        if middle > 0.05 and gaussian_epsilon(middle, steps, probability, delta) <= epsilon:
+            high = middle
+        else:
+            low = middle
+    return high

@@ -1,0 +1,121 @@
+"""The ledger: what was (or will be) released about the rows of each table, and the ε that each observer learns.
+
+In: releases, frozen data that say which mechanism ran how often. Out: ε at δ per table and observer, lines of text,
+and a refusal where a budget would be overdrawn. An ε never stands without unit, observer, δ, sampling and cap.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.privacy.accounting import gaussian_epsilon, participation
+
+Observer = Literal["everyone", "outsider", "server", "other clients"]
+Sampling = Literal["poisson", "known", "none"]  # known: Poisson, but this observer knows the batches
+
+
+class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One mechanism on the rows of one table, seen by one observer."""
+
+    what: Literal["label", "features", "predictions"]
+    table: str
+    observer: Observer
+    mechanism: str
+    epsilon: float | None = None  # of a pure mechanism, once per row; None: Gaussian
+    noise: float = 0.0  # σ in units of the clipping norm
+    steps: int = 0
+    rate: float = 1.0  # Poisson rate of joined rows (sgd) or of base rows (admm)
+    cap: int = 1  # joined rows per base row that the rate applies to
+    multiplicity: int | None = None  # κ, or the largest multiplicity where there is no cap
+    sampling: Sampling = "none"
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rate < 1.0 and self.sampling == "none":
+            raise PrivacyError("only Poisson sampling amplifies privacy: fixed or shuffled batches are accounted in full")
+
+    def spent(self) -> float:
+        """ε."""
+        if self.epsilon is not None:
+            return self.epsilon
+        probability = participation(self.rate, self.cap) if self.sampling == "poisson" else 1.0
+        return gaussian_epsilon(self.noise, self.steps, probability, self.delta)
+
+    def line(self) -> str:
+        """The claim in words."""
+        if self.epsilon is not None:
+            return (
+                f"labels of {self.table}: ε = {self.epsilon:.4g} towards {_names(self.observer)}, "
+                f"per row of {self.table}, δ = 0, drawn once ({self.mechanism})"
+            )
+        sampled = {
+            "poisson": f"Poisson sampling at {self.rate:.3g}",
+            "known": "sampling known to it, no amplification",
+            "none": "no sampling",
+        }[self.sampling]
+        bound = "" if self.multiplicity is None else f" with at most {self.multiplicity:,} joined rows"
+        return (
+            f"{self.what} of {self.table}: ε = {self.spent():.4g}, δ = {self.delta:g} towards {_names(self.observer)}, "
+            f"per base row of {self.table}{bound}; {self.steps:,} steps, σ = {self.noise:.4g}, {sampled} "
+            f"({self.mechanism})"
+        )
+
+
+class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All releases of a job."""
+
+    releases: tuple[Release, ...] = ()
+
+    def epsilon(self, what: str, table: str, observer: str) -> float:
+        """ε of one kind of release about a table towards an observer; 0: nothing is released to it."""
+        found = [r for r in self.releases if (r.what, r.table) == (what, table) and r.observer in (observer, "everyone")]
+        return max((r.spent() for r in found), default=0.0)
+
+    def after(self, fraction_of_steps: dict[str, int]) -> Ledger:
+        """The ledger of what has been spent: `steps` taken so far, by table."""
+        taken = [
+            r if r.epsilon is not None else msgspec.structs.replace(r, steps=fraction_of_steps.get(r.table, r.steps))
+            for r in self.releases
+        ]
+        return Ledger(tuple(taken))
+
+    def lines(self) -> list[str]:
+        """The claims, one a line; what is not claimed is said by exposure.py."""
+        return [release.line() for release in self.releases]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with every ε: what is saved with results and checkpoints."""
+        rows = [msgspec.to_builtins(r) | {"spent": r.spent()} for r in self.releases]
+        return {"releases": rows}
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> Ledger:
+        rows = [{k: v for k, v in r.items() if k != "spent"} for r in given["releases"]]
+        return msgspec.convert({"releases": rows}, cls)
+
+
+def check_budget(ledger: Ledger, label: float | None, features: float | None) -> None:
+    """Refuses a ledger that is past a budget."""
+    limits = {"label": label, "features": features}
+    for release in ledger.releases:
+        limit = limits.get(release.what)
+        if limit is None or release.observer not in ("everyone", "outsider"):
+            continue
+        spent = release.spent()
+        if spent > limit * (1 + 1e-9):
+            raise PrivacyError(
+                f"the budget of {release.what} is ε = {limit:g}, and {release.table} would spend ε = {spent:.4g} towards "
+                f"{_names(release.observer)}; take fewer epochs, a larger ε of the budget, or more noise"
+            )
+
+
+def _names(observer: Observer) -> str:
+    return {
+        "everyone": "everyone",
+        "outsider": "outsiders (released models)",
+        "server": "the server",
+        "other clients": "other clients",
+    }[observer]

@@ -78,7 +78,7 @@ def plan_job(job: Job, tables: Tables, link: Link, job_id: str) -> Plan:
         seed=job.seed,
         test_fraction=job.test_fraction,
         max_joined_rows=job.max_joined_rows,
-        tokens=job.privacy.keys,
+        privacy=job.privacy,
     )
     return make_plan(mapping, job)
 

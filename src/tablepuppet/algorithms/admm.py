@@ -21,6 +21,7 @@ import numpy as np
 
 from tablepuppet.algorithms.base import Answer, Array, BlockAnswer, BlockUpdate, PartSetup, Problem, squared_norm
 from tablepuppet.algorithms.options import Admm
+from tablepuppet.algorithms.private import LocalStep
 from tablepuppet.algorithms.spectrum import Spectrum
 from tablepuppet.algorithms.subspace import Tracker, Trail
 from tablepuppet.models.linear import LinearModel
@@ -145,7 +146,8 @@ class AdmmServer:
             "rho": self.rho,
             "relax": self.options.relax,
         }
-        for _ in range(_INTERCEPT_STEPS):
+        # Under privacy the best constant for the labels stays.
+        for _ in range(0 if problem.is_private else _INTERCEPT_STEPS):
             sums = problem.joined.run(intercept_step, h, intercept=self._shift, **given).sums
             move = sums["slope"] / np.maximum(sums["curvature"], 1e-300)
             self._shift = self._shift - move
@@ -215,7 +217,9 @@ class AdmmServer:
         """Near the optimum both residuals vanish; after a restart they do anyway, but not the decrement."""
         if self.options.averages:
             return self._age == 1 and self._figures["decrement"] <= self.options.tolerance
-        return max(self._figures["primal_residual"], self._figures["dual_residual"]) <= self.options.tolerance
+        # The first round follows from λ = ℓ'(a), z = a, and has no residual to speak of.
+        residual = max(self._figures["primal_residual"], self._figures["dual_residual"])
+        return self._age > 1 and residual <= self.options.tolerance
 
     def residuals(self) -> dict[str, float]:
         return self._figures
@@ -254,7 +258,7 @@ class AdmmState(msgspec.Struct, frozen=True):
     gap: Array  # u
     values: Array  # eigenvalues of Tᵀ diag(G) T
     vectors: Array
-    right: Array  # −Tᵀ Y of this outer round
+    right: Array  # −Tᵀ Y of this outer round; under privacy Y itself
     factor: float = 0.0
     union_rho: float = 0.0
     inner: int = 0
@@ -269,7 +273,8 @@ def client_start(setup: PartSetup, options: Admm) -> AdmmState:
     assert isinstance(setup.model, LinearModel)
     theta = setup.model.initial()
     zero = np.zeros_like(theta)
-    spectrum = Spectrum.of(setup.model.gram(setup.multiplicity))
+    gram = np.zeros((0, 0)) if setup.is_private else setup.model.gram(setup.multiplicity)
+    spectrum = Spectrum.of(gram)
     return AdmmState(Trail(theta, zero, [], []), theta, theta, zero, spectrum.values, spectrum.vectors, zero)
 
 
@@ -291,7 +296,12 @@ def client_step(
         state = replace(state, trail=state.trail.moved(message.coefficients, options.memory))
     if isinstance(message, Move):
         return state, Done()
-    right = -setup.model.gradient(state.iterate, message.signal)
+    right = message.signal if setup.is_private else -setup.model.gradient(state.iterate, message.signal)
+    if setup.clients == 1 and setup.is_private:
+        noisy = _local(
+            setup, replace(state, right=right, factor=message.factor), setup.l2, np.zeros_like(state.iterate)
+        )
+        return _predicted(setup, options, state, noisy)
     if setup.clients == 1:
         ridge = setup.joined_rows * setup.l2
         iterate = Spectrum(state.values, state.vectors).solve(message.factor, ridge, right)
@@ -317,10 +327,21 @@ def _agreed(setup: PartSetup, options: Admm, state: AdmmState, agreed: Array) ->
 
 def _proposed(setup: PartSetup, state: AdmmState) -> tuple[AdmmState, Answer]:
     """θ_q = argmin (1/N) l_q(θ) + ρ_u/2 ‖θ − w + u_q‖²; θ_q + u_q is sent."""
+    if setup.is_private:
+        noisy = _local(setup, state, state.union_rho, state.consensus - state.gap)
+        return msgspec.structs.replace(state, iterate=noisy), Partial(values=[noisy + state.gap])
     right = state.right / setup.joined_rows + state.union_rho * (state.consensus - state.gap)
     spectrum = Spectrum(state.values, state.vectors)
     iterate = spectrum.solve(state.factor / setup.joined_rows, state.union_rho, right)
     return msgspec.structs.replace(state, iterate=iterate), Partial(values=[iterate + state.gap])
+
+
+def _local(setup: PartSetup, state: AdmmState, weight: float, centre: Array) -> Array:
+    """The θ-step by clipped and noised gradients (private.py); the proximal term comes after the noise."""
+    assert setup.private is not None
+    quadratic = state.factor * setup.multiplicity
+    step = LocalStep(setup.model, setup.private, state.right, quadratic, setup.joined_rows, weight, centre)
+    return step.solve(state.iterate)
 
 
 def _predicted(setup: PartSetup, options: Admm, state: AdmmState, iterate: Array) -> tuple[AdmmState, Answer]:

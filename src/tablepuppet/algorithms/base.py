@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.models.linear import Model
 from tablepuppet.models.losses import Loss
 from tablepuppet.transport.messages import Message, Partial, Predictions
@@ -57,6 +58,7 @@ class Problem:
     epochs: int
     batch_size: int | None
     seed: int
+    is_private: bool = False  # gradients are noisy: batches are Poisson samples, and nothing else may look at features
     is_linear: bool = True  # whether every block is h = Tθ
     has_intercept: bool = True
 
@@ -136,6 +138,12 @@ class PartSetup:
     joined_rows: int  # N
     l2: float
     seed: int = 0
+    private: PrivateGradient | None = None  # where gradients are clipped and noised, or predictions are
+
+    @property
+    def is_private(self) -> bool:
+        """Whether nothing but clipped and noised gradients may shape θ."""
+        return self.private is not None and self.private.clips
 
 
 Answer = Predictions | Partial

@@ -16,9 +16,11 @@ from tablepuppet.transport.messages import AdmmUpdate, Combined, Done, Move, New
 def start(setup: PartSetup, options: Options) -> tuple[Any, float]:
     """The half's first state, and one figure that the server half wants to know of it."""
     if isinstance(options, Sgd):
-        return sgd.client_start(setup, options), 0.0 if isinstance(setup.model, LinearModel) else sensitivity(setup)
+        is_told = isinstance(setup.model, LinearModel) or setup.is_private
+        return sgd.client_start(setup, options), 0.0 if is_told else sensitivity(setup)
     if isinstance(options, Admm):
-        return admm.client_start(setup, options), admm.mean_curvature(setup)
+        curvature = 1.0 if setup.is_private else admm.mean_curvature(setup)
+        return admm.client_start(setup, options), curvature
     if isinstance(options, Newton):
         state = newton.client_start(setup, options)
         return state, float(len(state.trail.constants) > 0)

@@ -30,7 +30,9 @@ from tablepuppet.algorithms.base import (
 )
 from tablepuppet.algorithms.optimizers import Moments, clipped, descend, scheduled
 from tablepuppet.algorithms.options import Sgd
+from tablepuppet.algorithms.subspace import Tracker
 from tablepuppet.models.losses import Loss
+from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.transport.messages import Combined, Partial, Predictions, SgdUpdate
 
 
@@ -61,7 +63,11 @@ def client_step(
     if isinstance(message, SgdUpdate):
         if message.signal is not None:
             drawn = state.moments.step  # the masks under which this batch was predicted
-            gradient = setup.model.gradient(state.theta, message.signal, state.rows, drawn) / message.count
+            if setup.private is None:
+                total = setup.model.gradient(state.theta, message.signal, state.rows, drawn)
+            else:
+                total = setup.private.gradient(setup.model, state.theta, message.signal, state.rows, drawn)
+            gradient = total / message.count
             state = msgspec.structs.replace(state, rows=message.next_rows, learning_rate=message.learning_rate)
             if setup.clients > 1:
                 return state, Partial(values=[gradient])
@@ -99,6 +105,7 @@ class SgdServer:
         self._learning_rate = self._peak = self.options.learning_rate or 0.0
         self._batch: tuple[Any, list[RowNumbers] | None] = (joined, None)
         self._values: list[Array] = []
+        self._generator = secure_generator()
 
     @property
     def intercept(self) -> Array:
@@ -121,6 +128,11 @@ class SgdServer:
             bound = self.problem.loss.bound * (1.0 + 1.1 * sum(figures)) + self.problem.l2
             adaptive = 0.05 if self.problem.is_linear else 0.01
             self._peak = 1.0 / bound if self.options.optimizer == "sgd" else adaptive
+        if self.problem.is_private and self.problem.has_intercept:
+            # The best constant for the labels alone: it looks at no feature, and stays.
+            tracker = Tracker(self.problem, 0, wants_curvature=False)
+            tracker.begin(self.problem.zeros(), [False] * self.problem.blocks)
+            self._intercept = tracker.intercept
         self._batch = self._next_batch()
         self._values = predictions
 
@@ -134,7 +146,7 @@ class SgdServer:
         self._learning_rate = scheduled(
             self._peak, self._step, self.rounds_per_epoch(), self.problem.epochs, self.options
         )
-        if self.problem.has_intercept:
+        if self.problem.has_intercept and not self.problem.is_private:
             gradient = clipped(done.sums["residual"] / joined.rows, self.options.clip_norm)
             free = msgspec.structs.replace(self.options, weight_decay=0.0)
             self._intercept, self._moments = descend(
@@ -142,7 +154,8 @@ class SgdServer:
             )
         self._step += 1
         self._batch = self._next_batch()
-        return self._updates(done.signals[0], rows, joined.rows)
+        # Under privacy a sum is divided by what a batch holds on average: how many rows it drew is theirs to hide.
+        return self._updates(done.signals[0], rows, self._size if self.problem.is_private else joined.rows)
 
     def _updates(self, signals: list[Array] | None, rows: list[RowNumbers] | None, count: int) -> list[BlockUpdate]:
         """Y of the batch that was, and the rows of the batch that comes."""
@@ -160,9 +173,17 @@ class SgdServer:
         ]
 
     def _next_batch(self) -> tuple[Any, list[RowNumbers] | None]:
-        """Joined rows without replacement within an epoch: a permutation from (seed, epoch)."""
+        """Joined rows without replacement within an epoch: a permutation from (seed, epoch).
+
+        Under privacy, a Poisson sample: each joined row independently, and so that nobody outside can know it.
+        """
         if self._is_full:
             return self.problem.joined, None
+        if self.problem.is_private:
+            size = int(self._generator.binomial(self.problem.joined.rows, self._size / self.problem.joined.rows))
+            drawn = self._generator.choice(self.problem.joined.rows, size, replace=False, shuffle=False)
+            batch, rows = self.problem.joined.take(np.sort(drawn))
+            return batch, rows
         epoch, place = divmod(self._step, self.rounds_per_epoch())
         if self._epoch_order[0] != epoch:
             order = np.random.default_rng((self.problem.seed, epoch)).permutation(self.problem.joined.rows)

@@ -42,7 +42,12 @@ def run_centralized(plan: Plan, link: Link, job_id: str, on_round: OnRound | Non
 
     borders = np.cumsum([0, *(t.shape[1] for t, _ in tables)])
     thetas = [best.theta[a:b] for a, b in itertools.pairwise(borders)]
-    given: dict[str, Any] = {"loss": plan.loss, "intercept": best.intercept, "wants_auc": True}
+    given: dict[str, Any] = {
+        "loss": plan.loss,
+        "intercept": best.intercept,
+        "wants_auc": True,
+        "channel": mapping.label.channel,
+    }
     _, on_train = measure(train, [t @ w for (t, _), w in zip(tables, thetas, strict=True)], **given)
     _, on_test = measure(mapping.test, [t @ w for (_, t), w in zip(tables, thetas, strict=True)], **given)
     metrics = {"train": on_train, "test": on_test}

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import numpy as np
 
-from tablepuppet.errors import TransportError
+from tablepuppet.errors import PrivacyError, TransportError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import Part, TableMapping
 from tablepuppet.operators.union import UnionOperator
 from tablepuppet.plan.plan import Plan
 from tablepuppet.tables.encoding import encoder, merge
 from tablepuppet.tables.features import encoded_width
+from tablepuppet.tables.statistics import Statistics
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import Encoded, EncodeFeatures, Encoder, FeatureStatistics, Message, OpenPart
+from tablepuppet.transport.messages import (
+    CategoryStatistics,
+    Encoded,
+    EncodeFeatures,
+    Encoder,
+    FeatureStatistics,
+    Message,
+    NumberEncoder,
+    OpenPart,
+)
+
+
+def private_encoder(statistics: Statistics, name: str, bounds: Mapping[str, tuple[float, float]], job: Job) -> Encoder:
+    """An encoder that no number in the data has shaped: public bounds become ±1, and a missing number the middle.
+
+    Which categories a string has, and whether any value is missing, is taken to be public.
+    """
+    if isinstance(statistics, CategoryStatistics):
+        return encoder(statistics, job.standardize, job.max_categories)
+    known = bounds.get(name) or bounds.get(name.rpartition(".")[2])
+    ones = np.ones_like(statistics.mean)
+    if known is None and not job.standardize:
+        return NumberEncoder(mean=0 * ones, scale=ones, fill=0 * ones, has_missing=statistics.missing > 0)
+    if known is None:
+        raise PrivacyError(
+            f"feature {name} is a number, and its mean and spread would be read from the data, outside the promise of "
+            f'privacy.features; give public bounds, features = {{bounds = {{"{name}" = [low, high]}}}}, '
+            "or standardize = false"
+        )
+    low, high = known
+    middle = 0.5 * (low + high) * ones
+    return NumberEncoder(mean=middle, scale=0.5 * (high - low) * ones, fill=middle, has_missing=statistics.missing > 0)
 
 
 def agree_on_encoders(union: UnionOperator, mapping: TableMapping, job: Job) -> list[list[Encoder]]:
@@ -40,6 +73,7 @@ def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> 
             columns=list(part.columns),
             train_rows=part.train_rows,
             test_rows=part.test_rows,
+            wants_moments=job.privacy.features is None,
             multiplicity=None if (multiplicity == 1).all() else multiplicity.astype(np.int32 if fits else np.int64),
         )
 
@@ -48,7 +82,13 @@ def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> 
     for block in union.blocks:
         statistics = [cast(FeatureStatistics, opened[p.number][0]).columns for p in block]
         columns = zip(*statistics, strict=True)
-        encoders.append([encoder(merge(c), job.standardize, job.max_categories) for c in columns])
+        merged = [merge(c) for c in columns]
+        if job.privacy.features is None:
+            encoders.append([encoder(s, job.standardize, job.max_categories) for s in merged])
+        else:
+            names = mapping.bound.blocks[block[0].block].features if block else ()
+            bounds = job.privacy.features.bounds
+            encoders.append([private_encoder(s, n, bounds, job) for s, n in zip(merged, names, strict=True)])
     return encoders
 
 

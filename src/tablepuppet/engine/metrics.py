@@ -10,12 +10,18 @@ import numpy as np
 from tablepuppet.algorithms.base import Array
 from tablepuppet.mapping.joined import JoinedRows
 from tablepuppet.models.losses import Loss, Squared
+from tablepuppet.privacy.labels import Channel
 
 Metrics = dict[str, float]
 
 
-def measure_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
-    """Sums from which all metrics but the AUC follow; scores are kept where the state has room."""
+def measure_step(
+    shard: Any, *, loss: Loss, intercept: Array, channel: Channel | None
+) -> tuple[Sequence[Array], dict[str, Any]]:
+    """Sums from which all metrics but the AUC follow; scores are kept where the state has room.
+
+    Of labels that their owners made noisy, sums are estimates without bias of what the true labels would give.
+    """
     scores = shard.scores + intercept
     labels = shard.labels
     if "scores" in shard.state:
@@ -23,20 +29,29 @@ def measure_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[
     sums = {"rows": len(labels), "loss": float(loss.value(scores, labels).sum())}
     if isinstance(loss, Squared):
         error = scores[:, 0] - labels
+        squares = labels * labels
+        extra = 0.0 if channel is None else float((channel.unbiased_square(labels) - squares).sum())
         sums |= {
-            "squared": float(error @ error),
+            "squared": float(error @ error) + extra,
             "absolute": float(np.abs(error).sum()),
             "label": float(labels.sum()),
-            "label_squared": float(labels @ labels),
+            "label_squared": float(squares.sum()) + extra,
         }
     else:
         guess = scores[:, 0] > 0 if loss.outputs == 1 else scores.argmax(axis=1)
-        sums["correct"] = int(np.count_nonzero(guess == labels))
+        seen = labels if channel is None or loss.outputs > 1 else labels > 0.5
+        sums["correct"] = int(np.count_nonzero(guess == seen))
     return (), sums
 
 
 def measure(
-    joined: JoinedRows, per_row: Sequence[Array], loss: Loss, intercept: Array, *, wants_auc: bool
+    joined: JoinedRows,
+    per_row: Sequence[Array],
+    loss: Loss,
+    intercept: Array,
+    *,
+    wants_auc: bool,
+    channel: Channel | None = None,
 ) -> tuple[float, Metrics]:
     """The mean loss and the metrics of a model's predictions on some joined rows."""
     if joined.rows == 0:
@@ -44,21 +59,28 @@ def measure(
     wants_auc = wants_auc and loss.outputs == 1 and not isinstance(loss, Squared)
     if wants_auc:
         joined.allocate("scores", 1)
-    sums = joined.run(measure_step, per_row, loss=loss, intercept=intercept).sums
+    sums = joined.run(measure_step, per_row, loss=loss, intercept=intercept, channel=channel).sums
     n = sums["rows"]
     mean_loss = sums["loss"] / n
     if isinstance(loss, Squared):
         spread = sums["label_squared"] - sums["label"] ** 2 / n
         metrics = {
-            "rmse": float(np.sqrt(sums["squared"] / n)),
+            "rmse": float(np.sqrt(max(sums["squared"], 0.0) / n)),
             "mae": sums["absolute"] / n,
             "r2": 1.0 - sums["squared"] / spread if spread > 0 else 0.0,
         }
+        if channel is not None:
+            del metrics["mae"]  # the noise cannot be taken out of it
+            mean_loss = 0.5 * sums["squared"] / n
         return mean_loss, metrics
-    metrics = {"accuracy": sums["correct"] / n, "log_loss": mean_loss}
+    agreement = sums["correct"] / n
+    metrics = {"accuracy": agreement if channel is None else channel.accuracy(agreement), "log_loss": mean_loss}
     if wants_auc:
         scores = joined.state.pop("scores")[:, 0]
-        metrics["auc"] = area_under_curve(scores, joined.joined_labels())
+        labels = joined.joined_labels()
+        metrics["auc"] = area_under_curve(scores, labels)
+        if channel is not None:
+            metrics["auc"] = channel.auc(metrics["auc"], float((labels > 0.5).mean()))
     return mean_loss, metrics
 
 

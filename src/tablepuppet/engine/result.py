@@ -19,6 +19,7 @@ from tablepuppet.models.neural import load_parameters
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, Model, describe_use
 from tablepuppet.prediction.saved import save
+from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.report import record_of, to_json, write_history, write_report
 from tablepuppet.tables.features import encoded_width, names
 from tablepuppet.transport.messages import CategoryEncoder, Encoder, NumberEncoder
@@ -76,6 +77,7 @@ class Result:
     blocks: tuple[BlockModel, ...]
     encoded_intercept: Array
     classes: tuple[str | float | bool, ...]
+    privacy: Ledger = field(default_factory=Ledger)  # what was spent, of which table, towards whom
     builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules
 
     def module(self, block: str) -> torch.nn.Module:

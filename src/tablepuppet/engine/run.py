@@ -25,7 +25,9 @@ from tablepuppet.mapping.mapping import Part
 from tablepuppet.operators.join import JoinOperator
 from tablepuppet.operators.union import UnionOperator
 from tablepuppet.plan.plan import Plan
+from tablepuppet.plan.private import PrivatePlan, check_exposure, plan_privacy
 from tablepuppet.prediction.model import BlockModel, mean_contribution
+from tablepuppet.tables.features import encoded_width
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import (
     Encoder,
@@ -45,8 +47,11 @@ OnRound = Callable[[RoundEvent], None]
 def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
     """Trains the plan's model."""
     mapping, job = plan.training_mapping, plan.job
+    private = plan_privacy(job, mapping, plan.loss)
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs)
     encoders = agree_on_encoders(union, mapping, job)
+    widths = [sum(encoded_width(encoder) for encoder in block) for block in encoders]
+    check_exposure(job, mapping, widths, plan.loss.outputs)
     problem = Problem(
         loss=plan.loss,
         l2=job.l2,
@@ -57,10 +62,11 @@ def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) ->
         epochs=job.epochs,
         batch_size=job.batch_size,
         seed=job.seed,
+        is_private=private.is_noisy,
         is_linear=job.spec.is_linear,
         has_intercept=job.has_intercept,
     )
-    training = _Training(plan, union, problem, make_server(job.options, problem), on_round)
+    training = _Training(plan, union, problem, make_server(job.options, problem), on_round, private)
     training.start()
     training.loop()
     return training.finish(encoders)
@@ -75,10 +81,12 @@ class _Training:
     problem: Problem
     server: Server
     on_round: OnRound | None
+    private: PrivatePlan
 
     def __post_init__(self) -> None:
         self.history: list[EpochRecord] = []
         self.contributions: list[Array] = []  # each block's h of its train rows, at the last evaluation
+        self.rounds = 0
         self.began = time.perf_counter()
 
     def start(self) -> None:
@@ -98,6 +106,7 @@ class _Training:
                 joined_rows=problem.joined.rows,
                 l2=job.l2,
                 seed=job.seed,
+                privacy=self.private.gradients[part.block],
             )
 
         started = self.union.ask(start_part, "setup")
@@ -110,7 +119,9 @@ class _Training:
                 predictions[part.block][part.train] = answer.values
         options = job.options
         is_plain = isinstance(options, Sgd) and options.optimizer == "sgd" and options.learning_rate is None
-        if is_plain and problem.is_linear:
+        if problem.is_private:  # what bounds the curvature without a look at the data: every |x| is at most 1
+            figures = [float(len(block.features)) for block in self.plan.mapping.bound.blocks]
+        elif is_plain and problem.is_linear:
             widths = [cast(Started, started[b[0].number][0]).width if b else 0 for b in self.union.blocks]
             figures = [c / problem.joined.rows for c in self.union.largest_curvatures(widths)]
         self.server.begin(predictions, figures)
@@ -124,8 +135,12 @@ class _Training:
         total = rounds * self.plan.job.epochs
         for epoch in range(1, self.plan.job.epochs + 1):
             for step in range(1, rounds + 1):
+                if self.rounds == self.private.rounds:
+                    return  # the budget is spent
                 join.round()
-                record = self.record(epoch) if step == rounds else None
+                self.rounds += 1
+                is_last = step == rounds or self.rounds == self.private.rounds
+                record = self.record(epoch) if is_last else None
                 if self.on_round is not None:
                     self.on_round(RoundEvent(epoch, (epoch - 1) * rounds + step, total, record))
             if self.server.is_converged() or self._is_flat():
@@ -189,7 +204,11 @@ class _Training:
                     train[part.block][part.train] = values
             penalty += answers[block[0].number].norm if block else 0.0
         self.contributions = train
-        given: dict[str, Any] = {"loss": self.problem.loss, "intercept": server.intercept}
+        given: dict[str, Any] = {
+            "loss": self.problem.loss,
+            "intercept": server.intercept,
+            "channel": mapping.label.channel,
+        }
         loss, on_train = measure(mapping.train, train, wants_auc=is_last, **given)
         _, on_test = measure(mapping.test, test, wants_auc=True, **given)
         return loss + 0.5 * self.plan.job.l2 * penalty, {"train": on_train, "test": on_test}
@@ -224,4 +243,5 @@ class _Training:
             blocks=tuple(blocks),
             encoded_intercept=self.server.intercept,
             classes=self.plan.mapping.label.classes,
+            privacy=self.private.spent(self.rounds),
         )

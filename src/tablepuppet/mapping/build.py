@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import MappingError
+from tablepuppet.mapping.cap import within_cap
 from tablepuppet.mapping.join import BYTES_PER_JOINED_ROW, ScanKeys, join_branch
 from tablepuppet.mapping.joined import JoinedRows, RowIndex
 from tablepuppet.mapping.keys import gather_keys
 from tablepuppet.mapping.labels import LabelSpace, Task, read_labels
 from tablepuppet.mapping.mapping import Fit, Part, TableMapping
-from tablepuppet.privacy.options import KeyMode
+from tablepuppet.privacy.options import Privacy
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import RowNumbers
 
@@ -33,16 +34,17 @@ def map_tables(
     seed: int = 0,
     test_fraction: float = 0.15,
     max_joined_rows: int | None = None,
-    tokens: KeyMode = "hmac",
+    privacy: Privacy | None = None,
 ) -> TableMapping:
     """The table mapping of a bound query."""
+    privacy = privacy or Privacy()
     limit = max_joined_rows if max_joined_rows is not None else default_limit()
-    keys, client_rows = gather_keys(bound, link, job, tokens, seed)
+    keys, client_rows = gather_keys(bound, link, job, privacy.keys, seed)
     branches = []
     for branch in bound.branches:
         branches.append(join_branch(bound, branch, keys, limit))
         limit -= len(branches[-1][0])
-    labels = read_labels(bound, link, job, task, client_rows, seed, test_fraction)
+    labels = read_labels(bound, link, job, task, client_rows, seed, test_fraction, privacy.label)
 
     label_rows = np.concatenate(
         [
@@ -56,13 +58,15 @@ def map_tables(
         raise MappingError(
             f"all {len(is_test)} joined rows fell on the test side; lower test_fraction or bring more rows"
         )
-    sides = (np.flatnonzero(~is_test), np.flatnonzero(is_test))
+    spreads = [block_rows(bound, block, branches, client_rows) for block in bound.blocks]
+    train_rows = np.flatnonzero(~is_test)
+    kept = _within_cap(train_rows, bound, [spread for spread, _ in spreads], privacy, seed)
+    sides = (kept, np.flatnonzero(is_test))
 
     parts: list[Part] = []
     indices: tuple[list[RowIndex], list[RowIndex]] = ([], [])
     multiplicity: list[NDArray[np.int64]] = []
-    for number, block in enumerate(bound.blocks):
-        spread, places = block_rows(bound, block, branches, client_rows)
+    for number, (spread, places) in enumerate(spreads):
         train, test = (active_rows(spread, side, places[-1][3]) for side in sides)
         indices[0].append(train[0])
         indices[1].append(test[0])
@@ -72,9 +76,21 @@ def map_tables(
     for side, index in zip(sides, indices, strict=True):
         rows, active, _ = active_rows(label_rows, side, len(labels.values))
         joined.append(JoinedRows(len(side), tuple(index), rows, labels.values[active]))
-    return TableMapping(
-        bound, labels.info, _fits(bound, branches, keys), tuple(parts), tuple(multiplicity), joined[0], joined[1]
-    )
+    fits = _fits(bound, branches, keys)
+    dropped = len(train_rows) - len(kept)
+    return TableMapping(bound, labels.info, fits, tuple(parts), tuple(multiplicity), joined[0], joined[1], dropped)
+
+
+def _within_cap(
+    train: NDArray[np.int64], bound: BoundQuery, spreads: Sequence[RowNumbers], privacy: Privacy, seed: int
+) -> NDArray[np.int64]:
+    """The joined training rows that the caps on multiplicity leave."""
+    if privacy.features is None:
+        return train
+    caps = [privacy.features.cap_of(block.table) for block in bound.blocks]
+    if not any(caps):
+        return train
+    return train[within_cap([spread[train] for spread in spreads], caps, seed)]
 
 
 Place = tuple[str, int, tuple[int, ...], int]  # client, scan, columns, end of its rows in the block

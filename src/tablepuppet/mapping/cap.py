@@ -32,5 +32,7 @@ def within_cap(blocks: Sequence[RowNumbers], caps: Sequence[int | None], seed: i
         grouped = base[order]
         first = np.flatnonzero(np.concatenate([[True], grouped[1:] != grouped[:-1]])) if len(grouped) else grouped
         rank = np.arange(len(grouped)) - np.repeat(first, np.diff(np.append(first, len(grouped))))
-        kept = kept[order[(rank < cap) | (grouped < 0)]]
+        stays = np.zeros(len(kept), np.bool_)
+        stays[order[(rank < cap) | (grouped < 0)]] = True
+        kept = kept[stays]
     return np.sort(kept)

@@ -7,7 +7,7 @@ rows of every distinct label column, clients one after the other) and each row's
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import numpy as np
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.mapping import LabelInfo
+from tablepuppet.privacy.labels import channel_of
+from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import Array, DescribeLabels, Labels, LabelSummary, SendLabels
 
@@ -40,6 +42,7 @@ def read_labels(
     client_rows: Sequence[dict[str, int]],
     seed: int,
     test_fraction: float,
+    privacy: LabelPrivacy | None = None,
 ) -> LabelSpace:
     """Two rounds: which classes are there, then the labels as class numbers or numbers.
 
@@ -49,21 +52,32 @@ def read_labels(
     owners = [(scan, column, client) for scan, column in columns for client in bound.scans[scan].clients]
     ask: dict[str, list[DescribeLabels]] = {}
     for scan, column, client in owners:
-        ask.setdefault(client, []).append(DescribeLabels(job=job, scan=scan, column=column))
+        ask.setdefault(client, []).append(
+            DescribeLabels(job=job, scan=scan, column=column, wants_classes=task != "number")
+        )
     summaries = [cast(LabelSummary, m) for ms in link.ask(ask).values() for m in ms]
     info = _agree(summaries, task, bound.label)
 
+    classes = None if info.kind == "number" else [float(c) if isinstance(c, bool) else c for c in info.classes]
+    if privacy is not None:
+        info = replace(info, channel=channel_of(privacy, None if classes is None else len(classes)))
     requests: dict[str, list[SendLabels]] = {}
     offsets: dict[tuple[int, int], int] = {}
     starts: list[int] = []
     total = 0
-    classes = None if info.kind == "number" else [float(c) if isinstance(c, bool) else c for c in info.classes]
     for scan, column, client in owners:
         offsets.setdefault((scan, column), total)
         starts.append(total)
         requests.setdefault(client, []).append(
             SendLabels(
-                job=job, scan=scan, column=column, classes=classes, offset=total, seed=seed, test_fraction=test_fraction
+                job=job,
+                scan=scan,
+                column=column,
+                classes=classes,
+                offset=total,
+                seed=seed,
+                test_fraction=test_fraction,
+                privacy=privacy,
             )
         )
         total += client_rows[scan][client]

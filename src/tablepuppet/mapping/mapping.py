@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.mapping.joined import JoinedRows
+from tablepuppet.privacy.labels import Channel
 from tablepuppet.transport.messages import RowNumbers
 
 
@@ -52,6 +53,7 @@ class LabelInfo:
 
     kind: Literal["number", "class"]
     classes: tuple[str | float | bool, ...] = ()
+    channel: Channel | None = None  # what their owners did to the labels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +67,7 @@ class TableMapping:
     multiplicity: tuple[NDArray[np.int64], ...]  # G_i of the train rows
     train: JoinedRows
     test: JoinedRows
+    dropped: int = 0  # joined training rows beyond the cap on multiplicity
 
     @property
     def joined_rows(self) -> int:

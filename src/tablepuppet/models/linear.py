@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.privacy.gaussian import clip_scale
 from tablepuppet.tables.features import Features
 
 Array = NDArray[np.float64]
@@ -30,6 +31,11 @@ class Model(Protocol):
     def gradient(self, theta: Array, signal: Array, rows: Rows | None = None, draw: int | None = None) -> Array:
         """Σ_k (∂h_k/∂θ)ᵀ Y_k over some (or all) train rows."""
 
+    def clipped_gradient(
+        self, theta: Array, signal: Array, clip: float, rows: Rows | None = None, draw: int | None = None
+    ) -> Array:
+        """The same sum, each row's summand scaled down to a norm of at most `clip`."""
+
     def predict_test(self, theta: Array) -> Array:
         """h of the test rows."""
 
@@ -41,6 +47,7 @@ class LinearModel:
     train: Features
     test: Features
     outputs: int
+    norms: Array | None = None  # ‖x_k‖ of the train rows, where gradients are clipped
 
     def initial(self) -> Array:
         return np.zeros((self.train.width, self.outputs))
@@ -54,6 +61,13 @@ class LinearModel:
 
     def gradient(self, theta: Array, signal: Array, rows: Rows | None = None, draw: int | None = None) -> Array:
         return self.train.transpose_dot(signal, rows)
+
+    def clipped_gradient(
+        self, theta: Array, signal: Array, clip: float, rows: Rows | None = None, draw: int | None = None
+    ) -> Array:
+        norms = self.norms if self.norms is not None else self.train.row_norms()
+        scale = clip_scale(signal, norms if rows is None else norms[rows], clip)
+        return self.train.transpose_dot(signal * scale[:, None], rows)
 
     def predict_test(self, theta: Array) -> Array:
         return self.test.dot(theta)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import TransportError
+from tablepuppet.models.ghost import clipped_sums
 from tablepuppet.models.inputs import Inputs
 from tablepuppet.models.linear import Array, Rows
 from tablepuppet.models.modules import need_torch, torch_random
@@ -98,6 +99,25 @@ class NeuralModel:
             for place, chunk in self._chunks(self.train, rows):
                 out = self._forward(self.train, self.exists[0], flat, chunk)
                 total += torch.autograd.grad(out, flat, given[place])[0]
+        return np.asarray(total.numpy())
+
+    def clipped_gradient(
+        self, theta: Array, signal: Array, clip: float, rows: Rows | None = None, draw: int | None = None
+    ) -> Array:
+        """The same sum, each row's summand scaled down to a norm of at most `clip` (ghost.py)."""
+        torch = need_torch()
+        flat = self._flat(theta)
+        pieces = zip(torch.split(flat, self._sizes), self._shapes, strict=True)
+        parameters = {name: p.view(shape) for name, (p, shape) in zip(self._names, pieces, strict=True)}
+        total = torch.zeros_like(flat)
+        given = torch.tensor(np.asarray(signal, theta.dtype))
+        with self._mode(draw):
+            for place, chunk in self._chunks(self.train, rows):
+                weighted = given[place]
+                if self.exists[0] is not None:
+                    weighted = weighted * torch.from_numpy(self.exists[0])[chunk][:, None]
+                sums = clipped_sums(self.module, parameters, self.train.matrix(chunk), weighted, clip)
+                total += torch.cat([s.reshape(-1) for s in sums])
         return np.asarray(total.numpy())
 
     def step_gradient(self, theta: Array, signal: Array, quadratic: Array, rows: Rows) -> Array:

@@ -8,26 +8,31 @@ send (the paper's three functions) are one call: a frame in, a frame out.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms import clients as halves
 from tablepuppet.algorithms.base import PartSetup
+from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.errors import JobError, PolicyError, TablePuppetError, TransportError
 from tablepuppet.models.linear import LinearModel, Model
 from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.encoding import encode as encode_features
 from tablepuppet.tables.features import Features
-from tablepuppet.tables.labels import describe_labels, read_labels
-from tablepuppet.tables.statistics import statistics
+from tablepuppet.tables.labels import LabelNoise, describe_labels, read_labels
+from tablepuppet.tables.statistics import statistics, without_moments
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.tables.tokens import job_key, key_of, tokens
 from tablepuppet.transport import messages as m
@@ -61,6 +66,7 @@ class Client:
     may_reveal: bool = False  # whether the centralised baseline may pool encoded features
     modules: dict[str, Builder] = field(default_factory=dict)  # builders of torch modules that jobs may name
     key: bytes | None = field(default=None, repr=False)  # shared by the clients, never with the server
+    secret: bytes = field(default_factory=partial(secrets.token_bytes, 32), repr=False)  # this owner's own
     order_key: bytes | None = field(default=None, repr=False)  # for the order of rows; None: the same key
     _parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
 
@@ -131,12 +137,18 @@ class Client:
         return bits if wanted.is_shared else None
 
     def describe_labels(self, request: m.DescribeLabels) -> m.Message:
-        return describe_labels(*self._column(request.job, request.scan, request.column))
+        column, info = self._column(request.job, request.scan, request.column)
+        return describe_labels(column, info, request.wants_classes)
 
     def send_labels(self, request: m.SendLabels) -> m.Message:
         column, info = self._column(request.job, request.scan, request.column)
         order = self.tables.order(request.job, request.scan)
-        return read_labels(column, info, request.classes, request.offset, request.seed, request.test_fraction, order)
+        noise = None
+        if request.privacy is not None:
+            name = f"{self.tables.name(request.job, request.scan)} {info.name}"
+            noise = LabelNoise(request.privacy, self.secret, name)
+        given = (request.classes, request.offset, request.seed, request.test_fraction)
+        return read_labels(column, info, *given, order, noise)
 
     def _column(self, job: str, scan: int, column: int) -> tuple[pa.ChunkedArray, m.ColumnInfo]:
         table = self.tables.scan(job, scan)
@@ -148,9 +160,8 @@ class Client:
         self._parts[request.job, request.part] = _Part(request)
         columns = [self._column(request.job, request.scan, c) for c in request.columns]
         weights = None if request.multiplicity is None else request.multiplicity.astype(np.float64)
-        return m.FeatureStatistics(
-            columns=[statistics(column, info, request.train_rows, weights) for column, info in columns]
-        )
+        found = [statistics(column, info, request.train_rows, weights) for column, info in columns]
+        return m.FeatureStatistics(columns=found if request.wants_moments else [without_moments(s) for s in found])
 
     def encode_features(self, request: m.EncodeFeatures) -> m.Message:
         part = self._part(request)
@@ -188,6 +199,7 @@ class Client:
             joined_rows=request.joined_rows,
             l2=request.l2,
             seed=request.seed,
+            private=None if request.privacy is None else PrivateGradient(request.privacy, secure_generator()),
         )
         part.state, figure = halves.start(part.setup, part.options)
         values = None if request.model.is_linear else model.predict(part.state.theta, None, 0)
@@ -198,7 +210,8 @@ class Client:
         assert part.train is not None
         assert part.test is not None
         if spec.is_linear:
-            return LinearModel(part.train, part.test, request.outputs)
+            clips = request.privacy is not None and request.privacy.clips
+            return LinearModel(part.train, part.test, request.outputs, part.train.row_norms() if clips else None)
         module = self._module(spec, part.train.width, request.outputs, request.name, request.seed + request.block)
         train = np.zeros(part.train.rows, np.bool_) if opened.train_rows is None else opened.train_rows < 0
         missing = (train, opened.test_rows < 0)
@@ -216,6 +229,8 @@ class Client:
 
     def multiply_gram(self, request: m.MultiplyGram) -> m.Message:
         setup = self._started(request).setup
+        if setup is not None and setup.is_private:
+            raise PolicyError("exact second moments are not sent while gradients are private")
         if setup is None or not isinstance(setup.model, LinearModel):
             raise TransportError("only a linear model has a Gram matrix")
         return m.Partial(values=[setup.model.train.gram_product(setup.multiplicity, request.vector)])
@@ -224,15 +239,21 @@ class Client:
         part = self._started(request)
         assert part.setup is not None
         part.state, answer = halves.step(part.setup, part.options, part.state, request)
+        if part.setup.private is not None and isinstance(answer, m.Predictions):
+            return replace(answer, values=part.setup.private.shown(answer.values))
         return answer
 
     def evaluate(self, request: m.Evaluate) -> m.Message:
         part = self._started(request)
         assert part.setup is not None
         theta, model = part.state.theta, part.setup.model
+        private = part.setup.private
+        test, train = model.predict_test(theta), model.predict(theta) if request.train else None
+        if private is not None:
+            test, train = private.shown(test), None if train is None else private.shown(train)
         return m.Evaluation(
-            test=model.predict_test(theta),
-            train=model.predict(theta) if request.train else None,
+            test=test,
+            train=train,
             norm=float(np.vdot(theta, theta)),
         )
 

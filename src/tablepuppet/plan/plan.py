@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
@@ -22,6 +22,7 @@ from tablepuppet.plan.document import document
 from tablepuppet.plan.explain import render
 from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
 from tablepuppet.plan.memory import client_memory, server_memory
+from tablepuppet.plan.private import blinded
 from tablepuppet.plan.shape import Shape, shape_of
 from tablepuppet.transport.meter import Account
 
@@ -115,8 +116,20 @@ def make_plan(mapping: TableMapping, job: Job) -> Plan:
         raise JobError("there are no training rows; lower test_fraction or bring more rows")
     if job.model == "auto":
         job = msgspec.structs.replace(job, model=_model_for(mapping))
+    job = blinded(job)
+    loss = _loss(job, mapping)
+    mapping = _unbiased(mapping, loss)
     training = expanded(mapping) if job.is_expanded else mapping
-    return Plan(job, mapping, training, _loss(job, mapping))
+    return Plan(job, mapping, training, loss)
+
+
+def _unbiased(mapping: TableMapping, loss: Loss) -> TableMapping:
+    """Labels that their owners made noisy, with the bias taken out; softmax knows the noise itself."""
+    channel = mapping.label.channel
+    if channel is None or isinstance(loss, Softmax):
+        return mapping
+    train, test = (replace(side, labels=channel.unbiased(side.labels)) for side in (mapping.train, mapping.test))
+    return replace(mapping, train=train, test=test)
 
 
 def _model_for(mapping: TableMapping) -> str:
@@ -136,9 +149,11 @@ def _loss(job: Job, mapping: TableMapping) -> Loss:
         return Squared()
     classes = len(mapping.label.classes)
     is_binary = job.loss_name == "logistic" or (job.loss_name != "softmax" and classes == 2)
+    channel = mapping.label.channel
+    targets = None if channel is None else channel.targets(classes)
     if mapping.train.rows < COMPILED_FROM:
-        return Logistic() if is_binary else Softmax(classes)
+        return Logistic() if is_binary else Softmax(classes, targets)
     # Loading the compiler's runtime costs a third of a second and 100 MB: only where that is won back.
     from tablepuppet.models.compiled import CompiledLogistic, CompiledSoftmax
 
-    return CompiledLogistic() if is_binary else CompiledSoftmax(classes)
+    return CompiledLogistic() if is_binary else CompiledSoftmax(classes, targets)

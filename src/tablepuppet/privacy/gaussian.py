@@ -20,13 +20,18 @@ Array = NDArray[np.float64]
 class GradientPrivacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a client does to every gradient of its part before anything depends on it."""
 
-    clip: float  # C
+    clip: float  # C; 0: gradients are neither clipped nor noised
     noise: float  # σ, in units of C
     steps: int = 1  # local steps of a θ-step of admm
     rate: float = 1.0  # Poisson rate of base rows in a local step of admm
     learning_rate: float = 0.0  # of a local step of admm
     prediction_bound: float = 0.0  # H: predictions are clipped to it; 0: they are sent as they are
     prediction_noise: float = 0.0  # standard deviation of what is added to each
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped and noised; otherwise only predictions are."""
+        return self.clip > 0
 
 
 def clip_scale(signal: Array, row_norms: Array, clip: float) -> Array:

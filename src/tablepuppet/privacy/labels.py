@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """What happened to labels: classes (or bins, at `points`) went through randomised response, or numbers got noise."""
+    """What happened to labels: randomised response on classes (or bins, at `points`), or noise on numbers."""
 
     truth: float  # p
     other: float  # q
@@ -59,6 +59,17 @@ class Channel:
     def accuracy(self, agreement: float) -> float:
         """The accuracy on the truth, estimated from how often a guess agrees with a noisy class."""
         return (agreement - self.other) / (self.truth - self.other)
+
+    def auc(self, area: float, positives: float) -> float:
+        """The area under the curve on true labels, from that on noisy ones, of which a share is positive.
+
+        Menon et al. (2015): noise in both classes shrinks the area towards ½ by 1 − P(0|noisy 1) − P(1|noisy 0).
+        """
+        share = min(max((positives - self.other) / (self.truth - self.other), 0.0), 1.0)
+        if not 0.0 < positives < 1.0:
+            return area
+        shrink = 1.0 - (1.0 - share) * self.other / positives - share * self.other / (1.0 - positives)
+        return 0.5 + (area - 0.5) / shrink if shrink > 0 else area
 
 
 def channel_of(privacy: LabelPrivacy, classes: int | None) -> Channel:

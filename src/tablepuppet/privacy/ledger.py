@@ -6,6 +6,7 @@ and a refusal where a budget would be overdrawn. An ε never stands without unit
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import msgspec
@@ -35,7 +36,9 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def __post_init__(self) -> None:
         if self.rate < 1.0 and self.sampling == "none":
-            raise PrivacyError("only Poisson sampling amplifies privacy: fixed or shuffled batches are accounted in full")
+            raise PrivacyError(
+                "only Poisson sampling amplifies privacy: fixed or shuffled batches are accounted in full"
+            )
 
     def spent(self) -> float:
         """ε."""
@@ -71,13 +74,15 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def epsilon(self, what: str, table: str, observer: str) -> float:
         """ε of one kind of release about a table towards an observer; 0: nothing is released to it."""
-        found = [r for r in self.releases if (r.what, r.table) == (what, table) and r.observer in (observer, "everyone")]
+        found = [
+            r for r in self.releases if (r.what, r.table) == (what, table) and r.observer in (observer, "everyone")
+        ]
         return max((r.spent() for r in found), default=0.0)
 
-    def after(self, fraction_of_steps: dict[str, int]) -> Ledger:
-        """The ledger of what has been spent: `steps` taken so far, by table."""
+    def after(self, share: float) -> Ledger:
+        """The ledger of what has been spent, after a share of all planned steps; labels are spent at once."""
         taken = [
-            r if r.epsilon is not None else msgspec.structs.replace(r, steps=fraction_of_steps.get(r.table, r.steps))
+            r if r.epsilon is not None else msgspec.structs.replace(r, steps=math.ceil(share * r.steps - 1e-9))
             for r in self.releases
         ]
         return Ledger(tuple(taken))
@@ -107,8 +112,8 @@ def check_budget(ledger: Ledger, label: float | None, features: float | None) ->
         spent = release.spent()
         if spent > limit * (1 + 1e-9):
             raise PrivacyError(
-                f"the budget of {release.what} is ε = {limit:g}, and {release.table} would spend ε = {spent:.4g} towards "
-                f"{_names(release.observer)}; take fewer epochs, a larger ε of the budget, or more noise"
+                f"the budget of {release.what} is ε = {limit:g}, and {release.table} would spend ε = {spent:.4g} "
+                f"towards {_names(release.observer)}; take fewer epochs, more noise, or a larger budget"
             )
 
 

@@ -53,7 +53,7 @@ class FeaturePrivacy(_Part, frozen=True):
 
     epsilon: float | None = None
     delta: float = 1e-5
-    clip: float = 1.0
+    clip: float | None = None  # C; None: 1 for sgd, the mean multiplicity for admm
     cap: int | dict[str, int] | None = None
     noise: float | None = None
     local_steps: int = 20  # of each θ-step of admm
@@ -66,7 +66,7 @@ class FeaturePrivacy(_Part, frozen=True):
         self._check((self.epsilon is None) != (self.noise is None), "features needs either epsilon or noise")
         self._check(self.epsilon is None or 0 < self.epsilon <= 100, "features.epsilon must lie in (0, 100]")
         self._check(0 < self.delta < 1, "features.delta must lie in (0, 1); take less than one over the number of rows")
-        self._check(0 < self.clip < 1e300, "features.clip must be above 0")
+        self._check(self.clip is None or 0 < self.clip < 1e300, "features.clip must be above 0")
         self._check(all(c >= 1 for c in caps), "features.cap must be at least 1")
         self._check(self.noise is None or 0 < self.noise < 1e6, "features.noise must be above 0")
         self._check(self.local_steps >= 1, "features.local_steps must be at least 1")

@@ -60,6 +60,13 @@ class Features:
             out[columns] = sum_by_code(codes if rows is None else codes[rows], signal, _size(columns))
         return out
 
+    def row_norms(self) -> Array:
+        """‖x_k‖ of every row: (n,)."""
+        squares = np.einsum("kj,kj->k", self.dense, self.dense)
+        for codes in self.codes:
+            squares += codes >= 0
+        return np.asarray(np.sqrt(squares))
+
     def gram(self, weights: Array) -> Array:
         """Xᵀ diag(w) X as a dense (d, d) matrix, for d up to GRAM_LIMIT."""
         if self.width > GRAM_LIMIT:

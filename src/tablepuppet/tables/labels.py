@@ -9,6 +9,8 @@ on how the table is cut into consecutive slices among clients.
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -17,6 +19,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.errors import JobError, MappingError
+from tablepuppet.privacy.labels import privatise, uniform_numbers
+from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, numbers, strings
 from tablepuppet.transport.messages import ColumnInfo, Labels, LabelSummary
 
@@ -27,7 +31,27 @@ MAX_STRING_CLASSES = 10_000
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def describe_labels(column: pa.ChunkedArray, info: ColumnInfo) -> LabelSummary:
+@dataclass(frozen=True, slots=True)
+class LabelNoise:
+    """A mechanism and the owner's secret; `name` says which labels of which rows these are."""
+
+    privacy: LabelPrivacy
+    secret: bytes
+    name: str
+
+    def applied(self, values: Array, classes: int | None, order: NDArray[np.int64] | None) -> Array:
+        """Noisy labels. The noise belongs to a row's place at its owner, and to these labels alone: asked for again,
+        it is the same; of other labels, it is another."""
+        owned = values if order is None else np.empty_like(values)
+        if order is not None:
+            owned[order] = values
+        digest = hashlib.blake2b(owned.tobytes(), key=self.secret[:64]).hexdigest()
+        uniform = uniform_numbers(self.secret, f"{self.name} {classes} {self.privacy} {digest}", len(owned))
+        noisy = privatise(owned, self.privacy, classes, uniform)
+        return noisy if order is None else noisy[order]
+
+
+def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bool = True) -> LabelSummary:
     """The kind of the label and its distinct values (numbers: only if there are at most 1000)."""
     if info.kind in STRING_KINDS:
         distinct = pc.unique(pc.cast(column, pa.large_string())).drop_null()
@@ -43,6 +67,8 @@ def describe_labels(column: pa.ChunkedArray, info: ColumnInfo) -> LabelSummary:
     missing = int(is_missing.sum())
     if info.kind == "boolean":
         return LabelSummary(kind="boolean", classes=[0.0, 1.0], missing=missing)
+    if not wants_classes:
+        return LabelSummary(kind="number", missing=missing)
     found = np.unique(values[~is_missing])
     classes: list[str | float] = found.tolist() if len(found) <= MAX_NUMBER_CLASSES else []
     return LabelSummary(kind="number", classes=classes, missing=missing)
@@ -56,10 +82,12 @@ def read_labels(
     seed: int,
     test_fraction: float,
     order: NDArray[np.int64] | None = None,
+    noise: LabelNoise | None = None,
 ) -> Labels:
     """One label per row: its position in `classes`, or (None) the number itself; and who is a test row.
 
-    `order`: the position that each row has at its owner, where rows are shown in another order.
+    `order`: the position that each row has at its owner, where rows are shown in another order. `noise`: what is done
+    to the labels before they leave.
     """
     if classes is None:
         values = _label_numbers(column, info)
@@ -67,6 +95,8 @@ def read_labels(
         values = _string_classes(column, info, classes)
     else:
         values = _number_classes(_label_numbers(column, info), info, classes)
+    if noise is not None:
+        values = noise.applied(values, None if classes is None else len(classes), order)
     is_test = split(len(column), offset, seed, test_fraction)
     return Labels(values=values, is_test=is_test if order is None else is_test[order])
 

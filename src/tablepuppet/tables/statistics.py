@@ -43,6 +43,14 @@ def statistics(
     )
 
 
+def without_moments(statistics: Statistics) -> Statistics:
+    """How many values there are, and which categories; nothing about how large numbers are."""
+    if isinstance(statistics, CategoryStatistics):
+        return statistics
+    zeros = np.zeros_like(statistics.mean)
+    return NumberStatistics(weight=statistics.weight, missing=statistics.missing, mean=zeros, spread=zeros)
+
+
 def merge(parts: Sequence[Statistics]) -> Statistics:
     """The statistics of all parts together (Chan's parallel formula; categories sorted by code point)."""
     if all(isinstance(part, NumberStatistics) for part in parts):

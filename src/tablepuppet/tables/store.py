@@ -116,6 +116,11 @@ class ClientTables:
                     value = zlib.crc32(batch.serialize(), value)
         return value
 
+    def name(self, job: str, scan: int) -> str:
+        """What an open scan reads: its table and filter."""
+        with self._lock:
+            return self._opened(job, scan).name
+
     def columns(self, job: str, scan: int) -> list[ColumnInfo]:
         """The kinds of an open scan's columns."""
         with self._lock:

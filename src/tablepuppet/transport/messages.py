@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.options import Options
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.privacy.options import KeyMode
+from tablepuppet.privacy.gaussian import GradientPrivacy
+from tablepuppet.privacy.options import KeyMode, LabelPrivacy
 
 Array = NDArray[np.float64]
 RowNumbers = NDArray[np.signedinteger[Any]]  # int32 where it fits, else int64
@@ -119,6 +120,7 @@ class DescribeLabels(Message, frozen=True):
     job: str
     scan: int
     column: int
+    wants_classes: bool = True  # the distinct values, where they are numbers
 
 
 class LabelSummary(Message, frozen=True):
@@ -137,6 +139,7 @@ class SendLabels(Message, frozen=True):
     offset: int  # this client's first row number in the label table
     seed: int
     test_fraction: float
+    privacy: LabelPrivacy | None = None  # what the owner does to its labels before they leave
 
 
 class Labels(Message, frozen=True):
@@ -160,6 +163,7 @@ class OpenPart(Message, frozen=True):
     train_rows: RowNumbers | None  # None: all, in order
     test_rows: RowNumbers
     multiplicity: RowNumbers | None  # G of the train rows; None: all one
+    wants_moments: bool = True  # False: no mean and no spread of any number
 
 
 class NumberStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -253,6 +257,7 @@ class StartPart(Message, frozen=True):
     joined_rows: int  # N, training rows
     l2: float
     seed: int
+    privacy: GradientPrivacy | None = None
 
 
 class Started(Message, frozen=True):

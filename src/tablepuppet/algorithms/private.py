@@ -1,0 +1,68 @@
+"""Gradients under differential privacy, and the θ-step of ADMM made of them.
+
+In: a part's model, a signal per base row, and what its owner does to gradients (privacy/gaussian.py). Out: a sum over
+base rows, each clipped once whatever its multiplicity, plus noise. Penalties and proximal terms are added after the
+noise, and sums are divided by what a sample holds on average, a constant: neither depends on any row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.models.linear import Array, Model, Rows
+from tablepuppet.privacy.gaussian import GradientPrivacy, bounded, gaussian
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrivateGradient:
+    """What stands between a part's rows and everything that depends on them."""
+
+    privacy: GradientPrivacy
+    generator: np.random.Generator
+
+    def gradient(self, model: Model, theta: Array, signal: Array, rows: Rows | None, draw: int | None = None) -> Array:
+        """Σ_k clip((∂h_k/∂θ)ᵀ Y_k) + N(0, σ²C²)."""
+        if not self.privacy.clips:
+            return model.gradient(theta, signal, rows, draw)
+        total = model.clipped_gradient(theta, signal, self.privacy.clip, rows, draw)
+        return total + gaussian(total.shape, self.privacy.noise * self.privacy.clip, self.generator)
+
+    @property
+    def clips(self) -> bool:
+        return self.privacy.clips
+
+    def shown(self, predictions: Array) -> Array:
+        """Predictions as the server may see them."""
+        return bounded(predictions, self.privacy, self.generator)
+
+    def sample(self, rows: int) -> NDArray[np.int64]:
+        """A Poisson sample of base rows, which nobody but this client knows."""
+        size = int(self.generator.binomial(rows, self.privacy.rate))
+        return np.sort(self.generator.choice(rows, size, replace=False, shuffle=False))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalStep:
+    """argmin_θ (1/N) Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] + ½ r ‖θ − c‖², approached by noisy gradients."""
+
+    model: Model
+    private: PrivateGradient
+    signal: Array  # Y
+    quadratic: Array  # q = MρG
+    joined_rows: int  # N
+    weight: float  # r: of the penalty (c = 0), or of the proximal term of a consensus round
+    centre: Array  # c
+
+    def solve(self, theta: Array) -> Array:
+        """θ after the client's local steps."""
+        privacy = self.private.privacy
+        for _ in range(privacy.steps):
+            rows = self.private.sample(len(self.signal))
+            h = self.model.predict(theta, rows)
+            slope = self.signal[rows] + self.quadratic[rows, None] * h
+            gradient = self.private.gradient(self.model, theta, slope, rows) / (privacy.rate * self.joined_rows)
+            theta = theta - privacy.learning_rate * (gradient + self.weight * (theta - self.centre))
+        return theta

@@ -1,0 +1,90 @@
+"""Clipped gradients of a torch module without a gradient per row where that can be avoided.
+
+In: a module, its parameters by name, rows x and a signal Y. Out: Σ_k s_k (∂h_k/∂θ)ᵀ Y_k with s_k = min(1, C/‖·‖), by
+parameter. In a chain of dense layers the gradient of a row is an outer product per layer, δ aᵀ, whose norm is known
+from its factors: ‖g_k‖² = Σ_layers ‖δ‖² (‖a‖² + 1). Other modules get a gradient per row, few rows at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tablepuppet.errors import TrainingError
+from tablepuppet.models.modules import need_torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+_NUMBERS = 1 << 22  # in the gradients of the rows that are looked at together
+
+
+def clipped_sums(module: Module, parameters: dict[str, Tensor], x: Tensor, signal: Tensor, clip: float) -> list[Tensor]:
+    """The clipped sum, one tensor per parameter, in their order."""
+    sums = _by_layers if is_dense_chain(module) else _by_rows
+    return sums(module, parameters, x, signal, clip)
+
+
+def is_dense_chain(module: Module) -> bool:
+    """Whether the module is dense layers one after the other, with nothing trainable between them."""
+    nn = need_torch().nn
+    if not isinstance(module, nn.Sequential):
+        return False
+    return all(type(layer) is nn.Linear or not list(layer.parameters()) for layer in module)
+
+
+def _by_layers(module: Module, parameters: dict[str, Tensor], x: Tensor, signal: Tensor, clip: float) -> list[Tensor]:
+    torch = need_torch()
+    layers: Any = module
+    out, inputs, outputs = x, {}, {}
+    for i, layer in enumerate(layers):
+        if type(layer) is torch.nn.Linear:
+            weight = parameters.get(f"{i}.weight", layer.weight).detach()
+            bias = parameters.get(f"{i}.bias", layer.bias)
+            inputs[i] = out
+            out = torch.nn.functional.linear(out, weight, None if bias is None else bias.detach())
+            outputs[i] = out if out.requires_grad else out.requires_grad_()
+        else:
+            out = layer(out)
+    deltas = dict(zip(outputs, torch.autograd.grad(out, list(outputs.values()), signal), strict=True))
+    squares = torch.zeros(len(x), dtype=signal.dtype)
+    for i, delta in deltas.items():
+        own = (delta * delta).sum(1)
+        if f"{i}.weight" in parameters:
+            squares += own * (inputs[i].detach() ** 2).sum(1)
+        if f"{i}.bias" in parameters:
+            squares += own
+    scale = clip / squares.sqrt().clamp(min=clip)
+    found = {}
+    for i, delta in deltas.items():
+        scaled = delta * scale[:, None]
+        found[f"{i}.weight"] = scaled.T @ inputs[i].detach()
+        found[f"{i}.bias"] = scaled.sum(0)
+    return [found[name] for name in parameters]
+
+
+def _by_rows(module: Module, parameters: dict[str, Tensor], x: Tensor, signal: Tensor, clip: float) -> list[Tensor]:
+    torch = need_torch()
+    held = {name: p.detach() for name, p in parameters.items()}
+
+    def score(given: dict[str, Tensor], row: Tensor, weight: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(module, given, (row[None],))
+        return (out[0] * weight).sum()
+
+    each = torch.func.vmap(torch.func.grad(score), in_dims=(None, 0, 0), randomness="different")
+    size = max(1, _NUMBERS // max(1, sum(p.numel() for p in held.values())))
+    totals = [torch.zeros_like(p) for p in held.values()]
+    for start in range(0, len(x), size):
+        try:
+            found = each(held, x[start : start + size], signal[start : start + size])
+        except RuntimeError:
+            raise TrainingError(
+                "this module has no gradient per row (does it mix rows, as batch normalisation does?); "
+                "replace such layers, for example by LayerNorm or GroupNorm"
+            ) from None
+        gradients = [found[name] for name in held]
+        squares = sum((g.flatten(1) ** 2).sum(1) for g in gradients)
+        scale = clip / torch.as_tensor(squares).sqrt().clamp(min=clip)
+        for total, gradient in zip(totals, gradients, strict=True):
+            total += torch.tensordot(scale, gradient, dims=1)
+    return totals

@@ -1,0 +1,74 @@
+"""The accountant says what dp-accounting says, and noise is the least that keeps within ε."""
+
+from __future__ import annotations
+
+import dp_accounting
+import pytest
+from dp_accounting import rdp
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.privacy.accounting import gaussian_epsilon, gaussian_event, gaussian_noise, participation
+from tablepuppet.privacy.ledger import Ledger, Release, check_budget
+
+
+def release(**given: object) -> Release:
+    plain = {"what": "features", "table": "users", "observer": "outsider", "mechanism": "noisy gradients", "noise": 1.0}
+    return Release(**(plain | {"steps": 1000, "rate": 0.01, "sampling": "poisson", "delta": 1e-5} | given))  # type: ignore[arg-type]
+
+
+def test_the_figures_of_the_documentation_hold() -> None:
+    assert gaussian_epsilon(1.0, 1000, 0.01, 1e-5) == pytest.approx(1.828, abs=1e-3)
+    accountant = rdp.RdpAccountant()
+    accountant.compose(gaussian_event(1.0, 1000, 0.01))
+    assert accountant.get_epsilon(1e-5) == pytest.approx(2.101, abs=1e-3)
+    assert gaussian_noise(1.0, 1e-5, 1000, 0.01) == pytest.approx(1.416, abs=3e-3)
+
+
+def test_noise_keeps_within_epsilon_and_less_noise_does_not() -> None:
+    noise = gaussian_noise(2.0, 1e-5, 100, 0.1)
+    assert gaussian_epsilon(noise, 100, 0.1, 1e-5) <= 2.0
+    assert gaussian_epsilon(0.99 * noise, 100, 0.1, 1e-5) > 2.0
+
+
+def test_epsilon_of_a_release_is_that_of_its_event_at_the_probability_of_taking_part() -> None:
+    accountant = dp_accounting.pld.PLDAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(1 - 0.99**20, dp_accounting.GaussianDpEvent(1.0))
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, 50))
+    assert release(cap=20, steps=50).spent() == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
+    assert release(cap=20, steps=50).spent() > release(cap=1, steps=50).spent()
+
+
+def test_a_row_takes_part_with_the_probability_that_any_of_its_joined_rows_is_drawn() -> None:
+    assert participation(0.01, 1) == pytest.approx(0.01)
+    assert participation(0.5, 3) == pytest.approx(0.875)
+
+
+def test_fixed_batches_refuse_amplified_accounting() -> None:
+    with pytest.raises(PrivacyError, match="only Poisson sampling amplifies"):
+        release(sampling="none")
+    assert release(sampling="known").spent() == pytest.approx(gaussian_epsilon(1.0, 1000, 1.0, 1e-5))
+
+
+def test_a_claim_names_unit_observer_delta_sampling_and_cap() -> None:
+    line = release(cap=20, multiplicity=20).line()
+    for word in ("base row of users", "at most 20 joined rows", "outsiders", "δ = 1e-05", "Poisson sampling at 0.01"):
+        assert word in line
+
+
+def test_the_ledger_survives_being_saved() -> None:
+    ledger = Ledger((release(), Release(what="label", table="r", observer="everyone", mechanism="m", epsilon=3.0)))
+    assert Ledger.from_dict(ledger.to_dict()) == ledger
+    assert ledger.to_dict()["releases"][0]["spent"] == pytest.approx(1.828, abs=1e-3)
+
+
+def test_half_of_the_steps_cost_less_and_labels_are_spent_at_once() -> None:
+    ledger = Ledger((release(), Release(what="label", table="users", observer="everyone", mechanism="m", epsilon=3.0)))
+    half = ledger.after(0.5)
+    assert 0 < half.epsilon("features", "users", "outsider") < ledger.epsilon("features", "users", "outsider")
+    assert half.epsilon("label", "users", "server") == 3.0
+
+
+def test_a_budget_that_is_overdrawn_is_refused_with_both_figures() -> None:
+    with pytest.raises(PrivacyError, match=r"budget of features is ε = 1, and users would spend ε = 1\.82"):
+        check_budget(Ledger((release(),)), None, 1.0)
+    check_budget(Ledger((release(),)), None, 2.0)

@@ -1,0 +1,115 @@
+"""Clipped sums: no base row moves one by more than C, whatever its multiplicity; noise has the stated deviation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.private import LocalStep, PrivateGradient
+from tablepuppet.models.linear import Array, LinearModel
+from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
+from tablepuppet.tables.features import Features
+
+ALARM = 1e-5
+
+
+def features(x: Array, codes: NDArray[np.int64] | None = None) -> Features:
+    categories = () if codes is None else (codes.astype(np.int32),)
+    columns = () if codes is None else (slice(x.shape[1], x.shape[1] + 3),)
+    width = x.shape[1] + (0 if codes is None else 3)
+    return Features(np.ascontiguousarray(x), categories, np.arange(x.shape[1]), columns, width)
+
+
+def linear(rows: int, seed: int = 0, scale: float = 3.0) -> LinearModel:
+    generator = np.random.default_rng(seed)
+    given = features(scale * generator.normal(size=(rows, 4)), generator.integers(-1, 3, rows))
+    return LinearModel(given, given.take(np.arange(0)), 2, given.row_norms())
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 30), st.floats(0.01, 10), st.integers(0, 100))
+def test_removing_one_base_row_moves_the_sum_by_at_most_the_clip(rows: int, clip: float, seed: int) -> None:
+    model = linear(rows, seed)
+    # A row's signal is already the sum over its joined rows: a multiplicity of 1,000 is just a larger Y.
+    signal = 1000.0 * np.random.default_rng(seed).normal(size=(rows, 2))
+    theta = model.initial()
+    total = model.clipped_gradient(theta, signal, clip)
+    for k in range(rows):
+        others = np.delete(np.arange(rows), k)
+        without = model.clipped_gradient(theta, signal[others], clip, others)
+        assert np.linalg.norm(total - without) <= clip * (1 + 1e-9)
+
+
+def test_the_closed_form_equals_clipping_each_rows_own_gradient() -> None:
+    model, clip = linear(50), 2.0
+    signal = np.random.default_rng(1).normal(size=(50, 2))
+    x = model.train.to_dense()
+    each = np.einsum("kd,kc->kdc", x, signal)
+    norms = np.linalg.norm(each.reshape(50, -1), axis=1)
+    expected = (each * np.minimum(1.0, clip / norms)[:, None, None]).sum(axis=0)
+    np.testing.assert_allclose(model.clipped_gradient(model.initial(), signal, clip), expected, atol=1e-12)
+
+
+def test_no_noise_and_a_huge_clip_give_the_plain_gradient() -> None:
+    model = linear(20)
+    signal = np.random.default_rng(1).normal(size=(20, 2))
+    private = PrivateGradient(GradientPrivacy(clip=1e12, noise=0.0), secure_generator())
+    plain = model.gradient(model.initial(), signal)
+    np.testing.assert_allclose(private.gradient(model, model.initial(), signal, None), plain, rtol=1e-12)
+
+
+def test_noise_has_the_stated_deviation_and_no_memory() -> None:
+    model = linear(3)
+    private = PrivateGradient(GradientPrivacy(clip=0.5, noise=4.0), secure_generator())
+    signal = np.zeros((3, 2))
+    drawn = np.stack([private.gradient(model, model.initial(), signal, None).ravel() for _ in range(3000)])
+    variance = drawn.var() / (4.0 * 0.5) ** 2
+    tails = scipy.stats.chi2(drawn.size).ppf([ALARM / 2, 1 - ALARM / 2]) / drawn.size
+    assert tails[0] < variance < tails[1]
+    assert abs(np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1]) < 5 / np.sqrt(drawn.size)
+
+
+def test_two_generators_never_agree() -> None:
+    assert secure_generator().random() != secure_generator().random()
+
+
+def test_base_rows_are_sampled_at_the_stated_rate() -> None:
+    private = PrivateGradient(GradientPrivacy(clip=1.0, noise=1.0, rate=0.07), secure_generator())
+    counts = np.zeros(200)
+    for _ in range(1500):
+        counts[private.sample(200)] += 1
+    assert scipy.stats.chisquare(counts).pvalue > ALARM
+    assert scipy.stats.binomtest(int(counts.sum()), 200 * 1500, 0.07).pvalue > ALARM
+
+
+def test_zero_features_and_zero_noise_still_move_theta_to_the_consensus() -> None:
+    nothing = features(np.zeros((10, 4)))
+    model = LinearModel(nothing, nothing, 1, nothing.row_norms())
+    privacy = GradientPrivacy(clip=1.0, noise=0.0, steps=200, rate=0.5, learning_rate=0.5)
+    centre = np.arange(4.0)[:, None]
+    private = PrivateGradient(privacy, secure_generator())
+    step = LocalStep(model, private, np.ones((10, 1)), np.ones(10), 10, weight=0.3, centre=centre)
+    np.testing.assert_allclose(step.solve(np.zeros((4, 1))), centre, atol=1e-6)
+
+
+def test_local_steps_without_noise_find_the_solution_of_the_theta_step() -> None:
+    x = np.random.default_rng(0).uniform(-1, 1, (40, 3))
+    model = LinearModel(features(x), features(x), 1)
+    signal, quadratic = np.random.default_rng(1).normal(size=(40, 1)), np.full(40, 2.0)
+    expected = np.linalg.solve(2.0 * x.T @ x / 40 + 0.1 * np.eye(3), -x.T @ signal / 40)
+    privacy = GradientPrivacy(clip=1e9, noise=0.0, steps=600, rate=1.0, learning_rate=0.2)
+    private = PrivateGradient(privacy, secure_generator())
+    step = LocalStep(model, private, signal, quadratic, 40, weight=0.1, centre=np.zeros((3, 1)))
+    np.testing.assert_allclose(step.solve(np.zeros((3, 1))), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("bound", [0.5, 2.0])
+def test_shown_predictions_are_within_the_bound_before_their_noise(bound: float) -> None:
+    privacy = GradientPrivacy(clip=0.0, noise=0.0, prediction_bound=bound, prediction_noise=0.0)
+    shown = PrivateGradient(privacy, secure_generator()).shown(np.array([[3.0, -4.0], [0.1, 0.1]]))
+    assert np.linalg.norm(shown[0]) == pytest.approx(bound)
+    assert shown[1].tolist() == [0.1, 0.1]

@@ -1,0 +1,128 @@
+"""Label mechanisms follow their stated channel, draw once per row, and can be debiased."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.privacy.labels import argmax_truth, channel_of, privatise, true_epsilon, uniform_numbers
+from tablepuppet.privacy.options import LabelPrivacy
+from tablepuppet.tables.labels import LabelNoise
+
+SECRET = bytes(range(32))
+ROWS = 60_000
+ALARM = 1e-5  # the probability that a correct mechanism fails a statistical test here
+
+
+def uniform(rows: int = ROWS, name: str = "labels") -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    return uniform_numbers(SECRET, name, rows)
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("epsilon", [1.0, 3.0])
+def test_flips_follow_randomised_response(classes: int, epsilon: float) -> None:
+    truth = np.arange(ROWS, dtype=np.float64) % classes
+    noisy = privatise(truth, LabelPrivacy(epsilon=epsilon), classes, uniform())
+    odds = math.exp(epsilon)
+    for c in range(classes):
+        seen = np.bincount(noisy[truth == c].astype(int), minlength=classes)
+        expected = np.full(classes, 1.0 / (odds + classes - 1)) * seen.sum()
+        expected[c] = odds / (odds + classes - 1) * seen.sum()
+        assert scipy.stats.chisquare(seen, expected).pvalue > ALARM
+
+
+def test_no_two_labels_are_more_than_e_to_the_epsilon_apart() -> None:
+    for classes in (2, 3, 10):
+        channel = channel_of(LabelPrivacy(epsilon=1.7), classes)
+        assert true_epsilon(channel) == pytest.approx(1.7)
+        assert channel.truth + (classes - 1) * channel.other == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("classes", "epsilon"), [(2, 2.57), (5, 2.84)])
+def test_the_papers_laplace_and_argmax_is_a_weaker_randomised_response(classes: int, epsilon: float) -> None:
+    stated = 2 * math.sqrt(2) / 0.5
+    assert stated == pytest.approx(5.657, abs=1e-3)
+    channel = channel_of(LabelPrivacy(epsilon=stated, mechanism="laplace"), classes)
+    assert true_epsilon(channel) == pytest.approx(epsilon, abs=0.01)
+    noise = np.random.default_rng(0).laplace(scale=2 / stated, size=(200_000, classes))
+    noise[:, 0] += 1.0
+    hits = int((noise.argmax(axis=1) == 0).sum())
+    assert scipy.stats.binomtest(hits, 200_000, argmax_truth(stated, classes)).pvalue > ALARM
+
+
+def test_asked_again_a_row_has_the_same_noise_and_other_labels_have_other_noise() -> None:
+    values = np.arange(1000.0) % 2
+    noise = LabelNoise(LabelPrivacy(epsilon=0.5), SECRET, "orders y")
+    first = noise.applied(values, 2, None)
+    assert (noise.applied(values, 2, None) == first).all()
+    order = np.random.default_rng(0).permutation(1000)
+    assert (noise.applied(values[order], 2, order) == first[order]).all()  # shown in another order, the same noise
+    others = [
+        LabelNoise(LabelPrivacy(epsilon=0.6), SECRET, "orders y").applied(values, 2, None),
+        LabelNoise(LabelPrivacy(epsilon=0.5), bytes(32), "orders y").applied(values, 2, None),
+        LabelNoise(LabelPrivacy(epsilon=0.5), SECRET, "orders z").applied(values, 2, None),
+        noise.applied(np.append(values[1:], 0.0), 2, None),
+    ]
+    for other in others:
+        assert (other != first).sum() > 200
+
+
+def test_two_classes_are_unbiased_after_the_channel() -> None:
+    truth = (np.arange(ROWS) % 3 == 0).astype(np.float64)
+    channel = channel_of(LabelPrivacy(epsilon=1.0), 2)
+    estimate = channel.unbiased(privatise(truth, LabelPrivacy(epsilon=1.0), 2, uniform()))
+    for value in (0.0, 1.0):
+        own = estimate[truth == value]
+        assert abs(own.mean() - value) < 4.5 * own.std() / math.sqrt(len(own))
+
+
+@pytest.mark.parametrize("mechanism", ["bins", "laplace", "krr"])
+def test_numbers_and_their_squares_are_unbiased_after_the_channel(mechanism: str) -> None:
+    privacy = LabelPrivacy(epsilon=3.0, mechanism=mechanism, bounds=(1.0, 5.0), bins=5)  # type: ignore[arg-type]
+    channel = channel_of(privacy, None)
+    truth = 1.0 + np.arange(ROWS, dtype=np.float64) % 5
+    estimate = privatise(truth, privacy, None, uniform())
+    estimate = estimate if channel.is_additive else channel.unbiased(estimate)
+    error = estimate - truth
+    assert abs(error.mean()) < 4.5 * error.std() / math.sqrt(ROWS)
+    square = channel.unbiased_square(estimate) - truth**2
+    assert abs(square.mean()) < 4.5 * square.std() / math.sqrt(ROWS)
+
+
+def test_a_number_between_two_bins_keeps_its_mean() -> None:
+    privacy = LabelPrivacy(epsilon=20.0, mechanism="bins", bounds=(0.0, 1.0), bins=2)
+    estimate = channel_of(privacy, None).unbiased(privatise(np.full(ROWS, 0.3), privacy, None, uniform()))
+    assert abs(estimate.mean() - 0.3) < 4.5 * math.sqrt(0.21 / ROWS)
+
+
+def test_the_targets_of_softmax_are_unbiased() -> None:
+    channel = channel_of(LabelPrivacy(epsilon=1.0), 4)
+    response = np.full((4, 4), channel.other) + (channel.truth - channel.other) * np.eye(4)
+    np.testing.assert_allclose(response @ channel.targets(4), np.eye(4), atol=1e-12)
+
+
+def test_a_missing_label_stays_missing() -> None:
+    values = np.array([0.0, np.nan, 1.0])
+    assert np.isnan(privatise(values, LabelPrivacy(epsilon=1.0), 2, uniform(3))).tolist() == [False, True, False]
+
+
+def test_a_number_without_bounds_is_refused() -> None:
+    with pytest.raises(PrivacyError, match="needs public bounds"):
+        channel_of(LabelPrivacy(epsilon=1.0), None)
+
+
+def test_accuracy_and_area_on_noisy_labels_are_corrected() -> None:
+    generator = np.random.default_rng(1)
+    truth = (generator.random(ROWS) < 0.3).astype(np.float64)
+    guess = np.where(generator.random(ROWS) < 0.8, truth, 1 - truth)
+    channel = channel_of(LabelPrivacy(epsilon=2.0), 2)
+    noisy = privatise(truth, LabelPrivacy(epsilon=2.0), 2, uniform())
+    assert channel.accuracy(float((guess == noisy).mean())) == pytest.approx((guess == truth).mean(), abs=0.015)
+    scores = truth + generator.normal(size=ROWS)
+    area = [scipy.stats.mannwhitneyu(scores[y == 1], scores[y == 0]).statistic for y in (truth, noisy)]
+    true_area, seen = (a / ((y == 1).sum() * (y == 0).sum()) for a, y in zip(area, (truth, noisy), strict=True))
+    assert channel.auc(seen, float(noisy.mean())) == pytest.approx(true_area, abs=0.015)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-
-import dp_accounting
-from dp_accounting import pld, rdp
+from typing import TYPE_CHECKING
 
 from tablepuppet.errors import PrivacyError
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 _LARGEST_NOISE, _LEAST_NOISE = 1e4, 0.05
 _COARSE = 1e-3
@@ -28,6 +29,8 @@ def participation(rate: float, cap: int) -> float:
 
 def gaussian_event(noise: float, steps: int, probability: float = 1.0) -> dp_accounting.DpEvent:
     """`steps` Gaussian mechanisms of noise σ, each on a Poisson sample of the rows."""
+    import dp_accounting
+
     step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise)
     if probability < 1.0:
         step = dp_accounting.PoissonSampledDpEvent(probability, step)
@@ -43,6 +46,9 @@ def gaussian_epsilon(noise: float, steps: int, probability: float, delta: float,
     """
     if steps == 0:
         return 0.0
+    import dp_accounting  # takes a second to load: only jobs that claim something pay it
+    from dp_accounting import pld, rdp
+
     if probability >= 1.0:  # k Gaussians of noise σ are one of noise σ/√k, whose ε is known exactly
         return float(dp_accounting.get_epsilon_gaussian(noise / math.sqrt(steps), delta))
     event = gaussian_event(noise, steps, probability)

@@ -12,8 +12,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.integrate
-import scipy.stats
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
@@ -127,11 +125,17 @@ def argmax_truth(epsilon: float, classes: int) -> float:
     >>> round(argmax_truth(4 / 2**0.5 / 0.5, 2), 3), round(argmax_truth(4 / 2**0.5 / 0.5, 5), 2)
     (0.929, 0.81)
     """
-    noise = scipy.stats.laplace(scale=2.0 / epsilon)
-    value, _ = scipy.integrate.quad(
-        lambda x: noise.pdf(x - 1.0) * noise.cdf(x) ** (classes - 1), -40.0 / epsilon, 1.0 + 40.0 / epsilon,
-        points=[0.0, 1.0], limit=200,
-    )  # fmt: skip
+    from scipy.integrate import quad
+
+    rate = 0.5 * epsilon
+
+    def below(x: float) -> float:
+        return 0.5 * math.exp(rate * x) if x < 0 else 1.0 - 0.5 * math.exp(-rate * x)
+
+    def winning(x: float) -> float:
+        return float(0.5 * rate * math.exp(-rate * abs(x - 1.0)) * below(x) ** (classes - 1))
+
+    value, _ = quad(winning, -80.0 / epsilon, 1.0 + 80.0 / epsilon, points=[0.0, 1.0], limit=200)
     return float(value)
 
 

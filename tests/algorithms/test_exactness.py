@@ -284,3 +284,29 @@ def test_a_label_of_text_becomes_classes() -> None:
     result = federation.train("SELECT quantity, hour, said FROM orders", label="said", model="logistic")
     assert result.classes == ("no", "yes")
     assert set(result.coefficients()["class_"]) == {"yes"}
+
+
+def test_newton_is_not_held_up_by_tables_that_correlate() -> None:
+    rng = np.random.default_rng(11)
+    rows, groups = 3000, 60
+    hidden = rng.normal(size=(groups, 5))
+    left = pa.table(
+        {
+            "k": np.repeat(np.arange(groups), rows // groups),
+            **{
+                f"a{i}": (hidden[:, i] + 0.1 * rng.normal(size=groups))[np.repeat(np.arange(groups), rows // groups)]
+                for i in range(5)
+            },
+            "c": pa.array(rng.choice(list("pqrs"), rows)),
+            "y": rng.normal(size=rows),
+        }
+    )
+    right = pa.table(
+        {"k": np.arange(groups), **{f"b{i}": hidden[:, i] for i in range(5)}, "d": [str(g % 4) for g in range(groups)]}
+    )
+    query = f"SELECT {', '.join(f'l.a{i}' for i in range(5))}, l.c, {', '.join(f'r.b{i}' for i in range(5))}, r.d, l.y"
+    with tp.Federation({"l": left, "r": right}) as federation:
+        given: dict[str, Any] = {"label": "y", "model": "linear", "test_fraction": 0.0}
+        best = federation.train(f"{query} FROM l JOIN r USING (k)", algorithm="centralized", **given).objective
+        result = federation.train(f"{query} FROM l JOIN r USING (k)", algorithm="newton", epochs=10, **given)
+    assert result.objective <= best + 1e-8

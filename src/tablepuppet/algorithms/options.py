@@ -65,7 +65,7 @@ class Admm(_Options, frozen=True, tag="admm"):
     variant: Literal["sharing", "published"] = "sharing"
     union: Literal["consensus", "exact"] = "consensus"
     inner_rounds: int = 10
-    memory: int = 4
+    memory: int = 8  # fewer stall where tables correlate: docs/decisions/0006
     tolerance: float = 1e-8
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Newton(_Options, frozen=True, tag="newton"):
     """Block-preconditioned Newton with subspace search: nothing to tune."""
 
     name: ClassVar[str] = "newton"
-    memory: int = 4
+    memory: int = 8  # fewer stall where tables correlate: docs/decisions/0006
     tolerance: float = 1e-10
 
     def __post_init__(self) -> None:

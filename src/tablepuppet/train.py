@@ -21,6 +21,7 @@ from tablepuppet.mapping.build import map_tables
 from tablepuppet.mapping.keys import gather_keys
 from tablepuppet.mapping.profile import Profile, profile_keys
 from tablepuppet.plan.plan import Plan, make_plan, task_of
+from tablepuppet.plan.private import plan_privacy
 from tablepuppet.prediction.missing import reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import predict_rows
@@ -43,6 +44,7 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
     """What training would do and cost."""
     with _session(tables, link, job_id) as job_id:
         plan = plan_job(job, tables, link, job_id)
+        plan_privacy(plan.job, plan.mapping, plan.loss)  # what training would refuse is refused here
         return replace(plan, widths=block_widths(plan, link, job_id))
 
 

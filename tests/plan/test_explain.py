@@ -46,6 +46,16 @@ def test_after_training_the_counted_figures_stand_beside_the_estimates() -> None
     check("newton-trained", result.explain())
 
 
+def test_a_plan_says_what_privacy_the_job_will_spend() -> None:
+    label, query = LABELS["logistic"]
+    with shop(2) as federation:
+        plan = federation.explain(query, label=label, privacy={"label": {"epsilon": 3.0}})
+    assert "noised by its owner (ε = 3 a row)" in str(plan)
+    assert "Privacy that the job spends" in str(plan)
+    assert all(line in str(plan).replace("\n    ", " ") for line in plan.ledger.lines())
+    assert json.loads(plan.to_json())["privacy"]["releases"]
+
+
 def test_a_union_of_a_table_with_itself_has_one_line_per_branch() -> None:
     branch = "SELECT a.price, b.price AS other, a.category FROM items a JOIN items b ON a.item_id = b.item_id"
     with shop(1) as federation:

@@ -48,6 +48,7 @@ def document(plan: Plan) -> dict[str, Any]:
         ],
         "advice": asdict(plan.advice),
         "who_learns_what": [asdict(insight) for insight in plan.insights],
+        "privacy": plan.ledger.to_dict(),
         "exposure": [asdict(e) | {"reconstructs": e.reconstructs} for e in plan.exposures],
     }
 

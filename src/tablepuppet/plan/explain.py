@@ -28,6 +28,8 @@ def render(plan: Plan, counted: Account | None = None, epochs: int | None = None
     if counted is not None:
         sections.append(_comparison(plan, counted, epochs or plan.job.epochs))
     sections += [_advice(plan), _knowledge(plan)]
+    if plan.ledger.releases:
+        sections.append(_privacy(plan))
     return "\n\n".join("\n".join(section) for section in sections)
 
 
@@ -138,6 +140,14 @@ def _knowledge(plan: Plan) -> list[str]:
         for learns in insight.learns:
             lines += wrap(learns, _LINE, initial_indent="    · ", subsequent_indent="      ")
     lines += ["", *_exposure(plan)]
+    return lines
+
+
+def _privacy(plan: Plan) -> list[str]:
+    """ε with unit, observer, δ and sampling, as the ledger says it."""
+    lines = ["Privacy that the job spends, if every epoch is run"]
+    for line in plan.ledger.lines():
+        lines += wrap(line, _LINE, initial_indent="  ", subsequent_indent="    ")
     return lines
 
 

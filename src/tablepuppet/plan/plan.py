@@ -22,8 +22,9 @@ from tablepuppet.plan.document import document
 from tablepuppet.plan.explain import render
 from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
 from tablepuppet.plan.memory import client_memory, server_memory
-from tablepuppet.plan.private import blinded
+from tablepuppet.plan.private import blinded, plan_privacy
 from tablepuppet.plan.shape import Shape, shape_of
+from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.transport.meter import Account
 
 _TASKS: dict[str, Task] = {
@@ -93,6 +94,11 @@ class Plan:
         """How many numbers the server may see of a row."""
         batches = ceil(self.shape.joined / (self.job.batch_size or self.shape.joined))
         return exposures(self.shape, self.job.algorithm, self.job.epochs, batches)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What the job will spend of privacy, if every epoch is run."""
+        return plan_privacy(self.job, self.mapping, self.loss).ledger
 
     def explain(self, counted: Account | None = None, epochs: int | None = None) -> str:
         """The plan as text, beside what a run of so many epochs counted."""

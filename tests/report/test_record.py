@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 
@@ -73,3 +74,14 @@ def test_a_neural_run_has_a_record_and_a_page_without_coefficients() -> None:
     assert record.coefficients is None
     assert [block.width for block in record.data.blocks] == [2, 4]
     assert "no coefficients to list" in render([record])
+
+
+def test_the_ledger_of_a_private_run_is_in_its_record_and_on_its_page() -> None:
+    with tp.Federation(tables()) as federation:
+        result = federation.train(
+            QUERY, label="returned", algorithm="sgd", epochs=1, batch_size=64, privacy={"label": {"epsilon": 3.0}}
+        )
+    record = record_of(result)
+    assert [(r.what, r.table, r.observer, r.epsilon) for r in record.ledger] == [("label", "orders", "everyone", 3.0)]
+    assert record.ledger[0].claim in html.unescape(render([record]))
+    assert "No differential privacy was asked for" in render([record_of(trained()[0])])

@@ -29,6 +29,22 @@ def _run(run: RunRecord, name: str, *, is_open: bool) -> str:
         ]
         for exposure in run.exposures
     ]
+    claims = [
+        [
+            escape(release.what),
+            escape(release.table),
+            escape(release.observer),
+            escape(release.claim),
+            number(release.epsilon, 4),
+            f"{release.delta:g}",
+        ]
+        for release in run.ledger
+    ]
+    ledger = (
+        table(["What", "Table", "Towards", "Claim", "ε", "δ"], claims, text_columns=4)
+        if claims
+        else '<p class="note">No differential privacy was asked for: labels and the released model are exact.</p>'
+    )
     body = (
         table(["Party", "Saw"], parties, text_columns=2)
         + "<h3>Exposure of rows to the server</h3>"
@@ -36,4 +52,5 @@ def _run(run: RunRecord, name: str, *, is_open: bool) -> str:
         "columns solve for the row, if the server also learns the parameters.</p>"
         + table(["Block", "Encoded columns", "Numbers seen per row, at most", "Enough to solve for a row"], shown)
     )
+    body += f"<h3>Privacy ledger</h3>{ledger}"
     return f"<details{' open' * is_open}><summary>{escape(name)}</summary>{body}</details>"

@@ -81,6 +81,17 @@ class ExposureRecord(_Plain, frozen=True):
     width: int
 
 
+class ReleaseRecord(_Plain, frozen=True):
+    """One claim of the privacy ledger: what was spent about a table's rows, towards whom."""
+
+    what: str
+    table: str
+    observer: str
+    epsilon: float | None
+    delta: float
+    claim: str  # in words, with unit, sampling and cap
+
+
 class DataRecord(_Plain, frozen=True):
     """What was trained on."""
 
@@ -152,6 +163,7 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     explanation: str  # the plan, with what was counted beside what was estimated
     insights: list[InsightRecord]
     exposures: list[ExposureRecord]
+    ledger: list[ReleaseRecord]
     environment: dict[str, str]
 
 
@@ -183,6 +195,17 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
         explanation=result.explain(),
         insights=[InsightRecord(party=i.party, learns=list(i.learns)) for i in counted.insights],
         exposures=[ExposureRecord(block=e.block, numbers=e.numbers, width=e.width) for e in counted.exposures],
+        ledger=[
+            ReleaseRecord(
+                what=release.what,
+                table=release.table,
+                observer=release.observer,
+                epsilon=_finite(release.spent()),
+                delta=release.delta,
+                claim=release.line(),
+            )
+            for release in result.privacy.releases
+        ],
         environment=_environment(),
     )
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import Answer, Array, BlockAnswer, BlockUpdate, PartSetup, Problem, squared_norm
+from tablepuppet.algorithms.conjugate import WIDE, Products
 from tablepuppet.algorithms.options import Admm
 from tablepuppet.algorithms.private import LocalStep
 from tablepuppet.algorithms.spectrum import Spectrum
@@ -30,6 +32,7 @@ from tablepuppet.transport.messages import AdmmUpdate, Combined, Done, Move, Par
 
 _RESTART = 3  # rounds between restarts from the reported model
 _INTERCEPT_STEPS = 8
+_EXACT = 1e-8  # residual of a wide block's θ-step
 
 # -- server --------------------------------------------------------------------------------
 
@@ -256,7 +259,7 @@ class AdmmState(msgspec.Struct, frozen=True):
     iterate: Array
     consensus: Array  # w
     gap: Array  # u
-    values: Array  # eigenvalues of Tᵀ diag(G) T
+    values: Array  # eigenvalues of Tᵀ diag(G) T; none for a wide block
     vectors: Array
     right: Array  # −Tᵀ Y of this outer round; under privacy Y itself
     factor: float = 0.0
@@ -273,8 +276,10 @@ def client_start(setup: PartSetup, options: Admm) -> AdmmState:
     assert isinstance(setup.model, LinearModel)
     theta = setup.model.initial()
     zero = np.zeros_like(theta)
-    gram = np.zeros((0, 0)) if setup.is_private else setup.model.gram(setup.multiplicity)
-    spectrum = Spectrum.of(gram)
+    if setup.is_private or _is_wide(setup, options):
+        spectrum = Spectrum(np.zeros(0), np.zeros((0, 0)))
+    else:
+        spectrum = Spectrum.of(setup.model.gram(setup.multiplicity))
     return AdmmState(Trail(theta, zero, [], []), theta, theta, zero, spectrum.values, spectrum.vectors, zero)
 
 
@@ -304,14 +309,30 @@ def client_step(
         return _predicted(setup, options, state, noisy)
     if setup.clients == 1:
         ridge = setup.joined_rows * setup.l2
-        iterate = Spectrum(state.values, state.vectors).solve(message.factor, ridge, right)
+        iterate = _solve(setup, options, state, message.factor, ridge, right)
         return _predicted(setup, options, state, iterate)
     if options.union == "exact":
         moments = [] if state.has_sent_moments else [(state.vectors * state.values) @ state.vectors.T]
         return replace(state, has_sent_moments=True), Partial(values=[-right, *moments])
     gap = state.gap * (state.union_rho / message.union_rho)  # u is scaled by ρ_u
     state = replace(state, right=right, factor=message.factor, union_rho=message.union_rho, gap=gap, inner=0)
-    return _proposed(setup, state)
+    return _proposed(setup, options, state)
+
+
+def _is_wide(setup: PartSetup, options: Admm) -> bool:
+    """Whether the θ-step is solved by products; the exact union step needs the matrix."""
+    assert isinstance(setup.model, LinearModel)
+    return setup.model.train.width > WIDE and (setup.clients == 1 or options.union == "consensus")
+
+
+def _solve(setup: PartSetup, options: Admm, state: AdmmState, scale: float, ridge: float, right: Array) -> Array:
+    """(scale·Tᵀ diag(G) T + ridge·I)⁻¹ right."""
+    model, weights = setup.model, setup.multiplicity
+    assert isinstance(model, LinearModel)
+    if not _is_wide(setup, options):
+        return Spectrum(state.values, state.vectors).solve(scale, ridge, right)
+    products = Products(partial(model.gram_product, weights), model.gram_diagonal(weights))
+    return products.solve(scale, ridge, right, state.iterate, to=_EXACT)
 
 
 def _agreed(setup: PartSetup, options: Admm, state: AdmmState, agreed: Array) -> tuple[AdmmState, Answer]:
@@ -322,17 +343,16 @@ def _agreed(setup: PartSetup, options: Admm, state: AdmmState, agreed: Array) ->
     state = msgspec.structs.replace(state, consensus=agreed, gap=gap, inner=state.inner + 1)
     if state.inner >= options.inner_rounds:
         return _predicted(setup, options, state, agreed)
-    return _proposed(setup, state)
+    return _proposed(setup, options, state)
 
 
-def _proposed(setup: PartSetup, state: AdmmState) -> tuple[AdmmState, Answer]:
+def _proposed(setup: PartSetup, options: Admm, state: AdmmState) -> tuple[AdmmState, Answer]:
     """θ_q = argmin (1/N) l_q(θ) + ρ_u/2 ‖θ − w + u_q‖²; θ_q + u_q is sent."""
     if setup.is_private:
         noisy = _local(setup, state, state.union_rho, state.consensus - state.gap)
         return msgspec.structs.replace(state, iterate=noisy), Partial(values=[noisy + state.gap])
     right = state.right / setup.joined_rows + state.union_rho * (state.consensus - state.gap)
-    spectrum = Spectrum(state.values, state.vectors)
-    iterate = spectrum.solve(state.factor / setup.joined_rows, state.union_rho, right)
+    iterate = _solve(setup, options, state, state.factor / setup.joined_rows, state.union_rho, right)
     return msgspec.structs.replace(state, iterate=iterate), Partial(values=[iterate + state.gap])
 
 

@@ -16,17 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import Answer, Array, BlockAnswer, BlockUpdate, PartSetup, Problem
+from tablepuppet.algorithms.conjugate import WIDE, Products
 from tablepuppet.algorithms.options import Newton
 from tablepuppet.algorithms.spectrum import Spectrum
 from tablepuppet.algorithms.subspace import Tracker, Trail
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.transport.messages import Combined, Done, Move, NewtonUpdate, Partial, Predictions
+
+_CLOSE = 1e-4  # residual of a wide block's direction
 
 # -- server --------------------------------------------------------------------------------
 
@@ -75,11 +79,14 @@ class NewtonServer:
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """d = −D⁻¹g of the whole block, from Σ(T_qᵀY_q + Nβθ/Q) and Σ T_qᵀdiag(W_q)T_q."""
+        ridge = self.problem.joined.rows * self.problem.l2
+        if len(total) > 1 and total[1].shape[1] == 1 < len(total[1]):  # a wide block's diagonal
+            return [-_scaled(total[1] + ridge, total[0])]
         if len(total) > 1:
             self._unions[block] = Spectrum.of(total[1])
         spectrum = self._unions[block]
         assert spectrum is not None
-        return [-spectrum.solve(1.0, self.problem.joined.rows * self.problem.l2, total[0])]
+        return [-spectrum.solve(1.0, ridge, total[0])]
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         found = self._tracker.search([a.values for a in answers], [a.products for a in answers])
@@ -127,8 +134,11 @@ def client_step(
         state = replace(state, trail=state.trail.moved(message.coefficients, options.memory))
     if isinstance(message, Move):
         return state, Done()
+    assert isinstance(setup.model, LinearModel)
     ridge = setup.joined_rows * setup.l2
     gradient = setup.model.gradient(state.theta, message.signal) + ridge / setup.clients * state.theta
+    if setup.model.train.width > WIDE:
+        return _wide_step(setup, state, _weights(setup, message), ridge, gradient)
     is_constant = message.curvature is None
     is_known = is_constant and state.values is not None
     if setup.clients > 1:
@@ -147,11 +157,34 @@ def client_step(
     return _predicted(setup, state, -spectrum.solve(1.0, ridge, gradient))
 
 
+def _wide_step(
+    setup: PartSetup, state: NewtonState, weights: Array, ridge: float, gradient: Array
+) -> tuple[NewtonState, Answer]:
+    """Too many columns for a matrix: products for one client; with several, a sum of diagonals.
+
+    The direction need not be exact: the search takes what is good in it.
+    """
+    assert isinstance(setup.model, LinearModel)
+    diagonal = setup.model.gram_diagonal(weights)
+    if setup.clients > 1:
+        return state, Partial(values=[gradient, diagonal[:, None]])
+    products = Products(partial(setup.model.gram_product, weights), diagonal)
+    return _predicted(setup, state, -products.solve(1.0, ridge, gradient, to=_CLOSE))
+
+
+def _scaled(diagonal: Array, right: Array) -> Array:
+    """diag⁻¹ right; 0 where the diagonal is."""
+    return np.divide(right, diagonal, out=np.zeros_like(right), where=diagonal > 0)
+
+
+def _weights(setup: PartSetup, message: NewtonUpdate) -> Array:
+    """The curvature of each row: collapsed by the server, or its bound times the row's multiplicity."""
+    return message.bound * setup.multiplicity if message.curvature is None else message.curvature[:, 0]
+
+
 def _gram(setup: PartSetup, message: NewtonUpdate) -> Array:
     assert isinstance(setup.model, LinearModel)
-    if message.curvature is None:
-        return setup.model.gram(message.bound * setup.multiplicity)
-    return setup.model.gram(message.curvature[:, 0])
+    return setup.model.gram(_weights(setup, message))
 
 
 def _predicted(setup: PartSetup, state: NewtonState, direction: Array) -> tuple[NewtonState, Answer]:

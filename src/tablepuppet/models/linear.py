@@ -76,6 +76,14 @@ class LinearModel:
         """Tᵀ diag(w) T."""
         return self.train.gram(weights)
 
+    def gram_product(self, weights: Array, theta: Array) -> Array:
+        """Tᵀ diag(w) T θ, without the matrix."""
+        return self.train.gram_product(weights, theta)
+
+    def gram_diagonal(self, weights: Array) -> Array:
+        """The diagonal of Tᵀ diag(w) T."""
+        return self.train.gram_diagonal(weights)
+
     def constants(self) -> list[Array]:
         """For each output a θ of small norm that predicts 1 on every row; none without one-hot columns."""
         groups = self.train.code_columns

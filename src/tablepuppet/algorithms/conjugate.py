@@ -1,0 +1,55 @@
+"""(c·S + ridge·I)⁻¹ b for a wide block, by conjugate gradients: S is never formed.
+
+In: products with S = Tᵀ diag(w) T, its diagonal (the preconditioner), the right-hand side, one
+column per output. Out: the solution to a relative residual. One product costs O(n · k), however
+many categories there are, where a matrix would take d² numbers and its factors d³ operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+WIDE = 2_000  # columns of a block from which products are cheaper than a matrix and its eigenvectors
+_ITERATIONS = 300
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Products:
+    """S by what it does to vectors, and by its diagonal."""
+
+    multiply: Callable[[Array], Array]
+    diagonal: Array
+
+    def solve(self, scale: float, ridge: float, right: Array, start: Array | None = None, *, to: float) -> Array:
+        """(scale·S + ridge·I)⁻¹ right, until the residual is `to` times the right-hand side."""
+        curved = scale * self.diagonal + ridge
+        inverse = np.divide(1.0, curved, out=np.zeros_like(curved), where=curved > 0)[:, None]
+        x = np.zeros_like(right) if start is None else start.copy()
+        residual = right if start is None else right - self._apply(scale, ridge, x)
+        enough = (to * np.linalg.norm(right, axis=0)) ** 2
+        preconditioned = inverse * residual
+        along = preconditioned.copy()
+        before = (residual * preconditioned).sum(axis=0)
+        for _ in range(_ITERATIONS):
+            is_open = (residual * residual).sum(axis=0) > enough
+            if not is_open.any():
+                break
+            image = self._apply(scale, ridge, along)
+            curvature = (along * image).sum(axis=0)
+            size = np.divide(before, curvature, out=np.zeros_like(before), where=is_open & (curvature > 0))
+            x = x + size * along
+            residual = residual - size * image
+            preconditioned = inverse * residual
+            now = (residual * preconditioned).sum(axis=0)
+            along = preconditioned + np.divide(now, before, out=np.zeros_like(now), where=before > 0) * along
+            before = now
+        return x
+
+    def _apply(self, scale: float, ridge: float, x: Array) -> Array:
+        return scale * self.multiply(x) + ridge * x

@@ -1,0 +1,61 @@
+"""A block with more columns than a matrix should have trains to the same optimum, by products."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.algorithms import admm, conjugate, newton
+
+QUERY = "SELECT f.x, f.name, d.z, f.y FROM facts f JOIN parts d ON f.k = d.k"
+
+
+def tables(clients: int) -> dict[str, list[pa.Table]]:
+    rng = np.random.default_rng(0)
+    rows = 3000
+    name = rng.integers(0, 60, rows)
+    x = rng.normal(size=rows)
+    score = x + rng.normal(size=60)[name]
+    facts = pa.table(
+        {
+            "k": rng.integers(0, 9, rows),
+            "x": x,
+            "name": [f"n{v}" for v in name],
+            "y": (score + rng.logistic(size=rows) > 0).astype(int),
+        }
+    )
+    parts = pa.table({"k": np.arange(9), "z": rng.normal(size=9)})
+    size = rows // clients
+    return {"facts": [facts.slice(i * size, size) for i in range(clients)], "parts": [parts]}
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+@pytest.mark.parametrize("algorithm", ["newton", "admm"])
+@pytest.mark.parametrize("model", ["linear", "logistic"])
+def test_a_wide_block_reaches_the_optimum(
+    monkeypatch: pytest.MonkeyPatch, clients: int, algorithm: str, model: str
+) -> None:
+    with tp.Federation(tables(clients)) as federation:
+        best = federation.train(QUERY, label="y", model=model, algorithm="centralized").objective
+        for module in (newton, admm):
+            monkeypatch.setattr(module, "WIDE", 10)
+        found = federation.train(QUERY, label="y", model=model, algorithm=algorithm, epochs=40)
+    assert found.objective - best < 1e-6
+
+
+def test_conjugate_gradients_solve_what_they_are_given() -> None:
+    rng = np.random.default_rng(1)
+    root = rng.normal(size=(40, 30))
+    matrix, right = root.T @ root, rng.normal(size=(30, 2))
+    products = conjugate.Products(lambda v: matrix @ v, np.diag(matrix))
+    expected = np.linalg.solve(2.0 * matrix + 0.5 * np.eye(30), right)
+    np.testing.assert_allclose(products.solve(2.0, 0.5, right, to=1e-12), expected, atol=1e-9)
+    start = expected + 0.1 * rng.normal(size=expected.shape)
+    np.testing.assert_allclose(products.solve(2.0, 0.5, right, start, to=1e-12), expected, atol=1e-9)
+
+
+def test_no_right_hand_side_gives_zero() -> None:
+    products = conjugate.Products(lambda v: 0.0 * v, np.zeros(3))
+    np.testing.assert_array_equal(products.solve(1.0, 0.0, np.zeros((3, 1)), to=1e-8), np.zeros((3, 1)))

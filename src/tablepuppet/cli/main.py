@@ -19,6 +19,7 @@ import typer
 
 from tablepuppet import __version__
 from tablepuppet.cli import certs, processes
+from tablepuppet.cli.bench import bench
 from tablepuppet.cli.demo import demo
 from tablepuppet.cli.explain import explain
 from tablepuppet.cli.predict import predict
@@ -42,6 +43,7 @@ app.command()(explain)
 app.command()(train)
 app.command()(predict)
 app.command()(report)
+app.command()(bench)
 app.command()(processes.serve)
 app.command()(processes.join)
 app.command()(processes.status)

@@ -1,0 +1,139 @@
+"""What is measured: joins as tables and SQL, of any size.
+
+In: a name and a number of joined rows (or a scale factor, or a folder). Out: a Case. Synthetic data
+is a function of the size alone.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tablepuppet.errors import JobError
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One join to train on."""
+
+    name: str
+    tables: dict[str, Any]
+    query: str
+    label: str = "y"
+
+
+def star(rows: int) -> Case:
+    """A fact table with one row per joined row, and two dimensions."""
+    rng = np.random.default_rng(rows)
+    users, items = max(2, rows // 100), max(2, rows // 1000)
+    user, item = rng.integers(0, users, rows, np.int32), rng.integers(0, items, rows, np.int32)
+    x = rng.normal(size=rows)
+    facts = pa.table({"u": user, "i": item, "x": x, "y": _labels(rng, x)})
+    return Case(
+        f"star-{rows:,}",
+        {"facts": facts, "users": _dimension(rng, "u", users), "items": _dimension(rng, "i", items)},
+        "SELECT f.x, u.a, u.b, i.a, i.b, f.y FROM facts f JOIN users u ON f.u = u.u JOIN items i ON f.i = i.i",
+    )
+
+
+def chain(rows: int) -> Case:
+    """facts → users → regions: each table points to the next."""
+    rng = np.random.default_rng(rows)
+    users, regions = max(2, rows // 50), max(2, rows // 5000)
+    x = rng.normal(size=rows)
+    facts = pa.table({"u": rng.integers(0, users, rows, np.int32), "x": x, "y": _labels(rng, x)})
+    region = pa.array(rng.integers(0, regions, users, np.int32))
+    return Case(
+        f"chain-{rows:,}",
+        {
+            "facts": facts,
+            "users": _dimension(rng, "u", users).append_column("r", region),
+            "regions": _dimension(rng, "r", regions),
+        },
+        "SELECT f.x, u.a, u.b, r.a, r.b, f.y FROM facts f JOIN users u ON f.u = u.u JOIN regions r ON u.r = r.r",
+    )
+
+
+def many(rows: int) -> Case:
+    """A many-to-many join with ten partners each way, and a dimension: N is ten times the largest table."""
+    rng = np.random.default_rng(rows)
+    side = max(10, rows // 10)
+    groups, items = side // 10, max(2, side // 100)
+    key = np.arange(side, dtype=np.int32) % groups
+    x = rng.normal(size=side)
+    left = pa.table({"g": key, "x": x, "y": _labels(rng, x)})
+    right = pa.table({"g": key, "i": rng.integers(0, items, side, np.int32), "z": rng.normal(size=side)})
+    return Case(
+        f"many-{rows:,}",
+        {"a": left, "b": right, "items": _dimension(rng, "i", items)},
+        "SELECT a.x, b.z, i.a, i.b, a.y FROM a JOIN b ON a.g = b.g JOIN items i ON b.i = i.i",
+    )
+
+
+def tpch(scale: float, folder: Path) -> Case:
+    """lineitem ⋈ orders ⋈ customer ⋈ part ⋈ supplier of TPC-H; is an item returned?"""
+    data = folder / f"tpch-{scale:g}"
+    if not (data / "lineitem.parquet").exists():
+        tool = Path(sysconfig.get_path("scripts")) / "tpchgen-cli"
+        if not tool.exists():
+            raise JobError("TPC-H needs tpchgen-cli; install it with pip install tpchgen-cli")
+        subprocess.run([tool, "parquet", "-s", f"{scale:g}", f"--output-dir={data}"], check=True, capture_output=True)
+    names = ("lineitem", "orders", "customer", "part", "supplier")
+    return Case(
+        f"tpch-{scale:g}",
+        {name: data / f"{name}.parquet" for name in names},
+        """SELECT l.l_quantity, l.l_extendedprice, l.l_discount, l.l_tax, l.l_shipmode, o.o_totalprice,
+                  o.o_orderpriority, c.c_acctbal, c.c_mktsegment, p.p_size, p.p_retailprice, s.s_acctbal,
+                  CASE WHEN l.l_returnflag = 'R' THEN 1 ELSE 0 END AS y
+           FROM lineitem l JOIN orders o ON l.l_orderkey = o.o_orderkey JOIN customer c ON o.o_custkey = c.c_custkey
+           JOIN part p ON l.l_partkey = p.p_partkey JOIN supplier s ON l.l_suppkey = s.s_suppkey""",
+    )
+
+
+def movielens(folder: Path) -> Case:
+    """MovieLens-1M, a row per rating and genre; is the rating at least 4?"""
+    names = ("ratings", "users", "movies_genre")
+    for name in names:
+        if not (folder / f"{name}.parquet").exists():
+            raise JobError(f"{folder} has no {name}.parquet; MovieLens needs {', '.join(names)} as Parquet files")
+    return Case(
+        "movielens",
+        {name: folder / f"{name}.parquet" for name in names},
+        """SELECT r.timestamp, u.gender, u.age, u.occupation, m.genre, CASE WHEN r.rating >= 4 THEN 1 ELSE 0 END AS y
+           FROM ratings r JOIN users u ON r.user_id = u.user_id JOIN movies_genre m ON r.movie_id = m.movie_id""",
+    )
+
+
+SYNTHETIC: dict[str, Callable[[int], Case]] = {"star": star, "chain": chain, "many": many}
+
+
+def make_case(name: str, rows: int, folder: Path | None) -> Case:
+    """A case by name: star, chain, many, tpch-SCALE, movielens."""
+    if name in SYNTHETIC:
+        return SYNTHETIC[name](rows)
+    if name == "movielens":
+        if folder is None:
+            raise JobError("movielens needs its folder: --data FOLDER")
+        return movielens(folder)
+    if name.startswith("tpch-"):
+        try:
+            scale = float(name.removeprefix("tpch-"))
+        except ValueError:
+            raise JobError(f"{name!r} has no scale factor; write tpch-0.1, tpch-1 or tpch-10") from None
+        return tpch(scale, folder or Path.cwd())
+    raise JobError(f"unknown case {name!r}; choose from {', '.join(SYNTHETIC)}, tpch-SCALE, movielens")
+
+
+def _dimension(rng: np.random.Generator, key: str, rows: int) -> pa.Table:
+    return pa.table({key: np.arange(rows, dtype=np.int32), "a": rng.normal(size=rows), "b": rng.normal(size=rows)})
+
+
+def _labels(rng: np.random.Generator, x: Any) -> Any:
+    return (x + rng.logistic(size=len(x)) > 0).astype(np.int8)

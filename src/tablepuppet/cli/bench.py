@@ -1,0 +1,72 @@
+"""tablepuppet bench: time, bytes and memory of every algorithm, beside pooling the tables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from tablepuppet.bench.measure import POOLED, Figures, measure
+from tablepuppet.cli.screen import JsonOption, Screen
+from tablepuppet.errors import JobError
+
+_MODELS = ("linear", "logistic")
+_ALGORITHMS = ("newton", "admm", "sgd", POOLED)
+
+
+def bench(
+    cases: Annotated[list[str] | None, typer.Argument(help="star, chain, many, tpch-SCALE, movielens")] = None,
+    rows: Annotated[int, typer.Option(min=1000, help="Joined rows of the synthetic cases.")] = 1_000_000,
+    algorithm: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(_ALGORITHMS)}; repeatable.")] = None,
+    model: Annotated[str, typer.Option(help="linear or logistic")] = "logistic",
+    epochs: Annotated[int, typer.Option(min=2)] = 4,
+    data: Annotated[Path | None, typer.Option(help="MovieLens' folder, or where TPC-H is kept.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure mapping, epochs, server and client steps, bytes and peak memory.
+
+    Each measurement runs in a process of its own; "pooled" materialises the join and fits scikit-learn.
+
+    [bold]Example:[/bold] tablepuppet bench star many --rows 5000000 --algorithm admm --algorithm pooled
+    """
+    if model not in _MODELS:
+        raise JobError(f"unknown model {model!r}; choose one of {', '.join(_MODELS)}")
+    for name in algorithm or ():
+        if name not in _ALGORITHMS:
+            raise JobError(f"unknown algorithm {name!r}; choose one of {', '.join(_ALGORITHMS)}")
+    screen = Screen(as_json)
+    found: list[Figures] = []
+    for case in cases or ["star", "chain", "many"]:
+        for name in algorithm or _ALGORITHMS:
+            with screen.progress(f"{case}: {name}"):
+                found.append(measure(case, rows, data, name, model, epochs))
+    screen.show(_table(found))
+    documents = [asdict(figures) for figures in found]
+    screen.show_json(lambda: documents)
+    if out is not None:
+        out.write_text(json.dumps(documents, indent=2) + "\n", encoding="utf-8")
+
+
+def _table(found: list[Figures]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    headings = ("case", "algorithm", "mapping s", "epoch s", "server s", "× copy", "clients s", "total s", "CPU s")
+    for heading in (*headings, "F", "MB/epoch", "peak MB", "B/row"):
+        table.add_column(heading, justify="left" if heading in ("case", "algorithm") else "right")
+    for f in found:
+        table.add_row(
+            f.case,
+            f.algorithm,
+            *(f"{value:.3f}" for value in (f.mapping, f.epoch, f.server)),
+            f"{f.server / f.limit:.1f}",
+            *(f"{value:.3f}" for value in (f.clients, f.total, f.cpu)),
+            f"{f.objective:.8f}",
+            f"{f.bytes / 1e6:.2f}",
+            f"{f.peak / 1e6:.0f}",
+            f"{f.peak / f.joined_rows:.0f}",
+        )
+    return table

@@ -41,7 +41,7 @@ def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["bench", "many", "--rows", "2000", "--algorithm", "admm", "--out", str(out), "--epochs", "2"]) == 0
     (figures,) = json.loads(out.read_text(encoding="utf-8"))
     assert figures["algorithm"] == "admm"
-    assert "many-2,000" in capsys.readouterr().out
+    assert "admm" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["snowflake", "tpch-large", "movielens"])

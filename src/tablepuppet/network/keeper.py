@@ -25,7 +25,7 @@ from tablepuppet.network.records import is_full, load_record, read_record, repla
 from tablepuppet.operators.client import SETUP, Client
 from tablepuppet.transport.codec import Frame, encode
 from tablepuppet.transport.envelopes import Request
-from tablepuppet.transport.messages import CloseJob, Failure
+from tablepuppet.transport.messages import CloseJob, Done, Failure
 from tablepuppet.transport.parcels import Envelope
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,10 @@ class Keeper:
 
     def answer(self, request: Request, frames: Sequence[Frame]) -> Sequence[Frame]:
         """The reply to a request, computed at most once."""
+        kinds = [_kind(frame) for frame in frames]
+        if set(kinds) == {CloseJob.__name__}:  # right at any step, and as often as it comes
+            self.forget(request.run)
+            return [encode(Done())] * len(frames)
         try:
             memory = self._remember(request.run)
             if request.step == memory.step:
@@ -85,10 +89,6 @@ class Keeper:
             log.warning("refused step %d of run %s: %s", request.step, request.run[:16], error)
             return [encode(Failure(error=type(error).__name__, message=str(error)))] * len(frames)
         reply = [self._client.handle(frame) for frame in frames]
-        kinds = [_kind(frame) for frame in frames]
-        if CloseJob.__name__ in kinds:
-            self.forget(request.run)
-            return reply
         self._keep(request, frames, kinds, memory, reply)
         return reply
 
@@ -132,7 +132,9 @@ class Keeper:
         states = self._client.states(request.run)
         last = _Last(step=request.step, replies=len(reply), parts=list(states), fingerprint=memory.fingerprint)
         try:
-            replace_record(folder / "last", last, [*reply, *(encode(state) for state in states.values())])
+            replace_record(
+                folder / "last", last, [*reply, *(encode(state, keep_order=True) for state in states.values())]
+            )
         except OSError:
             if setup:
                 memory.setup_size = size

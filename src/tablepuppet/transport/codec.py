@@ -50,8 +50,10 @@ class Frame:
         return len(self.header) + self.payload
 
 
-def encode(message: msgspec.Struct, wire: Wire = "float64") -> Frame:
+def encode(message: msgspec.Struct, wire: Wire = "float64", *, keep_order: bool = False) -> Frame:
     """The frame of a message; `float32` halves the bytes of every float64 array, `+zstd` compresses.
+
+    `keep_order`: arrays in Fortran order come back in it, so that whatever is computed from them has the same bits.
 
     >>> from tablepuppet.transport.messages import Labels, RESPONSES
     >>> frame = encode(Labels(values=np.zeros(3), is_test=np.zeros(3, bool)))
@@ -72,6 +74,8 @@ def encode(message: msgspec.Struct, wire: Wire = "float64") -> Frame:
             sent = value.astype("<f4") if floats == "float32" and value.dtype == np.float64 else value
             if sent.dtype.str not in _DTYPES:
                 raise TransportError(f"arrays of type {sent.dtype} are not sent")
+            if keep_order and sent.flags.f_contiguous and not sent.flags.c_contiguous:
+                return [add(sent.tobytes("F")), sent.dtype.str, list(sent.shape), value.dtype.str, "F"]
             return [add(sent.tobytes()), sent.dtype.str, list(sent.shape), value.dtype.str]
         if isinstance(value, pa.Table):
             sink = pa.BufferOutputStream()
@@ -102,11 +106,11 @@ def decode(frame: Frame, types: Any) -> Any:
     def hook(kind: type, value: Any) -> Any:
         kind = get_origin(kind) or kind
         if kind is np.ndarray:
-            index, dtype, shape, original = value
-            if dtype not in _DTYPES or original not in _DTYPES or min(shape, default=0) < 0:
+            index, dtype, shape, original, *order = value
+            if dtype not in _DTYPES or original not in _DTYPES or min(shape, default=0) < 0 or order not in ([], ["F"]):
                 raise ValueError("unknown array type")
             raw = take(index, math.prod(shape) * np.dtype(dtype).itemsize)
-            array = np.frombuffer(raw, dtype=dtype).reshape(shape)
+            array = np.frombuffer(raw, dtype=dtype).reshape(shape, order="F" if order else "C")
             return array if original == dtype else array.astype(original)
         if kind is pa.Table:
             with pa.ipc.open_stream(pa.py_buffer(take(*value))) as reader:

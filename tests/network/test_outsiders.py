@@ -1,0 +1,211 @@
+"""Whoever does not belong is refused and logged, and the service goes on."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from tests.network.parties import Parties, tables
+
+from tablepuppet.errors import DisconnectedError, TransportError
+from tablepuppet.network.control import FROM_ANYBODY
+from tablepuppet.network.serve import Server
+from tablepuppet.network.settings import read_federation
+from tablepuppet.transport import certs
+from tablepuppet.transport import envelopes as e
+from tablepuppet.transport.codec import Frame
+from tablepuppet.transport.flight import Connection, Door, FlightDoor, Identity
+from tablepuppet.transport.parcels import pack
+
+
+@pytest.fixture
+def parties(tmp_path: Path) -> Iterator[Parties]:
+    """The files of a federation, and its server in this process."""
+    made = Parties(tmp_path)
+    made.write(tables(20))
+    server = Server(read_federation(made.federation))
+    yield made
+    assert set(made.connect().status()["away"]) >= {"supplier"}  # the service is unaffected
+    server.close()
+
+
+def identity(folder: Path, name: str) -> Identity:
+    return Identity(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")
+
+
+def dial(parties: Parties, name: str, who: Identity | None, role: e.Role = "client") -> Connection:
+    return Connection(f"grpc+tls://127.0.0.1:{parties.port}", name, role, who, e.FROM_SERVER)
+
+
+def receive_until_the_end(connection: Connection) -> None:
+    """The server may say goodbye before the stream ends."""
+    while True:
+        connection.stream.receive()
+
+
+def hold_many(held: list[Connection], parties: Parties, who: Identity) -> None:
+    for _ in range(50):
+        held.append(dial(parties, "supplier", who))
+
+
+def test_a_party_without_a_certificate_is_refused(parties: Parties) -> None:
+    client = flight.FlightClient(
+        f"grpc+tls://127.0.0.1:{parties.port}", tls_root_certs=(parties.folder / "certs/ca.pem").read_bytes()
+    )
+    with pytest.raises(flight.FlightUnavailableError):
+        client.do_exchange(flight.FlightDescriptor.for_command(b"client"))[1].read_chunk()
+    client.close()
+
+
+def test_a_certificate_of_another_authority_is_refused(parties: Parties) -> None:
+    other = parties.folder / "other"
+    certs.create_authority(other)
+    certs.issue(other, "supplier")
+    shutil.copy(parties.folder / "certs/ca.pem", other / "ca.pem")
+    with pytest.raises(DisconnectedError):
+        dial(parties, "supplier", identity(other, "supplier"))
+
+
+def test_a_revoked_certificate_is_refused_and_its_successor_is_welcome(
+    parties: Parties, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = parties.folder / "certs"
+    certs.revoke(folder, "supplier")
+    with caplog.at_level(logging.WARNING), pytest.raises(TransportError, match="revoked"):
+        dial(parties, "supplier", identity(folder, "supplier"))
+    assert "refused supplier at" in caplog.text
+    certs.renew(folder, "supplier")
+    dial(parties, "supplier", identity(folder, "supplier")).close()
+
+
+def test_a_revoked_party_cannot_show_its_successors_certificate(parties: Parties) -> None:
+    """It has the new certificate, which is public, but not its key."""
+    folder = parties.folder / "certs"
+    stolen = parties.folder / "stolen"
+    shutil.copytree(folder, stolen)
+    certs.revoke(folder, "supplier")
+    certs.renew(folder, "supplier")
+    old = identity(stolen, "supplier")
+    client = flight.FlightClient(
+        f"grpc+tls://127.0.0.1:{parties.port}",
+        tls_root_certs=old.authority.read_bytes(),
+        cert_chain=old.certificate.read_bytes(),
+        private_key=old.key.read_bytes(),
+    )
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"client"))
+    challenge = reader.read_chunk().app_metadata
+    assert challenge is not None
+    hello = e.Hello(
+        protocol=e.PROTOCOL,
+        version="0",
+        name="supplier",
+        role="client",
+        certificate=(folder / "supplier.pem").read_bytes(),
+        signature=certs.sign(old.key.read_bytes(), bytes(challenge)),
+    )
+    for piece in pack(hello):
+        writer.write_metadata(pa.py_buffer(piece))
+    assert b"did not sign" in bytes(reader.read_chunk().app_metadata)
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "holder", "role", "why"),
+    [
+        ("store-eu", "supplier", "client", "do not belong together"),
+        ("supplier", "supplier", "user", "knows no user"),
+        ("analyst", "analyst", "client", "knows no client"),
+    ],
+)
+def test_a_party_is_nobody_else(parties: Parties, name: str, holder: str, role: e.Role, why: str) -> None:
+    with pytest.raises(TransportError, match=why):
+        dial(parties, name, identity(parties.folder / "certs", holder), role)
+
+
+def test_a_party_that_the_federation_does_not_list_is_refused(parties: Parties) -> None:
+    certs.issue(parties.folder / "certs", "stranger")
+    with pytest.raises(TransportError, match="knows no client"):
+        dial(parties, "stranger", identity(parties.folder / "certs", "stranger"))
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b""],
+        [b"garbage"],
+        [b"M\xff\xff\xff\xff"],
+        [b"C" + bytes(100)],
+        [b"H" + bytes(100)],
+        [next(pack(e.Reply(run="x", step=1), [Frame(b"h", [bytes(9)])])), b"C" + bytes(100)],
+        [next(pack(e.Request(run="x", step=1, after=0)))],
+    ],
+    ids=["empty", "garbage", "long label", "piece of nothing", "bad heartbeat", "too long", "a server's word"],
+)
+def test_garbage_of_a_client_ends_its_connection_alone(parties: Parties, pieces: list[bytes]) -> None:
+    connection = dial(parties, "supplier", identity(parties.folder / "certs", "supplier"))
+    for piece in pieces:
+        connection.stream._write(piece)
+    with pytest.raises(DisconnectedError):
+        receive_until_the_end(connection)
+    connection.close()
+
+
+def test_a_parcel_over_the_limit_is_refused_before_it_arrives(parties: Parties) -> None:
+    connection = dial(parties, "supplier", identity(parties.folder / "certs", "supplier"))
+
+    class Huge(bytes):
+        def __len__(self) -> int:
+            return 2**40
+
+    connection.stream._write(next(pack(e.Reply(run="x", step=1), [Frame(b"h", [Huge(b"xx")])])))
+    goodbye, _ = connection.stream.receive()
+    assert "over the limit" in goodbye.reason
+    connection.close()
+
+
+def test_a_thousand_connections_leave_the_service_alone(parties: Parties) -> None:
+    sockets = [socket.create_connection(("127.0.0.1", parties.port), timeout=10) for _ in range(500)]
+    member = identity(parties.folder / "certs", "supplier")
+    held: list[Connection] = []
+    with pytest.raises(TransportError):
+        hold_many(held, parties, member)
+    assert parties.connect().status()
+    for one in sockets:
+        one.close()
+    for connection in held:
+        connection.close()
+
+
+def test_without_tls_only_this_machine_is_spoken_to() -> None:
+    def nothing(name: str, role: e.Role, stream: Any) -> None:
+        raise AssertionError
+
+    door = Door({}, lambda: e.Welcome(heartbeat=1, limit=1, runs=[]), nothing, FROM_ANYBODY)
+    with pytest.raises(TransportError, match="this machine only"):
+        FlightDoor("grpc+tcp://0.0.0.0:0", door, None)
+    with pytest.raises(TransportError, match="this machine only"):
+        Connection("grpc+tcp://192.0.2.1:1", "a", "client", None, e.FROM_SERVER)
+
+
+def test_another_version_of_the_protocol_is_refused(parties: Parties) -> None:
+    member = identity(parties.folder / "certs", "supplier")
+    _, certificate, key = member.read()
+    client = flight.FlightClient(
+        f"grpc+tls://127.0.0.1:{parties.port}",
+        tls_root_certs=member.authority.read_bytes(),
+        cert_chain=certificate,
+        private_key=key,
+    )
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"client"))
+    reader.read_chunk()
+    for piece in pack(e.Hello(protocol=e.PROTOCOL + 1, version="9.9", name="supplier", role="client")):
+        writer.write_metadata(pa.py_buffer(piece))
+    assert b"install the same version" in bytes(reader.read_chunk().app_metadata)
+    client.close()

@@ -1,0 +1,244 @@
+"""A storm without processes: keepers and journals meet every fault, fast; the model stays what it was.
+
+The real client, keeper, journal and run transport; only the network between them is this file's, and it
+is as bad as can be: clients die before and after they act, requests come twice, disks are full, and the
+server dies between any two steps.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.network.parties import OWNERS, QUERY, SECRET, assert_same, in_process, tables
+
+from tablepuppet import train as story
+from tablepuppet.engine.result import Result
+from tablepuppet.errors import RunInterruptedError, TransportError
+from tablepuppet.job import make_job
+from tablepuppet.network.journal import Journal, RunTransport
+from tablepuppet.network.keeper import Keeper
+from tablepuppet.operators.client import Client
+from tablepuppet.tables.source import open_source
+from tablepuppet.tables.store import ClientTables
+from tablepuppet.transport.codec import Frame
+from tablepuppet.transport.envelopes import Request
+from tablepuppet.transport.link import Link
+
+RUN = "0123456789abcdef"
+TABLES = {"orders": ("store-eu", "store-us"), "items": ("supplier",)}
+
+
+class ServerKilledError(RunInterruptedError):
+    """The end of a server, in the middle of a run."""
+
+
+class BadNetwork:
+    """Stands where the switchboard would; every step has one fault."""
+
+    def __init__(self, folder: Path, held: dict[str, pa.Table], seed: int | None) -> None:
+        self.folder, self.held = folder, held
+        self.chance = None if seed is None else random.Random(seed)
+        self.keepers = {name: self.boot(name) for name in held}
+        self.faults: dict[str, int] = {}
+
+    def boot(self, name: str) -> Keeper:
+        """A client as it is after kill -9: nothing but its disk."""
+        source = open_source(self.held[name], OWNERS[name])
+        client = Client(name, ClientTables({OWNERS[name]: source}), key=SECRET)
+        return Keeper(client, self.folder / name)
+
+    def connected(self) -> dict[str, str]:
+        return dict.fromkeys(self.keepers, "")
+
+    def ask(self, requests: Mapping[str, tuple[Request, Sequence[Frame]]], **_: Any) -> dict[str, list[Frame]]:
+        kinds = ["none", "before", "after", "twice", "full disk", "server before", "server after"]
+        fault, victim = "none", ""
+        if self.chance is not None:
+            fault, victim = self.chance.choice(kinds), self.chance.choice(list(requests))
+        self.faults[fault] = self.faults.get(fault, 0) + 1
+        if fault == "server before":
+            raise ServerKilledError
+        if fault == "before":
+            self.keepers[victim] = self.boot(victim)
+        if fault == "full disk":
+            fill_disk(2)
+        replies = {name: list(self.keepers[name].answer(*request)) for name, request in requests.items()}
+        if fault == "after":
+            self.keepers[victim] = self.boot(victim)
+            replies[victim] = list(self.keepers[victim].answer(*requests[victim]))
+        if fault == "twice":
+            again = list(self.keepers[victim].answer(*requests[victim]))
+            assert [f.size for f in again] == [f.size for f in replies[victim]]
+            replies[victim] = again
+        if fault == "server after":
+            raise ServerKilledError
+        return replies
+
+
+_full = [0]
+_fsync = os.fsync
+
+
+def fill_disk(times: int) -> None:
+    """The next few writes find no room."""
+    _full[0] = times
+
+
+def failing_fsync(descriptor: int) -> None:
+    if _full[0] > 0:
+        _full[0] -= 1
+        raise OSError(errno.ENOSPC, "No space left on device")
+    _fsync(descriptor)
+
+
+def transport(network: BadNetwork, journal: Journal) -> RunTransport:
+    return RunTransport(RUN, network, journal, 60.0, lambda _: None, lambda: False, lambda *_: None)  # type: ignore[arg-type]
+
+
+def weather(folder: Path, network: BadNetwork, *, algorithm: str, **options: Any) -> tuple[Result, int]:
+    """Trains until a server survives; the result, and how many did not."""
+    job = make_job(QUERY, label="y", model="auto", algorithm=algorithm, given=options)
+    deaths = 0
+    while True:
+        journal = Journal(folder / "journal")
+        try:
+            link = Link(transport(network, journal), wire=job.wire)
+            return story.train(job, TABLES, link, None, RUN), deaths
+        except ServerKilledError:
+            deaths += 1
+        finally:
+            journal.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": "newton"},
+        {"algorithm": "admm", "epochs": 3},
+        {"algorithm": "sgd", "batch_size": 100, "epochs": 3, "learning_rate": 0.1},
+        {"algorithm": "vfl-sgd", "batch_size": 200, "epochs": 2, "learning_rate": 0.1},
+    ],
+    ids=lambda o: o["algorithm"],
+)
+def test_no_fault_changes_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    monkeypatch.setattr(os, "fsync", failing_fsync)
+    network = BadNetwork(tmp_path, tables(120), seed=1)
+    result, deaths = weather(tmp_path, network, **options)
+    with in_process(tables(120)) as federation:
+        expected = federation.train(QUERY, label="y", **options)
+    assert deaths > 0
+    assert_same(result, expected)
+
+
+@pytest.mark.slow
+def test_two_hundred_rounds_with_a_fault_each_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", failing_fsync)
+    options: dict[str, Any] = {"algorithm": "sgd", "batch_size": 30, "epochs": 40, "learning_rate": 0.05}
+    network = BadNetwork(tmp_path, tables(120), seed=2)
+    result, _ = weather(tmp_path, network, **options)
+    with in_process(tables(120)) as federation:
+        expected = federation.train(QUERY, label="y", **options)
+    assert result.traffic.rounds > 200
+    assert len(network.faults) == 7
+    assert_same(result, expected)
+
+
+class OpenLink(Link):
+    """Leaves jobs open, as a server that was killed does."""
+
+    def tell(self, requests: Any) -> None:
+        pass
+
+
+def setup(tmp_path: Path) -> BadNetwork:
+    """A network without faults, whose clients have trained a little."""
+    network = BadNetwork(tmp_path, tables(120), seed=None)
+    job = make_job(QUERY, label="y", model="auto", algorithm="sgd", given={"batch_size": 100, "epochs": 1})
+    journal = Journal(tmp_path / "journal")
+    story.train(job, TABLES, OpenLink(transport(network, journal)), None, RUN)
+    journal.close()
+    return network
+
+
+def test_an_old_or_a_skipped_step_is_refused(tmp_path: Path) -> None:
+    network = setup(tmp_path)
+    keeper = network.keepers["supplier"]
+    last = keeper._runs[RUN].step
+    for step, after in ((last - 1, last - 2), (last + 2, last + 1), (last + 1, last - 1)):
+        (frame,) = keeper.answer(Request(run=RUN, step=step, after=after), [Frame(b"\x00x")])
+        assert b"Failure" in frame.header
+    assert keeper._runs[RUN].step == last
+
+
+@pytest.mark.parametrize("run", ["../../etc", "", "0123456789ABCDEF", RUN + "0"])
+def test_a_run_whose_name_is_a_path_is_refused(tmp_path: Path, run: str) -> None:
+    keeper = BadNetwork(tmp_path, tables(20), seed=0).keepers["supplier"]
+    (frame,) = keeper.answer(Request(run=run, step=1, after=0), [Frame(b"\x00x")])
+    assert b"sixteen hexadecimal" in frame.header
+
+
+def test_a_client_whose_tables_changed_says_so(tmp_path: Path) -> None:
+    network = setup(tmp_path)
+    step = network.keepers["supplier"]._runs[RUN].step
+    changed = network.held["supplier"]
+    network.held["supplier"] = changed.set_column(1, "price", pa.array(range(changed.num_rows), pa.float64()))
+    (frame,) = network.boot("supplier").answer(Request(run=RUN, step=step + 1, after=step), [Frame(b"\x00x")])
+    assert b"tables have changed" in frame.header
+
+
+def test_runs_that_the_server_forgot_leave_the_disk(tmp_path: Path) -> None:
+    network = setup(tmp_path)
+    assert (tmp_path / "supplier" / RUN / "last").exists()
+    network.keepers["supplier"].keep_only([RUN])
+    assert (tmp_path / "supplier" / RUN / "last").exists()
+    network.keepers["supplier"].keep_only([])
+    assert not (tmp_path / "supplier" / RUN).exists()
+
+
+def test_another_job_cannot_be_resumed_from_a_journal(tmp_path: Path) -> None:
+    network = setup(tmp_path)
+    job = make_job(QUERY, label="y", model="auto", algorithm="sgd", given={"batch_size": 50, "epochs": 1})
+    journal = Journal(tmp_path / "journal")
+    with pytest.raises(Exception, match="is not what it was"):
+        story.train(job, TABLES, Link(transport(network, journal)), None, RUN)
+    journal.close()
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[: len(b) // 2], lambda b: b + b"torn"])
+def test_a_torn_journal_is_read_as_far_as_it_is_whole(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    answers = {"a": [Frame(b"h", [b"x" * 100])]}
+    for step in (1, 2, 3):
+        assert journal.next(step, 0) is None
+        journal.append(step, 0, answers)
+    journal.close()
+    path.write_bytes(damage(path.read_bytes()))
+    journal, step = Journal(path), 1
+    while journal.next(step, 0) is not None:
+        step += 1
+    journal.append(step, 0, answers)
+    journal.close()
+    journal = Journal(path)
+    assert all(journal.next(s, 0) is not None for s in range(1, step + 1))
+    assert journal.next(step + 1, 0) is None
+    journal.close()
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_in_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: int) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    network = setup(tmp_path)
+    keeper = network.keepers["supplier"]
+    step = keeper._runs[RUN].step
+    monkeypatch.setattr(os, "fsync", denied)
+    with pytest.raises(TransportError, match="cannot write a checkpoint"):
+        keeper.answer(Request(run=RUN, step=step + 1, after=step), [Frame(b"\x00x")])

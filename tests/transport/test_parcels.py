@@ -1,0 +1,49 @@
+"""Parcels: any frames survive being cut to pieces; nothing that does not fit is put together."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tablepuppet.errors import TransportError
+from tablepuppet.transport import parcels
+from tablepuppet.transport.codec import Frame
+from tablepuppet.transport.envelopes import Reply
+from tablepuppet.transport.parcels import Assembler, pack
+
+FRAMES = st.lists(st.tuples(st.binary(min_size=1, max_size=20), st.lists(st.binary(max_size=300), max_size=3)))
+
+
+@given(FRAMES, st.integers(64, 400))
+def test_frames_survive_any_cut(given_frames: list[tuple[bytes, list[bytes]]], size: int) -> None:
+    frames = [Frame(header, buffers) for header, buffers in given_frames]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parcels, "PIECE", size)
+        pieces = list(pack(Reply(run="r", step=3), frames))
+    assembler = Assembler(Reply)
+    found = [assembler.feed(memoryview(piece)) for piece in pieces]
+    assert found[:-1] == [None] * (len(found) - 1)
+    assert found[-1] is not None
+    envelope, received = found[-1]
+    assert envelope == Reply(run="r", step=3)
+    assert [(f.header, [bytes(b) for b in f.buffers]) for f in received] == given_frames
+
+
+@given(st.binary(max_size=100))
+def test_garbage_is_a_protocol_error(garbage: bytes) -> None:
+    with pytest.raises(TransportError):
+        Assembler(Reply).feed(memoryview(b"M" + garbage))
+
+
+def test_a_parcel_that_announces_too_much_is_refused_at_once() -> None:
+    piece = next(pack(Reply(run="r", step=3), [Frame(b"h", [bytes(100)])]))
+    with pytest.raises(TransportError, match="over the limit"):
+        Assembler(Reply, limit=50).feed(memoryview(piece))
+
+
+def test_an_envelope_off_the_list_is_refused() -> None:
+    from tablepuppet.transport.envelopes import Goodbye
+
+    with pytest.raises(TransportError, match="does not follow the protocol"):
+        Assembler(Reply).feed(memoryview(next(pack(Goodbye(reason="x")))))

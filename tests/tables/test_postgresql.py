@@ -155,3 +155,12 @@ def test_a_bad_row_is_not_quoted(database: Database) -> None:
         opened.read(["CAST(code AS INTEGER)"], None)
     assert "hush" not in str(refused.value)
     opened.close()
+
+
+def test_a_session_that_was_lost_is_opened_anew_for_the_next_job(database: Database) -> None:
+    opened = open_source(source(database.url, table="everything"), "everything")
+    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> "
+    database.rows(f"{others} pg_backend_pid()")
+    assert len(opened.describe()) == 24
+    assert opened.read(["b"], None).num_rows == 1
+    opened.close()

@@ -106,3 +106,14 @@ def test_what_is_not_there_or_not_sqlite_is_said(tmp_path: Path) -> None:
     (tmp_path / "text.sqlite").write_text("not a database" * 100)
     with pytest.raises(SourceError, match="not a SQLite database"):
         open_source(source(f"sqlite://{tmp_path}/text.sqlite", table="t"), "things")
+
+
+def test_a_moment_is_one_in_whatever_zone_it_is_written(tmp_path: Path) -> None:
+    with opened(
+        tmp_path,
+        "CREATE TABLE t (at TIMESTAMPTZ)",
+        "INSERT INTO t VALUES ('2020-01-02T03:00:00Z'), ('2020-01-02 05:00:00+02:00')",
+    ) as things:
+        assert things.describe()[0].detail == "TIMESTAMP WITH TIME ZONE"
+        first, second = things.read(["at"], None)["c0"].to_pylist()
+    assert first == second

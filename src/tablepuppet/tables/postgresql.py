@@ -78,22 +78,34 @@ class PostgreSQL:
         except ImportError:
             raise SourceError(f"table {name}: PostgreSQL needs pip install 'tablepuppet[databases]'") from None
         self._name = name
+        self._dbapi: Any = dbapi
         self._errors: Any = dbapi.Error
+        self._url = url
         self.relation = ".".join(_quoted(part) for part in table.split("."))
+        self._connection: Any = self._connect()
+
+    def _connect(self) -> Any:
+        """A session of our kind."""
         try:
-            self._connection: Any = dbapi.connect(url, autocommit=True)
-        except dbapi.Error as error:
+            connection = self._dbapi.connect(self._url, autocommit=True)
+            try:
+                for statement in _SESSION:
+                    with connection.cursor() as cursor:
+                        cursor.execute(statement)
+            except self._errors:
+                connection.close()
+                raise
+        except self._errors as error:
             raise self._error(error) from None
-        try:
-            for statement in _SESSION:
-                with self._connection.cursor() as cursor:
-                    cursor.execute(statement)
-        except dbapi.Error as error:
-            self.close()
-            raise self._error(error) from None
+        return connection
 
     def columns(self) -> list[OwnerColumn]:
-        found = self._rows(_COLUMNS, (self.relation,))
+        try:
+            found = self._rows(_COLUMNS, (self.relation,))
+        except SourceError:  # every job begins here: a session that was lost since the last one is opened anew
+            self.close()
+            self._connection = self._connect()
+            found = self._rows(_COLUMNS, (self.relation,))
         if not found:
             raise SourceError(f"table {self._name}: {_REASONS['42P01']}")
         return [self._column(*row) for row in found]

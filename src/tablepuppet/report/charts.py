@@ -16,7 +16,7 @@ from tablepuppet.report.axis import Axis, axis_over
 from tablepuppet.report.format import tick_text
 
 WIDTH, HEIGHT = 460, 290
-LEFT, RIGHT, TOP, BOTTOM = 84, 12, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 84, 24, 12, 46
 MAX_POINTS = 240  # in one chart
 
 # Distinct in light, dark and for colour-blind eyes; dashes tell lines apart in print.

@@ -163,7 +163,7 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     explanation: str  # the plan, with what was counted beside what was estimated
     insights: list[InsightRecord]
     exposures: list[ExposureRecord]
-    ledger: list[ReleaseRecord]
+    ledger: list[ReleaseRecord] = []
     environment: dict[str, str]
 
 

@@ -141,8 +141,10 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
         for name in ("hidden", "activation", "dropout", "dtype", "module"):
             if name in given:
                 raise JobError(f'{name} belongs to a neural model; use it with model="mlp", not model="{job.model}"')
-        if job.loss is not None and job.model != "linear":
+        if job.loss is not None and job.model not in ("auto", "linear"):
             raise JobError(f'model="{job.model}" already names its loss; use model="linear" with loss="{job.loss}"')
+        if job.intercept is False and job.options.name != "sgd":
+            raise JobError('a linear model can do without its intercept under algorithm="sgd" only')
         return
     if job.model == "module" and not job.module:
         raise JobError('model="module" needs module=…, the name under which the clients know the builder')

@@ -7,7 +7,8 @@
 `variant="published"` has ρ in place of Mρ, as the paper prints it; it may diverge. The intercept b
 lies with the server and is minimised over jointly with z. A block with several clients solves its
 θ-step by consensus rounds (`union="consensus"`) or from summed second moments (`union="exact"`).
-docs/algorithms.md derives all of it.
+docs/algorithms.md derives all of it. Linear models only at the client: neural ones are in
+admm_neural.py.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ class AdmmServer:
 
     def __post_init__(self) -> None:
         loss = self.problem.loss
-        self.rho = self.options.rho * loss.bound
+        default = 0.4 if self.problem.is_linear else 1.0
+        self.rho = loss.bound * (default if self.options.rho is None else self.options.rho)
+        self._averages = self.options.averages and self.problem.is_linear
         self._iterates: list[Array] = []  # h of ADMM's own θ
         self._shift: Array = np.zeros(loss.outputs)  # and its intercept b
         self._before: Array = self._shift  # b of the last round
@@ -113,16 +116,16 @@ class AdmmServer:
         self._figures: dict[str, float] = {}
         self._age = 0  # rounds since the last restart
         # The reported model comes from exact predictions; what only steers it can do with half the memory.
-        dtype = np.float32 if self.options.averages else np.float64
+        dtype = np.float32 if self._averages else np.float64
         self.problem.joined.allocate("u", loss.outputs, dtype)
 
     @property
     def intercept(self) -> Array:
-        return self._tracker.intercept if self.options.averages else self._shift
+        return self._tracker.intercept if self._averages else self._shift
 
     @property
     def predictions(self) -> list[Array]:
-        return self._tracker.predictions if self.options.averages else self._iterates
+        return self._tracker.predictions if self._averages else self._iterates
 
     @property
     def _factor(self) -> float:
@@ -134,7 +137,9 @@ class AdmmServer:
 
     def begin(self, predictions: list[Array], figures: list[float]) -> None:
         self._scales = figures
-        self._tracker.begin(predictions, [False] * self.problem.blocks)
+        if self.problem.has_intercept:
+            self._tracker.begin(predictions, [False] * self.problem.blocks)
+        self._tracker.predictions = predictions
         self._restart()
 
     def opening(self) -> list[BlockUpdate] | None:
@@ -150,7 +155,7 @@ class AdmmServer:
             "relax": self.options.relax,
         }
         # Under privacy the best constant for the labels stays.
-        for _ in range(0 if problem.is_private else _INTERCEPT_STEPS):
+        for _ in range(_INTERCEPT_STEPS if problem.has_intercept and not problem.is_private else 0):
             sums = problem.joined.run(intercept_step, h, intercept=self._shift, **given).sums
             move = sums["slope"] / np.maximum(sums["curvature"], 1e-300)
             self._shift = self._shift - move
@@ -186,14 +191,14 @@ class AdmmServer:
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         self._iterates = [a.values for a in answers]
-        if self.options.averages:
+        if self._averages:
             # h of iterate − reported model came; their difference taken here would be mostly rounding
             self._iterates = [h + a.values for h, a in zip(self._tracker.predictions, answers, strict=True)]
             found = self._tracker.search([a.values for a in answers], [a.products for a in answers])
             if self._age == 1:  # the first step from a restart follows the gradient
                 self._figures["decrement"] = abs(found.decrement / found.value)
         self._adapt()
-        if self.options.averages and self._age == _RESTART:
+        if self._averages and self._age == _RESTART:
             self._restart()
 
     def _restart(self) -> None:
@@ -205,7 +210,7 @@ class AdmmServer:
 
     def _adapt(self) -> None:
         """Residual balancing (Boyd et al., 3.4.1)."""
-        if not self.options.adapt or self._age == 1:
+        if not (self.options.adapt and self.problem.is_linear) or self._age == 1:
             return
         primal, dual = self._figures["primal_residual"], self._figures["dual_residual"]
         if primal > 10 * dual:
@@ -218,7 +223,7 @@ class AdmmServer:
 
     def is_converged(self) -> bool:
         """Near the optimum both residuals vanish; after a restart they do anyway, but not the decrement."""
-        if self.options.averages:
+        if self._averages:
             return self._age == 1 and self._figures["decrement"] <= self.options.tolerance
         # The first round follows from λ = ℓ'(a), z = a, and has no residual to speak of.
         residual = max(self._figures["primal_residual"], self._figures["dual_residual"])

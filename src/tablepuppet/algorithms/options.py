@@ -54,12 +54,15 @@ class Sgd(_Options, frozen=True, tag="sgd"):
 class Admm(_Options, frozen=True, tag="admm"):
     """Alternating direction method of multipliers (RFL-ADMM-V, RFL-ADMM).
 
-    `rho` is in units of the loss curvature and tunes itself (`adapt`); `variant="published"`
+    `rho` is in units of the loss curvature (None: 0.4, and 1 for neural models) and, for linear
+    models, tunes itself (`adapt`); `variant="published"`
     is the paper's update, which may diverge. `union`: how the clients of one table agree.
+    `local_…`: how a client solves the θ-step of a neural model, with a learning rate that falls as
+    1/√round (None: batches and epochs that make at least 128 steps); linear models solve it exactly.
     """
 
     name: ClassVar[str] = "admm"
-    rho: float = 0.4
+    rho: float | None = None
     adapt: bool = True
     relax: float = 1.6
     variant: Literal["sharing", "published"] = "sharing"
@@ -67,9 +70,18 @@ class Admm(_Options, frozen=True, tag="admm"):
     inner_rounds: int = 10
     memory: int = 8  # fewer stall where tables correlate: docs/decisions/0006
     tolerance: float = 1e-8
+    local_epochs: int | None = None
+    local_batch_size: int | None = None
+    local_optimizer: Literal["sgd", "adam", "adamw"] = "adam"
+    local_learning_rate: float = 0.01
 
     def __post_init__(self) -> None:
-        self._check(0 < self.rho < inf, "rho must be above 0 and finite")
+        self._check(self.rho is None or 0 < self.rho < inf, "rho must be above 0 and finite, or None")
+        self._check(self.local_epochs is None or self.local_epochs >= 1, "local_epochs must be at least 1, or None")
+        self._check(
+            self.local_batch_size is None or self.local_batch_size >= 1, "local_batch_size must be at least 1, or None"
+        )
+        self._check(0 < self.local_learning_rate < inf, "local_learning_rate must be above 0 and finite")
         self._check(0 < self.relax < 2, "relax must lie in (0, 2)")
         self._check(0 <= self.memory <= 16, "memory must lie in 0..16")
         self._check(self.inner_rounds >= 1, "inner_rounds must be at least 1")

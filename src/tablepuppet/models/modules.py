@@ -98,7 +98,9 @@ def _built(builder: Builder, width: int, outputs: int, name: str) -> Module:
             f"the builder failed for block {name} ({width} inputs, {outputs} outputs): {type(error).__name__}: {error}"
         ) from error
     if not isinstance(module, torch.nn.Module):
-        raise TrainingError(f"the builder returned a {type(module).__name__} for block {name}; it must return a Module")
+        raise TrainingError(
+            f"the builder returned a {type(module).__name__} for block {name}; it must return a torch.nn.Module"
+        )
     return cast("Module", module)
 
 

@@ -120,17 +120,15 @@ class NeuralModel:
                 total += torch.cat([s.reshape(-1) for s in sums])
         return np.asarray(total.numpy())
 
-    def step_gradient(self, theta: Array, signal: Array, quadratic: Array, rows: Rows) -> Array:
-        """Σ_k (∂h_k/∂θ)ᵀ (Y_k + q_k h_k) over some rows: the slope of Σ Yᵀh + ½ q‖h‖², in one pass."""
+    def slope(self, theta: Array, signal: Array, quadratic: Array, rows: Rows, draw: int | None) -> Array:
+        """∂/∂θ of Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] over a batch of rows: one pass forth, one back."""
         torch = need_torch()
         flat = self._flat(theta).requires_grad_()
-        index = torch.from_numpy(rows.astype(np.int64))
-        out = self._forward(self.train, self.exists[0], flat, index)
-        slope = (
-            torch.tensor(np.asarray(signal, theta.dtype))
-            + torch.tensor(np.asarray(quadratic, theta.dtype))[:, None] * out.detach()
-        )
-        return np.asarray(torch.autograd.grad(out, flat, slope)[0].numpy())
+        linear, weights = (torch.tensor(np.asarray(v, theta.dtype)) for v in (signal, quadratic))
+        with self._mode(draw):
+            out = self._forward(self.train, self.exists[0], flat, torch.from_numpy(rows.astype(np.int64)))
+            back = torch.autograd.grad(out, flat, linear + weights[:, None] * out.detach())[0]
+        return np.asarray(back.numpy())
 
     def _predict(
         self, inputs: Inputs, exists: NDArray[np.bool_] | None, theta: Array, rows: Rows | None, draw: int | None

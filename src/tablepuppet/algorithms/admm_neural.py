@@ -1,0 +1,106 @@
+"""ADMM's client half for neural models: the θ-step by a local solver, consensus where a block has several clients.
+
+    one client   θ = argmin βR(θ) + (1/N) l(θ)                                        local.py
+    several      θ_q = argmin (1/N) l_q(θ) + ρ_u/2 ‖θ − w + u_q‖²,  u_q ← u_q + θ_q − w,  inner rounds
+
+The server half is that of linear models (admm.py), but the reported model is the last iterate: a
+combination of networks is no network.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from tablepuppet.algorithms import local
+from tablepuppet.algorithms.base import Answer, Array, PartSetup, squared_norm
+from tablepuppet.algorithms.optimizers import Moments
+from tablepuppet.algorithms.options import Admm
+from tablepuppet.algorithms.sensitivity import sensitivity
+from tablepuppet.errors import PrivacyError
+from tablepuppet.transport.messages import AdmmUpdate, Combined, Partial, Predictions
+
+
+class NeuralAdmmState(msgspec.Struct, frozen=True):
+    """A part's reported parameters (w where a block has several clients), its own, and the θ-step under way."""
+
+    theta: Array
+    iterate: Array  # θ_q
+    gap: Array  # u_q
+    moments: Moments
+    signal: Array
+    factor: float = 0.0
+    union_rho: float = 0.0
+    inner: int = 0
+    outer: int = 0  # outer rounds so far
+
+
+def client_start(setup: PartSetup, options: Admm) -> NeuralAdmmState:
+    if setup.is_private:
+        raise PrivacyError(
+            'admm trains a neural model without noise; for private features use algorithm="sgd", or a linear model'
+        )
+    theta = setup.model.initial()
+    zero = np.zeros_like(theta)
+    return NeuralAdmmState(theta, theta, zero, Moments.zero(theta, options.local_optimizer), np.zeros((0, 0)))
+
+
+def mean_curvature(setup: PartSetup) -> float:
+    """The mean diagonal of the part's share of the Gauss–Newton matrix: the scale of ρ_u."""
+    return sensitivity(setup) / max(1, setup.model.width)
+
+
+def client_step(
+    setup: PartSetup, options: Admm, state: NeuralAdmmState, message: AdmmUpdate | Combined
+) -> tuple[NeuralAdmmState, Answer]:
+    """The θ-step: at once for a single client, in inner rounds otherwise."""
+    replace = msgspec.structs.replace
+    if isinstance(message, Combined):
+        agreed = message.values[0]
+        state = replace(state, theta=agreed, gap=state.gap + state.iterate - agreed, inner=state.inner + 1)
+        if state.inner >= options.inner_rounds:
+            return state, _predicted(setup, state)
+        return _proposed(setup, options, state)
+    state = replace(state, outer=state.outer + 1)
+    if setup.clients == 1:
+        theta, moments = local.solve(
+            setup,
+            options,
+            state.theta,
+            state.moments,
+            message.signal,
+            message.factor,
+            learning_rate=_learning_rate(options, state),
+            pull=setup.l2,
+            anchor=None,
+        )
+        state = replace(state, theta=theta, iterate=theta, moments=moments)
+        return state, _predicted(setup, state)
+    gap = state.gap * (state.union_rho / message.union_rho)  # u is scaled by ρ_u
+    gap = gap.astype(state.theta.dtype)
+    state = replace(state, signal=message.signal, factor=message.factor, union_rho=message.union_rho, gap=gap, inner=0)
+    return _proposed(setup, options, state)
+
+
+def _proposed(setup: PartSetup, options: Admm, state: NeuralAdmmState) -> tuple[NeuralAdmmState, Answer]:
+    """θ_q of this inner round; θ_q + u_q is sent."""
+    iterate, moments = local.solve(
+        setup,
+        options,
+        state.iterate,
+        state.moments,
+        state.signal,
+        state.factor,
+        learning_rate=_learning_rate(options, state),
+        pull=state.union_rho,
+        anchor=state.theta - state.gap,
+    )
+    return msgspec.structs.replace(state, iterate=iterate, moments=moments), Partial(values=[iterate + state.gap])
+
+
+def _learning_rate(options: Admm, state: NeuralAdmmState) -> float:
+    return float(options.local_learning_rate / np.sqrt(state.outer))
+
+
+def _predicted(setup: PartSetup, state: NeuralAdmmState) -> Predictions:
+    return Predictions(values=setup.model.predict(state.theta), products=np.array([squared_norm(state.theta)]))

@@ -1,0 +1,176 @@
+"""RelationalClassifier, RelationalRegressor: training in scikit-learn's manner.
+
+    tp.RelationalClassifier(algorithm="admm").fit(federation, query, label="returned").score(federation, query)
+
+In: a federation and a query in place of X and y. They keep scikit-learn's conventions (parameters are
+what the constructor got, `fit` returns self, learned attributes end in an underscore, use before `fit`
+raises NotFittedError) and work with its `clone`, without needing scikit-learn.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.engine.result import Result
+from tablepuppet.errors import JobError, TablePuppetError
+from tablepuppet.federation import Federation
+
+
+class NotFittedError(TablePuppetError, ValueError, AttributeError):
+    """An estimator was used before `fit`; also a ValueError and an AttributeError, as scikit-learn's is."""
+
+
+class _RelationalEstimator:
+    """What both estimators share."""
+
+    _estimator_type: ClassVar[str]
+    _loss: ClassVar[str]
+
+    def __init__(
+        self,
+        model: Any = "auto",
+        algorithm: Any = "newton",
+        *,
+        l2: float = 1e-4,
+        test_fraction: float = 0.0,
+        standardize: bool = True,
+        seed: int = 0,
+        epochs: int | None = None,
+        batch_size: int | None = 10_240,
+        **options: Any,
+    ) -> None:
+        self.model = model
+        self.algorithm = algorithm
+        self.l2 = l2
+        self.test_fraction = test_fraction
+        self.standardize = standardize
+        self.seed = seed
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self._options = options
+
+    @classmethod
+    def _named(cls) -> list[str]:
+        """The constructor's own parameters."""
+        parameters = inspect.signature(cls.__init__).parameters.values()
+        return [p.name for p in parameters if p.name != "self" and p.kind is not inspect.Parameter.VAR_KEYWORD]
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """All parameters, options of the algorithm and the model among them."""
+        return {name: getattr(self, name) for name in self._named()} | self._options
+
+    def set_params(self, **given: Any) -> Self:
+        """Sets parameters by name; options that were not there before are added."""
+        own = self._named()
+        for name, value in given.items():
+            if name in own:
+                setattr(self, name, value)
+            else:
+                self._options = self._options | {name: value}
+        return self
+
+    def fit(self, federation: Federation, query: str, label: str) -> Self:
+        """Trains on the query's result; `test_fraction` of the label's rows are kept out (none by default)."""
+        if not isinstance(federation, Federation):
+            raise JobError(
+                f"fit takes a Federation, a query and label=…, not {type(federation).__name__}: the tables stay with "
+                "their owners, so there is no X"
+            )
+        given = self.get_params()
+        if given["model"] in ("auto", "linear", "mlp") or callable(given["model"]):
+            given.setdefault("loss", self._loss)
+        self.result_: Result = federation.train(query, label=label, **given)
+        self.classes_ = np.array(self.result_.classes)
+        self.feature_names_in_ = np.array([f for block in self.result_.blocks for f in block.features], object)
+        return self
+
+    def predict(self, federation: Federation, query: str | None = None) -> NDArray[Any]:
+        """One prediction per joined row, in the order of the label table's rows; by default of the query of `fit`."""
+        return np.asarray(self._predicted(federation, query)["prediction"].to_numpy())
+
+    def _predicted(self, federation: Federation, query: str | None) -> pa.Table:
+        return federation.predict(self._fitted(), query)
+
+    def _fitted(self) -> Result:
+        if not hasattr(self, "result_"):
+            raise NotFittedError(
+                f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with appropriate arguments before "
+                "using this estimator."
+            )
+        return self.result_
+
+    def _labels(self, federation: Federation, query: str | None) -> NDArray[Any]:
+        """The labels of the query's joined rows, in the order of `predict`."""
+        result = self._fitted()
+        job = result.plan.job
+        plan = federation.explain(
+            job.query if query is None else query,
+            label=job.label,
+            model="linear",
+            loss=self._loss,
+            test_fraction=0.0,
+            max_joined_rows=job.max_joined_rows,
+        )
+        rows, classes = plan.mapping.train, plan.mapping.label.classes
+        values = rows.label_index.expand(rows.labels, 0, rows.rows)
+        return np.array(classes)[values.astype(np.intp)] if classes else values
+
+    def __repr__(self) -> str:
+        defaults = {p.name: p.default for p in inspect.signature(type(self).__init__).parameters.values()}
+        changed = {k: v for k, v in self.get_params().items() if k not in defaults or v != defaults[k]}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        fitted = self.result_._repr_html_() if hasattr(self, "result_") else ""
+        return f"<pre>{html.escape(repr(self))}</pre>{fitted}"
+
+
+class RelationalClassifier(_RelationalEstimator):
+    """A classifier over a query's result: logistic for two classes, softmax for more, linear or neural.
+
+    >>> RelationalClassifier(algorithm="admm", rho=0.5)
+    RelationalClassifier(algorithm='admm', rho=0.5)
+    >>> RelationalClassifier().set_params(l2=0.1).get_params()["l2"]
+    0.1
+    """
+
+    _estimator_type = "classifier"
+    _loss = "cross_entropy"
+
+    def predict_proba(self, federation: Federation, query: str | None = None) -> NDArray[np.float64]:
+        """The probability of each class, in the order of `classes_`, for each joined row."""
+        table = self._predicted(federation, query)
+        if "probability" in table.column_names:
+            second = table["probability"].to_numpy()
+            return np.column_stack([1.0 - second, second])
+        named = [name for name in table.column_names if name.startswith("probability_")]
+        return np.column_stack([table[name].to_numpy() for name in named])
+
+    def score(self, federation: Federation, query: str | None = None) -> float:
+        """The share of joined rows whose class is predicted."""
+        return float(np.mean(self.predict(federation, query) == self._labels(federation, query)))
+
+
+class RelationalRegressor(_RelationalEstimator):
+    """A regressor over a query's result: squared loss, linear or neural.
+
+    >>> RelationalRegressor(model="mlp", algorithm="sgd", hidden=(32,))
+    RelationalRegressor(model='mlp', algorithm='sgd', hidden=(32,))
+    """
+
+    _estimator_type = "regressor"
+    _loss = "squared"
+
+    def score(self, federation: Federation, query: str | None = None) -> float:
+        """R², as scikit-learn defines it, over the joined rows."""
+        labels = self._labels(federation, query)
+        error = float(np.sum((self.predict(federation, query) - labels) ** 2))
+        spread = float(np.sum((labels - labels.mean()) ** 2))
+        return 1.0 - error / spread if spread > 0 else 0.0

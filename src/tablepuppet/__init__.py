@@ -3,6 +3,7 @@
 from tablepuppet.algorithms.options import Admm, Centralized, Newton, Sgd
 from tablepuppet.engine.result import Result
 from tablepuppet.errors import TablePuppetError
+from tablepuppet.estimators import RelationalClassifier, RelationalRegressor
 from tablepuppet.federation import Federation
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
@@ -19,6 +20,8 @@ __all__ = [
     "Network",
     "Newton",
     "Plan",
+    "RelationalClassifier",
+    "RelationalRegressor",
     "Result",
     "Sgd",
     "TablePuppetError",

@@ -104,22 +104,6 @@ class _RelationalEstimator:
             )
         return self.result_
 
-    def _labels(self, federation: Federation, query: str | None) -> NDArray[Any]:
-        """The labels of the query's joined rows, in the order of `predict`."""
-        result = self._fitted()
-        job = result.plan.job
-        plan = federation.explain(
-            job.query if query is None else query,
-            label=job.label,
-            model="linear",
-            loss=self._loss,
-            test_fraction=0.0,
-            max_joined_rows=job.max_joined_rows,
-        )
-        rows, classes = plan.mapping.train, plan.mapping.label.classes
-        values = rows.label_index.expand(rows.labels, 0, rows.rows)
-        return np.array(classes)[values.astype(np.intp)] if classes else values
-
     def __repr__(self) -> str:
         defaults = {p.name: p.default for p in inspect.signature(type(self).__init__).parameters.values()}
         changed = {k: v for k, v in self.get_params().items() if k not in defaults or v != defaults[k]}
@@ -155,7 +139,7 @@ class RelationalClassifier(_RelationalEstimator):
 
     def score(self, federation: Federation, query: str | None = None) -> float:
         """The share of joined rows whose class is predicted."""
-        return float(np.mean(self.predict(federation, query) == self._labels(federation, query)))
+        return federation.evaluate(self._fitted(), query)["accuracy"]
 
 
 class RelationalRegressor(_RelationalEstimator):
@@ -170,7 +154,4 @@ class RelationalRegressor(_RelationalEstimator):
 
     def score(self, federation: Federation, query: str | None = None) -> float:
         """R², as scikit-learn defines it, over the joined rows."""
-        labels = self._labels(federation, query)
-        error = float(np.sum((self.predict(federation, query) - labels) ** 2))
-        spread = float(np.sum((labels - labels.mean()) ** 2))
-        return 1.0 - error / spread if spread > 0 else 0.0
+        return federation.evaluate(self._fitted(), query)["r2"]

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, cast
 import pyarrow as pa
 
 from tablepuppet import train as story
+from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.errors import JobError, TablePuppetError
 from tablepuppet.job import Job, make_job
@@ -242,6 +243,19 @@ class Federation:
     def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
         return story.predict(model, query, self._tables, Link(self._transport), **options)
 
+    def evaluate(self, model: Model | Result, query: str | None = None, *, module: Builder | None = None) -> Metrics:
+        """A model's metrics on all labelled rows of a query: its own by default, or one with the same features."""
+        chosen = model.model if isinstance(model, Result) else model
+        job = make_job(
+            chosen.query if query is None else query,
+            label=chosen.label,
+            model="linear",
+            algorithm="newton",
+            given={"test_fraction": 0.0, "loss": "cross_entropy" if chosen.classes else "squared"},
+        )
+        with self._offered(chosen.spec.module, chosen.builder if module is None else module):
+            return story.evaluate(chosen, job, self._tables, Link(self._transport))
+
     def close(self) -> None:
         """Ends the clients' threads and closes their sources."""
         self._transport.close()
@@ -290,6 +304,9 @@ class ConnectedFederation(Federation):
 
     def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
         return self._desk.do("predict", {"model": model, "query": query, "options": options})
+
+    def evaluate(self, model: Model | Result, query: str | None = None, *, module: Builder | None = None) -> Metrics:
+        raise JobError("a coordinator evaluates while it trains: see result.metrics, or predict and compare")
 
     @contextmanager
     def _offered(self, name: str, builder: Builder | None) -> Iterator[None]:

@@ -13,6 +13,8 @@ import pyarrow as pa
 from tablepuppet.catalog import bind
 from tablepuppet.engine.central import run_centralized
 from tablepuppet.engine.encoders import block_widths
+from tablepuppet.engine.evaluate import evaluate as evaluate_model
+from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result
 from tablepuppet.engine.run import OnRound, run
 from tablepuppet.errors import JobError, RunInterruptedError
@@ -66,6 +68,12 @@ def predict(model: Model, query: str, tables: Tables, link: Link, missing: str =
     there = reachable(model, tables, link)
     with _session(there.tables, there.link) as job_id:
         return predict_rows(model, query, there.tables, there.link, job_id, there=there, **options)
+
+
+def evaluate(model: Model, job: Job, tables: Tables, link: Link) -> Metrics:
+    """A model's metrics on the labelled rows of a job's query."""
+    with _session(tables, link) as job_id:
+        return evaluate_model(model, plan_job(job, tables, link, job_id), link, job_id)
 
 
 def plan_job(job: Job, tables: Tables, link: Link, job_id: str) -> Plan:

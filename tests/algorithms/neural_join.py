@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 import tablepuppet as tp
+from tablepuppet.tables.order import order_bits
 
 JOINS = {
     "one-to-many": "SELECT o.q, o.t, i.price, i.kind, o.{y} FROM orders o JOIN items i ON o.item = i.item",
@@ -77,7 +78,9 @@ class Joined:
             base = []
             for part in mapping.parts_of(number):
                 k = int(part.client.rpartition("[")[2].rstrip("]")) if "[" in part.client else 0
-                base.append(part.train_rows + starts[k])
+                own = starts[k + 1] - starts[k]
+                bits = order_bits(b"", f"{block.table} None", result.plan.job.seed, int(starts[k]), int(own))
+                base.append(starts[k] + np.argsort(bits, kind="stable")[part.train_rows])
             rows = np.concatenate(base)
             index = mapping.train.indices[number].index
             place = np.arange(mapping.train.rows) if index is None else index

@@ -24,12 +24,11 @@ def test_a_saved_perceptron_predicts_what_the_trained_one_did(tmp_path: Path, jo
     with federation(2) as owner:
         result = owner.train(query, label="number", model="mlp", algorithm="sgd", epochs=2, test_fraction=0.0)
         result.save(tmp_path / "model")
-        loaded = owner.predict(tp.load(tmp_path / "model"), query)
-        fresh = owner.predict(result, query)
-        labels = result.plan.mapping.train
-        truth = labels.joined_labels()
+        loaded = owner.predict(tp.load(tmp_path / "model"), query, key="number")
+        fresh = owner.predict(result, query, key="number")
+        assert owner.evaluate(result)["rmse"] == pytest.approx(result.metrics["train"]["rmse"], rel=1e-6)
     assert loaded.equals(fresh)
-    error = np.sqrt(np.mean((fresh["prediction"].to_numpy() - truth) ** 2))
+    error = np.sqrt(np.mean((fresh["prediction"].to_numpy() - fresh["number"].to_numpy()) ** 2))
     assert error == pytest.approx(result.metrics["train"]["rmse"], rel=1e-6)
 
 

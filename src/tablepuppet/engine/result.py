@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from tablepuppet.algorithms.base import Array
+from tablepuppet.engine.html import result_html
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.errors import ModelError
 from tablepuppet.models.modules import Builder, build_module
@@ -104,6 +105,10 @@ class Result:
             f"Result({job.model} by {job.algorithm}: {side} {shown}; objective {self.objective:.6g}; "
             f"{len(self.history)} epochs, {self.traffic.rounds:,} rounds, {self.traffic.bytes / 1e6:.3g} MB)"
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return result_html(repr(self), self.metrics, [record.objective for record in self.history])
 
     def explain(self) -> str:
         """The plan again, with what the meter counted beside what was estimated."""

@@ -1,0 +1,70 @@
+"""evaluate: how good a model is on the labelled rows of a query, without learning from them.
+
+In: a model and a plan over the query. Each client is sent the encoders and parameters of its block, as
+for a prediction, and answers with h of its rows; the labels come as they do in training. Out: metrics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from tablepuppet.engine.metrics import Metrics, measure
+from tablepuppet.errors import ModelError
+from tablepuppet.mapping.joined import JoinedRows
+from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
+from tablepuppet.operators.union import UnionOperator
+from tablepuppet.plan.plan import Plan
+from tablepuppet.prediction.model import Model
+from tablepuppet.transport.link import Link
+from tablepuppet.transport.messages import ScoreRows, Scores
+
+
+def evaluate(model: Model, plan: Plan, link: Link, job_id: str) -> Metrics:
+    """The model's metrics over all joined rows of the plan's query."""
+    mapping = plan.mapping
+    found = tuple((block.name, block.features) for block in mapping.bound.blocks)
+    if found != tuple((block.name, block.features) for block in model.blocks):
+        raise ModelError("the query does not select the features that the model was trained on; use the model's query")
+    union = UnionOperator(link, job_id, mapping, model.outputs)
+    answers = union.ask(
+        lambda part: ScoreRows(
+            job=job_id,
+            scan=part.scan,
+            columns=list(part.columns),
+            rows=part.train_rows,
+            encoders=list(model.blocks[part.block].encoders),
+            theta=model.blocks[part.block].theta,
+            model=model.spec,
+            name=model.blocks[part.block].name,
+            outputs=model.outputs,
+        ),
+        "evaluation",
+    )
+    per_row = [np.zeros((index.rows, model.outputs)) for index in mapping.train.indices]
+    for part in union.parts:
+        per_row[part.block][part.train] = cast(Scores, answers[part.number][0]).values
+    rows = _in_classes_of(model, mapping)
+    _, metrics = measure(rows, per_row, _loss(model), model.intercept, wants_auc=True)
+    return metrics
+
+
+def _loss(model: Model) -> Loss:
+    if not model.classes:
+        return Squared()
+    return Logistic() if model.outputs == 1 else Softmax(len(model.classes))
+
+
+def _in_classes_of(model: Model, mapping: TableMapping) -> JoinedRows:
+    """The joined rows with their labels numbered as the model numbers classes."""
+    classes = mapping.label.classes
+    if classes == model.classes:
+        return mapping.train
+    unknown = len(set(classes) - set(model.classes))
+    if unknown:
+        raise ModelError(f"the query's label has {unknown} classes that the model does not know; retrain with them")
+    number = np.array([model.classes.index(c) for c in classes], np.float64)
+    return replace(mapping.train, labels=number[mapping.train.labels.astype(np.intp)])

@@ -1,0 +1,88 @@
+"""The estimators keep scikit-learn's conventions and say what the federation says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.algorithms.neural_join import JOINS, federation
+
+import tablepuppet as tp
+
+QUERY = JOINS["one-to-many"]
+
+
+def test_a_classifier_scores_what_training_measured() -> None:
+    with federation(2) as owner:
+        model = tp.RelationalClassifier().fit(owner, QUERY.format(y="class"), label="class")
+        assert model.score(owner) == pytest.approx(model.result_.metrics["train"]["accuracy"])
+        shares = model.predict_proba(owner)
+        assert shares.shape == (300, 4)
+        assert np.allclose(shares.sum(axis=1), 1.0)
+        assert np.array_equal(model.classes_[shares.argmax(axis=1)], model.predict(owner))
+
+
+def test_two_classes_have_two_columns_of_probability() -> None:
+    with federation() as owner:
+        model = tp.RelationalClassifier(algorithm="admm", epochs=5).fit(owner, QUERY.format(y="flag"), label="flag")
+        assert model.predict(owner).dtype == np.bool_
+        assert np.array_equal(model.predict_proba(owner)[:, 1] > 0.5, model.predict(owner))
+        assert model.score(owner) == pytest.approx(model.result_.metrics["train"]["accuracy"])
+
+
+def test_a_regressor_scores_r_squared() -> None:
+    with federation() as owner:
+        model = tp.RelationalRegressor(l2=0.0).fit(owner, QUERY.format(y="number"), label="number")
+        assert model.score(owner) == pytest.approx(model.result_.metrics["train"]["r2"])
+
+
+def test_a_neural_estimator_fits_and_scores() -> None:
+    pytest.importorskip("torch")
+    with federation(2) as owner:
+        model = tp.RelationalClassifier(model="mlp", algorithm="sgd", epochs=2, hidden=(4,))
+        model.fit(owner, QUERY.format(y="flag"), label="flag")
+        assert model.score(owner) == pytest.approx(model.result_.metrics["train"]["accuracy"])
+
+
+def test_scikit_learn_clones_it_and_sets_its_parameters() -> None:
+    clone: Any = pytest.importorskip("sklearn.base").clone
+    model = tp.RelationalClassifier(algorithm=tp.Admm(rho=0.5), l2=0.1, validation_fraction=0.2)
+    copy = clone(model)
+    assert copy is not model
+    assert copy.get_params() == model.get_params()
+    assert copy.set_params(l2=1.0, hidden=(3,)).get_params()["hidden"] == (3,)
+    assert model.get_params()["l2"] == 0.1
+    assert repr(copy).startswith("RelationalClassifier(algorithm=Admm(")
+
+
+def test_a_parameter_search_by_hand_finds_the_best() -> None:
+    clone: Any = pytest.importorskip("sklearn.base").clone
+    base = tp.RelationalRegressor(test_fraction=0.3)
+    with federation() as owner:
+        scores = {}
+        for l2 in (1e-4, 10.0):
+            model = clone(base).set_params(l2=l2).fit(owner, QUERY.format(y="number"), label="number")
+            scores[l2] = model.result_.metrics["test"]["r2"]
+    assert scores[1e-4] > scores[10.0]
+
+
+@pytest.mark.parametrize("error", [tp.TablePuppetError, ValueError, AttributeError])
+def test_use_before_fit_is_refused_as_scikit_learn_does(error: type[Exception]) -> None:
+    with federation() as owner, pytest.raises(error, match="is not fitted yet"):
+        tp.RelationalClassifier().predict(owner)
+
+
+def test_fit_on_arrays_says_what_it_takes() -> None:
+    with pytest.raises(tp.TablePuppetError, match="takes a Federation"):
+        tp.RelationalClassifier().fit(np.zeros((3, 2)), np.zeros(3), label="y")  # type: ignore[arg-type]
+
+
+def test_a_notebook_shows_metrics_and_convergence() -> None:
+    with federation() as owner:
+        model = tp.RelationalRegressor(test_fraction=0.2).fit(owner, QUERY.format(y="number"), label="number")
+    shown = model._repr_html_()
+    assert "<table>" in shown
+    assert "rmse" in shown
+    assert "<polyline" in shown
+    assert "RelationalRegressor(" in shown

@@ -104,8 +104,7 @@ class AdmmServer:
 
     def __post_init__(self) -> None:
         loss = self.problem.loss
-        default = 0.4 if self.problem.is_linear else 1.0
-        self.rho = loss.bound * (default if self.options.rho is None else self.options.rho)
+        self.rho = self.options.start_rho(self.problem.is_linear) * loss.bound
         self._averages = self.options.averages and self.problem.is_linear
         self._iterates: list[Array] = []  # h of ADMM's own θ
         self._shift: Array = np.zeros(loss.outputs)  # and its intercept b

@@ -87,6 +87,12 @@ class Admm(_Options, frozen=True, tag="admm"):
         self._check(self.inner_rounds >= 1, "inner_rounds must be at least 1")
         self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
 
+    def start_rho(self, is_linear: bool = True) -> float:
+        """ρ to begin with, in units of the loss curvature."""
+        if self.rho is not None:
+            return self.rho
+        return 0.4 if is_linear else 1.0
+
     @property
     def averages(self) -> bool:
         """Whether the reported model is the best combination of iterates instead of the last one."""

@@ -113,7 +113,9 @@ class _BlockPlan:
         if not isinstance(options, Admm):
             return GradientPrivacy(clip=self.features.clip or 1.0, noise=noise, **(shared or {}))
         # ‖x‖² is at most the number of features, since each lies within ±1 or is one-hot.
-        curvature = options.rho * loss.bound * (blocks if options.variant == "sharing" else 1) * max(1, features)
+        curvature = (
+            options.start_rho() * loss.bound * (blocks if options.variant == "sharing" else 1) * max(1, features)
+        )
         return GradientPrivacy(
             clip=self.features.clip or max(1.0, self.mean),
             noise=noise,

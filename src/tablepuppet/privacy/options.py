@@ -1,8 +1,7 @@
 """What a job may ask of privacy: frozen, checked, no unknown names (docs/privacy.md).
 
 In: `privacy={"label": {"epsilon": 3}, …}` from Python or TOML. Out: a `Privacy`. Nothing is claimed that a job does
-not ask for, except keys, which are tokens unless the job says otherwise, and sums over three or more clients, which
-are masked unless the job says otherwise.
+not ask for, except keys, which are tokens unless the job says otherwise.
 """
 
 from __future__ import annotations
@@ -121,7 +120,6 @@ class Privacy(_Part, frozen=True):
     predictions: PredictionPrivacy = PredictionPrivacy()
     keys: KeyMode = "hmac"
     budget: Budget = Budget()
-    secure_aggregation: bool | None = None  # None: where three or more clients hold a table
     allow_reconstruction: bool = False
 
 

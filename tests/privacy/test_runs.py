@@ -1,0 +1,176 @@
+"""Whole runs: what really passes between the parties, and what the promises of a job do to it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import scipy.stats
+
+import tablepuppet as tp
+from tablepuppet.errors import PrivacyError
+from tablepuppet.mapping.cap import within_cap
+from tablepuppet.transport.codec import Frame, decode
+from tablepuppet.transport.messages import RESPONSES, Predictions
+
+QUERY = "SELECT r.x, u.age, u.band, r.late FROM rides r JOIN users u ON r.uid = u.uid"
+BOUNDS = {"x": (-1.0, 1.0), "age": (18.0, 80.0)}
+CANARY_KEY, CANARY_AGE = 7_340_033_771, 54.318726553
+
+
+def tables(rows: int = 300, users: int = 30) -> dict[str, pa.Table]:
+    generator = np.random.default_rng(3)
+    ids = np.arange(users) + 1_000_000_007
+    ids[4] = CANARY_KEY
+    age = generator.uniform(18, 80, users)
+    age[4] = CANARY_AGE
+    who = generator.integers(0, users, rows)
+    x = generator.uniform(-1, 1, rows)
+    late = 2 * x + (age[who] - 50) / 20 + generator.normal(size=rows) > 0
+    return {
+        "users": pa.table({"uid": ids, "age": age, "band": generator.choice(["a", "b", "c"], users)}),
+        "rides": pa.table({"uid": ids[who], "x": x, "late": late}),
+    }
+
+
+class Tap:
+    """Stands between the server and the clients and keeps every frame."""
+
+    def __init__(self, federation: tp.Federation) -> None:
+        self._inner = federation._transport
+        self.down: list[Frame] = []
+        self.up: list[Frame] = []
+        federation._transport = self  # type: ignore[assignment]
+
+    def exchange(self, frames: Mapping[str, Sequence[Frame]], **given: Any) -> dict[str, list[Frame]]:
+        self.down += [f for given in frames.values() for f in given]
+        answers = self._inner.exchange(frames, **given)
+        self.up += [f for given in answers.values() for f in given]
+        return answers
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def bytes(self) -> bytes:
+        return b"".join(b"".join([f.header, *f.buffers]) for f in (*self.down, *self.up))
+
+    def predictions(self) -> list[Any]:
+        answers = [decode(f, RESPONSES) for f in self.up]
+        return [a.values for a in answers if isinstance(a, Predictions)]
+
+
+def train(federation: tp.Federation, **given: Any) -> tp.Result:
+    plain: dict[str, Any] = {"label": "late", "model": "logistic", "algorithm": "sgd", "batch_size": None, "epochs": 3}
+    return federation.train(QUERY, **(plain | given))
+
+
+@pytest.mark.parametrize("algorithm", ["sgd", "admm", "newton"])
+def test_captured_traffic_holds_no_raw_key_and_no_planted_value(algorithm: str) -> None:
+    with tp.Federation(tables(), key=b"k" * 32) as federation:
+        tap = Tap(federation)
+        train(federation, algorithm=algorithm)
+        seen = tap.bytes()
+    for raw in (struct.pack("<q", CANARY_KEY), str(CANARY_KEY).encode(), struct.pack("<d", CANARY_AGE), b"k" * 32):
+        assert raw not in seen
+    assert len(seen) > 5_000  # it is the traffic that was looked at
+
+
+def test_the_same_search_finds_keys_where_the_job_sends_them_plain() -> None:
+    with tp.Federation(tables()) as federation:
+        tap = Tap(federation)
+        train(federation, privacy={"keys": "plain"})
+        assert struct.pack("<q", CANARY_KEY) in tap.bytes()
+
+
+def reconstruction_error(privacy: dict[str, Any]) -> float:
+    """Least squares for the users' encoded features from what the server saw of their predictions, θ known."""
+    thetas: list[Any] = []
+    with tp.Federation(tables()) as federation:
+        tap = Tap(federation)
+
+        def note(_: Any) -> None:
+            thetas.append(next(iter(federation._clients["users"]._parts.values())).state.theta[:, 0].copy())
+
+        result = train(federation, epochs=12, learning_rate=0.7, privacy=privacy, on_round=note)
+        users = [h[:, 0] for h in tap.predictions() if len(h) <= 30][-12:]
+    found, *_ = np.linalg.lstsq(np.stack(thetas), np.stack(users), rcond=1e-9)
+    age = tables()["users"]["age"].to_numpy()
+    encoder = result.blocks[1].encoders[0]
+    expected = np.sort((age - encoder.mean[0]) / encoder.scale[0])  # type: ignore[union-attr]
+    seen = np.sort(found[0])
+    return float(np.abs(seen - expected[: len(seen)]).max()) if len(seen) == len(expected) else float("inf")
+
+
+def test_exact_predictions_give_the_rows_away_and_noisy_ones_do_not() -> None:
+    assert reconstruction_error({}) < 1e-3
+    assert reconstruction_error({"predictions": {"mode": "local", "epsilon": 4.0}}) > 0.3
+
+
+def test_rows_take_part_as_often_as_the_ledger_counts() -> None:
+    generator = np.random.default_rng(0)
+    rate, multiplicity, draws = 0.03, 12, 20_000
+    hits = int((generator.random((draws, multiplicity)) < rate).any(axis=1).sum())
+    assert scipy.stats.binomtest(hits, draws, 1 - (1 - rate) ** multiplicity).pvalue > 1e-5
+
+
+def test_the_cap_holds_for_every_block_and_keeps_as_many_rows_as_it_may() -> None:
+    generator = np.random.default_rng(0)
+    blocks = [generator.integers(-1, 40, 1000), generator.integers(0, 25, 1000)]
+    kept = within_cap(blocks, [7, 11], seed=3)
+    for rows, cap in zip(blocks, (7, 11), strict=True):
+        found = rows[kept]
+        assert np.bincount(found[found >= 0]).max() <= cap
+    alone = within_cap(blocks[1:], [11], seed=3)
+    assert len(alone) == np.minimum(np.bincount(blocks[1]), 11).sum()
+    assert (within_cap(blocks, [7, 11], seed=3) == kept).all()
+
+
+def test_a_private_run_reports_what_it_spent_with_unit_observer_and_cap() -> None:
+    features = {"epsilon": 4.0, "cap": 5, "bounds": BOUNDS}
+    with tp.Federation(tables()) as federation:
+        result = train(federation, privacy={"features": features, "allow_reconstruction": True}, batch_size=60)
+    assert result.privacy.epsilon("features", "users", "outsider") <= 4.0
+    assert result.privacy.epsilon("features", "users", "outsider") > 3.8
+    assert result.plan.mapping.dropped > 0
+    assert any("base row of users with at most 5 joined rows" in line for line in result.privacy.lines())
+
+
+def test_a_spent_budget_stops_training() -> None:
+    features = {"noise": 2.0, "cap": 5, "bounds": BOUNDS}
+    privacy = {"features": features, "allow_reconstruction": True, "budget": {"features": 3.0}}
+    with tp.Federation(tables()) as federation:
+        result = train(federation, privacy=privacy, batch_size=60, epochs=20)
+    spent = result.privacy.epsilon("features", "users", "outsider")
+    assert 2.0 < spent <= 3.0
+    assert len(result.history) < 20
+
+
+@pytest.mark.parametrize(
+    ("privacy", "given", "message"),
+    [
+        (
+            {"features": {"epsilon": 1.0, "bounds": BOUNDS}},
+            {"algorithm": "newton"},
+            "newton needs exact second moments",
+        ),
+        ({"features": {"epsilon": 1.0}}, {}, "give public bounds"),
+        ({"features": {"epsilon": 1.0, "bounds": BOUNDS}}, {}, "enough to reconstruct it"),
+        ({"features": {"epsilon": 3.0, "bounds": BOUNDS}, "budget": {"features": 1.0}}, {}, "budget of features"),
+        ({"label": {"epsilon": 3.0}, "budget": {"label": 1.0}}, {}, "budget of label"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(privacy: Any, given: Any, message: str) -> None:
+    with tp.Federation(tables()) as federation, pytest.raises(PrivacyError, match=message):
+        train(federation, privacy=privacy, **given)
+
+
+def test_a_repeated_job_sends_the_same_noisy_labels() -> None:
+    with tp.Federation(tables()) as federation:
+        runs = [train(federation, privacy={"label": {"epsilon": 1.0}}) for _ in range(2)]
+    first, second = (run.plan.mapping.train.labels for run in runs)
+    assert (first == second).all()
+    assert runs[0].objective == runs[1].objective

@@ -8,6 +8,7 @@ from tablepuppet.federation import Federation
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.saved import load
+from tablepuppet.tables.embedding import embed
 from tablepuppet.tables.source import source
 from tablepuppet.transport.meter import Network
 from tablepuppet.version import __version__ as __version__
@@ -25,6 +26,7 @@ __all__ = [
     "Result",
     "Sgd",
     "TablePuppetError",
+    "embed",
     "load",
     "source",
 ]

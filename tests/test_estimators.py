@@ -47,7 +47,7 @@ def test_a_neural_estimator_fits_and_scores() -> None:
 
 def test_scikit_learn_clones_it_and_sets_its_parameters() -> None:
     clone: Any = pytest.importorskip("sklearn.base").clone
-    model = tp.RelationalClassifier(algorithm=tp.Admm(rho=0.5), l2=0.1, validation_fraction=0.2)
+    model = tp.RelationalClassifier(algorithm=tp.Admm(rho=0.5), l2=0.1, max_categories=5)
     copy = clone(model)
     assert copy is not model
     assert copy.get_params() == model.get_params()

@@ -38,7 +38,7 @@ check: $(VENV)/.dev ## format, lint, types and import rules
 test-all: check ## make test and the slow tests, with coverage
 	@$(PYTEST) -m "not root and not network" --cov --cov-report=term
 
-bench: $(VENV)/.demo ## measure time, bytes and memory of every algorithm
+bench: $(VENV)/.dev ## measure time, bytes and memory of every algorithm
 	@$(BIN)/tablepuppet bench
 
 evaluation: $(VENV)/.dev ## re-run the paper's evaluation: make evaluation DATA=folder (docs/evaluation.md)

@@ -18,6 +18,7 @@ import duckdb
 import numpy as np
 
 from tablepuppet.bench.cases import Case, make_case
+from tablepuppet.errors import JobError
 from tablepuppet.federation import Federation
 from tablepuppet.job import make_job
 from tablepuppet.train import plan_job, train
@@ -129,11 +130,16 @@ def copy_seconds(size: int) -> float:
 def _pooled(case: Case, model: str) -> Figures:
     """What a user would do instead: pool the tables, materialise the join, fit scikit-learn."""
     import pandas as pd
-    from sklearn.linear_model import LogisticRegression, Ridge
-    from sklearn.preprocessing import StandardScaler
+
+    try:
+        from sklearn.linear_model import LogisticRegression, Ridge
+        from sklearn.preprocessing import StandardScaler
+    except ImportError:
+        raise JobError("pooling needs scikit-learn: pip install scikit-learn, or choose other algorithms") from None
 
     began, cpu = time.perf_counter(), time.process_time()
     with duckdb.connect(":memory:") as connection:
+        connection.execute("SET enable_progress_bar = false")
         for name, table in case.tables.items():
             if isinstance(table, Path):
                 connection.read_parquet(str(table)).create_view(name)

@@ -115,7 +115,12 @@ class Coordinator:
 
     def _take_up(self) -> None:
         """Runs of an earlier life: those under way go on, the others are remembered."""
-        found = [Run.load(folder) for folder in self._folder.iterdir() if (folder / "run").exists()]
+        found = []
+        for folder in self._folder.iterdir():
+            try:
+                found.append(Run.load(folder))
+            except (TablePuppetError, OSError) as error:
+                log.error("run %s cannot be read and is passed over: %s", folder.name, error)
         for run in sorted(found, key=lambda r: r.submitted):
             self._runs[run.id] = run
             if not run.is_over:

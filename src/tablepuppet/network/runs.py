@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import shutil
 import threading
@@ -10,12 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tablepuppet.errors import TransportError
 from tablepuppet.network.control import Failed, Finished, Kind, News, State, Waiting
 from tablepuppet.network.objects import from_frame, to_frame
-from tablepuppet.network.records import load_record, replace_record
+from tablepuppet.network.records import is_full, load_record, replace_record
 from tablepuppet.transport.codec import Frame
 from tablepuppet.transport.parcels import Envelope
 
+log = logging.getLogger(__name__)
 NewsItem = tuple[News, list[Frame]]
 _OVER = ("finished", "failed", "interrupted", "cancelled")
 
@@ -96,10 +99,18 @@ class Run:
     def save(self) -> None:
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         card = Card(kind=self.kind, state=self.state, submitted=self.submitted, message=self.message)
         frames = [to_frame(self.asked), *([] if self.result is None else [self.result])]
-        replace_record(self.folder / "run", card, frames)
+        while True:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                replace_record(self.folder / "run", card, frames)
+                break
+            except OSError as error:
+                if not is_full(error):
+                    raise TransportError(f"cannot write {self.folder}: {error.strerror}") from None
+                log.warning("no room for run %s; trying again in 1 s", self.id)
+                time.sleep(1.0)
         if self.state in ("finished", "failed", "cancelled") and self.journal is not None:
             self.journal.unlink(missing_ok=True)
 

@@ -32,7 +32,6 @@ from tablepuppet.algorithms.optimizers import Moments, clipped, descend, schedul
 from tablepuppet.algorithms.options import Sgd
 from tablepuppet.algorithms.subspace import Tracker
 from tablepuppet.models.losses import Loss
-from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.transport.messages import Combined, Partial, Predictions, SgdUpdate
 
 
@@ -105,7 +104,7 @@ class SgdServer:
         self._learning_rate = self._peak = self.options.learning_rate or 0.0
         self._batch: tuple[Any, list[RowNumbers] | None] = (joined, None)
         self._values: list[Array] = []
-        self._generator = secure_generator()
+        self._generator = np.random.default_rng()  # of Poisson samples: see `sample_from`
 
     @property
     def intercept(self) -> Array:
@@ -121,6 +120,10 @@ class SgdServer:
 
     def rounds_per_epoch(self) -> int:
         return -(-self.problem.joined.rows // self._size)
+
+    def sample_from(self, entropy: Sequence[int]) -> None:
+        """Poisson samples come from the clients' chance: a resumed run repeats them, and outsiders cannot."""
+        self._generator = np.random.default_rng(list(entropy))
 
     def begin(self, predictions: list[Array], figures: list[float]) -> None:
         if self.options.learning_rate is None:

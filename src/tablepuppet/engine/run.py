@@ -17,6 +17,7 @@ import numpy as np
 from tablepuppet.algorithms.base import Array, Problem, Server
 from tablepuppet.algorithms.options import Sgd
 from tablepuppet.algorithms.servers import make_server
+from tablepuppet.algorithms.sgd import SgdServer
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
@@ -124,6 +125,8 @@ class _Training:
         elif is_plain and problem.is_linear:
             widths = [cast(Started, started[b[0].number][0]).width if b else 0 for b in self.union.blocks]
             figures = [c / problem.joined.rows for c in self.union.largest_curvatures(widths)]
+        if problem.is_private and isinstance(self.server, SgdServer):
+            self.server.sample_from([cast(Started, started[p.number][0]).entropy for p in self.union.parts])
         self.server.begin(predictions, figures)
         opening = self.server.opening()
         if opening is not None:

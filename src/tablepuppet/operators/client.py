@@ -203,7 +203,8 @@ class Client:
         )
         part.state, figure = halves.start(part.setup, part.options)
         values = None if request.model.is_linear else model.predict(part.state.theta, None, 0)
-        return m.Started(values=values, figure=figure, width=model.width)
+        entropy = secrets.randbits(63) if part.setup.is_private else 0
+        return m.Started(values=values, figure=figure, width=model.width, entropy=entropy)
 
     def _model(self, part: _Part, request: m.StartPart) -> Model:
         spec, opened = request.model, part.request

@@ -264,6 +264,7 @@ class Started(Message, frozen=True):
     values: Array | None  # predictions of all train rows; None: all zero
     figure: float  # admm: mean diagonal of the part's share of XᵀX/N; newton: 1 if its features span the constant
     width: int  # of θ
+    entropy: int = 0  # under privacy: chance for the server's samples, which a journal can repeat and nobody foretell
 
 
 class MultiplyGram(Message, frozen=True):

@@ -29,7 +29,7 @@ def test_clipped_sums_equal_the_sum_of_each_rows_clipped_gradient(module: torch.
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(12, 4, dtype=torch.float64, generator=generator)
     signal = torch.randn(12, 2, dtype=torch.float64, generator=generator)
-    parameters = dict(module.named_parameters())
+    parameters: dict[str, torch.Tensor] = dict(module.named_parameters())
     expected = [torch.zeros_like(p) for p in parameters.values()]
     for k in range(12):
         own = torch.autograd.grad(module(x[k : k + 1]), list(parameters.values()), signal[k : k + 1])

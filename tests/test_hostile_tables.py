@@ -95,11 +95,6 @@ WRONG: dict[str, tuple[Tables, dict[str, Any], str]] = {
     "partitions that are all empty": ({"orders": [ORDERS[:0], ORDERS[:0]]}, {}, "table orders .* has no rows"),
     "no key in common": ({"items": column(ITEMS, "item", pa.array(range(100, 108)))}, {}, "have no value in common"),
     "a join too large": ({}, {"max_joined_rows": 10}, "joins to 60 rows, more than the limit of 10"),
-    "more categories than second moments are kept for": (
-        wide(30_000),
-        {"algorithm": "newton"},
-        "encoded columns, and its matrix of second moments is kept up to 20,000",
-    ),
     "a text that is not a number": (
         {},
         {"query": QUERY.replace("i.price", "CAST(i.note AS DOUBLE) AS n")},

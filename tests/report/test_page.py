@@ -92,7 +92,7 @@ def test_the_results_are_those_of_the_runs(page: str, records: list[RunRecord]) 
 
 def test_the_job_in_the_page_is_the_job_that_ran(records: list[RunRecord]) -> None:
     shown = html.unescape(render(records[1:2]))
-    for line in ('label = "returned"', 'algorithm = "admm"', "seed = 0", "epochs = 3", "rho = 0.4"):
+    for line in ('label = "returned"', 'algorithm = "admm"', "seed = 0", "epochs = 3", 'union = "consensus"'):
         assert line in shown
 
 

@@ -133,18 +133,22 @@ class Tracker:
         """The Hessian's rows (and columns) for some slots of each block, and for the intercept."""
         problem, outputs = self.problem, self.problem.loss.outputs
         first = np.cumsum([0, *(s.shape[1] for s in self._slots)])
-        rows = np.concatenate([*(a + np.array(f, np.intp) for a, f in zip(first[:-1], fresh, strict=True))])
+        filled = [self._own(i) + len(earlier) for i, earlier in enumerate(self._earlier)]  # slots fill up in order
+        filled = [max(n, *(k + 1 for k in f), 0) for n, f in zip(filled, fresh, strict=True)]
+        rows = np.concatenate([a + np.array(f, np.intp) for a, f in zip(first[:-1], fresh, strict=True)])
+        columns = np.concatenate([a + np.arange(n) for a, n in zip(first[:-1], filled, strict=True)])
         sums = problem.joined.run(
             hessian_step,
             self.predictions,
-            columns=[s.reshape(len(s), s.shape[1] * outputs) for s in self._slots],
+            columns=[s[:, :n].reshape(len(s), n * outputs) for s, n in zip(self._slots, filled, strict=True)],
             loss=problem.loss,
             intercept=self.intercept,
-            fresh=rows.astype(np.intp),
+            fresh=np.searchsorted(columns, rows),
         ).sums
-        place = np.concatenate([rows, np.arange(first[-1], first[-1] + outputs)]).astype(np.intp)
+        last = np.arange(first[-1], first[-1] + outputs)
+        place = np.ix_(np.concatenate([rows, last]).astype(np.intp), np.concatenate([columns, last]))
         self._hessian[place] = sums["hessian"] / problem.joined.rows
-        self._hessian[:, place] = self._hessian[place].T
+        self._hessian.T[place] = self._hessian[place]
 
     def _minimise(
         self, vectors: Sequence[Sequence[Array]], orders: Sequence[Sequence[int]], products: Sequence[Array]

@@ -117,7 +117,9 @@ def test_data_frames_and_files_give_the_same_model(tmp_path: Path) -> None:
 
 
 REFUSALS: list[tuple[str, dict[str, Any], type[tp.TablePuppetError], str]] = [
-    ("o.x, o.y", {"label": "y", "model": "logistic"}, errors.MappingError, "two classes"),
+    ("o.x, o.stars", {"label": "stars", "model": "logistic"}, errors.MappingError, "two classes"),
+    ("o.x, o.y", {"label": "y", "model": "logistic"}, errors.MappingError, 'use model="linear"'),
+    ("o.x, o.y", {"label": "y", "model": "softmax"}, errors.MappingError, 'use model="linear"'),
     ("o.x, o.mood", {"label": "mood", "model": "linear"}, errors.MappingError, "is text"),
     ("o.x, o.one", {"label": "one", "model": "softmax"}, errors.MappingError, "only one class"),
     ("o.x, o.nothing", {"label": "nothing"}, errors.MappingError, "IS NOT NULL"),

@@ -16,7 +16,7 @@ import pyarrow as pa
 from tablepuppet import train as story
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
-from tablepuppet.errors import JobError, TablePuppetError
+from tablepuppet.errors import JobError, ModelError, TablePuppetError
 from tablepuppet.job import Job, make_job
 from tablepuppet.mapping.profile import Profile
 from tablepuppet.models.modules import Builder
@@ -219,6 +219,10 @@ class Federation:
         builder of a saved model's own torch modules.
         """
         chosen = model.model if isinstance(model, Result) else model
+        if not isinstance(chosen, Model):
+            raise ModelError(
+                f"predict needs a Result or a loaded model, not a {type(model).__name__}; see tp.load(path)"
+            )
         names = (key,) if isinstance(key, str) else key
         with self._offered(chosen.spec.module, chosen.builder if module is None else module):
             table = self._predict(

@@ -286,6 +286,15 @@ def test_a_label_of_text_becomes_classes() -> None:
     assert set(result.coefficients()["class_"]) == {"yes"}
 
 
+@pytest.mark.parametrize("memory", [0, 2])
+def test_newton_works_with_little_memory(memory: int) -> None:
+    scenario = SCENARIOS[1]
+    with split(scenario, 2) as federation:
+        best = federation.train(scenario.query, model="linear", algorithm="centralized", **GIVEN).objective
+        result = federation.train(scenario.query, model="linear", algorithm=tp.Newton(memory=memory), **GIVEN)
+    assert result.objective == pytest.approx(best, rel=1e-4)
+
+
 def test_newton_is_not_held_up_by_tables_that_correlate() -> None:
     rng = np.random.default_rng(11)
     rows, groups = 3000, 60

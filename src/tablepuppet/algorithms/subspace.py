@@ -133,8 +133,10 @@ class Tracker:
         """The Hessian's rows (and columns) for some slots of each block, and for the intercept."""
         problem, outputs = self.problem, self.problem.loss.outputs
         first = np.cumsum([0, *(s.shape[1] for s in self._slots)])
-        filled = [self._own(i) + len(earlier) for i, earlier in enumerate(self._earlier)]  # slots fill up in order
-        filled = [max(n, *(k + 1 for k in f), 0) for n, f in zip(filled, fresh, strict=True)]
+        filled = [
+            max([self._own(i), *(slot + 1 for slot in (*earlier, *new))])
+            for i, (earlier, new) in enumerate(zip(self._earlier, fresh, strict=True))
+        ]
         rows = np.concatenate([a + np.array(f, np.intp) for a, f in zip(first[:-1], fresh, strict=True)])
         columns = np.concatenate([a + np.arange(n) for a, n in zip(first[:-1], filled, strict=True)])
         sums = problem.joined.run(

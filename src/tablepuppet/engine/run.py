@@ -42,6 +42,7 @@ from tablepuppet.transport.messages import (
     StartPart,
 )
 
+_ABSURD = 1e6  # a log loss that no model reaches but one that diverges
 OnRound = Callable[[RoundEvent], None]
 
 
@@ -171,9 +172,10 @@ class _Training:
             residuals=dict(self.server.residuals()),
         )
         self.history.append(record)
-        if not math.isfinite(objective):
+        limit = math.inf if self.problem.loss.is_quadratic else _ABSURD
+        if not objective < limit:
             raise TrainingError(
-                f"training diverged in epoch {epoch}: the objective is no longer a number; {self._remedy()}"
+                f"training diverged in epoch {epoch}: the objective is {objective:.1e}; {self._remedy()}"
             )
         return record
 

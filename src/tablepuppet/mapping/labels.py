@@ -21,6 +21,7 @@ from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import Array, DescribeLabels, Labels, LabelSummary, SendLabels
 
+_CLASSES = 100  # distinct numbers that may be classes; more are a quantity
 Task = Literal["number", "binary", "classes", "any"]
 
 
@@ -110,9 +111,9 @@ def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelIn
     found = sorted({c for s in summaries for c in s.classes}, key=lambda c: (isinstance(c, str), c))
     if kinds == {"boolean"}:
         found = [0.0, 1.0]
-    if not found:
+    if kinds == {"number"} and not 0 < len(found) <= _CLASSES:
         raise MappingError(
-            f"label {label} has more distinct numbers than a classifier takes (1000); "
+            f"label {label} has more distinct numbers than a classifier takes ({_CLASSES}); "
             'use model="linear", or make classes of it in the SELECT, for example (x > 0) AS y'
         )
     if task == "binary" and len(found) != 2:

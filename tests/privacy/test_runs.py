@@ -12,8 +12,12 @@ import pytest
 import scipy.stats
 
 import tablepuppet as tp
+from tablepuppet.algorithms.base import BlockAnswer, Problem
+from tablepuppet.algorithms.sgd import SgdServer
 from tablepuppet.errors import PrivacyError
 from tablepuppet.mapping.cap import within_cap
+from tablepuppet.mapping.joined import JoinedRows, RowIndex
+from tablepuppet.models.losses import Logistic
 from tablepuppet.transport.codec import Frame, decode
 from tablepuppet.transport.messages import RESPONSES, Predictions
 
@@ -111,10 +115,30 @@ def test_exact_predictions_give_the_rows_away_and_noisy_ones_do_not() -> None:
 
 
 def test_rows_take_part_as_often_as_the_ledger_counts() -> None:
-    generator = np.random.default_rng(0)
-    rate, multiplicity, draws = 0.03, 12, 20_000
-    hits = int((generator.random((draws, multiplicity)) < rate).any(axis=1).sum())
-    assert scipy.stats.binomtest(hits, draws, 1 - (1 - rate) ** multiplicity).pvalue > 1e-5
+    bases, multiplicity, batch, draws = 200, 12, 72, 300
+    rows = bases * multiplicity
+    index = RowIndex.of(np.repeat(np.arange(bases), multiplicity), bases)
+    joined = JoinedRows(rows, (index,), RowIndex.of(np.arange(rows), rows), np.zeros(rows))
+    problem = Problem(
+        Logistic(), 0.0, joined, (bases,), (1,), (np.full(bases, multiplicity),), 1, batch, seed=0, is_private=True
+    )
+    server = SgdServer(problem, tp.Sgd(learning_rate=0.1))
+    server.sample_from([5])
+    server.begin(problem.zeros(), [0.0])
+    updates = server.opening()
+    taking_part = []
+    for _ in range(draws):
+        assert updates is not None
+        taken = updates[0].next_rows
+        assert taken is not None
+        taking_part.append(len(taken))
+        server.absorb([BlockAnswer(np.zeros((len(taken), 1)), np.zeros(1))])
+        updates = server.join_step()
+    chance = 1 - (1 - batch / rows) ** multiplicity
+    assert scipy.stats.binomtest(sum(taking_part), draws * bases, chance).pvalue > 1e-5
+    # base rows take part independently of each other; in batches of a fixed size they would not
+    spread = float(np.var(taking_part)) * draws / (bases * chance * (1 - chance))
+    assert 1e-5 < scipy.stats.chi2.cdf(spread, draws - 1) < 1 - 1e-5
 
 
 def test_the_cap_holds_for_every_block_and_keeps_as_many_rows_as_it_may() -> None:

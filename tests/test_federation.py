@@ -193,7 +193,13 @@ def test_an_owner_without_rows_changes_nothing(algorithm: str) -> None:
 
 @pytest.mark.parametrize(
     ("tables", "says"),
-    [({}, "at least one table"), ({"a": []}, "at least one"), ({"a": 3}, "not a source"), ({3: ITEMS}, "must be text")],
+    [
+        ({}, "not an empty one; write tp"),
+        ([], "not a list; write tp"),
+        ({"a": []}, "at least one"),
+        ({"a": 3}, "not a source"),
+        ({3: ITEMS}, "must be text"),
+    ],
 )
 def test_a_federation_without_sense_is_refused(tables: Any, says: str) -> None:
     with pytest.raises(tp.TablePuppetError, match=says):

@@ -66,7 +66,11 @@ class Federation:
         policies: Mapping[str, str | Path | Policy] | None = None,
     ) -> None:
         if not isinstance(tables, Mapping) or not tables:
-            raise JobError("a federation needs at least one table: a mapping from table name to its source(s)")
+            found = "an empty one" if isinstance(tables, Mapping) else f"a {type(tables).__name__}"
+            raise JobError(
+                f"a federation is a mapping from table name to its source(s), not {found}; "
+                'write tp.Federation({"orders": orders, "items": "items.parquet"})'
+            )
         sources: dict[str, dict[str, Source]] = {}
         self._tables: dict[str, tuple[str, ...]] = {}
         for table, given in tables.items():

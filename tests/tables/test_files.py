@@ -133,7 +133,7 @@ def test_an_unusable_csv_is_refused(tmp_path: Path) -> None:
         ("a,\n1,2\n", "column without a name"),
         ("a,b\n1,2\n3\n", "do not all have as many fields"),
         ("a,b\n" + "1,2\n" * 50_000 + "1,2,3\n", "x.csv"),
-        ("a,b\n1,caf\xe9\n", "UTF-8"),
+        ("a,b\n1,caf\xe9\n", "not in UTF-8; convert it first"),
     ]:
         (tmp_path / "x.csv").write_text(text, encoding="latin-1")
         assert reason in refused(tmp_path / "x.csv")

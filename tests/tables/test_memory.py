@@ -130,6 +130,17 @@ def test_a_column_of_mixed_objects_is_refused_by_name_without_its_values(values:
     assert refused.value.__cause__ is None
 
 
+def test_a_named_index_of_pandas_is_a_column_and_a_plain_one_is_not() -> None:
+    frame = pd.DataFrame({"item": [7, 8], "x": [1.0, 2.0]})
+    assert [column.name for column in open_source(frame.set_index("item"), "items").describe()] == ["item", "x"]
+    assert [column.name for column in open_source(frame, "items").describe()] == ["item", "x"]
+
+
+def test_an_index_that_bears_the_name_of_a_column_is_refused() -> None:
+    with pytest.raises(SourceError, match="'x' and 'x', which SQL does not tell apart"):
+        open_source(pd.DataFrame({"x": [1.0]}, index=pd.Index([3], name="x")), "items")
+
+
 # -- polars --------------------------------------------------------------------------------
 
 

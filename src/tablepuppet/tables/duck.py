@@ -225,8 +225,10 @@ def _reason(error: duckdb.Error) -> str:
     if isinstance(error, duckdb.ConnectionException):
         return "it is closed; open it again"
     if isinstance(error, duckdb.InvalidInputException):
+        if "utf-8 encoded" in str(error):
+            return "the file is not in UTF-8; convert it first, for example with iconv -f latin1 -t utf-8"
         return (
-            "a file is not in order (columns, UTF-8), or an expression got a value that it cannot take; "
+            "a file is not in order (its columns), or an expression got a value that it cannot take; "
             "mend the file, or filter such rows out"
         )
     return f"DuckDB reports {type(error).__name__}; check the expression and the file"

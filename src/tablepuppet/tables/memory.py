@@ -68,7 +68,10 @@ def _is_pandas(value: object) -> bool:
 
 
 def _from_pandas(frame: Any, name: str) -> pa.Table:
-    check_names([str(column) for column in frame.columns], name)
+    """The columns of a DataFrame; a named index is a column too, as in `DataFrame.to_sql`."""
+    index = [level for level in frame.index.names if level is not None]
+    check_names([str(column) for column in [*index, *frame.columns]], name)
+    frame = frame.reset_index(level=index) if index else frame
     arrays = []
     for column in frame.columns:
         try:

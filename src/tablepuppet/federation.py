@@ -24,7 +24,7 @@ from tablepuppet.network.remote import Desk
 from tablepuppet.network.settings import read_federation
 from tablepuppet.operators.client import Client
 from tablepuppet.plan.plan import Plan
-from tablepuppet.prediction.answer import write
+from tablepuppet.prediction.answer import check_file, write
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import as_keys
 from tablepuppet.prediction.predictor import Predictor
@@ -34,6 +34,7 @@ from tablepuppet.tables.source import Source, open_source, source
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.local import LocalTransport
+from tablepuppet.writing import check_place
 
 _NUMBERS = itertools.count(1)
 
@@ -227,6 +228,8 @@ class Federation:
             raise ModelError(
                 f"predict needs a Result or a loaded model, not a {type(model).__name__}; see tp.load(path)"
             )
+        if to is not None:
+            check_place(check_file(to), "predictions")
         names = (key,) if isinstance(key, str) else key
         with self._offered(chosen.spec.module, chosen.builder if module is None else module):
             table = self._predict(
@@ -305,7 +308,7 @@ class ConnectedFederation(Federation):
         return cast(Plan, self._desk.do("explain", job))
 
     def profile(self, query: str, *, label: str) -> Profile:
-        raise JobError("keys are profiled in one process only so far; explain shows matched and orphan rows here too")
+        return cast(Profile, self._desk.do("profile", {"query": query, "label": label}))
 
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
         return cast(Result, self._desk.do("train", job, resume=resume, on_round=on_round))

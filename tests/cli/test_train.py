@@ -89,3 +89,26 @@ def test_an_interrupted_run_ends_with_130_and_one_line(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err == "Error: interrupted from the keyboard\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "place", "why"),
+    [
+        ("--report", "none/report.html", "there is no folder"),
+        ("--report", ".", "it is a folder"),
+        ("--save", "job.toml", "it is a file"),
+        ("--save", ".", "exists and is not a saved model"),
+    ],
+)
+def test_where_nothing_can_be_written_nothing_is_trained(
+    option: str,
+    place: str,
+    why: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = write(right(), tmp_path)
+    monkeypatch.setattr(tp.Federation, "train", lambda *_, **__: pytest.fail("it trained first"))
+    assert main(["train", str(path), option, str(tmp_path / place)]) == 2
+    assert why in capsys.readouterr().err

@@ -41,13 +41,14 @@ def test_a_run_over_the_network_equals_one_in_process_bit_for_bit(parties: Parti
     assert rounds == sorted(set(rounds))
 
 
-def test_explain_and_predict_work_as_in_process(parties: Parties) -> None:
+def test_explain_profile_and_predict_work_as_in_process(parties: Parties) -> None:
     federation = parties.connect()
     with in_process(tables()) as local:
         plan, same = federation.explain(QUERY, label="y"), local.explain(QUERY, label="y")
         assert "client store-eu, 341 rows" in str(plan)
         assert plan.shape.joined == same.shape.joined
         assert plan.costs == same.costs
+        assert federation.profile(QUERY, label="y") == local.profile(QUERY, label="y")
         result = federation.train(QUERY, label="y")
         predicted, expected = result.predict(federation), result.predict(local)
         assert predicted.drop_columns("client").equals(expected.drop_columns("client"))

@@ -96,6 +96,15 @@ def test_a_save_that_fails_half_way_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_loaded_model_can_be_saved_again(result: tp.Result, tmp_path: Path) -> None:
+    result.save(tmp_path / "one")
+    tp.load(tmp_path / "one").save(tmp_path / "two")
+    for file in ("model.json", "blocks/0/block.json", "blocks/0/theta.arrow"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    with pytest.raises(ModelError, match="the model needs a path, for example 'model/'; nothing was given"):
+        result.save(None)  # type: ignore[arg-type]
+
+
 def test_a_newer_version_says_so(result: tp.Result, tmp_path: Path) -> None:
     result.save(tmp_path / "model")
     file = tmp_path / "model" / "model.json"

@@ -13,6 +13,7 @@ from rich.table import Table
 from tablepuppet.bench.measure import POOLED, Figures, measure
 from tablepuppet.cli.screen import JsonOption, Screen
 from tablepuppet.errors import JobError
+from tablepuppet.writing import check_place, write_whole
 
 _MODELS = ("linear", "logistic")
 _ALGORITHMS = ("newton", "admm", "sgd", POOLED)
@@ -39,6 +40,8 @@ def bench(
     for name in algorithm or ():
         if name not in _ALGORITHMS:
             raise JobError(f"unknown algorithm {name!r}; choose one of {', '.join(_ALGORITHMS)}")
+    if out is not None:
+        check_place(out, "the figures")
     screen = Screen(as_json)
     found: list[Figures] = []
     for case in cases or ["star", "chain", "many"]:
@@ -49,7 +52,8 @@ def bench(
     documents = [asdict(figures) for figures in found]
     screen.show_json(lambda: documents)
     if out is not None:
-        out.write_text(json.dumps(documents, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(documents, indent=2) + "\n"
+        write_whole(out, lambda file: file.write_text(text, encoding="utf-8"), "the figures")
 
 
 def _table(found: list[Figures]) -> Table:

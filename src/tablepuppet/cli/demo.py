@@ -11,6 +11,7 @@ from rich.table import Table
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.demo.flights import LABEL, QUERY, open_flights
 from tablepuppet.engine.result import Result
+from tablepuppet.writing import check_place
 
 ReportOption = Annotated[Path, typer.Option("--report", metavar="FILE", help="The HTML report to write.")]
 EpochsOption = Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Epochs of every algorithm, at most.")]
@@ -28,6 +29,7 @@ def demo(
     [bold]Example:[/bold] tablepuppet demo --report demo.html
     """
     screen = Screen(as_json)
+    check_place(report, "the report")
     with screen.progress("reading flights"):
         federation = open_flights()
     with federation:

@@ -10,6 +10,7 @@ import typer
 
 from tablepuppet.cli.screen import JsonOption, Screen
 from tablepuppet.report import read_record, write_report
+from tablepuppet.writing import check_place
 
 RunsArgument = Annotated[
     list[Path],
@@ -27,6 +28,7 @@ def report(runs: RunsArgument, out: OutOption = Path("report.html"), as_json: Js
     [dim]result.to_json()[/dim].
     """
     screen = Screen(as_json)
+    check_place(out, "the report")
     records = [msgspec.structs.replace(read_record(path), name=path.stem) for path in runs]
     written = write_report(out, records)
     screen.show(f"Wrote {written} ({written.stat().st_size / 1e6:.2f} MB).")

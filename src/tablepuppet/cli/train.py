@@ -11,7 +11,9 @@ import typer
 from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.engine.result import Result
+from tablepuppet.prediction.saved import check_target
 from tablepuppet.report import record_of
+from tablepuppet.writing import check_place
 
 ResumeOption = Annotated[
     bool,
@@ -49,6 +51,10 @@ def train(
     """
     screen = Screen(as_json)
     asked = read_job(job)
+    if save is not None:
+        check_target(check_place(save, "the model", is_folder=True))
+    if report is not None:
+        check_place(report, "the report")
     with screen.progress(f"training {asked.path.stem}") as on_round, asked.open_federation(federation) as tables:
         result = tables.train(asked.query, **asked.arguments, on_round=on_round, resume=resume)
     if explain:

@@ -19,7 +19,6 @@ from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.neural import load_parameters
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, Model, describe_use
-from tablepuppet.prediction.saved import save
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.report import record_of, to_json, write_history, write_report
 from tablepuppet.tables.features import encoded_width, names
@@ -174,7 +173,7 @@ class Result:
 
     def save(self, path: str | Path) -> None:
         """Writes the model to a folder: JSON and Arrow, each block's part in a folder of its own."""
-        save(self.model, path)
+        self.model.save(path)
 
     def predict(self, federation: Any, query: str | None = None, **options: Any) -> pa.Table:
         """One prediction per joined row of a query, the trained one by default: `federation.predict`."""

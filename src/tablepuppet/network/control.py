@@ -7,7 +7,7 @@ from typing import Literal
 from tablepuppet.transport.envelopes import Challenge, Goodbye, Heartbeat, Hello, Refused, Reply, Welcome
 from tablepuppet.transport.parcels import Envelope
 
-Kind = Literal["train", "explain", "predict"]
+Kind = Literal["train", "explain", "profile", "predict"]
 State = Literal["queued", "running", "waiting", "finished", "failed", "interrupted", "cancelled"]
 
 

@@ -7,8 +7,6 @@ tables whose mean contribution stands in for an unknown row.
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from tablepuppet.errors import ModelError
 from tablepuppet.models.losses import sigmoid, softmax
 from tablepuppet.prediction.model import Class, Model
 from tablepuppet.transport.messages import Array
+from tablepuppet.writing import as_path, write_whole
 
 
 def answer(model: Model, keys: pa.Table, scores: Array, missing: Mapping[str, NDArray[np.bool_]] | None) -> pa.Table:
@@ -48,22 +47,17 @@ def answer(model: Model, keys: pa.Table, scores: Array, missing: Mapping[str, ND
 
 def write(table: pa.Table, path: str | Path) -> None:
     """Writes predictions to .parquet or .csv, all or nothing."""
-    target = Path(path).expanduser()
-    kind = target.suffix.lower()
-    if kind not in (".parquet", ".csv"):
+    target = check_file(path)
+    save = pq.write_table if target.suffix.lower() == ".parquet" else pyarrow.csv.write_csv
+    write_whole(target, lambda file: save(table, file), "predictions", ModelError)
+
+
+def check_file(path: str | Path) -> Path:
+    """Where predictions are to be written, if that is a kind of file that they are written to."""
+    target = as_path(path, "predictions", ModelError)
+    if target.suffix.lower() not in (".parquet", ".csv"):
         raise ModelError(f"predictions are written to .parquet or .csv, and {target.name} ends in neither")
-    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        if kind == ".parquet":
-            pq.write_table(table, unfinished)
-        else:
-            pyarrow.csv.write_csv(table, unfinished)
-        os.replace(unfinished, target)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else type(error).__name__
-        raise ModelError(f"{target} cannot be written: {reason}; choose another place") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
+    return target
 
 
 def _classes(classes: tuple[Class, ...]) -> pa.Array:

@@ -7,6 +7,7 @@ for each block the encoders and parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,12 @@ class Model:
     @property
     def outputs(self) -> int:
         return len(self.intercept)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model to a folder: JSON and Arrow, each block's part in a folder of its own."""
+        from tablepuppet.prediction.saved import save  # it is built on the types here
+
+        save(self, path)
 
     def __repr__(self) -> str:
         features = sum(len(block.features) for block in self.blocks)

@@ -26,6 +26,7 @@ from tablepuppet.errors import ModelError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.prediction.model import BlockModel, Model, TableUse
 from tablepuppet.transport.messages import ColumnInfo, Encoder
+from tablepuppet.writing import as_path
 
 FORMAT = "tablepuppet model"
 VERSION = 1
@@ -81,9 +82,8 @@ class _Header(msgspec.Struct, frozen=True):
 
 def save(model: Model, path: str | Path) -> None:
     """Writes a model to a folder, replacing a model that is there; nothing else is ever replaced."""
-    target = Path(path).expanduser()
-    if target.exists() and not (target / "model.json").is_file() and (target.is_file() or any(target.iterdir())):
-        raise ModelError(f"{target} exists and is not a saved model; choose another folder")
+    target = as_path(path, "the model", ModelError)
+    check_target(target)
     unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         _write(model, unfinished)
@@ -94,9 +94,15 @@ def save(model: Model, path: str | Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def check_target(target: Path) -> None:
+    """A model may be saved to a new or empty folder, or in the place of another model."""
+    if target.exists() and not (target / "model.json").is_file() and (target.is_file() or any(target.iterdir())):
+        raise ModelError(f"{target} exists and is not a saved model; choose another folder")
+
+
 def load(path: str | Path) -> Model:
     """A model that `save` wrote."""
-    folder = Path(path).expanduser()
+    folder = as_path(path, "tp.load", ModelError)
     file = _read(folder / "model.json", _ModelFile)
     blocks = tuple(_load_block(folder, entry, file.id) for entry in file.blocks)
     return Model(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tablepuppet.errors import JobError
+from tablepuppet.writing import as_path, write_whole
 
 if TYPE_CHECKING:
     from tablepuppet.engine.result import EpochRecord
@@ -34,14 +35,15 @@ def history_frame(history: Sequence[EpochRecord]) -> pd.DataFrame:
 
 def write_history(history: Sequence[EpochRecord], path: str | Path) -> None:
     """Writes the history as CSV or JSON, by the file's ending."""
-    target = Path(path)
+    target = as_path(path, "the history")
     frame = history_frame(history)
     if target.suffix not in (".csv", ".json"):
         raise JobError(f"the history is written as .csv or .json, not as {target.suffix or 'a file without ending'}")
-    try:
+
+    def write(file: Path) -> None:
         if target.suffix == ".csv":
-            frame.to_csv(target, index=False)
+            frame.to_csv(file, index=False)
         else:
-            frame.to_json(target, orient="records", indent=1, double_precision=15)
-    except OSError as error:
-        raise JobError(f"cannot write the history to {target}: {error.strerror}") from None
+            frame.to_json(file, orient="records", indent=1, double_precision=15)
+
+    write_whole(target, write, "the history")

@@ -24,17 +24,16 @@ from tablepuppet.report.overview import data, results, tiles
 from tablepuppet.report.record import RunRecord
 from tablepuppet.report.rerun import environment
 from tablepuppet.report.weights import coefficients
+from tablepuppet.writing import as_path, write_whole
 
 RECORD_LIMIT = 800_000  # characters of all runs' records kept inside the page
 
 
 def write_report(path: str | Path, runs: Sequence[RunRecord]) -> Path:
     """Writes the report of one run, or of several side by side."""
-    target = Path(path)
-    try:
-        target.write_text(render(runs), encoding="utf-8")
-    except OSError as error:
-        raise JobError(f"cannot write the report to {target}: {error.strerror}") from None
+    target = as_path(path, "the report")
+    page = render(runs)
+    write_whole(target, lambda file: file.write_text(page, encoding="utf-8"), "the report")
     return target
 
 

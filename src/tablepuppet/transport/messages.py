@@ -23,6 +23,7 @@ from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.options import KeyMode, LabelPrivacy
 
 Array = NDArray[np.float64]
+Single = NDArray[np.float32]
 RowNumbers = NDArray[np.signedinteger[Any]]  # int32 where it fits, else int64
 
 Kind = Literal["integer", "float", "decimal", "boolean", "date", "timestamp", "string", "uuid", "vector", "other"]
@@ -302,8 +303,8 @@ class NewtonUpdate(Message, frozen=True):
 
     job: str
     part: int
-    signal: Array
-    curvature: Array | None
+    signal: Single
+    curvature: Single | None
     bound: float  # the curvature per joined row where `curvature` is None
     coefficients: Array | None
 

@@ -8,7 +8,7 @@ only what a walk over joined rows gives back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -75,7 +75,7 @@ class BlockUpdate:
     """What one block's clients are sent: arrays over its rows are cut to each client's own."""
 
     kind: type[Message]
-    per_row: Mapping[str, NDArray[np.floating[Any]] | None]
+    per_row: dict[str, Array | None]
     common: dict[str, Any] = field(default_factory=dict)
     rows: RowNumbers | None = None  # which rows per_row is about; None: all
     next_rows: RowNumbers | None = None  # whose predictions are wanted; None: all

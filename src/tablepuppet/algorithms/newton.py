@@ -9,8 +9,7 @@ alone; each block that has such columns therefore adds the constant to the searc
 the server knows what it predicts. The search space has at most M(m+2) directions and the intercept;
 the server already holds all of them as per-row vectors, and knows the penalty from the clients'
 inner products. For squared loss W_i = G_i, for softmax the constant bound ½G_i stands in for W_i,
-so that only Y_i travels. What travels down only points out a direction, and the search is exact whatever
-the direction: Y_i and W_i are sent as float32.
+so that only Y_i travels.
 """
 
 from __future__ import annotations
@@ -73,10 +72,9 @@ class NewtonServer:
         assert at is not None
         updates = []
         for i, coefficients in enumerate(self._tracker.take_pending()):
-            curvature = None if at.curvatures is None else at.curvatures[i].astype(np.float32)
+            curvature = None if at.curvatures is None else at.curvatures[i]
             common = {"coefficients": coefficients, "bound": self.problem.loss.bound}
-            per_row = {"signal": at.signals[i].astype(np.float32), "curvature": curvature}
-            updates.append(BlockUpdate(NewtonUpdate, per_row, common))
+            updates.append(BlockUpdate(NewtonUpdate, {"signal": at.signals[i], "curvature": curvature}, common))
         return updates
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
@@ -138,9 +136,7 @@ def client_step(
         return state, Done()
     assert isinstance(setup.model, LinearModel)
     ridge = setup.joined_rows * setup.l2
-    gradient = (
-        setup.model.gradient(state.theta, message.signal.astype(np.float64)) + ridge / setup.clients * state.theta
-    )
+    gradient = setup.model.gradient(state.theta, message.signal) + ridge / setup.clients * state.theta
     if setup.model.train.width > WIDE:
         return _wide_step(setup, state, _weights(setup, message), ridge, gradient)
     is_constant = message.curvature is None
@@ -183,9 +179,7 @@ def _scaled(diagonal: Array, right: Array) -> Array:
 
 def _weights(setup: PartSetup, message: NewtonUpdate) -> Array:
     """The curvature of each row: collapsed by the server, or its bound times the row's multiplicity."""
-    return (
-        message.bound * setup.multiplicity if message.curvature is None else message.curvature[:, 0].astype(np.float64)
-    )
+    return message.bound * setup.multiplicity if message.curvature is None else message.curvature[:, 0]
 
 
 def _gram(setup: PartSetup, message: NewtonUpdate) -> Array:

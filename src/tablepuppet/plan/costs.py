@@ -100,13 +100,13 @@ class _Epoch:
 
 
 def _newton(shape: Shape, options: Newton, epoch: int) -> _Epoch:
-    """Down Y and, for logistic loss, W, as float32; up the direction's predictions."""
-    c, single = shape.outputs, 4 / shape.value_bytes
+    """Down Y and, for logistic loss, W; up the direction's predictions."""
+    c = shape.outputs
     varies = shape.curvature_varies
     moments = varies or epoch == 0
 
     def update(block: BlockShape, part: PartShape) -> float:
-        return part.rows * (c + varies) * single
+        return part.rows * (c + varies)
 
     def answer(block: BlockShape, part: PartShape) -> float:
         directions = 2 + (block.strings > 0) * c + min(epoch, options.memory)

@@ -23,7 +23,6 @@ from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.options import KeyMode, LabelPrivacy
 
 Array = NDArray[np.float64]
-Single = NDArray[np.float32]
 RowNumbers = NDArray[np.signedinteger[Any]]  # int32 where it fits, else int64
 
 Kind = Literal["integer", "float", "decimal", "boolean", "date", "timestamp", "string", "uuid", "vector", "other"]
@@ -303,8 +302,8 @@ class NewtonUpdate(Message, frozen=True):
 
     job: str
     part: int
-    signal: Single
-    curvature: Single | None
+    signal: Array
+    curvature: Array | None
     bound: float  # the curvature per joined row where `curvature` is None
     coefficients: Array | None
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 from hypothesis import settings
+from tests.mysql import mysql
 from tests.postgres import postgres
 
-__all__ = ["postgres"]
+__all__ = ["mysql", "postgres"]
 
 # No deadline: no test of ours asserts wall-clock time. HYPOTHESIS_PROFILE=explore looks for new counter-examples.
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)

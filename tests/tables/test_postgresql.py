@@ -164,3 +164,17 @@ def test_a_session_that_was_lost_is_opened_anew_for_the_next_job(database: Datab
     assert len(opened.describe()) == 24
     assert opened.read(["b"], None).num_rows == 1
     opened.close()
+
+
+def test_rows_keep_the_tables_order_whatever_index_there_is(postgres: Callable[[], Database]) -> None:
+    database = postgres()
+    database.execute(
+        "CREATE TABLE t AS SELECT k AS a, -k AS b, repeat('p', 200) AS pad FROM generate_series(0, 4999) k",
+        "CREATE INDEX ON t (b)",
+        "VACUUM ANALYZE t",
+    )
+    table = open_source(source(database.url, table="t"), "t")
+    assert table.read(['"b"'], None)["c0"].to_pylist() == [-k for k in range(5000)]
+    assert table.read(['"a"'], '"b" < -4900')["c0"].to_pylist() == list(range(4901, 5000))
+    assert table.read(['"b"'], '"b" IN (-7, -3000, -2)')["c0"].to_pylist() == [-2, -7, -3000]
+    table.close()

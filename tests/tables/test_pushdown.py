@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.mysql import MySQLDatabase
 from tests.postgres import Database
 from tests.tables.expressions import RUNNABLE
 
@@ -36,6 +37,7 @@ TABLE = pa.table(
         "d": pa.array(_DAYS),
         "We ird": pa.array([1.5, 2.5, 3.5, 4.5, None]),
         "order": pa.array([5, 4, 3, 2, 1], pa.int16()),
+        "real": pa.array([0.1, 0.2, None, 1.5, -0.1], pa.float32()),
     }
 )
 EXPRESSIONS = [
@@ -50,13 +52,15 @@ EXPRESSIONS = [
     *("a BETWEEN 0 AND 2", "d BETWEEN '2000-01-01' AND '2014-01-01'"),
     *("CAST(a AS DOUBLE)", "CAST(x AS DOUBLE) > 0", "x > 1e300", "x = 0.5", "sqrt(abs(a))", "ln(b + 4)", "round(x)"),
     *("floor(x)", "ceil(x)", "a IN (1, 2, NULL)", "a NOT IN (1, 2)", "d IN (DATE '2020-02-29')"),
+    *('"real" = 0.1', '"real" > 0.1', '"real" * 3', "d > '2013-6-1'", "d < '2013-06-01 12:00:00'"),
+    *("t >= '2020-02-29T23:59:58'", "a > 1.5", "a = 2.0", "x < 1e-299", "b > 2.99999999999"),
     *('"order" = 3', "TRUE", "a = a", "1 = 1", "'x'", "(a > 0) = flag", "a IS NOT NULL OR b IS NULL", "NULL IS NULL"),
 ]  # fmt: skip
 
 
 def sqlite_table(folder: Path) -> Source:
     connection = sqlite3.connect(folder / "t.sqlite")
-    types = ("INTEGER", "BIGINT", "REAL", "BOOLEAN", "TEXT", "TIMESTAMP", "DATE", "DOUBLE", "SMALLINT")
+    types = ("INTEGER", "BIGINT", "REAL", "BOOLEAN", "TEXT", "TIMESTAMP", "DATE", "DOUBLE", "SMALLINT", "REAL")
     listed = ", ".join(f'"{name}" {kind}' for name, kind in zip(TABLE.column_names, types, strict=True))
     connection.execute(f"CREATE TABLE things ({listed})")
     text = [[str(v) if isinstance(v, datetime.date) else v for v in column.to_pylist()] for column in TABLE.columns]
@@ -66,10 +70,22 @@ def sqlite_table(folder: Path) -> Source:
     return open_source(source(f"sqlite://{folder / 't.sqlite'}", table="things"), "things")
 
 
-@pytest.fixture(params=["postgresql", "sqlite"], scope="module")
+def put_in(database: str) -> pa.Table:
+    """The table, without what a database does not have."""
+    if database != "mysql":
+        return TABLE
+    finite = pa.array([1e308 if x == float("inf") else x for x in TABLE["x"].to_pylist()])
+    return TABLE.set_column(TABLE.column_names.index("x"), "x", finite)
+
+
+@pytest.fixture(params=["postgresql", "sqlite", "mysql"], scope="module")
 def things(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
     if request.param == "sqlite":
         opened = sqlite_table(tmp_path_factory.mktemp("things"))
+    elif request.param == "mysql":
+        owner: MySQLDatabase = request.getfixturevalue("mysql")()
+        owner.ingest("things", put_in("mysql"))
+        opened = open_source(source(owner.url, table="things"), "things")
     else:
         database: Database = request.getfixturevalue("postgres")()
         database.ingest("things", TABLE)
@@ -87,9 +103,10 @@ def oracle(things: Source) -> Iterator[Source]:
     opened.close()
 
 
-def test_the_table_itself_is_what_was_put_in(things: Source) -> None:
-    read = things.read([f'"{name}"' for name in TABLE.column_names], None)
-    assert read.rename_columns(TABLE.column_names).to_pydict() == TABLE.to_pydict()
+def test_the_table_itself_is_what_was_put_in(things: Source, request: pytest.FixtureRequest) -> None:
+    expected = put_in(request.node.callspec.params["things"])
+    found = things.read([f'"{name}"' for name in TABLE.column_names], None).rename_columns(TABLE.column_names)
+    assert found.to_pydict() == expected.to_pydict()
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)

@@ -17,6 +17,7 @@ import pyarrow.dataset as pads
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from tests.mysql import MySQLDatabase
 from tests.postgres import Database
 
 from tablepuppet.errors import SourceError
@@ -103,7 +104,7 @@ def postgres_table(database: Database) -> object:
 
 def pandas_frame(_: Path) -> object:
     frame: pd.DataFrame = TABLE.to_pandas()
-    return frame.set_index(frame["id"][::-1])  # an index is no column and no order
+    return frame.set_index(frame["id"][::-1].rename(None))  # an index without a name is no column and no order
 
 
 MAKERS: dict[str, Callable[[Path], object]] = {
@@ -124,10 +125,14 @@ MAKERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.fixture(params=[*MAKERS, "postgresql"], scope="module")
+@pytest.fixture(params=[*MAKERS, "postgresql", "mysql"], scope="module")
 def items(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
     if request.param == "postgresql":
         given = postgres_table(request.getfixturevalue("postgres")())
+    elif request.param == "mysql":
+        owner: MySQLDatabase = request.getfixturevalue("mysql")()
+        owner.ingest("items", TABLE, key="id")
+        given = source(owner.url, table="items")
     else:
         given = MAKERS[request.param](tmp_path_factory.mktemp("items"))
     opened = open_source(given, "items")

@@ -117,3 +117,11 @@ def test_a_moment_is_one_in_whatever_zone_it_is_written(tmp_path: Path) -> None:
         assert things.describe()[0].detail == "TIMESTAMP WITH TIME ZONE"
         first, second = things.read(['"at"'], None)["c0"].to_pylist()
     assert first == second
+
+
+def test_rows_keep_the_tables_order_whatever_index_there_is(tmp_path: Path) -> None:
+    rows = ", ".join(f"({k}, {-k})" for k in range(50))
+    made = ("CREATE TABLE t (a INT, b INT)", "CREATE INDEX i ON t (b)", f"INSERT INTO t VALUES {rows}")
+    with opened(tmp_path, *made) as t:
+        assert t.read(["b"], None)["c0"].to_pylist() == [-k for k in range(50)]
+        assert t.read(["a"], "b < -5")["c0"].to_pylist() == list(range(6, 50))

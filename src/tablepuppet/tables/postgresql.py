@@ -26,6 +26,8 @@ _SESSION: Final = (
     "SET TIME ZONE 'UTC'",
     "SET synchronize_seqscans = off",  # or a scan may begin in the middle of a large table
     "SET max_parallel_workers_per_gather = 0",  # or workers' rows come as they are found
+    "SET enable_indexscan = off",  # or rows come in the order of whichever index the planner likes today;
+    "SET enable_indexonlyscan = off",  # a bitmap of an index is read in the table's own order
     "SET extra_float_digits = 3",
 )
 _COLUMNS: Final = """
@@ -39,7 +41,7 @@ _TYPES: Final[dict[str, tuple[str, Family | None]]] = {
     "smallint": ("SMALLINT", "number"),
     "integer": ("INTEGER", "number"),
     "bigint": ("BIGINT", "number"),
-    "real": ("FLOAT", "number"),
+    "real": ("FLOAT", None),  # 0.1 is equal to itself as a float here, and not there
     "double precision": ("DOUBLE", "number"),
     "boolean": ("BOOLEAN", "boolean"),
     "text": ("VARCHAR", "text"),

@@ -11,6 +11,7 @@ columns that it needs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -45,8 +46,15 @@ _LOGIC: Final[frozenset[type[exp.Expr]]] = frozenset({exp.And, exp.Or, exp.Not, 
 _ORDER: Final[frozenset[type[exp.Expr]]] = frozenset({exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE})
 _CHOICE: Final[frozenset[type[exp.Expr]]] = frozenset({exp.Case, exp.Coalesce})
 _NUMBERS: Final[frozenset[type[exp.Expr]]] = frozenset({exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Abs})
-COMMON: Final = _LOGIC | _ORDER | _CHOICE | _NUMBERS
+ARITHMETIC: Final = _NUMBERS
+COMMON: Final = _LOGIC | _ORDER | _CHOICE | ARITHMETIC
 _PARTS: Final = frozenset({"YEAR", "MONTH", "DAY", "HOUR", "MINUTE"})
+# How a text beside a date or a time must be written to be read alike everywhere.
+_DAY: Final = r"\d{4}-\d{2}-\d{2}"
+_WRITTEN: Final[dict[Family, re.Pattern[str]]] = {
+    "date": re.compile(_DAY),
+    "timestamp": re.compile(_DAY + r"( \d{2}:\d{2}:\d{2}(\.\d{1,6})?)?"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +168,10 @@ def family(node: exp.Expr, known: Mapping[str, OwnerColumn], dialect: Dialect) -
 def _shared(children: Sequence[Family | None], nodes: Sequence[exp.Expr]) -> Family | None:
     """The one family of all; a text literal beside a date or time is read as one."""
     families = {f for f, n in zip(children, nodes, strict=True) if f != "text" or not isinstance(n, exp.Literal)}
-    if (families and families <= {"date"}) or (families and families <= {"timestamp"}):
-        return families.pop()
+    if len(families) == 1 and families <= {"date", "timestamp"}:
+        found = families.pop()
+        texts = [n.name for n in nodes if isinstance(n, exp.Literal) and n.is_string]
+        return found if found and all(_WRITTEN[found].fullmatch(text) for text in texts) else None
     families = set(children)
     return families.pop() if len(families) == 1 else None
 
@@ -172,7 +182,8 @@ def _cast(node: exp.Expr, known: Mapping[str, OwnerColumn], dialect: Dialect) ->
     if isinstance(node.this, exp.Literal) and node.this.is_string:
         literals: dict[Any, Family] = {exp.DataType.Type.DATE: "date", exp.DataType.Type.TIMESTAMP: "timestamp"}
         found = literals.get(target)
-        return found if found in dialect.families else None
+        is_plain = found is not None and _WRITTEN[found].fullmatch(node.this.name)
+        return found if is_plain and found in dialect.families else None
     is_double = target is exp.DataType.Type.DOUBLE and family(node.this, known, dialect) == "number"
     return "number" if is_double else None
 

@@ -58,7 +58,7 @@ class SQLite:
         self._name = name
         self._table = table
         self._errors: Any = dbapi.Error
-        self.relation = _quoted(table)
+        self.relation = f"{_quoted(table)} NOT INDEXED"  # or rows come in the order of any index that covers them
         if not file.is_file():
             raise SourceError(f"table {name}: there is no SQLite file {file}; check the path")
         try:

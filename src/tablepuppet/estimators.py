@@ -16,13 +16,26 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.options import FAMILIES
 from tablepuppet.engine.result import Result
 from tablepuppet.errors import JobError, TablePuppetError
 from tablepuppet.federation import Federation
+from tablepuppet.job import Job
+
+_OPTIONS = {name for kind in (Job, *FAMILIES.values()) for name in kind.__struct_fields__} - {
+    "query",
+    "label",
+    "options",
+    "module",
+}
 
 
 class NotFittedError(TablePuppetError, ValueError, AttributeError):
     """An estimator was used before `fit`; also a ValueError and an AttributeError, as scikit-learn's is."""
+
+
+class ParameterError(JobError, ValueError):
+    """An estimator has no such parameter; also a ValueError, as scikit-learn's is."""
 
 
 class _RelationalEstimator:
@@ -38,6 +51,9 @@ class _RelationalEstimator:
         *,
         l2: float = 1e-4,
         test_fraction: float = 0.0,
+        validation_fraction: float = 0.0,
+        patience: int | None = None,
+        class_weight: Any = None,
         standardize: bool = True,
         seed: int = 0,
         epochs: int | None = None,
@@ -48,6 +64,9 @@ class _RelationalEstimator:
         self.algorithm = algorithm
         self.l2 = l2
         self.test_fraction = test_fraction
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.class_weight = class_weight
         self.standardize = standardize
         self.seed = seed
         self.epochs = epochs
@@ -65,8 +84,14 @@ class _RelationalEstimator:
         return {name: getattr(self, name) for name in self._named()} | self._options
 
     def set_params(self, **given: Any) -> Self:
-        """Sets parameters by name; options that were not there before are added."""
+        """Sets parameters by name: the constructor's own, and any option of a job or of an algorithm."""
         own = self._named()
+        known = {*own, *self._options, *_OPTIONS}
+        for name in given:
+            if name not in known:
+                raise ParameterError(
+                    f"Invalid parameter {name!r} for estimator {self!r}. Valid parameters are: {sorted(known)!r}."
+                )
         for name, value in given.items():
             if name in own:
                 setattr(self, name, value)
@@ -74,14 +99,26 @@ class _RelationalEstimator:
                 self._options = self._options | {name: value}
         return self
 
-    def fit(self, federation: Federation, query: str, label: str) -> Self:
-        """Trains on the query's result; `test_fraction` of the label's rows are kept out (none by default)."""
+    def fit(
+        self, federation: Federation, query: str = "", label: str = "", *, weight: str | None = None, **others: Any
+    ) -> Self:
+        """Trains on the query's result; `test_fraction` of the label's rows are kept out (none by default).
+
+        `weight`: a column of the label's table, or an expression over it: what scikit-learn calls sample_weight.
+        """
         if not isinstance(federation, Federation):
             raise JobError(
                 f"fit takes a Federation, a query and label=…, not {type(federation).__name__}: the tables stay with "
                 "their owners, so there is no X"
             )
+        if others:
+            hint = ': give weight="column"' if "sample_weight" in others else ""
+            raise JobError(f"fit takes a federation, a query, label and weight, not {min(others)!r}{hint}")
+        if not isinstance(query, str) or not query:
+            raise JobError('fit needs the query: fit(federation, "SELECT …", label="y")')
         given = self.get_params()
+        if weight is not None:
+            given["weight"] = weight
         if given["model"] in ("auto", "linear", "mlp") or callable(given["model"]):
             given.setdefault("loss", self._loss)
         self.result_: Result = federation.train(query, label=label, **given)

@@ -145,6 +145,10 @@ class Federation:
         algorithm: Any = "newton",
         l2: float = 1e-4,
         test_fraction: float = 0.15,
+        validation_fraction: float = 0.0,
+        patience: int | None = None,
+        weight: str | None = None,
+        class_weight: str | Mapping[Any, float] | None = None,
         standardize: bool = True,
         seed: int = 0,
         epochs: int | None = None,
@@ -156,13 +160,21 @@ class Federation:
     ) -> Result:
         """Trains on the query's result without ever having it.
 
+        `validation_fraction`: rows that are measured after every epoch and never trained on; with `patience`, training
+        stops after so many epochs without a better validation loss, and the best epoch's parameters are the model.
+        `weight`: a column of the label's table, or an expression over it, that says how much a row counts;
+        `class_weight`: "balanced", or a weight for each class (docs/validation.md).
         `resume`: go on with an interrupted run of the same job, where clients are processes of their own.
-        `options`: those of the algorithm (learning_rate, rho, …) where it is given by name, and
-        max_categories, max_joined_rows, wire (docs/quickstart.md).
+        `options`: those of the algorithm (learning_rate, rho, …) where it is given by name, and test_where,
+        validation_where, min_delta, monitor, max_categories, max_joined_rows, wire (docs/quickstart.md).
         """
         options |= {
             "l2": l2,
             "test_fraction": test_fraction,
+            "validation_fraction": validation_fraction,
+            "patience": patience,
+            "weight": weight,
+            "class_weight": class_weight,
             "standardize": standardize,
             "seed": seed,
             "epochs": epochs,
@@ -223,11 +235,7 @@ class Federation:
         its table stands in, and the answer's column `assumed` says for which rows (docs/prediction.md). `module` is the
         builder of a saved model's own torch modules.
         """
-        chosen = model.model if isinstance(model, Result) else model
-        if not isinstance(chosen, Model):
-            raise ModelError(
-                f"predict needs a Result or a loaded model, not a {type(model).__name__}; see tp.load(path)"
-            )
+        chosen = _model_of(model)
         if to is not None:
             check_place(check_file(to), "predictions")
         names = (key,) if isinstance(key, str) else key
@@ -256,16 +264,22 @@ class Federation:
 
     def evaluate(self, model: Model | Result, query: str | None = None, *, module: Builder | None = None) -> Metrics:
         """A model's metrics on all labelled rows of a query: its own by default, or one with the same features."""
-        chosen = model.model if isinstance(model, Result) else model
+        chosen = _model_of(model)
+        given = {"test_fraction": 0.0, "loss": "cross_entropy" if chosen.classes else "squared"}
+        if query is None and chosen.metadata.get("weight") is not None:
+            given["weight"] = chosen.metadata["weight"]  # an item of the query may be that, and no feature
         job = make_job(
             chosen.query if query is None else query,
             label=chosen.label,
             model="linear",
             algorithm="newton",
-            given={"test_fraction": 0.0, "loss": "cross_entropy" if chosen.classes else "squared"},
+            given=given,
         )
         with self._offered(chosen.spec.module, chosen.builder if module is None else module):
-            return story.evaluate(chosen, job, self._tables, Link(self._transport))
+            return self._evaluate(chosen, job)
+
+    def _evaluate(self, model: Model, job: Job) -> Metrics:
+        return story.evaluate(model, job, self._tables, Link(self._transport))
 
     def close(self) -> None:
         """Ends the clients' threads and closes their sources."""
@@ -316,14 +330,21 @@ class ConnectedFederation(Federation):
     def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
         return self._desk.do("predict", {"model": model, "query": query, "options": options})
 
-    def evaluate(self, model: Model | Result, query: str | None = None, *, module: Builder | None = None) -> Metrics:
-        raise JobError("a coordinator evaluates while it trains: see result.metrics, or predict and compare")
+    def _evaluate(self, model: Model, job: Job) -> Metrics:
+        return cast(Metrics, self._desk.do("evaluate", {"model": model, "job": job}))
 
     @contextmanager
     def _offered(self, name: str, builder: Builder | None) -> Iterator[None]:
         if builder is not None:
             raise JobError('a builder of torch modules cannot travel to other processes; use model="mlp"')
         yield
+
+
+def _model_of(model: Model | Result) -> Model:
+    chosen = model.model if isinstance(model, Result) else model
+    if not isinstance(chosen, Model):
+        raise ModelError(f"predict needs a Result or a loaded model, not a {type(model).__name__}; see tp.load(path)")
+    return chosen
 
 
 def _opened(owner: Any, table: str, before: Mapping[str, Mapping[str, Source]]) -> Source:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
 
+from tablepuppet.algorithms.checked import explained
 from tablepuppet.algorithms.options import FAMILIES, Admm, Centralized, Newton, Options, Sgd, options_of
 from tablepuppet.errors import JobError
 from tablepuppet.models.spec import Activation, Dtype, ModelSpec
 from tablepuppet.privacy.options import Privacy, privacy_of
 from tablepuppet.transport.codec import Wire
 
+MONITORS = ("loss", "log_loss", "accuracy", "auc", "rmse", "mae", "r2")  # figures of validation rows
 MODELS = ("auto", "linear", "logistic", "softmax", "mlp")
 LossName = Literal["squared", "logistic", "softmax", "cross_entropy"]
 _EPOCHS = {"newton": 20, "admm": 30, "sgd": 10, "centralized": 1}
@@ -30,6 +33,14 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     options: Options = msgspec.field(default_factory=Newton)
     l2: float = 1e-4
     test_fraction: float = 0.15
+    test_where: str | None = None  # a condition on the label table's rows, instead of a fraction
+    validation_fraction: float = 0.0
+    validation_where: str | None = None
+    patience: int | None = None  # epochs without a better validation loss; None: train to the end
+    min_delta: float = 0.0  # what counts as better
+    monitor: str = "loss"  # the validation figure that patience watches
+    weight: str | None = None  # of rows: a column of the label's table, or an expression over it
+    class_weight: Literal["balanced"] | dict[str, float] | None = None
     standardize: bool = True
     seed: int = 0
     epochs: int = 20
@@ -91,6 +102,9 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
             f"torch.nn.Module{_hint(model, MODELS)}"
         )
     given = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
+    if isinstance(given.get("class_weight"), Mapping):
+        weights = given["class_weight"].items()
+        given["class_weight"] = {class_text(c): w.item() if isinstance(w, np.generic) else w for c, w in weights}
     own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options"}
     values = {name: value for name, value in given.items() if name in own - {"privacy"}}
     extra = {name: value for name, value in given.items() if name not in own}
@@ -102,11 +116,25 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
             {"query": query, "label": label, "model": model, "algorithm": name, **values}, Job, strict=True
         )
     except msgspec.ValidationError as error:
-        raise JobError(_readable(error)) from None
+        raise JobError(explained(error, Job, values)) from None
     job = msgspec.structs.replace(job, options=options, privacy=privacy_of(given.get("privacy")))
     _check(job)
+    _check_stopping(job)
     _check_model(job, given)
     return job
+
+
+def class_text(value: Any) -> str:
+    """A class as TOML would spell its name.
+
+    >>> class_text(True), class_text(2.0), class_text("late")
+    ('true', '2', 'late')
+    """
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, int | float | np.integer | np.floating):
+        return f"{float(value):.17g}"
+    return str(value)
 
 
 def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[str, Options]:
@@ -127,12 +155,6 @@ def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[st
                 raise JobError(f"algorithm {algorithm} has no option {name!r}{_hint(name, known)}")
         return algorithm, options_of(algorithm, extra)
     raise JobError(f"algorithm must be a name or tp.Sgd(…), tp.Admm(…), tp.Newton(…), not {type(algorithm).__name__}")
-
-
-def _readable(error: msgspec.ValidationError) -> str:
-    """What is wrong with which option, in the user's words."""
-    what, _, where = str(error).replace("`", "").partition(" - at $.")
-    return f"{where or 'the job'}: {what[0].lower()}{what[1:]}"
 
 
 def _check_model(job: Job, given: dict[str, Any]) -> None:
@@ -161,6 +183,21 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
         raise JobError('union="exact" solves linear models only; train a neural model with union="consensus"')
 
 
+def _check_stopping(job: Job) -> None:
+    """What early stopping needs, and cannot be had with."""
+    if job.patience is None:
+        return
+    if not job.validation_fraction and job.validation_where is None:
+        raise JobError("patience needs validation rows; add validation_fraction=0.1 or validation_where=…")
+    if job.options.name == "centralized":
+        raise JobError("the centralised baseline has no epochs to stop at; leave patience out")
+    if job.privacy.features is not None:
+        raise JobError(
+            "patience would choose an epoch by exact predictions of validation rows, outside the promise of "
+            "privacy.features; leave it out and set epochs"
+        )
+
+
 def _hint(name: Any, known: Any) -> str:
     close = difflib.get_close_matches(str(name), list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
@@ -170,6 +207,17 @@ def _check(job: Job) -> None:
     rules = [
         (0 <= job.l2 < math.inf, "l2 must be a number from 0 up"),
         (0 <= job.test_fraction < 1, "test_fraction must lie in [0, 1)"),
+        (
+            job.validation_fraction >= 0 and (job.test_where is None) * job.test_fraction + job.validation_fraction < 1,
+            "validation_fraction must lie in [0, 1), and leave rows to train on beside test_fraction",
+        ),
+        (job.patience is None or job.patience >= 1, "patience must be at least 1, or None to train to the end"),
+        (0 <= job.min_delta < math.inf, "min_delta must be a number from 0 up"),
+        (
+            not isinstance(job.class_weight, dict) or all(0 <= w < math.inf for w in job.class_weight.values()),
+            "class_weight must give numbers from 0 up",
+        ),
+        (job.monitor in MONITORS, f"monitor must be one of {', '.join(MONITORS)}"),
         (job.epochs >= 1, "epochs must be at least 1"),
         (job.batch_size is None or job.batch_size >= 1, "batch_size must be at least 1, or None for full batches"),
         (0 <= job.seed < 2**63, "seed must be a whole number from 0 to 2**63 − 1"),

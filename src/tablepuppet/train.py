@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tablepuppet.catalog import bind
+from tablepuppet.catalog import Beside, bind
 from tablepuppet.engine.central import run_centralized
 from tablepuppet.engine.encoders import block_widths
 from tablepuppet.engine.evaluate import evaluate as evaluate_model
@@ -79,7 +79,8 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link) -> Metrics:
 def plan_job(job: Job, tables: Tables, link: Link, job_id: str) -> Plan:
     """Text → Ucq → BoundQuery → TableMapping → Plan."""
     ucq = parse(job.query)
-    bound = bind(ucq, label=job.label, tables=tables, link=link, job=job_id)
+    beside = Beside(job.weight, job.test_where, job.validation_where)
+    bound = bind(ucq, label=job.label, tables=tables, link=link, job=job_id, beside=beside)
     mapping = map_tables(
         bound,
         link,
@@ -87,6 +88,7 @@ def plan_job(job: Job, tables: Tables, link: Link, job_id: str) -> Plan:
         task=task_of(job),
         seed=job.seed,
         test_fraction=job.test_fraction,
+        validation_fraction=job.validation_fraction,
         max_joined_rows=job.max_joined_rows,
         privacy=job.privacy,
     )

@@ -124,11 +124,14 @@ def weather(folder: Path, network: BadNetwork, *, algorithm: str, **options: Any
         {"algorithm": "admm", "epochs": 3},
         {"algorithm": "sgd", "batch_size": 100, "epochs": 3, "learning_rate": 0.1},
         {"algorithm": "vfl-sgd", "batch_size": 200, "epochs": 2, "learning_rate": 0.1},
+        {"algorithm": "admm", "epochs": 9, "validation_fraction": 0.3, "patience": 1, "weight": "1 + x * x"},
+        {"algorithm": "sgd", "optimizer": "adam", "learning_rate": 1.0, "validation_fraction": 0.3, "patience": 1},
     ],
-    ids=lambda o: o["algorithm"],
+    ids=lambda o: "-".join(map(str, o.values())),
 )
 def test_no_fault_changes_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     monkeypatch.setattr(os, "fsync", failing_fsync)
+    fill_disk(0)
     network = BadNetwork(tmp_path, tables(120), seed=1)
     result, deaths = weather(tmp_path, network, **options)
     with in_process(tables(120)) as federation:

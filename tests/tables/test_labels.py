@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tablepuppet.errors import JobError, MappingError
 from tablepuppet.tables.kinds import column_info
-from tablepuppet.tables.labels import describe_labels, read_labels, split
+from tablepuppet.tables.labels import Split, describe_labels, read_labels, split
 from tablepuppet.transport.messages import ColumnInfo, Labels, LabelSummary
 
 
@@ -23,7 +23,7 @@ def labels(values: list[Any], kind: pa.DataType) -> tuple[pa.ChunkedArray, Colum
 
 
 def values_of(column: tuple[pa.ChunkedArray, ColumnInfo], classes: list[Any] | None) -> list[float]:
-    found: Labels = read_labels(*column, classes, 0, 0, 0.0)
+    found: Labels = read_labels(*column, classes, Split(0, 0, 0.0))
     assert found.values.dtype == np.float64
     return [v if v == v else -9.0 for v in found.values.tolist()]
 

@@ -132,6 +132,7 @@ class PartSetup:
 
     model: Model
     multiplicity: Array  # G of the part's train rows
+    weights: Array  # the same, with each joined row counted by its weight
     outputs: int
     blocks: int  # M
     clients: int  # Q_i

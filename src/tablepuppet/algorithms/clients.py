@@ -28,15 +28,6 @@ def start(setup: PartSetup, options: Options) -> tuple[Any, float]:
     raise JobError("the centralised baseline has no client half")
 
 
-def state_type(options: Options) -> Any:
-    """The type of a half's state."""
-    if isinstance(options, Sgd):
-        return sgd.SgdState
-    if isinstance(options, Admm):
-        return admm.AdmmState
-    return newton.NewtonState
-
-
 def step(setup: PartSetup, options: Options, state: Any, message: Any) -> tuple[Any, Answer | Done]:
     """The half's next state and its answer."""
     if isinstance(options, Sgd) and isinstance(message, SgdUpdate | Combined):

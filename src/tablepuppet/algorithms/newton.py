@@ -178,8 +178,8 @@ def _scaled(diagonal: Array, right: Array) -> Array:
 
 
 def _weights(setup: PartSetup, message: NewtonUpdate) -> Array:
-    """The curvature of each row: collapsed by the server, or its bound times the row's multiplicity."""
-    return message.bound * setup.multiplicity if message.curvature is None else message.curvature[:, 0]
+    """The curvature of each row: collapsed by the server, or its bound times the row's weight."""
+    return message.bound * setup.weights if message.curvature is None else message.curvature[:, 0]
 
 
 def _gram(setup: PartSetup, message: NewtonUpdate) -> Array:

@@ -7,10 +7,19 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from tablepuppet.algorithms.checked import Checked, checked
 from tablepuppet.errors import JobError
 
 
-class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
+class _Options(
+    msgspec.Struct,
+    metaclass=Checked,
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    tag=True,
+    repr_omit_defaults=True,
+):
     name: ClassVar[str] = ""
 
     def _check(self, is_fine: bool, rule: str) -> None:
@@ -136,12 +145,5 @@ def options_of(name: str, given: dict[str, Any]) -> Options:
     """The options of an algorithm by its name, from plain values (keyword arguments, TOML)."""
     if name not in FAMILIES:
         raise JobError(f"unknown algorithm {name!r}; choose one of {', '.join(FAMILIES)}")
-    family = FAMILIES[name]
-    fields = list(family.__struct_fields__)
-    unknown = sorted(set(given) - set(fields))
-    if unknown:
-        raise JobError(f"algorithm {name} has no option {unknown[0]!r}; it has {', '.join(fields) or 'none'}")
-    try:
-        return msgspec.convert(given, family, strict=True)
-    except msgspec.ValidationError as error:
-        raise JobError(f"algorithm {name}: {error}") from None
+    options: Options = checked(FAMILIES[name], given, f"algorithm {name}")
+    return options

@@ -7,7 +7,9 @@ expression. Nothing is read from a table.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from tablepuppet.catalog.beside import NOTHING, Beside, check_beside, place_beside, weight_position
 from tablepuppet.catalog.blocks import group_features, unique_names
 from tablepuppet.catalog.bound import Block, BoundQuery, Scan
 from tablepuppet.catalog.checks import check_arity, check_features, check_keys, check_label, union_of
@@ -22,28 +24,42 @@ from tablepuppet.query.ucq import Ucq
 from tablepuppet.transport.link import Link
 
 
-def bind(ucq: Ucq, *, label: str, tables: Mapping[str, tuple[str, ...]], link: Link, job: str) -> BoundQuery:
+def bind(
+    ucq: Ucq, *, label: str, tables: Mapping[str, tuple[str, ...]], link: Link, job: str, beside: Beside = NOTHING
+) -> BoundQuery:
     """What the query means for a federation, whose `tables` map a name to the clients that hold its rows."""
     shapes = describe(ucq, tables, link)
     try:
         resolved = [resolve(ucq, branch, shapes) for branch in ucq.branches]
         check_arity(ucq, resolved)
         label_position = find_label(ucq, resolved, label)
-        features = [p for p in range(len(resolved[0].outputs)) if p != label_position]
+        weight = weight_position(resolved[0], label_position, beside.weight)
+        features = [p for p in range(len(resolved[0].outputs)) if p not in (label_position, weight)]
         check_features(ucq, resolved[0], features)
         scans = Scans()
         placed = [place(branch, scans) for branch in resolved]
+        read = place_beside(placed, label_position, weight, beside, scans)
         requests = scans.requests(job)
     except RecursionError:
         raise QueryError(TOO_DEEP) from None
     opened = scans.typed(ucq, link.ask(requests))
     check_keys(ucq, placed, opened)
     check_label(ucq, placed, opened, label_position)
+    branches = tuple(
+        replace(
+            branch.branch(label_position),
+            weight_column=columns.get("weight", -1),
+            test_column=columns.get("test_where", -1),
+            validation_column=columns.get("validation_where", -1),
+        )
+        for branch, columns in zip(placed, read, strict=True)
+    )
+    check_beside(branches, opened)
     return BoundQuery(
         text=ucq.text,
         label=resolved[0].outputs[label_position].name,
         scans=opened,
-        branches=tuple(branch.branch(label_position) for branch in placed),
+        branches=branches,
         blocks=_blocks(ucq, placed, opened, features),
     )
 

@@ -10,7 +10,7 @@ branch, and their rows are simply concatenated.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tablepuppet.transport.messages import ColumnInfo
 
@@ -53,6 +53,16 @@ class Join:
     on: tuple[KeyPair, ...]
 
 
+class LabelPlace(NamedTuple):
+    """Where the label and what is read beside it lie: a scan, and expressions of it (−1: not asked for)."""
+
+    scan: int
+    label: int
+    weight: int
+    test: int
+    validation: int
+
+
 @dataclass(frozen=True, slots=True)
 class Branch:
     """One conjunctive query: relations[0], then one join for each further relation, in order.
@@ -65,6 +75,14 @@ class Branch:
     label_relation: int
     label_column: int  # index into the label relation's scan's expressions; −1: rows to predict on have none
     where: tuple[KeyPair, ...] = ()
+    weight_column: int = -1  # likewise: sample weights, and who is a test or a validation row; −1: not asked for
+    test_column: int = -1
+    validation_column: int = -1
+
+    @property
+    def label_place(self) -> LabelPlace:
+        scan = self.relations[self.label_relation].scan
+        return LabelPlace(scan, self.label_column, self.weight_column, self.test_column, self.validation_column)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
+from tablepuppet.models.weighted import Weighted
 from tablepuppet.operators.union import UnionOperator
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, mean_contribution
@@ -37,7 +38,9 @@ def run_centralized(plan: Plan, link: Link, job_id: str, on_round: OnRound | Non
             tables.append((np.zeros((0, 0)), np.zeros((0, 0))))
     train = mapping.train
     joined = np.concatenate([train.expand(block, t) for block, (t, _) in enumerate(tables)], axis=1)
-    best = minimise(joined, train.joined_labels(), plan.loss, job.l2, job.options.tolerance)
+    weights = train.joined_weights()
+    loss = plan.loss if weights is None else Weighted(plan.loss, weights)
+    best = minimise(joined, train.joined_labels(), loss, job.l2, job.options.tolerance)
     del joined
 
     borders = np.cumsum([0, *(t.shape[1] for t, _ in tables)])
@@ -49,8 +52,12 @@ def run_centralized(plan: Plan, link: Link, job_id: str, on_round: OnRound | Non
         "channel": mapping.label.channel,
     }
     _, on_train = measure(train, [t @ w for (t, _), w in zip(tables, thetas, strict=True)], **given)
-    _, on_test = measure(mapping.test, [t @ w for (_, t), w in zip(tables, thetas, strict=True)], **given)
-    metrics = {"train": on_train, "test": on_test}
+    held = [t @ w for (_, t), w in zip(tables, thetas, strict=True)]
+    metrics = {"train": on_train}
+    if mapping.validation.rows:
+        value, on_validation = measure(mapping.validation, held, **given)
+        metrics["validation"] = {"loss": value} | on_validation
+    _, metrics["test"] = measure(mapping.test, held, **given)
     account = link.meter.account("training")
     record = EpochRecord(
         1,
@@ -78,4 +85,5 @@ def run_centralized(plan: Plan, link: Link, job_id: str, on_round: OnRound | Non
         blocks=blocks,
         encoded_intercept=best.intercept,
         classes=mapping.label.classes,
+        epoch=1,
     )

@@ -10,6 +10,7 @@ import numpy as np
 from tablepuppet.algorithms.base import Array
 from tablepuppet.mapping.joined import JoinedRows
 from tablepuppet.models.losses import Loss, Squared
+from tablepuppet.models.weighted import Weighted
 from tablepuppet.privacy.labels import Channel
 
 Metrics = dict[str, float]
@@ -24,10 +25,14 @@ def measure_step(
     """
     scores = shard.scores + intercept
     labels = shard.labels
+    plain = loss.plain if isinstance(loss, Weighted) else loss
     if "scores" in shard.state:
         shard.state["scores"][...] = scores
-    sums = {"rows": len(labels), "loss": float(loss.value(scores, labels).sum())}
-    if isinstance(loss, Squared):
+    losses = plain.value(scores, labels)
+    sums = {"rows": len(labels), "loss": float(losses.sum())}
+    if shard.weights is not None:
+        sums |= {"weighted": float(shard.weights @ losses), "weight": float(shard.weights.sum())}
+    if isinstance(plain, Squared):
         error = scores[:, 0] - labels
         squares = labels * labels
         extra = 0.0 if channel is None else float((channel.unbiased_square(labels) - squares).sum())
@@ -53,7 +58,10 @@ def measure(
     wants_auc: bool,
     channel: Channel | None = None,
 ) -> tuple[float, Metrics]:
-    """The mean loss and the metrics of a model's predictions on some joined rows."""
+    """The mean loss and the metrics of a model's predictions on some joined rows.
+
+    Where rows have weights, the loss is their weighted mean; metrics count every row alike.
+    """
     if joined.rows == 0:
         return float("nan"), {}
     wants_auc = wants_auc and loss.outputs == 1 and not isinstance(loss, Squared)
@@ -61,7 +69,9 @@ def measure(
         joined.allocate("scores", 1)
     sums = joined.run(measure_step, per_row, loss=loss, intercept=intercept, channel=channel).sums
     n = sums["rows"]
-    mean_loss = sums["loss"] / n
+    plain_loss = mean_loss = sums["loss"] / n
+    if "weighted" in sums:
+        mean_loss = sums["weighted"] / max(sums["weight"], 1e-300)
     if isinstance(loss, Squared):
         spread = sums["label_squared"] - sums["label"] ** 2 / n
         metrics = {
@@ -74,7 +84,7 @@ def measure(
             mean_loss = 0.5 * sums["squared"] / n
         return mean_loss, metrics
     agreement = sums["correct"] / n
-    metrics = {"accuracy": agreement if channel is None else channel.accuracy(agreement), "log_loss": mean_loss}
+    metrics = {"accuracy": agreement if channel is None else channel.accuracy(agreement), "log_loss": plain_loss}
     if wants_auc:
         scores = joined.state.pop("scores")[:, 0]
         labels = joined.joined_labels()

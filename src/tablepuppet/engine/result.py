@@ -79,6 +79,7 @@ class Result:
     classes: tuple[str | float | bool, ...]
     privacy: Ledger = field(default_factory=Ledger)  # what was spent, of which table, towards whom
     builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules
+    epoch: int = 0  # whose parameters these are: the last one, or the best one where training was stopped early
 
     def module(self, block: str) -> torch.nn.Module:
         """A block's trained network, by the block's name: encoded features in, scores out, in evaluation mode."""
@@ -163,6 +164,7 @@ class Result:
                 "algorithm": job.algorithm,
                 "l2": job.l2,
                 "seed": job.seed,
+                "weight": job.weight,
                 "objective": self.objective,
                 "metrics": self.metrics,
                 "training_rows": self.plan.mapping.train.rows,

@@ -20,6 +20,7 @@ from tablepuppet.algorithms.servers import make_server
 from tablepuppet.algorithms.sgd import SgdServer
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, measure
+from tablepuppet.engine.patience import Patience
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.errors import TrainingError
 from tablepuppet.mapping.mapping import Part
@@ -34,10 +35,12 @@ from tablepuppet.transport.messages import (
     Encoder,
     Evaluate,
     Evaluation,
+    Keep,
     Message,
     Move,
     Parameters,
     Release,
+    Restore,
     Started,
     StartPart,
 )
@@ -68,7 +71,8 @@ def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) ->
         is_linear=job.spec.is_linear,
         has_intercept=job.has_intercept,
     )
-    training = _Training(plan, union, problem, make_server(job.options, problem), on_round, private)
+    patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
+    training = _Training(plan, union, problem, make_server(job.options, problem), on_round, private, patience)
     training.start()
     training.loop()
     return training.finish(encoders)
@@ -84,15 +88,24 @@ class _Training:
     server: Server
     on_round: OnRound | None
     private: PrivatePlan
+    patience: Patience | None
 
     def __post_init__(self) -> None:
         self.history: list[EpochRecord] = []
         self.contributions: list[Array] = []  # each block's h of its train rows, at the last evaluation
         self.rounds = 0
+        self.is_restored = False
         self.began = time.perf_counter()
+
+    @property
+    def intercept(self) -> Array:
+        if self.is_restored and self.patience is not None and self.patience.intercept is not None:
+            return self.patience.intercept
+        return self.server.intercept
 
     def start(self) -> None:
         job, problem = self.plan.job, self.problem
+        weights = self.plan.training_mapping.train.collapsed_weights()
 
         def start_part(part: Part) -> Message:
             return StartPart(
@@ -109,6 +122,7 @@ class _Training:
                 l2=job.l2,
                 seed=job.seed,
                 privacy=self.private.gradients[part.block],
+                weights=None if weights is None else weights[part.block][part.train],
             )
 
         started = self.union.ask(start_part, "setup")
@@ -147,8 +161,21 @@ class _Training:
                 record = self.record(epoch) if is_last else None
                 if self.on_round is not None:
                     self.on_round(RoundEvent(epoch, (epoch - 1) * rounds + step, total, record))
-            if self.server.is_converged() or self._is_flat():
+            if self.server.is_converged() or self._is_flat() or (self.patience is not None and self.patience.is_over):
                 break
+
+    def watch(self, record: EpochRecord) -> None:
+        """Lets clients keep their parameters where validation rows were never predicted better."""
+        assert self.patience is not None
+        if self.patience.sees(record.epoch, record.metrics["validation"], self.server.intercept):
+            self.union.ask(lambda part: Keep(job=self.union.job, part=part.number), "evaluation")
+
+    def restore(self) -> None:
+        """The best epoch's parameters are the model."""
+        if self.patience is None or self.patience.best_epoch in (0, self.history[-1].epoch):
+            return
+        self.union.ask(lambda part: Restore(job=self.union.job, part=part.number), "evaluation")
+        self.is_restored = True
 
     def _is_flat(self) -> bool:
         """Whether the objective no longer moves, for algorithms without residuals of their own."""
@@ -177,6 +204,8 @@ class _Training:
             raise TrainingError(
                 f"training diverged in epoch {epoch}: the objective is {objective:.1e}; {self._remedy()}"
             )
+        if self.patience is not None:
+            self.watch(record)
         return record
 
     def _remedy(self) -> str:
@@ -189,7 +218,7 @@ class _Training:
     def evaluate(self, *, is_last: bool) -> tuple[float, dict[str, Metrics]]:
         server, mapping = self.server, self.plan.training_mapping
         moves = server.settle()
-        wants_train = server.predictions is None
+        wants_train = server.predictions is None or self.is_restored
 
         def ask(part: Part) -> list[Message]:
             job, move = self.union.job, moves[part.block]
@@ -211,16 +240,22 @@ class _Training:
         self.contributions = train
         given: dict[str, Any] = {
             "loss": self.problem.loss,
-            "intercept": server.intercept,
+            "intercept": self.intercept,
             "channel": mapping.label.channel,
         }
         loss, on_train = measure(mapping.train, train, wants_auc=is_last, **given)
-        _, on_test = measure(mapping.test, test, wants_auc=True, **given)
-        return loss + 0.5 * self.plan.job.l2 * penalty, {"train": on_train, "test": on_test}
+        metrics = {"train": on_train}
+        if mapping.validation.rows:
+            held, on_validation = measure(mapping.validation, test, wants_auc=True, **given)
+            metrics["validation"] = {"loss": held} | on_validation
+        _, metrics["test"] = measure(mapping.test, test, wants_auc=True, **given)
+        return loss + 0.5 * self.plan.job.l2 * penalty, metrics
 
     def finish(self, encoders: list[list[Encoder]]) -> Result:
+        self.restore()
         objective, metrics = self.evaluate(is_last=True)
-        self.history[-1] = replace(self.history[-1], objective=objective, metrics=metrics)
+        best = self.patience.best_epoch if self.patience is not None and self.is_restored else len(self.history)
+        self.history[best - 1] = replace(self.history[best - 1], objective=objective, metrics=metrics)
         released = self.union.ask(lambda p: Release(job=self.union.job, part=p.number), "evaluation")
         blocks = []
         for number, block in enumerate(self.plan.mapping.bound.blocks):
@@ -246,7 +281,8 @@ class _Training:
             history=tuple(self.history),
             traffic=self.union.link.meter.traffic(),
             blocks=tuple(blocks),
-            encoded_intercept=self.server.intercept,
+            encoded_intercept=self.intercept,
             classes=self.plan.mapping.label.classes,
             privacy=self.private.spent(self.rounds),
+            epoch=best,
         )

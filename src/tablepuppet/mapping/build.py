@@ -33,6 +33,7 @@ def map_tables(
     task: Task,
     seed: int = 0,
     test_fraction: float = 0.15,
+    validation_fraction: float = 0.0,
     max_joined_rows: int | None = None,
     privacy: Privacy | None = None,
 ) -> TableMapping:
@@ -44,24 +45,28 @@ def map_tables(
     for branch in bound.branches:
         branches.append(join_branch(bound, branch, keys, limit))
         limit -= len(branches[-1][0])
-    labels = read_labels(bound, link, job, task, client_rows, seed, test_fraction, privacy.label)
+    labels = read_labels(bound, link, job, task, client_rows, seed, test_fraction, validation_fraction, privacy.label)
 
     label_rows = np.concatenate(
         [
-            rows[b.label_relation].astype(np.int64) + labels.offsets[b.relations[b.label_relation].scan, b.label_column]
+            rows[b.label_relation].astype(np.int64) + labels.offsets[b.label_place]
             for b, rows in zip(bound.branches, branches, strict=True)
         ]
     )
     _check_labels(labels, label_rows, bound.label)
-    is_test = labels.is_test[label_rows]
-    if test_fraction < 1 and bool(is_test.all()):
+    _check_weights(labels, label_rows)
+    is_test, is_validation = labels.is_test[label_rows], labels.is_validation[label_rows]
+    is_held = is_test | is_validation
+    if test_fraction < 1 and bool(is_held.all()):
+        side = "test side" if bool(is_test.all()) else "test and the validation side"
         raise MappingError(
-            f"all {len(is_test)} joined rows fell on the test side; lower test_fraction or bring more rows"
+            f"all {len(is_held)} joined rows fell on the {side}; lower test_fraction, keep fewer rows out by "
+            "test_where or validation_where, or bring more rows"
         )
     spreads = [block_rows(bound, block, branches, client_rows) for block in bound.blocks]
-    train_rows = np.flatnonzero(~is_test)
+    train_rows = np.flatnonzero(~is_held)
     kept = _within_cap(train_rows, bound, [spread for spread, _ in spreads], privacy, seed)
-    sides = (kept, np.flatnonzero(is_test))
+    sides = (kept, np.flatnonzero(is_held))
 
     parts: list[Part] = []
     indices: tuple[list[RowIndex], list[RowIndex]] = ([], [])
@@ -75,10 +80,20 @@ def map_tables(
     joined = []
     for side, index in zip(sides, indices, strict=True):
         rows, active, _ = active_rows(label_rows, side, len(labels.values))
-        joined.append(JoinedRows(len(side), tuple(index), rows, labels.values[active]))
-    fits = _fits(bound, branches, keys)
-    dropped = len(train_rows) - len(kept)
-    return TableMapping(bound, labels.info, fits, tuple(parts), tuple(multiplicity), joined[0], joined[1], dropped)
+        weights = None if labels.weights is None else labels.weights[active]
+        joined.append(JoinedRows(len(side), tuple(index), rows, labels.values[active], weights=weights))
+    held = is_validation[sides[1]]
+    return TableMapping(
+        bound=bound,
+        label=labels.info,
+        fits=_fits(bound, branches, keys),
+        parts=tuple(parts),
+        multiplicity=tuple(multiplicity),
+        train=joined[0],
+        test=joined[1].only(~held),
+        validation=joined[1].only(held),
+        dropped=len(train_rows) - len(kept),
+    )
 
 
 def _within_cap(
@@ -162,6 +177,17 @@ def _check_labels(labels: LabelSpace, label_rows: NDArray[np.int64], name: str) 
         raise MappingError(
             f"label {name} is NULL in {missing:,} of {len(label_rows):,} joined rows; "
             f"add WHERE {name} IS NOT NULL (on the table's own column)"
+        )
+
+
+def _check_weights(labels: LabelSpace, label_rows: NDArray[np.int64]) -> None:
+    if labels.weights is None:
+        return
+    missing = int(np.isnan(labels.weights[label_rows]).sum())
+    if missing:
+        raise MappingError(
+            f"the weight is NULL in {missing:,} of {len(label_rows):,} joined rows; "
+            'leave such rows out by WHERE, or give them one: weight = "coalesce(w, 1)"'
         )
 
 

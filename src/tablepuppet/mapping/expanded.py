@@ -19,10 +19,11 @@ def expanded(mapping: TableMapping) -> TableMapping:
     """The mapping whose blocks are X_i instead of T_i; a joined row lies with the client of its base row."""
     parts: list[Part] = []
     sides: dict[str, list[RowIndex]] = {"train": [], "test": []}
+    held = _both(mapping.test, mapping.validation)
     for number in range(len(mapping.bound.blocks)):
         own = mapping.parts_of(number)
         train_rows, train = _expand(mapping.train, number, own, "train")
-        test_rows, test = _expand(mapping.test, number, own, "test")
+        test_rows, test = _expand(held, number, own, "test")
         sides["train"].append(train)
         sides["test"].append(test)
         starts = [0, 0]
@@ -36,7 +37,27 @@ def expanded(mapping: TableMapping) -> TableMapping:
         parts=tuple(parts),
         multiplicity=tuple(np.ones(index.rows, np.int64) for index in sides["train"]),
         train=replace(mapping.train, indices=tuple(sides["train"]), state={}),
-        test=replace(mapping.test, indices=tuple(sides["test"]), state={}),
+        test=replace(mapping.test, indices=_cut(sides["test"], 0, mapping.test.rows), state={}),
+        validation=replace(mapping.validation, indices=_cut(sides["test"], mapping.test.rows, held.rows), state={}),
+    )
+
+
+def _both(test: JoinedRows, validation: JoinedRows) -> JoinedRows:
+    """All rows that are held out, those of the test first."""
+    if not validation.rows:
+        return test
+    places = [
+        np.concatenate([np.arange(side.rows) if p.index is None else p.index for side, p in pair])
+        for pair in (((test, a), (validation, b)) for a, b in zip(test.indices, validation.indices, strict=True))
+    ]
+    indices = tuple(RowIndex.of(place, p.rows) for place, p in zip(places, test.indices, strict=True))
+    return replace(test, rows=test.rows + validation.rows, indices=indices, state={})
+
+
+def _cut(indices: list[RowIndex], start: int, stop: int) -> tuple[RowIndex, ...]:
+    """Joined rows start ≤ j < stop."""
+    return tuple(
+        RowIndex.of(np.arange(start, stop) if p.index is None else p.index[start:stop], p.rows) for p in indices
     )
 
 

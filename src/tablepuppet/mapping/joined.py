@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from threadpoolctl import ThreadpoolController
 
 from tablepuppet.mapping.index import RowIndex
 from tablepuppet.mapping.moves import Moves, moves_for
+from tablepuppet.models.weighted import Weighted
 from tablepuppet.transport.messages import Array, RowNumbers
 
 __all__ = ["JoinedRows", "Pass", "RowIndex", "Shard"]
@@ -42,6 +43,7 @@ class Shard:
     columns: Array  # expand_i of each block's further columns, side by side
     labels: Array
     state: Mapping[str, Array]  # the algorithm's own joined values, writable
+    weights: Array | None = None  # of the rows; None: all one
 
 
 Sums = dict[str, Any]
@@ -66,6 +68,7 @@ class JoinedRows:
     labels: Array  # per row of the label table
     state: dict[str, Array] = field(default_factory=dict)
     whole: int | None = None  # rows of the joined table that this is a batch of
+    weights: Array | None = None  # of the rows' losses, per row of the label table; None: all one
 
     def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
         """A value per joined row and output, kept between passes and seen by join steps."""
@@ -82,7 +85,8 @@ class JoinedRows:
     ) -> Pass:
         """Walk over all joined rows: expand, `step`, collapse its signals, add up its sums.
 
-        `per_row` is summed over blocks; `columns`, one array per block, is put side by side.
+        `per_row` is summed over blocks; `columns`, one array per block, is put side by side. A step that is given
+        a loss gets it with the rows' weights, where they have any.
         """
         values = [np.ascontiguousarray(v) for v in per_row]
         walk = [(lane, step, values, columns, signals, given) for lane in self._lanes]
@@ -99,10 +103,21 @@ class JoinedRows:
             missing = int(p.is_partial and len(unique) > 0 and unique[0] < 0)
             numbers.append(unique[missing:].astype(np.int32 if p.rows < 2**31 else np.int64))
             indices.append(RowIndex(len(unique) - missing, inverse - missing, is_partial=bool(missing)))
-        labels = self.labels[self.label_index.take(joined)]
+        rows = self.label_index.take(joined)
+        weights = None if self.weights is None else self.weights[rows]
         identity = RowIndex(len(joined), None, is_sorted=True)
         whole = self.whole or self.rows
-        return JoinedRows(len(joined), tuple(indices), identity, labels, whole=whole), numbers
+        batch = JoinedRows(len(joined), tuple(indices), identity, self.labels[rows], whole=whole, weights=weights)
+        return batch, numbers
+
+    def only(self, chosen: NDArray[np.bool_]) -> JoinedRows:
+        """Some of the joined rows, over the same rows of the blocks and of the label table."""
+        if bool(chosen.all()):
+            return self
+        joined = np.flatnonzero(chosen)
+        indices = tuple(RowIndex.of(p.take(joined), p.rows) for p in self.indices)
+        labels = RowIndex.of(self.label_index.take(joined), self.label_index.rows)
+        return replace(self, rows=len(joined), indices=indices, label_index=labels, state={})
 
     def expand(self, block: int, values: Array) -> Array:
         """expand_i of one block's values: (n_i, k) → (N, k). The centralised baseline alone wants them all at once."""
@@ -112,6 +127,17 @@ class JoinedRows:
         """The label of every joined row."""
         index = self.label_index.index
         return self.labels if index is None else self.labels[index]
+
+    def joined_weights(self) -> Array | None:
+        """The weight of every joined row; None: all one."""
+        index = self.label_index.index
+        return self.weights if self.weights is None or index is None else self.weights[index]
+
+    def collapsed_weights(self) -> list[Array] | None:
+        """collapse_i of the rows' weights; None: they are the multiplicities."""
+        if self.weights is None:
+            return None
+        return self.run(_weight_step, [np.zeros((p.rows, 1)) for p in self.indices], signals=1).signals[0]
 
     def multiplicities(self) -> list[NDArray[np.int64]]:
         """G_i = collapse_i(1)."""
@@ -163,7 +189,8 @@ class JoinedRows:
         buffers: list[list[tuple[int, Array]]] = []
         totals: list[Sums] = []
         for start, stop in lane:
-            outcome, sums = step(self._shard(values, columns, start, stop), **given)
+            shard = self._shard(values, columns, start, stop)
+            outcome, sums = step(shard, **_weighted(shard, given))
             totals.append(sums)
             if not buffers:
                 buffers = [
@@ -183,7 +210,11 @@ class JoinedRows:
         for p, v in zip(self.indices, values, strict=True):
             p.expand_add(moves, scores, v, start, stop)
         beside = [p.expand(moves, v, start, stop) for p, v in zip(self.indices, columns, strict=bool(columns))]
-        return Shard(scores, np.concatenate(beside, axis=1) if beside else np.empty((0, 0)), labels, state)
+        side = np.concatenate(beside, axis=1) if beside else np.empty((0, 0))
+        weights = self.weights
+        if weights is not None:
+            weights = self.label_index.expand(moves, weights[:, None], start, stop)[:, 0]
+        return Shard(scores, side, labels, state, weights)
 
     def _merge(
         self, results: Sequence[tuple[list[list[tuple[int, Array]]], Sums]], signals: int, width: int
@@ -200,6 +231,17 @@ class JoinedRows:
                 blocks.append(total)
             merged.append(blocks)
         return merged
+
+
+def _weighted(shard: Shard, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    if shard.weights is None or "loss" not in given:
+        return given
+    return {**given, "loss": Weighted(given["loss"], shard.weights)}
+
+
+def _weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:
+    assert shard.weights is not None
+    return (shard.weights[:, None],), {}
 
 
 def _add_sums(parts: Sequence[Sums]) -> Sums:

@@ -1,7 +1,8 @@
-"""Labels of the joined rows: agreed classes, one value per row of the label table.
+"""Labels of the joined rows: agreed classes, one value per row of the label table, and what is read beside it.
 
 In: the branches' label columns. Out: what the label is, its values over the *label space* (the
-rows of every distinct label column, clients one after the other) and each row's side of the split.
+rows of every distinct label column, clients one after the other), each row's side of the split, and
+sample weights where the job has any.
 """
 
 from __future__ import annotations
@@ -13,13 +14,21 @@ from typing import Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.catalog.bound import BoundQuery
+from tablepuppet.catalog.bound import BoundQuery, LabelPlace
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.mapping import LabelInfo
 from tablepuppet.privacy.labels import channel_of
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import Array, DescribeLabels, Labels, LabelSummary, SendLabels
+from tablepuppet.transport.messages import (
+    Array,
+    DescribeLabels,
+    Labels,
+    LabelSummary,
+    SendLabels,
+    SendWeights,
+    Weights,
+)
 
 _CLASSES = 100  # distinct numbers that may be classes; more are a quantity
 Task = Literal["number", "binary", "classes", "any"]
@@ -27,12 +36,14 @@ Task = Literal["number", "binary", "classes", "any"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelSpace:
-    """Labels of all label rows; `offsets` is where each (scan, column) begins."""
+    """Labels of all label rows; `offsets` is where the rows of each place begin."""
 
     info: LabelInfo
     values: Array
     is_test: NDArray[np.bool_]
-    offsets: dict[tuple[int, int], int]
+    is_validation: NDArray[np.bool_]
+    weights: Array | None  # as their owners have them
+    offsets: dict[LabelPlace, int]
 
 
 def read_labels(
@@ -43,18 +54,19 @@ def read_labels(
     client_rows: Sequence[dict[str, int]],
     seed: int,
     test_fraction: float,
+    validation_fraction: float = 0.0,
     privacy: LabelPrivacy | None = None,
 ) -> LabelSpace:
-    """Two rounds: which classes are there, then the labels as class numbers or numbers.
+    """Two rounds: which classes are there, then the labels as class numbers or numbers, with their weights.
 
     `client_rows[scan][client]` is the number of rows of a client's scan.
     """
-    columns = list(dict.fromkeys((b.relations[b.label_relation].scan, b.label_column) for b in bound.branches))
-    owners = [(scan, column, client) for scan, column in columns for client in bound.scans[scan].clients]
+    places = list(dict.fromkeys(branch.label_place for branch in bound.branches))
+    owners = [(place, client) for place in places for client in bound.scans[place.scan].clients]
     ask: dict[str, list[DescribeLabels]] = {}
-    for scan, column, client in owners:
+    for place, client in owners:
         ask.setdefault(client, []).append(
-            DescribeLabels(job=job, scan=scan, column=column, wants_classes=task != "number")
+            DescribeLabels(job=job, scan=place.scan, column=place.label, wants_classes=task != "number")
         )
     summaries = [cast(LabelSummary, m) for ms in link.ask(ask).values() for m in ms]
     info = _agree(summaries, task, bound.label)
@@ -62,33 +74,44 @@ def read_labels(
     classes = None if info.kind == "number" else [float(c) if isinstance(c, bool) else c for c in info.classes]
     if privacy is not None:
         info = replace(info, channel=channel_of(privacy, None if classes is None else len(classes)))
-    requests: dict[str, list[SendLabels]] = {}
-    offsets: dict[tuple[int, int], int] = {}
+    requests: dict[str, list[SendLabels | SendWeights]] = {}
+    offsets: dict[LabelPlace, int] = {}
     starts: list[int] = []
     total = 0
-    for scan, column, client in owners:
-        offsets.setdefault((scan, column), total)
+    for place, client in owners:
+        offsets.setdefault(place, total)
         starts.append(total)
-        requests.setdefault(client, []).append(
+        asked = requests.setdefault(client, [])
+        asked.append(
             SendLabels(
                 job=job,
-                scan=scan,
-                column=column,
+                scan=place.scan,
+                column=place.label,
                 classes=classes,
                 offset=total,
                 seed=seed,
                 test_fraction=test_fraction,
+                validation_fraction=validation_fraction,
+                test_column=place.test if place.test >= 0 else None,
+                validation_column=place.validation if place.validation >= 0 else None,
                 privacy=privacy,
             )
         )
-        total += client_rows[scan][client]
-    values, is_test = np.empty(total), np.empty(total, np.bool_)
+        if place.weight >= 0:
+            asked.append(SendWeights(job=job, scan=place.scan, column=place.weight))
+        total += client_rows[place.scan][client]
+    values, is_test, is_validation = np.empty(total), np.empty(total, np.bool_), np.zeros(total, np.bool_)
+    weights = np.empty(total) if any(place.weight >= 0 for place in places) else None
     answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
-    for (_, _, client), start in zip(owners, starts, strict=True):
+    for (_, client), start in zip(owners, starts, strict=True):
         labels = cast(Labels, next(answers[client]))
-        values[start : start + len(labels.values)] = labels.values
-        is_test[start : start + len(labels.is_test)] = labels.is_test
-    return LabelSpace(info, values, is_test, offsets)
+        inside = slice(start, start + len(labels.values))
+        values[inside], is_test[inside] = labels.values, labels.is_test
+        if labels.is_validation is not None:
+            is_validation[inside] = labels.is_validation
+        if weights is not None:
+            weights[inside] = cast(Weights, next(answers[client])).values
+    return LabelSpace(info, values, is_test, is_validation, weights, offsets)
 
 
 def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelInfo:

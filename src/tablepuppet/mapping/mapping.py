@@ -1,4 +1,4 @@
-"""TableMapping: which rows of which client meet in which joined row, for training and for testing."""
+"""TableMapping: which rows of which client meet in which joined row, for training, validation and testing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Part:
     scan: int
     columns: tuple[int, ...]  # features, as expression numbers of the scan
     train_rows: RowNumbers  # row numbers in the client's scan
-    test_rows: RowNumbers
+    test_rows: RowNumbers  # held out: for the test, or for validation
     train: slice  # the part's place among the block's train rows
     test: slice
 
@@ -58,7 +58,10 @@ class LabelInfo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableMapping:
-    """The joined table as row numbers, split in training and test rows."""
+    """The joined table as row numbers, split in training, validation and test rows.
+
+    Validation and test rows share the blocks' numbering of rows that are held out.
+    """
 
     bound: BoundQuery
     label: LabelInfo
@@ -67,12 +70,13 @@ class TableMapping:
     multiplicity: tuple[NDArray[np.int64], ...]  # G_i of the train rows
     train: JoinedRows
     test: JoinedRows
+    validation: JoinedRows
     dropped: int = 0  # joined training rows beyond the cap on multiplicity
 
     @property
     def joined_rows(self) -> int:
-        """All joined rows, training and test."""
-        return self.train.rows + self.test.rows
+        """All joined rows, training, validation and test."""
+        return self.train.rows + self.validation.rows + self.test.rows
 
     def parts_of(self, block: int) -> tuple[Part, ...]:
         return tuple(p for p in self.parts if p.block == block)

@@ -22,7 +22,7 @@ _CLOSE = 1e-6  # a Newton step this small leaves an error of its square
 
 @dataclass(frozen=True, slots=True)
 class CompiledLogistic(Logistic):
-    """Logistic, compiled."""
+    """Logistic, compiled; a ρ per row takes the plain way."""
 
     def value(self, scores: Array, labels: Array) -> Array:
         out = np.empty(len(scores))
@@ -39,7 +39,9 @@ class CompiledLogistic(Logistic):
         _logistic_curvature(scores.reshape(-1), out.reshape(-1))
         return out
 
-    def proximal(self, centre: Array, rho: float, labels: Array, start: Array) -> Array:
+    def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
+        if isinstance(rho, np.ndarray):
+            return Logistic.proximal(self, centre, rho, labels, start)
         out = np.array(start, np.float64, order="C")
         _logistic_proximal(centre.reshape(-1), rho, labels, out.reshape(-1))
         return out
@@ -47,7 +49,7 @@ class CompiledLogistic(Logistic):
 
 @dataclass(frozen=True, slots=True)
 class CompiledSoftmax(Softmax):
-    """Softmax, compiled; the value under other targets than the classes takes the plain way."""
+    """Softmax, compiled; the value under other targets than the classes, and a ρ per row, take the plain way."""
 
     def probabilities(self, scores: Array) -> Array:
         out = np.empty(scores.shape)
@@ -61,7 +63,9 @@ class CompiledSoftmax(Softmax):
         _softmax_value(scores, labels, out)
         return out
 
-    def proximal(self, centre: Array, rho: float, labels: Array, start: Array) -> Array:
+    def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
+        if isinstance(rho, np.ndarray):
+            return Softmax.proximal(self, centre, rho, labels, start)
         out = np.array(start, np.float64, order="C")
         targets = np.eye(self.classes) if self.targets is None else np.ascontiguousarray(self.targets)
         _softmax_proximal(centre, rho, labels, targets, out)

@@ -46,8 +46,8 @@ class Loss(Protocol):
     def hessian_product(self, scores: Array, vectors: Array) -> Array:
         """(∂²ℓ/∂a²) v of each row, for vectors of shape (rows, vectors, outputs)."""
 
-    def proximal(self, centre: Array, rho: float, labels: Array, start: Array) -> Array:
-        """argmin_u ℓ(u; y) + ρ/2 ‖u − centre‖²."""
+    def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
+        """argmin_u ℓ(u; y) + ρ/2 ‖u − centre‖²; ρ is one number, or a column of one per row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class Squared:
     def hessian_product(self, scores: Array, vectors: Array) -> Array:
         return vectors
 
-    def proximal(self, centre: Array, rho: float, labels: Array, start: Array) -> Array:
-        return (labels[:, None] + rho * centre) / (1.0 + rho)
+    def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
+        return np.asarray((labels[:, None] + rho * centre) / (1.0 + rho))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Logistic:
     def hessian_product(self, scores: Array, vectors: Array) -> Array:
         return np.asarray(vectors * self.curvature(scores)[:, :, None])
 
-    def proximal(self, centre: Array, rho: float, labels: Array, start: Array) -> Array:
+    def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
         # g(u) = σ(u) − y + ρ(u − v) rises, is convex below 0 and concave above. g(0) tells on which
         # side its root lies; there Newton overshoots at most once, towards 0, where it is stopped,
         # and is monotone from then on.
@@ -169,7 +169,7 @@ class Softmax:
         weighted = vectors * p
         return np.asarray(weighted - weighted.sum(axis=2, keepdims=True) * p)
 
-    def proximal(self, centre: Array, rho: float, labels: Array, start: Array) -> Array:
+    def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
         # Newton with the Hessian ρI + diag(p) − ppᵀ, inverted by Sherman–Morrison; a row whose
         # objective would rise halves its step.
         target = self._target(labels)
@@ -195,11 +195,11 @@ class Softmax:
                 break
         return u
 
-    def _envelope(self, u: Array, centre: Array, rho: float, target: Array) -> Array:
+    def _envelope(self, u: Array, centre: Array, rho: float | Array, target: Array) -> Array:
         top = u.max(axis=1, initial=-np.inf)
         total = top + np.log(np.exp(u - top[:, None]).sum(axis=1))
         away = u - centre
-        return np.asarray(total - (target * u).sum(axis=1) + 0.5 * rho * (away * away).sum(axis=1))
+        return np.asarray(total - (target * u).sum(axis=1) + 0.5 * (rho * away * away).sum(axis=1))
 
 
 def sigmoid(a: Array) -> Array:

@@ -7,7 +7,7 @@ from typing import Literal
 from tablepuppet.transport.envelopes import Challenge, Goodbye, Heartbeat, Hello, Refused, Reply, Welcome
 from tablepuppet.transport.parcels import Envelope
 
-Kind = Literal["train", "explain", "profile", "predict"]
+Kind = Literal["train", "explain", "profile", "predict", "evaluate"]
 State = Literal["queued", "running", "waiting", "finished", "failed", "interrupted", "cancelled"]
 
 
@@ -56,7 +56,7 @@ class Waiting(Envelope, frozen=True):
 
 
 class Finished(Envelope, frozen=True):
-    """Last news. Frame: the result, the plan or the predictions."""
+    """Last news. Frame: the result, the plan, the predictions or the metrics."""
 
 
 class Failed(Envelope, frozen=True):

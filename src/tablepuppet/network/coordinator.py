@@ -185,6 +185,8 @@ class Coordinator:
             return story.predict(asked["model"], asked["query"], self._tables, link, **asked["options"])
         if run.kind == "profile":
             return story.profile(run.asked["query"], run.asked["label"], self._tables, link)
+        if run.kind == "evaluate":
+            return story.evaluate(run.asked["model"], run.asked["job"], self._tables, link)
         assert isinstance(run.asked, Job)
         if run.kind == "explain":
             return story.explain(run.asked, self._tables, link, run.id)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -31,7 +32,7 @@ from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.encoding import encode as encode_features
 from tablepuppet.tables.features import Features
-from tablepuppet.tables.labels import LabelNoise, describe_labels, read_labels
+from tablepuppet.tables.labels import LabelNoise, Split, describe_labels, read_labels, read_weights
 from tablepuppet.tables.statistics import statistics, without_moments
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.tables.tokens import job_key, key_of, tokens
@@ -54,6 +55,19 @@ class _Part:
     setup: PartSetup | None = None
     options: Any = None
     state: Any = None
+    kept: Kept | None = None
+
+    @property
+    def theta(self) -> Any:
+        """The parameters that are evaluated and released."""
+        return self.kept.theta if self.kept is not None and self.kept.is_restored else self.state.theta
+
+
+class Kept(Struct, frozen=True):
+    """The best parameters so far; once they are restored, they are the part's own."""
+
+    theta: NDArray[np.float64]
+    is_restored: bool = False
 
 
 @dataclass
@@ -93,14 +107,19 @@ class Client:
     # -- what a checkpoint holds -----------------------------------------------------------
 
     def states(self, job: str) -> dict[int, Any]:
-        """The state of each part that has started training: all that its rounds have changed."""
-        return {part: held.state for (of, part), held in self._parts.items() if of == job and held.state is not None}
+        """All that rounds have changed: the state of each part that is trained, and under −1 − part what it kept."""
+        own = {part: held for (of, part), held in self._parts.items() if of == job and held.state is not None}
+        kept = {-1 - part: held.kept for part, held in own.items() if held.kept is not None}
+        return {part: held.state for part, held in own.items()} | kept
 
     def restore(self, job: str, frames: Mapping[int, Frame]) -> None:
         """Sets the parts' states, once the requests that opened and started them were answered again."""
         for number, frame in frames.items():
+            if number < 0:
+                self._parts[job, -1 - number].kept = decode(frame, Kept)
+                continue
             part = self._parts[job, number]
-            part.state = decode(frame, halves.state_type(part.options))
+            part.state = decode(frame, type(part.state))
 
     # -- schema, keys, labels --------------------------------------------------------------
 
@@ -147,8 +166,16 @@ class Client:
         if request.privacy is not None:
             name = f"{self.tables.name(request.job, request.scan)} {info.name}"
             noise = LabelNoise(request.privacy, self.secret, name)
-        given = (request.classes, request.offset, request.seed, request.test_fraction)
-        return read_labels(column, info, *given, order, noise)
+        where = [
+            None if c is None else self._column(request.job, request.scan, c)[0]
+            for c in (request.test_column, request.validation_column)
+        ]
+        fractions = (request.test_fraction, request.validation_fraction)
+        sides = Split(request.offset, request.seed, *fractions, *where)
+        return read_labels(column, info, request.classes, sides, order, noise)
+
+    def send_weights(self, request: m.SendWeights) -> m.Message:
+        return read_weights(*self._column(request.job, request.scan, request.column))
 
     def _column(self, job: str, scan: int, column: int) -> tuple[pa.ChunkedArray, m.ColumnInfo]:
         table = self.tables.scan(job, scan)
@@ -188,11 +215,15 @@ class Client:
             raise TransportError("a part must be encoded before it is trained")
         given = part.request.multiplicity
         multiplicity = np.ones(part.train.rows) if given is None else given.astype(np.float64)
+        weights = multiplicity if request.weights is None else request.weights[:, 0]
+        if len(weights) != part.train.rows:
+            raise TransportError(f"{len(weights)} weights were sent for {part.train.rows} rows")
         part.options = request.algorithm
         model = self._model(part, request)
         part.setup = PartSetup(
             model=model,
             multiplicity=multiplicity,
+            weights=weights,
             outputs=request.outputs,
             blocks=request.blocks,
             clients=request.clients,
@@ -234,11 +265,13 @@ class Client:
             raise PolicyError("exact second moments are not sent while gradients are private")
         if setup is None or not isinstance(setup.model, LinearModel):
             raise TransportError("only a linear model has a Gram matrix")
-        return m.Partial(values=[setup.model.train.gram_product(setup.multiplicity, request.vector)])
+        return m.Partial(values=[setup.model.train.gram_product(setup.weights, request.vector)])
 
     def train(self, request: Any) -> m.Message:
         part = self._started(request)
         assert part.setup is not None
+        if part.kept is not None and part.kept.is_restored:
+            raise TransportError("training is over: the part's best parameters were restored")
         part.state, answer = halves.step(part.setup, part.options, part.state, request)
         if part.setup.private is not None and isinstance(answer, m.Predictions):
             return replace(answer, values=part.setup.private.shown(answer.values))
@@ -247,7 +280,7 @@ class Client:
     def evaluate(self, request: m.Evaluate) -> m.Message:
         part = self._started(request)
         assert part.setup is not None
-        theta, model = part.state.theta, part.setup.model
+        theta, model = part.theta, part.setup.model
         private = part.setup.private
         test, train = model.predict_test(theta), model.predict(theta) if request.train else None
         if private is not None:
@@ -258,8 +291,20 @@ class Client:
             norm=float(np.vdot(theta, theta)),
         )
 
+    def keep(self, request: m.Keep) -> m.Message:
+        part = self._started(request)
+        part.kept = Kept(part.state.theta)
+        return m.Done()
+
+    def restore_kept(self, request: m.Restore) -> m.Message:
+        part = self._started(request)
+        if part.kept is None:
+            raise TransportError("no parameters were kept that could be restored")
+        part.kept = replace(part.kept, is_restored=True)
+        return m.Done()
+
     def release(self, request: m.Release) -> m.Message:
-        return m.Parameters(values=self._started(request).state.theta)
+        return m.Parameters(values=self._started(request).theta)
 
     # -- prediction ------------------------------------------------------------------------
 
@@ -307,6 +352,7 @@ _ANSWERS: dict[type, Callable[[Client, Any], m.Message]] = {
     m.SendKeys: Client.send_keys,
     m.DescribeLabels: Client.describe_labels,
     m.SendLabels: Client.send_labels,
+    m.SendWeights: Client.send_weights,
     m.OpenPart: Client.open_part,
     m.EncodeFeatures: Client.encode_features,
     m.RevealFeatures: Client.reveal_features,
@@ -318,6 +364,8 @@ _ANSWERS: dict[type, Callable[[Client, Any], m.Message]] = {
     m.Move: Client.train,
     m.Combined: Client.train,
     m.Evaluate: Client.evaluate,
+    m.Keep: Client.keep,
+    m.Restore: Client.restore_kept,
     m.Release: Client.release,
     m.ScoreRows: Client.score_rows,
     m.SendIdentifiers: Client.send_identifiers,

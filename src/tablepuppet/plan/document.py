@@ -23,6 +23,7 @@ def document(plan: Plan) -> dict[str, Any]:
         "epochs": job.epochs,
         "joined_rows": plan.mapping.joined_rows,
         "train_rows": shape.joined,
+        "validation_rows": shape.validation_joined,
         "test_rows": shape.test_joined,
         "blocks": [
             {

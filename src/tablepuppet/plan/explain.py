@@ -36,10 +36,20 @@ def render(plan: Plan, counted: Account | None = None, epochs: int | None = None
 def _title(plan: Plan) -> list[str]:
     job, label = plan.job, plan.mapping.label
     kind = f"{len(label.classes)} classes" if label.classes else "a number"
-    return [
+    title = [
         f"Train {plan.mapping.bound.label} ({kind}) by {job.algorithm}: "
         f"model {job.model}, l2 {job.l2:g}, at most {plural(job.epochs, 'epoch')}"
     ]
+    if job.weight is not None or job.class_weight is not None:
+        rows = [] if job.weight is None else [f"rows by {job.weight}"]
+        classes = [] if job.class_weight is None else ["classes alike" if job.class_weight == "balanced" else "classes"]
+        title.append(f"  weighs {' and '.join([*rows, *classes])}, on average 1")
+    if job.patience is not None:
+        title.append(
+            f"  stops after {plural(job.patience, 'epoch')} without a better validation {job.monitor}, and keeps the "
+            "best epoch's parameters"
+        )
+    return title
 
 
 def _tree(plan: Plan) -> list[str]:
@@ -47,7 +57,7 @@ def _tree(plan: Plan) -> list[str]:
     shape = plan.shape
     lines = [
         f"join (LoJ) of {plural(len(shape.blocks), 'block')}: {plural(plan.mapping.joined_rows, 'joined row')}, "
-        f"{shape.joined:,} to train on and {shape.test_joined:,} to test on"
+        f"{shape.joined:,} to train on{_validation(plan)} and {shape.test_joined:,} to test on"
     ]
     for block in shape.blocks:
         is_last = block is shape.blocks[-1]
@@ -55,6 +65,11 @@ def _tree(plan: Plan) -> list[str]:
         if block.is_split:
             lines += [("   " if is_last else "│  ") + line for line in _clients(block)]
     return lines
+
+
+def _validation(plan: Plan) -> str:
+    rows = plan.shape.validation_joined
+    return f", {rows:,} to validate on" if rows else ""
 
 
 def _block(block: BlockShape, has_widths: bool) -> str:

@@ -58,6 +58,11 @@ def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
     """Who learns what, party by party."""
     times = plural(job.epochs, "time")
     server = [_about_keys(mapping, job.privacy.keys), _about_labels(mapping, job)]
+    if job.weight is not None:
+        server.append(f"the sample weight {job.weight} of {plural(mapping.joined_rows, 'joined row')}")
+    split = [name for name in (job.test_where, job.validation_where) if name is not None]
+    if split:
+        server.append(f"for which label rows {' and '.join(split)} hold{'s' * (len(split) == 1)}")
     if job.algorithm == "centralized":
         server.append("every encoded feature of every row: the baseline pools them, in this process")
     else:
@@ -73,6 +78,8 @@ def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
     for block in shape.blocks:
         learns = [f"which of its rows take part, and in how many joined rows (up to {block.most:,})"]
         if job.algorithm != "centralized":
+            if job.weight is not None or job.class_weight is not None:
+                learns.append("the weights of those joined rows, summed for each of its rows")
             learns.append(f"the slope of the loss at each of its rows, up to {times}")
             learns.append(f"the weights of {block.name}" + (", shared by its clients" if block.is_split else ""))
         found.append(Insight(_owners(block), tuple(learns)))

@@ -24,6 +24,7 @@ from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
 from tablepuppet.plan.memory import client_memory, server_memory
 from tablepuppet.plan.private import blinded, plan_privacy
 from tablepuppet.plan.shape import Shape, shape_of
+from tablepuppet.plan.weights import weighted
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.transport.meter import Account
 
@@ -119,14 +120,28 @@ class Plan:
 def make_plan(mapping: TableMapping, job: Job) -> Plan:
     """The plan of a job."""
     if not mapping.train.rows:
-        raise JobError("there are no training rows; lower test_fraction or bring more rows")
+        raise JobError("there are no training rows; lower test_fraction or validation_fraction, or bring more rows")
     if job.model == "auto":
         job = msgspec.structs.replace(job, model=_model_for(mapping))
     job = blinded(job)
     loss = _loss(job, mapping)
-    mapping = _unbiased(mapping, loss)
+    mapping = weighted(_unbiased(mapping, loss), job)
+    _check_stopping(job, mapping, loss)
     training = expanded(mapping) if job.is_expanded else mapping
     return Plan(job, mapping, training, loss)
+
+
+def _check_stopping(job: Job, mapping: TableMapping, loss: Loss) -> None:
+    """Early stopping has rows to look at, and a figure of theirs."""
+    if job.patience is None:
+        return
+    if not mapping.validation.rows:
+        raise JobError("no joined row fell on the validation side, and patience needs some; raise validation_fraction")
+    known = ["loss", *(("rmse", "mae", "r2") if isinstance(loss, Squared) else ("log_loss", "accuracy"))]
+    if not isinstance(loss, Squared) and loss.outputs == 1:
+        known.append("auc")
+    if job.monitor not in known:
+        raise JobError(f'monitor="{job.monitor}" is no figure of this label; choose one of {", ".join(known)}')
 
 
 def _unbiased(mapping: TableMapping, loss: Loss) -> TableMapping:
@@ -134,8 +149,9 @@ def _unbiased(mapping: TableMapping, loss: Loss) -> TableMapping:
     channel = mapping.label.channel
     if channel is None or isinstance(loss, Softmax):
         return mapping
-    train, test = (replace(side, labels=channel.unbiased(side.labels)) for side in (mapping.train, mapping.test))
-    return replace(mapping, train=train, test=test)
+    sides = {"train": mapping.train, "validation": mapping.validation, "test": mapping.test}
+    unbiased = {name: replace(side, labels=channel.unbiased(side.labels)) for name, side in sides.items()}
+    return replace(mapping, **unbiased)
 
 
 def _model_for(mapping: TableMapping) -> str:

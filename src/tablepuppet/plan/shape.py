@@ -95,6 +95,7 @@ class Shape:
 
     joined: int  # N
     test_joined: int
+    validation_joined: int
     outputs: int  # d_c
     blocks: tuple[BlockShape, ...]
     is_linear: bool
@@ -143,6 +144,7 @@ def shape_of(
     return Shape(
         joined=train.rows,
         test_joined=mapping.test.rows,
+        validation_joined=mapping.validation.rows,
         outputs=loss.outputs,
         blocks=tuple(blocks),
         is_linear=spec.is_linear,

@@ -93,6 +93,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 self._rule(self.labels.leave, "labels.leave", "labels do not leave this owner")
             case m.SendLabels():
                 self._labels(request, use)
+            case m.SendWeights():
+                self._weights(request, use)
             case m.OpenPart():
                 self._columns(request, use, request.columns, "features")
                 self._minimum(request, use)
@@ -128,6 +130,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def _labels(self, request: m.SendLabels, use: Callable[[str, int], ScanUse]) -> None:
         self._columns(request, use, [request.column], "labels")
+        split = [c for c in (request.test_column, request.validation_column) if c is not None]
+        self._columns(request, use, split, "filters")
         self._rule(self.labels.leave, "labels.leave", "labels do not leave this owner")
         limit, given = self.labels.epsilon, getattr(request, "privacy", None)
         if limit is not None and (given is None or given.epsilon > limit):
@@ -137,6 +141,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 f"labels leave only randomised, with ε of at most {limit:g}, and {found}; "
                 f'train with privacy={{"label": {{"epsilon": {limit:g}}}}}',
             )
+
+    def _weights(self, request: m.SendWeights, use: Callable[[str, int], ScanUse]) -> None:
+        """A weight is a value of a row that leaves, as a label does; and there is no randomised form of it."""
+        self._columns(request, use, [request.column], "labels")
+        self._rule(self.labels.leave, "labels.leave", "neither labels nor weights leave this owner")
+        if self.labels.epsilon is not None:
+            raise _refused("labels.epsilon", "labels leave only randomised, and weights cannot; train without weight")
 
     def _minimum(self, request: m.OpenPart, use: Callable[[str, int], ScanUse]) -> None:
         rows = request.train_rows
@@ -169,7 +180,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise _refused(rule, why)
 
 
-_AS = {"features": "be a feature", "keys": "be a join key", "labels": "be the label"}
+_AS = {
+    "features": "be a feature",
+    "keys": "be a join key",
+    "labels": "be the label or a weight",
+    "filters": "be filtered by",
+}
 
 
 def _refuse_others(columns: Collection[str], allowed: Collection[str], rule: str, use: str) -> None:

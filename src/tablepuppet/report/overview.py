@@ -37,7 +37,7 @@ def _figures(run: RunRecord) -> dict[str, str]:
         "model": escape(str(run.job["model"])),
         **{
             f"{side} {TITLES.get(name, name)}": number(value, 5)
-            for side in ("test", "train")
+            for side in ("test", "validation", "train")
             for name, value in run.metrics.get(side, {}).items()
         },
         "objective": number(run.objective, 7),

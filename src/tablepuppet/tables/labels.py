@@ -1,10 +1,10 @@
-"""Labels: what they are, one number per row, and each row's side of the train/test split.
+"""Labels: what they are, one number per row, each row's side of the split, and its sample weight.
 
 In: the label column of a scan. Out: LabelSummary, then Labels (messages.py): class
 numbers or numbers as float64, NaN where the label is missing.
 
 The split is a hash of (seed, row number in the whole label table), so it does not depend
-on how the table is cut into consecutive slices among clients.
+on how the table is cut into consecutive slices among clients; or a predicate over the row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tablepuppet.errors import JobError, MappingError
 from tablepuppet.privacy.labels import privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, numbers, strings
-from tablepuppet.transport.messages import ColumnInfo, Labels, LabelSummary
+from tablepuppet.transport.messages import ColumnInfo, Labels, LabelSummary, Weights
 
 Array = NDArray[np.float64]
 
@@ -74,17 +74,47 @@ def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bo
     return LabelSummary(kind="number", classes=classes, missing=missing)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """How rows are shared out: by fractions of all rows, or by predicates where there are any."""
+
+    offset: int  # the first row's number in the whole label table
+    seed: int
+    test_fraction: float
+    validation_fraction: float = 0.0
+    test_where: pa.ChunkedArray | None = None
+    validation_where: pa.ChunkedArray | None = None
+
+    def test(self, rows: int, order: NDArray[np.int64] | None) -> NDArray[np.bool_]:
+        """Which rows are kept for the test."""
+        if self.test_where is not None:
+            return _holds(self.test_where)
+        is_test = split(rows, self.offset, self.seed, self.test_fraction)
+        return is_test if order is None else is_test[order]
+
+    def validation(
+        self, rows: int, order: NDArray[np.int64] | None, is_test: NDArray[np.bool_]
+    ) -> NDArray[np.bool_] | None:
+        """Which of the others are for validation; None: no row."""
+        if self.validation_where is not None:
+            return _holds(self.validation_where) & ~is_test
+        if not self.validation_fraction:
+            return None
+        # Just above the hashes of test rows: with or without validation, the test rows are the same.
+        until = self.test_fraction * (self.test_where is None) + self.validation_fraction
+        is_either = split(rows, self.offset, self.seed, min(until, 1.0))
+        return (is_either if order is None else is_either[order]) & ~is_test
+
+
 def read_labels(
     column: pa.ChunkedArray,
     info: ColumnInfo,
     classes: list[str | float] | None,
-    offset: int,
-    seed: int,
-    test_fraction: float,
+    sides: Split,
     order: NDArray[np.int64] | None = None,
     noise: LabelNoise | None = None,
 ) -> Labels:
-    """One label per row: its position in `classes`, or (None) the number itself; and who is a test row.
+    """One label per row: its position in `classes`, or (None) the number itself; and which side the row is on.
 
     `order`: the position that each row has at its owner, where rows are shown in another order. `noise`: what is done
     to the labels before they leave.
@@ -97,8 +127,26 @@ def read_labels(
         values = _number_classes(_label_numbers(column, info), info, classes)
     if noise is not None:
         values = noise.applied(values, None if classes is None else len(classes), order)
-    is_test = split(len(column), offset, seed, test_fraction)
-    return Labels(values=values, is_test=is_test if order is None else is_test[order])
+    is_test = sides.test(len(column), order)
+    return Labels(values=values, is_test=is_test, is_validation=sides.validation(len(column), order, is_test))
+
+
+def read_weights(column: pa.ChunkedArray, info: ColumnInfo) -> Weights:
+    """One sample weight per row."""
+    if info.kind not in ("integer", "float", "decimal", "boolean"):
+        raise MappingError(f"weight {info.name} has type {info.detail or info.kind}; a weight is a number. CAST it")
+    values = numbers(column, info)[:, 0]
+    if np.isinf(values).any() or (values < 0).any():
+        raise MappingError(
+            f"weight {info.name} is negative or infinite in some row; weights are numbers from 0 up. Leave such rows "
+            "out by WHERE, or use a CASE expression"
+        )
+    return Weights(values=values)
+
+
+def _holds(predicate: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Where a predicate is true; NULL is not."""
+    return np.asarray(pc.fill_null(pc.cast(predicate, pa.bool_()), False).to_numpy(), np.bool_)
 
 
 def split(rows: int, offset: int, seed: int, test_fraction: float) -> NDArray[np.bool_]:

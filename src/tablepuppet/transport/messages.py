@@ -139,12 +139,28 @@ class SendLabels(Message, frozen=True):
     offset: int  # this client's first row number in the label table
     seed: int
     test_fraction: float
+    validation_fraction: float = 0.0
+    test_column: int | None = None  # a predicate of the scan that says which are test rows, instead of a fraction
+    validation_column: int | None = None
     privacy: LabelPrivacy | None = None  # what the owner does to its labels before they leave
 
 
 class Labels(Message, frozen=True):
     values: Array  # class numbers or numbers; NaN where the label is missing
     is_test: NDArray[np.bool_]
+    is_validation: NDArray[np.bool_] | None = None  # None: no row
+
+
+class SendWeights(Message, frozen=True):
+    """Send the sample weight of each row of the label table. → Weights"""
+
+    job: str
+    scan: int
+    column: int
+
+
+class Weights(Message, frozen=True):
+    values: Array  # NaN where it is missing
 
 
 # -- features ------------------------------------------------------------------------------
@@ -258,6 +274,7 @@ class StartPart(Message, frozen=True):
     l2: float
     seed: int
     privacy: GradientPrivacy | None = None
+    weights: Array | None = None  # of each train row, summed over its joined rows; None: their number
 
 
 class Started(Message, frozen=True):
@@ -351,6 +368,20 @@ class Evaluation(Message, frozen=True):
     norm: float  # ‖θ‖²
 
 
+class Keep(Message, frozen=True):
+    """Remember the part's parameters: no others were better so far. → Done"""
+
+    job: str
+    part: int
+
+
+class Restore(Message, frozen=True):
+    """Training is over, and the parameters kept last are the part's. → Done"""
+
+    job: str
+    part: int
+
+
 class Release(Message, frozen=True):
     """Send the trained parameters. → Parameters"""
 
@@ -414,6 +445,7 @@ REQUESTS = (
     | SendKeys
     | DescribeLabels
     | SendLabels
+    | SendWeights
     | OpenPart
     | EncodeFeatures
     | StartPart
@@ -424,6 +456,8 @@ REQUESTS = (
     | Move
     | Combined
     | Evaluate
+    | Keep
+    | Restore
     | Release
     | RevealFeatures
     | ScoreRows
@@ -437,6 +471,7 @@ RESPONSES = (
     | Keys
     | LabelSummary
     | Labels
+    | Weights
     | FeatureStatistics
     | Encoded
     | Started

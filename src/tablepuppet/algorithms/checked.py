@@ -1,0 +1,65 @@
+"""Options that are checked as they are made: a wrong name or value is a JobError that says what there is.
+
+In: keyword arguments of a user. Out: a frozen struct, or one sentence: which option, what was found, which choices.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+
+from tablepuppet.errors import JobError
+
+
+class Checked(msgspec.StructMeta):
+    """The metaclass of options: calling their class checks names, types and choices."""
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        fields: tuple[str, ...] = self.__struct_fields__
+        if args and (given or len(args) != len(fields)):  # a copy is made from all of them, in order
+            raise JobError(f"tp.{self.__name__} takes options by name: {', '.join(fields)}")
+        return checked(self, dict(zip(fields, args, strict=True)) if args else given, f"tp.{self.__name__}")
+
+
+def checked(kind: Any, given: dict[str, Any], name: str) -> Any:
+    """A struct from plain values; `name` is what the user calls it."""
+    fields = kind.__struct_fields__
+    for option in given:
+        if option not in fields:
+            near = difflib.get_close_matches(option, fields, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(fields) or 'none'}"
+            raise JobError(f"{name} has no option {option!r}; {hint}")
+    plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in given.items()}
+    try:
+        return msgspec.convert(plain, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise JobError(f"{name}: {explained(error, kind, plain)}") from None
+
+
+def explained(error: msgspec.ValidationError, kind: Any, given: dict[str, Any]) -> str:
+    """What is wrong with which option, in the user's words.
+
+    >>> class Options(msgspec.Struct):
+    ...     order: Literal["up", "down"] = "up"
+    >>> try:
+    ...     msgspec.convert({"order": "left"}, Options)
+    ... except msgspec.ValidationError as error:
+    ...     print(explained(error, Options, {"order": "left"}))
+    order must be one of up, down, not 'left'
+    """
+    what, _, where = str(error).replace("`", "").partition(" - at $.")
+    choices = _choices(get_type_hints(kind).get(where)) if where else []
+    if choices:
+        found = given.get(where)
+        return f"{where} must be one of {', '.join(choices)}, not {found!r}"
+    return f"{where or 'the job'}: {what[0].lower()}{what[1:]}"
+
+
+def _choices(hint: Any) -> list[str]:
+    """The values that a Literal allows, also inside a union."""
+    if get_origin(hint) is Literal:
+        return [str(value) for value in get_args(hint)]
+    return [choice for part in get_args(hint) if get_origin(part) is Literal for choice in _choices(part)]

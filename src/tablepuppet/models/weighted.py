@@ -1,0 +1,53 @@
+"""A loss whose rows count more or less: w·ℓ(a; y), with one weight per row.
+
+In: a loss and the weights of the rows that it is called with. Out: a loss. A sum over rows, and everything an
+algorithm does with it, is then that of a table in which a row of weight 2 occurs twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.models.losses import Loss
+
+Array = NDArray[np.float64]
+_NONE = 1e-30  # a weight that no weight above 0 is below
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighted:
+    """w·ℓ."""
+
+    plain: Loss
+    weights: Array
+
+    @property
+    def outputs(self) -> int:
+        return self.plain.outputs
+
+    @property
+    def bound(self) -> float:
+        return self.plain.bound * float(self.weights.max(initial=0.0))
+
+    @property
+    def is_quadratic(self) -> bool:
+        return self.plain.is_quadratic
+
+    def value(self, scores: Array, labels: Array) -> Array:
+        return self.weights * self.plain.value(scores, labels)
+
+    def gradient(self, scores: Array, labels: Array) -> Array:
+        return self.weights[:, None] * self.plain.gradient(scores, labels)
+
+    def curvature(self, scores: Array) -> Array:
+        return self.weights[:, None] * self.plain.curvature(scores)
+
+    def hessian_product(self, scores: Array, vectors: Array) -> Array:
+        return self.weights[:, None, None] * self.plain.hessian_product(scores, vectors)
+
+    def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
+        """argmin w·ℓ(u) + ρ/2 ‖u − c‖² = argmin ℓ(u) + (ρ/w)/2 ‖u − c‖²; without weight, c itself."""
+        return self.plain.proximal(centre, rho / np.maximum(self.weights, _NONE)[:, None], labels, start)

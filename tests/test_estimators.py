@@ -86,3 +86,33 @@ def test_a_notebook_shows_metrics_and_convergence() -> None:
     assert "rmse" in shown
     assert "<polyline" in shown
     assert "RelationalRegressor(" in shown
+
+
+def test_a_linear_classifier_takes_a_text_label() -> None:
+    with federation(2) as owner:
+        model = tp.RelationalClassifier(model="linear").fit(owner, QUERY.format(y="class"), label="class")
+        assert model.classes_.tolist() == ["0", "1", "2", "3"]
+        assert set(model.predict(owner)) <= set(model.classes_)
+        with pytest.raises(tp.TablePuppetError, match="is text, and"):
+            tp.RelationalRegressor().fit(owner, QUERY.format(y="class"), label="class")
+
+
+def test_arguments_of_scikit_learn_are_answered_with_ours() -> None:
+    anything: Any = tp.RelationalClassifier()
+    with pytest.raises(tp.TablePuppetError, match="takes a Federation"):
+        anything.fit(np.zeros((3, 2)), np.zeros(3))
+    with federation() as owner:
+        with pytest.raises(tp.TablePuppetError, match='give weight="column"'):
+            anything.fit(owner, QUERY, label="class", sample_weight=np.ones(3))
+        with pytest.raises(tp.TablePuppetError, match="fit needs the query"):
+            anything.fit(owner)
+        with pytest.raises(tp.TablePuppetError, match="label must be"):
+            anything.fit(owner, QUERY.format(y="class"))
+
+
+def test_an_unknown_parameter_is_a_value_error_that_lists_the_known() -> None:
+    with pytest.raises(ValueError, match="Invalid parameter 'alpha' for estimator RelationalRegressor") as refused:
+        tp.RelationalRegressor().set_params(alpha=1.0)
+    assert isinstance(refused.value, tp.TablePuppetError)
+    assert "'l2'" in str(refused.value)
+    assert "'learning_rate'" in str(refused.value)

@@ -117,6 +117,8 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         )
     except msgspec.ValidationError as error:
         raise JobError(explained(error, Job, values)) from None
+    if isinstance(options, Sgd):
+        options = options.settled(is_linear=job.spec.is_linear)
     job = msgspec.structs.replace(job, options=options, privacy=privacy_of(given.get("privacy")))
     _check(job)
     _check_stopping(job)

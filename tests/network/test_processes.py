@@ -52,6 +52,19 @@ def test_explain_profile_and_predict_work_as_in_process(parties: Parties) -> Non
         result = federation.train(QUERY, label="y")
         predicted, expected = result.predict(federation), result.predict(local)
         assert predicted.drop_columns("client").equals(expected.drop_columns("client"))
+        assert federation.evaluate(result) == local.evaluate(result)
+
+
+def test_an_estimator_scores_and_stops_early_over_the_network(parties: Parties) -> None:
+    given: dict[str, Any] = {"algorithm": "sgd", "optimizer": "adam", "learning_rate": 1.0, "batch_size": 100}
+    model = tp.RelationalClassifier(validation_fraction=0.3, patience=1, class_weight="balanced", **given)
+    federation = parties.connect()
+    model.fit(federation, QUERY, label="y", weight="1 + x * x")
+    with in_process(tables()) as local:
+        same = tp.RelationalClassifier(**model.get_params()).fit(local, QUERY, label="y", weight="1 + x * x")
+        assert_same(model.result_, same.result_)
+        assert model.score(federation) == same.score(local)
+    assert model.result_.epoch < len(model.result_.history)
 
 
 def test_an_error_of_a_client_reaches_the_user_and_the_server_goes_on(parties: Parties) -> None:

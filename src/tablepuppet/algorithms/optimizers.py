@@ -23,8 +23,8 @@ class Moments(msgspec.Struct, frozen=True):
     second: Array | None
 
     @classmethod
-    def zero(cls, theta: Array, optimizer: Optimizer) -> Moments:
-        return cls(0, np.zeros_like(theta), None if optimizer == "sgd" else np.zeros_like(theta))
+    def zero(cls, theta: Array, optimizer: Optimizer | None) -> Moments:
+        return cls(0, np.zeros_like(theta), None if optimizer in ("sgd", None) else np.zeros_like(theta))
 
 
 def descend(

@@ -30,7 +30,9 @@ class _Options(
 class Sgd(_Options, frozen=True, tag="sgd"):
     """Mini-batch gradient descent (RFL-SGD-V, RFL-SGD; docs/algorithms.md).
 
-    `learning_rate=None` takes the reciprocal of a bound on the objective's curvature, with
+    A neural model for which neither `optimizer` nor `learning_rate` is given is trained by Adam
+    under a cosine schedule (docs/neural.md); otherwise `optimizer` is plain descent by default.
+    `learning_rate=None` then takes the reciprocal of a bound on the objective's curvature, with
     which full-batch descent never diverges (for neural models: of its estimate at the start).
     Optimisers, momentum and weight decay are those of torch.optim; `schedule` sets the learning
     rate anew for every batch, after `warmup_epochs` of linear increase; `clip_norm` bounds the
@@ -39,10 +41,10 @@ class Sgd(_Options, frozen=True, tag="sgd"):
 
     name: ClassVar[str] = "sgd"
     learning_rate: float | None = None
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
-    schedule: Literal["constant", "linear", "cosine", "exponential"] = "constant"
+    schedule: Literal["constant", "linear", "cosine", "exponential"] | None = None
     decay: float = 0.9  # what an exponential schedule multiplies by, each epoch
     warmup_epochs: float = 0.0
     clip_norm: float | None = None
@@ -58,6 +60,12 @@ class Sgd(_Options, frozen=True, tag="sgd"):
         self._check(self.warmup_epochs >= 0, "warmup_epochs must not be negative")
         self._check(self.clip_norm is None or self.clip_norm > 0, "clip_norm must be above 0, or None")
         self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+
+    def settled(self, *, is_linear: bool) -> Sgd:
+        """The same, with an optimiser and a schedule where the user left them open."""
+        is_open = not is_linear and self.optimizer is None and self.learning_rate is None
+        optimizer, schedule = ("adam", "cosine") if is_open else ("sgd", "constant")
+        return msgspec.structs.replace(self, optimizer=self.optimizer or optimizer, schedule=self.schedule or schedule)
 
 
 class Admm(_Options, frozen=True, tag="admm"):

@@ -58,9 +58,9 @@ def map_tables(
     is_test, is_validation = labels.is_test[label_rows], labels.is_validation[label_rows]
     is_held = is_test | is_validation
     if test_fraction < 1 and bool(is_held.all()):
-        side = "test side" if bool(is_test.all()) else "test and the validation side"
+        where = "test side" if bool(is_test.all()) else "test and the validation side"
         raise MappingError(
-            f"all {len(is_held)} joined rows fell on the {side}; lower test_fraction, keep fewer rows out by "
+            f"all {len(is_held)} joined rows fell on the {where}; lower test_fraction, keep fewer rows out by "
             "test_where or validation_where, or bring more rows"
         )
     spreads = [block_rows(bound, block, branches, client_rows) for block in bound.blocks]

@@ -149,9 +149,11 @@ def _unbiased(mapping: TableMapping, loss: Loss) -> TableMapping:
     channel = mapping.label.channel
     if channel is None or isinstance(loss, Softmax):
         return mapping
-    sides = {"train": mapping.train, "validation": mapping.validation, "test": mapping.test}
-    unbiased = {name: replace(side, labels=channel.unbiased(side.labels)) for name, side in sides.items()}
-    return replace(mapping, **unbiased)
+    train, validation, test = (
+        replace(side, labels=channel.unbiased(side.labels))
+        for side in (mapping.train, mapping.validation, mapping.test)
+    )
+    return replace(mapping, train=train, validation=validation, test=test)
 
 
 def _model_for(mapping: TableMapping) -> str:

@@ -57,7 +57,7 @@ def _class_factors(mapping: TableMapping, job: Job) -> Array | None:
     counts = np.bincount(codes, _per_joined(mapping.train, present), minlength=len(label.classes))
     is_there = counts > 0
     share = counts.sum() / max(1, int(is_there.sum()))
-    return np.divide(share, counts, out=np.ones(len(counts)), where=is_there)
+    return np.asarray(np.divide(share, counts, out=np.ones(len(counts)), where=is_there))
 
 
 def _mapped(given: dict[str, float], label: LabelInfo) -> Array:

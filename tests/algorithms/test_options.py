@@ -1,0 +1,51 @@
+"""Options explain themselves: an unknown name or a wrong value is answered with what there is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+
+MISTAKES: dict[str, Callable[[], Any]] = {
+    "tp.Sgd has no option 'lr'; it has learning_rate, optimizer": lambda: tp.Sgd(lr=1),  # type: ignore[call-arg]
+    "tp.Admm has no option 'varient'; did you mean 'variant'?": lambda: tp.Admm(varient=1),  # type: ignore[call-arg]
+    "tp.Newton has no option 'rho'; it has memory, tolerance": lambda: tp.Newton(rho=1),  # type: ignore[call-arg]
+    "tp.Sgd takes options by name: learning_rate": lambda: tp.Sgd(0.1),
+    "optimizer must be one of sgd, adam, adamw, not 'adma'": lambda: tp.Sgd(optimizer="adma"),  # type: ignore[arg-type]
+    "union must be one of consensus, exact, not None": lambda: tp.Admm(union=None),  # type: ignore[arg-type]
+    "learning_rate: expected float": lambda: tp.Sgd(learning_rate="fast"),  # type: ignore[arg-type]
+    "learning_rate must be above 0": lambda: tp.Sgd(learning_rate=-1.0),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_mistake_is_answered_with_what_there_is(message: str) -> None:
+    with pytest.raises(tp.TablePuppetError) as refused:
+        MISTAKES[message]()
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"algorithm": "sgd", "optimizer": "adma"}, "optimizer must be one of sgd, adam, adamw, not 'adma'"),
+        ({"model": "mlp", "algorithm": "sgd", "activation": "rely"}, "activation must be one of relu, tanh"),
+        ({"wire": "float16"}, "wire must be one of float64, float32"),
+    ],
+)
+def test_so_it_is_in_a_job(given: dict[str, Any], message: str) -> None:
+    table = pa.table({"x": [1.0, 2.0], "y": [1.0, 2.0]})
+    with tp.Federation({"t": table}) as federation, pytest.raises(tp.TablePuppetError) as refused:
+        federation.train("SELECT t.x, t.y FROM t", label="y", **given)
+    assert message in str(refused.value)
+
+
+def test_options_are_copied_and_shown_without_their_defaults() -> None:
+    options = tp.Admm(rho=0.5)
+    assert copy.deepcopy(options) == options
+    assert repr(options) == "Admm(rho=0.5)"

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
-import scipy.optimize
+import scipy
 
 from tablepuppet.algorithms.base import Array
 from tablepuppet.models.losses import Loss

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
@@ -26,7 +25,7 @@ class Spectrum:
     def of(cls, matrix: Array) -> Spectrum:
         if not len(matrix):
             return cls(np.zeros(0), np.zeros((0, 0)))
-        values, vectors = scipy.linalg.eigh(matrix)
+        values, vectors = np.linalg.eigh(matrix)
         return cls(np.maximum(values, 0.0), vectors)
 
     def solve(self, scale: float, ridge: float, right: Array) -> Array:

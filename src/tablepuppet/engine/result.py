@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from tablepuppet.algorithms.base import Array
@@ -26,6 +25,7 @@ from tablepuppet.transport.messages import CategoryEncoder, Encoder, NumberEncod
 from tablepuppet.transport.meter import Traffic
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
 
 
@@ -120,6 +120,8 @@ class Result:
 
         A block of a LEFT JOIN has one further row, `alias IS NOT NULL`: what finding a partner adds.
         """
+        import pandas as pd  # here, not above: most runs never need it, and it takes 40 MB and a third of a second
+
         self._need_linear()
         outputs = self._outputs()
         frames = []

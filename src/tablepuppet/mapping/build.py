@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.cap import within_cap
-from tablepuppet.mapping.join import BYTES_PER_JOINED_ROW, ScanKeys, join_branch
+from tablepuppet.mapping.join import BYTES_PER_JOINED_ROW, join_branch
 from tablepuppet.mapping.joined import JoinedRows, RowIndex
 from tablepuppet.mapping.keys import gather_keys
 from tablepuppet.mapping.labels import LabelSpace, Task, read_labels
 from tablepuppet.mapping.mapping import Fit, Part, TableMapping
+from tablepuppet.mapping.scan_keys import ScanKeys
 from tablepuppet.privacy.options import Privacy
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import RowNumbers
@@ -47,14 +49,12 @@ def map_tables(
         limit -= len(branches[-1][0])
     labels = read_labels(bound, link, job, task, client_rows, seed, test_fraction, validation_fraction, privacy.label)
 
-    label_rows = np.concatenate(
-        [
-            rows[b.label_relation].astype(np.int64) + labels.offsets[b.label_place]
-            for b, rows in zip(bound.branches, branches, strict=True)
-        ]
-    )
+    fits = _fits(bound, branches, keys)
+    label_rows = _label_rows(bound, branches, labels)
     _check_labels(labels, label_rows, bound.label)
     _check_weights(labels, label_rows)
+    spreads = [block_rows(bound, block, branches, client_rows) for block in bound.blocks]
+    del keys, branches  # as large as what is made of them
     is_test, is_validation = labels.is_test[label_rows], labels.is_validation[label_rows]
     is_held = is_test | is_validation
     if test_fraction < 1 and bool(is_held.all()):
@@ -63,51 +63,63 @@ def map_tables(
             f"all {len(is_held)} joined rows fell on the {where}; lower test_fraction, keep fewer rows out by "
             "test_where or validation_where, or bring more rows"
         )
-    spreads = [block_rows(bound, block, branches, client_rows) for block in bound.blocks]
-    train_rows = np.flatnonzero(~is_held)
-    kept = _within_cap(train_rows, bound, [spread for spread, _ in spreads], privacy, seed)
-    sides = (kept, np.flatnonzero(is_held))
+    is_train, dropped = _within_caps(~is_held, bound, [spread for spread, _ in spreads], privacy, seed)
+    sides = (is_train, is_held)
+    of_labels = [active_rows(label_rows, side, len(labels.values)) for side in sides]
+    holds_labels = [spread is label_rows for spread, _ in spreads]
+    del label_rows
 
     parts: list[Part] = []
-    indices: tuple[list[RowIndex], list[RowIndex]] = ([], [])
-    multiplicity: list[NDArray[np.int64]] = []
-    for number, (spread, places) in enumerate(spreads):
-        train, test = (active_rows(spread, side, places[-1][3]) for side in sides)
-        indices[0].append(train[0])
-        indices[1].append(test[0])
-        multiplicity.append(train[2])
-        parts += parts_of_block(number, places, train[1], test[1], len(parts))
+    blocks: list[list[ActiveRows]] = []
+    for number, holds in enumerate(holds_labels):
+        spread, places = spreads.pop(0)
+        blocks.append(of_labels if holds else [active_rows(spread, side, places[-1][3]) for side in sides])
+        train, test = blocks[-1]
+        parts += parts_of_block(number, places, train.rows, test.rows, len(parts))
     joined = []
-    for side, index in zip(sides, indices, strict=True):
-        rows, active, _ = active_rows(label_rows, side, len(labels.values))
-        weights = None if labels.weights is None else labels.weights[active]
-        joined.append(JoinedRows(len(side), tuple(index), rows, labels.values[active], weights=weights))
-    held = is_validation[sides[1]]
+    for k, (side, own) in enumerate(zip(sides, of_labels, strict=True)):
+        weights = None if labels.weights is None else labels.weights[own.rows]
+        indices = tuple(block[k].index for block in blocks)
+        joined.append(JoinedRows(int(side.sum()), indices, own.index, labels.values[own.rows], weights=weights))
+    held = is_validation[is_held]
     return TableMapping(
         bound=bound,
         label=labels.info,
-        fits=_fits(bound, branches, keys),
+        fits=fits,
         parts=tuple(parts),
-        multiplicity=tuple(multiplicity),
+        multiplicity=tuple(block[0].multiplicity for block in blocks),
         train=joined[0],
         test=joined[1].only(~held),
         validation=joined[1].only(held),
-        dropped=len(train_rows) - len(kept),
+        dropped=dropped,
     )
 
 
-def _within_cap(
-    train: NDArray[np.int64], bound: BoundQuery, spreads: Sequence[RowNumbers], privacy: Privacy, seed: int
-) -> NDArray[np.int64]:
-    """The joined training rows that the caps on multiplicity leave."""
-    if privacy.features is None:
-        return train
-    caps = [privacy.features.cap_of(block.table) for block in bound.blocks]
+def _label_rows(bound: BoundQuery, branches: Sequence[Sequence[RowNumbers]], labels: LabelSpace) -> RowNumbers:
+    """The row of the label space that each joined row has its label from."""
+    found = []
+    for branch, rows in zip(bound.branches, branches, strict=True):
+        offset = labels.offsets[branch.label_place]
+        own = rows[branch.label_relation]
+        found.append(own.astype(np.int64) + offset if offset else own)
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def _within_caps(
+    is_train: Side, bound: BoundQuery, spreads: Sequence[RowNumbers], privacy: Privacy, seed: int
+) -> tuple[Side, int]:
+    """The joined training rows that the caps on multiplicity leave, and how many they do not."""
+    caps = [None if privacy.features is None else privacy.features.cap_of(block.table) for block in bound.blocks]
     if not any(caps):
-        return train
-    return train[within_cap([spread[train] for spread in spreads], caps, seed)]
+        return is_train, 0
+    train = np.flatnonzero(is_train)
+    kept = train[within_cap([spread[train] for spread in spreads], caps, seed)]
+    is_kept = np.zeros_like(is_train)
+    is_kept[kept] = True
+    return is_kept, len(train) - len(kept)
 
 
+Side = NDArray[np.bool_]  # which joined rows
 Place = tuple[str, int, tuple[int, ...], int]  # client, scan, columns, end of its rows in the block
 
 
@@ -136,19 +148,28 @@ def block_rows(
     return (spread[0] if len(spread) == 1 else np.concatenate(spread)), places
 
 
-def active_rows(
-    spread: RowNumbers, side: NDArray[np.int64], rows: int
-) -> tuple[RowIndex, NDArray[np.int64], NDArray[np.int64]]:
-    """The mapping of some joined rows onto just the rows that they use: index, those rows, their G."""
-    used = spread if len(side) == len(spread) else spread[side]
+@dataclass(frozen=True, slots=True, eq=False)
+class ActiveRows:
+    """The rows that some joined rows come from, and the mapping onto just these."""
+
+    index: RowIndex
+    rows: NDArray[np.int64]  # ascending
+    multiplicity: NDArray[np.int64]
+
+
+def active_rows(spread: RowNumbers, side: Side | None, rows: int) -> ActiveRows:
+    """The rows (of `rows`) that one side of the joined rows uses; None: all joined rows."""
+    is_whole = side is None or bool(side.all())
+    used = spread if is_whole else spread[side]
     found = used[used >= 0] if len(used) and int(used.min()) < 0 else used
     counts = np.bincount(found, minlength=rows)
+    del found
     active = np.flatnonzero(counts)
     if len(active) < rows:
         renumber: RowNumbers = np.full(rows + 1, -1, dtype=np.int32 if rows < 2**31 else np.int64)
         renumber[active] = np.arange(len(active), dtype=renumber.dtype)
         used = np.asarray(renumber[used])
-    return RowIndex.of(used, len(active)), active, counts[active]
+    return ActiveRows(RowIndex.of(used, len(active)), active, counts[active])
 
 
 def parts_of_block(
@@ -171,8 +192,9 @@ def parts_of_block(
     return parts
 
 
-def _check_labels(labels: LabelSpace, label_rows: NDArray[np.int64], name: str) -> None:
-    missing = int(np.isnan(labels.values[label_rows]).sum())
+def _check_labels(labels: LabelSpace, label_rows: RowNumbers, name: str) -> None:
+    is_missing = np.isnan(labels.values)
+    missing = int(is_missing[label_rows].sum()) if is_missing.any() else 0
     if missing:
         raise MappingError(
             f"label {name} is NULL in {missing:,} of {len(label_rows):,} joined rows; "
@@ -180,10 +202,10 @@ def _check_labels(labels: LabelSpace, label_rows: NDArray[np.int64], name: str) 
         )
 
 
-def _check_weights(labels: LabelSpace, label_rows: NDArray[np.int64]) -> None:
+def _check_weights(labels: LabelSpace, label_rows: RowNumbers) -> None:
     if labels.weights is None:
         return
-    missing = int(np.isnan(labels.weights[label_rows]).sum())
+    missing = int(np.isnan(labels.weights)[label_rows].sum())
     if missing:
         raise MappingError(
             f"the weight is NULL in {missing:,} of {len(label_rows):,} joined rows; "

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import TransportError
-from tablepuppet.mapping.join import ScanKeys
+from tablepuppet.mapping.scan_keys import ScanKeys
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import CountRows, Keys, RowCount, RowOrder, SendKeys
@@ -48,7 +48,7 @@ def gather_keys(
     received = [[cast(Keys, next(answers[client])) for client in scan.clients] for scan in bound.scans]
     tables = _plain(received, wanted) if tokens == "plain" else _numbered(received, wanted, domains)
     keys = [
-        ScanKeys.of(sum(k.rows for k in given), table, _merged([k.order for k in given]))
+        ScanKeys(sum(k.rows for k in given), table, _merged([k.order for k in given]), is_numbered=tokens != "plain")
         for given, table in zip(received, tables, strict=True)
     ]
     rows = [

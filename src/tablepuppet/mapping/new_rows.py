@@ -47,18 +47,18 @@ def map_new_rows(
         rows = join_branch(bound, _outer(branch, relations), keys, limit, may_be_empty=True)
         branches.append(rows)
         limit -= len(rows[0])
-    everything = np.arange(sum(len(rows[0]) for rows in branches))
+    total = sum(len(rows[0]) for rows in branches)
     parts: list[Part] = []
     indices: list[RowIndex] = []
     assumed: list[NDArray[np.bool_] | None] = []
     for number, block in enumerate(bound.blocks):
         spread, places = block_rows(bound, block, branches, client_rows)
-        index, active, _ = active_rows(spread, everything, places[-1][3])
-        indices.append(index)
-        parts += parts_of_block(number, places, np.empty(0, np.int64), active, len(parts))
+        active = active_rows(spread, None, places[-1][3])
+        indices.append(active.index)
+        parts += parts_of_block(number, places, np.empty(0, np.int64), active.rows, len(parts))
         assumed.append(_assumed(block, lenient, branches))
-    identity = RowIndex(len(everything), None, is_sorted=True)
-    joined = JoinedRows(len(everything), tuple(indices), identity, np.zeros(len(everything)))
+    identity = RowIndex(total, None, is_sorted=True)
+    joined = JoinedRows(total, tuple(indices), identity, np.zeros(total))
     base_rows = tuple(rows[b.label_relation] for b, rows in zip(bound.branches, branches, strict=True))
     return NewRows(bound, joined, tuple(parts), base_rows, tuple(client_rows), tuple(assumed))
 

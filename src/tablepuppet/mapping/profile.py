@@ -13,7 +13,8 @@ from typing import Any
 import duckdb
 
 from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
-from tablepuppet.mapping.join import ScanKeys
+from tablepuppet.mapping.duck_join import connected
+from tablepuppet.mapping.scan_keys import ScanKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,7 @@ def _lines(side: Side) -> Iterator[str]:
 
 def profile_keys(bound: BoundQuery, keys: Sequence[ScanKeys]) -> Profile:
     """Counts, by DuckDB, over the keys that the clients sent."""
-    with duckdb.connect(":memory:") as connection:
-        for number, scan_keys in enumerate(keys):
-            connection.register(f"s{number}", scan_keys.table)
+    with connected(keys) as connection:
         joins = tuple(
             JoinProfile(kind, *(_side(connection, bound, branch, pairs, is_left) for is_left in (True, False)))
             for branch in bound.branches

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from tablepuppet.errors import ModelError
@@ -26,6 +25,8 @@ class Predictor:
 
     def refresh(self) -> None:
         """Reads the owners' tables anew."""
+        import pandas as pd  # here, not above: most runs never need it, and it takes 40 MB and a third of a second
+
         table = self._predict().combine_chunks()
         columns = [table.column(_shown(name, table)).to_pandas() for name in self.key]
         index = pd.Index(columns[0]) if len(columns) == 1 else pd.MultiIndex.from_arrays(columns)
@@ -39,6 +40,8 @@ class Predictor:
         """The predictions for one key: a row for each joined row of the base row(s) with that key."""
         if len(key) != len(self.key):
             raise ModelError(f"the key is ({', '.join(self.key)}): {len(self.key)} values, and {len(key)} were given")
+        import pandas as pd
+
         try:
             position = int(self._keys.get_loc(key[0] if len(key) == 1 else key))
         except (KeyError, TypeError, pd.errors.InvalidIndexError):

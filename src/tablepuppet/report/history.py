@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from tablepuppet.errors import JobError
 from tablepuppet.writing import as_path, write_whole
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from tablepuppet.engine.result import EpochRecord
 
 
@@ -29,6 +29,8 @@ def figures(record: EpochRecord) -> dict[str, float]:
 
 def history_frame(history: Sequence[EpochRecord]) -> pd.DataFrame:
     """One row per epoch."""
+    import pandas as pd  # here, not above: most runs never need it, and it takes 40 MB and a third of a second
+
     frame = pd.DataFrame([{"epoch": record.epoch, **figures(record)} for record in history])
     return frame.astype({"rounds": "int64", "bytes": "int64"})
 

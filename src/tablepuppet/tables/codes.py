@@ -8,7 +8,7 @@ input gives the same bits.
 from __future__ import annotations
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
@@ -55,11 +55,11 @@ def count_by_pair(left: Codes, right: Codes, weights: Array, left_size: int, rig
     return np.asarray(counts.reshape(left_size + 1, right_size + 1)[1:, 1:], np.float64)
 
 
-def one_hot(codes: Codes, size: int, weights: Array | None = None) -> sp.csr_array:
+def one_hot(codes: Codes, size: int, weights: Array | None = None) -> scipy.sparse.csr_array:
     """diag(w) X as a sparse matrix, (n, size)."""
     present = codes >= 0
     starts = np.zeros(len(codes) + 1, np.int64)
     np.cumsum(present, out=starts[1:])
     columns = codes[present]
     values = np.ones(len(columns)) if weights is None else weights[present]
-    return sp.csr_array((values, columns, starts), shape=(len(codes), size))
+    return scipy.sparse.csr_array((values, columns, starts), shape=(len(codes), size))

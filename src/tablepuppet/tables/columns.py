@@ -6,7 +6,8 @@ In: a column as its source gave it, with its ColumnInfo. Out: an (n, k) array of
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +48,19 @@ def strings(column: pa.ChunkedArray) -> tuple[pa.Array, Codes]:
     encoded = pc.cast(column, pa.large_string()).dictionary_encode().combine_chunks()
     codes = encoded.indices.fill_null(-1).to_numpy()
     return encoded.dictionary, codes.astype(np.int32, copy=False)
+
+
+def arrow(values: NDArray[Any]) -> pa.Array:
+    """A NumPy array of numbers as Arrow, without a copy (and without pandas, which `pa.array` would load)."""
+    held = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(held.dtype), len(held), [None, pa.py_buffer(held)])
+
+
+def arrow_texts(values: Sequence[str]) -> pa.Array:
+    """Strings as Arrow; without pandas, too."""
+    encoded = [value.encode() for value in values]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    return pa.LargeStringArray.from_buffers(len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
 
 
 def _floats(column: pa.ChunkedArray) -> Array:

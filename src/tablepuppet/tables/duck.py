@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import duckdb
 import pyarrow as pa
-import pyarrow.dataset as pads
 
 from tablepuppet.errors import SourceError
 from tablepuppet.tables.kinds import column_info, is_float_list
 from tablepuppet.transport.messages import ColumnInfo
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as pads
 
 _T = TypeVar("_T")
 _RELATION = "source"

@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as pads
 
 from tablepuppet.errors import SourceError
 from tablepuppet.tables import duck
 from tablepuppet.tables.source import Source
 
 
-def open_memory(value: object, name: str) -> Source:
+def open_memory(value: Any, name: str) -> Source:
     """Opens an Arrow table, batch or dataset, or a DataFrame."""
-    if isinstance(value, pads.Dataset):
+    if _is_dataset(value):
         check_names(value.schema.names, name)
         if all(_taken(field.type) == field.type for field in value.schema):
             return duck.from_arrow(name, value)
@@ -59,6 +58,12 @@ def check_names(names: Sequence[str], name: str) -> None:
                 "rename one"
             )
         seen[column.lower()] = column
+
+
+def _is_dataset(value: object) -> bool:
+    """Whether this is a dataset; if it is, someone has imported them (and with them pandas), and we need not."""
+    datasets = sys.modules.get("pyarrow.dataset")
+    return datasets is not None and isinstance(value, datasets.Dataset)
 
 
 def _is_pandas(value: object) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.tables.codes import Codes, count_by_code
-from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, numbers, strings
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow, arrow_texts, numbers, strings
 from tablepuppet.transport.messages import CategoryStatistics, ColumnInfo, NumberStatistics, RowNumbers
 
 Array = NDArray[np.float64]
@@ -85,7 +85,7 @@ def _of_numbers(values: Array, weights: Array, info: ColumnInfo) -> NumberStatis
 def _of_categories(distinct: pa.Array, codes: Codes, weights: Array) -> CategoryStatistics:
     counts = count_by_code(codes, weights, len(distinct))
     seen = np.flatnonzero(counts > 0)
-    return _sorted(distinct.take(pa.array(seen)), counts[seen], float(weights[codes < 0].sum()))
+    return _sorted(distinct.take(arrow(seen)), counts[seen], float(weights[codes < 0].sum()))
 
 
 def _merge_numbers(parts: Sequence[NumberStatistics]) -> NumberStatistics:
@@ -104,7 +104,7 @@ def _merge_numbers(parts: Sequence[NumberStatistics]) -> NumberStatistics:
 
 
 def _merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics:
-    named = pa.chunked_array([pa.array(part.categories, pa.large_string()) for part in parts], pa.large_string())
+    named = pa.chunked_array([arrow_texts(part.categories) for part in parts], pa.large_string())
     distinct, codes = strings(named)
     weights = np.concatenate([part.weights for part in parts])
     return _sorted(distinct, count_by_code(codes, weights, len(distinct)), sum(part.missing for part in parts))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.privacy.policy import ScanUse
+from tablepuppet.tables.columns import arrow
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of
 from tablepuppet.tables.order import order_bits
 from tablepuppet.tables.source import Source
@@ -86,7 +87,7 @@ class ClientTables:
                 raise TransportError(f"scan {scan} of job {job} is in an order already; open it again")
             bits = order_bits(key, opened.name, seed, offset, rows.num_rows)
             opened.order = np.argsort(bits, kind="stable")
-            opened.rows = rows.take(pa.array(opened.order))
+            opened.rows = rows.take(arrow(opened.order))
             return (bits[opened.order] ^ np.uint64(1 << 63)).view(np.int64)
 
     def order(self, job: str, scan: int) -> NDArray[np.int64] | None:

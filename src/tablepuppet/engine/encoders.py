@@ -53,7 +53,13 @@ def private_encoder(statistics: Statistics, name: str, bounds: Mapping[str, tupl
 def agree_on_encoders(union: UnionOperator, mapping: TableMapping, job: Job) -> list[list[Encoder]]:
     """Two rounds: statistics of every part, then the merged encoders to every part of a block."""
     encoders = gather_statistics(union, mapping, job)
-    widths = union.ask(lambda p: EncodeFeatures(job=union.job, part=p.number, encoders=encoders[p.block]), "setup")
+
+    def encode(part: Part) -> Message:
+        wants_key = union.is_masked[part.block]
+        return EncodeFeatures(job=union.job, part=part.number, encoders=encoders[part.block], wants_key=wants_key)
+
+    widths = union.ask(encode, "setup")
+    union.keep_keys(widths)
     for block in union.blocks:
         if len({cast(Encoded, widths[p.number][0]).width for p in block}) > 1:
             raise TransportError("the clients of one table encode to different widths")
@@ -94,5 +100,5 @@ def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> 
 
 def block_widths(plan: Plan, link: Link, job_id: str) -> tuple[int, ...]:
     """How many columns each block will be encoded to: one round of statistics, for explain."""
-    union = UnionOperator(link, job_id, plan.mapping, plan.loss.outputs)
+    union = UnionOperator(link, job_id, plan.mapping, plan.loss.outputs, plan.job.privacy)
     return tuple(sum(map(encoded_width, block)) for block in gather_statistics(union, plan.mapping, plan.job))

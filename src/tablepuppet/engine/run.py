@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from tablepuppet.algorithms.base import Array, Problem, Server
-from tablepuppet.algorithms.options import Sgd
+from tablepuppet.algorithms.options import Admm, Sgd
 from tablepuppet.algorithms.servers import make_server
 from tablepuppet.algorithms.sgd import SgdServer
 from tablepuppet.engine.encoders import agree_on_encoders
@@ -53,7 +53,7 @@ def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) ->
     """Trains the plan's model."""
     mapping, job = plan.training_mapping, plan.job
     private = plan_privacy(job, mapping, plan.loss)
-    union = UnionOperator(link, job_id, mapping, plan.loss.outputs)
+    union = UnionOperator(link, job_id, mapping, plan.loss.outputs, job.privacy)
     encoders = agree_on_encoders(union, mapping, job)
     widths = [sum(encoded_width(encoder) for encoder in block) for block in encoders]
     check_exposure(job, mapping, widths, plan.loss.outputs)
@@ -123,6 +123,7 @@ class _Training:
                 seed=job.seed,
                 privacy=self.private.gradients[part.block],
                 weights=None if weights is None else weights[part.block][part.train],
+                peers=self.union.peers(part),
             )
 
         started = self.union.ask(start_part, "setup")
@@ -137,6 +138,9 @@ class _Training:
         is_plain = isinstance(options, Sgd) and options.optimizer == "sgd" and options.learning_rate is None
         if problem.is_private:  # what bounds the curvature without a look at the data: every |x| is at most 1
             figures = [float(len(block.features)) for block in self.plan.mapping.bound.blocks]
+        elif any(self.union.is_masked) and (isinstance(options, Admm) or not problem.is_linear):
+            for block, figure in self.union.sum_figures().items():
+                figures[block] = figure
         elif is_plain and problem.is_linear:
             widths = [cast(Started, started[b[0].number][0]).width if b else 0 for b in self.union.blocks]
             figures = [c / problem.joined.rows for c in self.union.largest_curvatures(widths)]

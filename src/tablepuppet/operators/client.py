@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +22,14 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms import clients as halves
 from tablepuppet.algorithms.base import PartSetup
+from tablepuppet.algorithms.options import Newton
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.errors import JobError, PolicyError, TablePuppetError, TransportError
 from tablepuppet.models.linear import LinearModel, Model
 from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.operators.sealing import Sealing, SealState
 from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.encoding import encode as encode_features
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 log = logging.getLogger(__name__)
+_State = TypeVar("_State")
 
 
 @dataclass
@@ -56,6 +59,8 @@ class _Part:
     options: Any = None
     state: Any = None
     kept: Kept | None = None
+    figure: float = 0.0  # what the server half wants to know of the algorithm's start
+    sealing: Sealing | None = None  # where summands leave under masks
 
     @property
     def theta(self) -> Any:
@@ -68,6 +73,14 @@ class Kept(Struct, frozen=True):
 
     theta: NDArray[np.float64]
     is_restored: bool = False
+
+
+class Checkpoint(Struct, Generic[_State], frozen=True):
+    """All that rounds have changed in a part: the state of its algorithm, what it kept, and its masks."""
+
+    state: _State
+    kept: Kept | None = None
+    seal: SealState | None = None
 
 
 @dataclass
@@ -107,19 +120,21 @@ class Client:
     # -- what a checkpoint holds -----------------------------------------------------------
 
     def states(self, job: str) -> dict[int, Any]:
-        """All that rounds have changed: the state of each part that is trained, and under −1 − part what it kept."""
-        own = {part: held for (of, part), held in self._parts.items() if of == job and held.state is not None}
-        kept = {-1 - part: held.kept for part, held in own.items() if held.kept is not None}
-        return {part: held.state for part, held in own.items()} | kept
+        """All that rounds have changed in each part, and its key for masks."""
+        return {
+            part: Checkpoint(held.state, held.kept, None if held.sealing is None else held.sealing.state)
+            for (of, part), held in self._parts.items()
+            if of == job and (held.state is not None or held.sealing is not None)
+        }
 
     def restore(self, job: str, frames: Mapping[int, Frame]) -> None:
         """Sets the parts' states, once the requests that opened and started them were answered again."""
         for number, frame in frames.items():
-            if number < 0:
-                self._parts[job, -1 - number].kept = decode(frame, Kept)
-                continue
             part = self._parts[job, number]
-            part.state = decode(frame, type(part.state))
+            found = decode(frame, Checkpoint[type(part.state)])  # type: ignore[misc]
+            part.state, part.kept = found.state, found.kept
+            if part.sealing is not None and found.seal is not None:
+                part.sealing.restore(found.seal)
 
     # -- schema, keys, labels --------------------------------------------------------------
 
@@ -197,7 +212,10 @@ class Client:
         columns, infos = [c for c, _ in pairs], [i for _, i in pairs]
         part.train = encode_features(columns, infos, opened.train_rows, request.encoders)
         part.test = encode_features(columns, infos, opened.test_rows, request.encoders)
-        return m.Encoded(width=part.train.width)
+        if not request.wants_key or self.key is None:
+            return m.Encoded(width=part.train.width)
+        part.sealing = Sealing(request.job, self.name, request.part, self.key)
+        return m.Encoded(width=part.train.width, key=part.sealing.offer())
 
     def reveal_features(self, request: m.RevealFeatures) -> m.Message:
         part = self._part(request)
@@ -232,9 +250,17 @@ class Client:
             seed=request.seed,
             private=None if request.privacy is None else PrivateGradient(request.privacy, secure_generator()),
         )
-        part.state, figure = halves.start(part.setup, part.options)
+        if request.peers:
+            if part.sealing is None:
+                raise TransportError("masks need a key of this part, which was not asked for")
+            part.sealing.meet(request.peers)
+        else:
+            part.sealing = None
+        part.state, part.figure = halves.start(part.setup, part.options)
         values = None if request.model.is_linear else model.predict(part.state.theta, None, 0)
         entropy = secrets.randbits(63) if part.setup.is_private else 0
+        is_told = part.sealing is None or isinstance(part.options, Newton)
+        figure = part.figure if is_told else 0.0
         return m.Started(values=values, figure=figure, width=model.width, entropy=entropy)
 
     def _model(self, part: _Part, request: m.StartPart) -> Model:
@@ -265,14 +291,29 @@ class Client:
             raise PolicyError("exact second moments are not sent while gradients are private")
         if setup is None or not isinstance(setup.model, LinearModel):
             raise TransportError("only a linear model has a Gram matrix")
-        return m.Partial(values=[setup.model.train.gram_product(setup.weights, request.vector)])
+        product = setup.model.train.gram_product(setup.weights, request.vector)
+        return _sealed(self._part(request), m.Partial(values=[product]), "gram")
+
+    def send_figure(self, request: m.SendFigure) -> m.Message:
+        part = self._started(request)
+        return _sealed(part, m.Partial(values=[np.array([part.figure])]), "figure")
+
+    def seal(self, request: m.Seal) -> m.Message:
+        part = self._started(request)
+        if part.sealing is None:
+            raise TransportError("this part's sums are not masked")
+        return part.sealing.again(request.scales)
 
     def train(self, request: Any) -> m.Message:
         part = self._started(request)
         assert part.setup is not None
         if part.kept is not None and part.kept.is_restored:
             raise TransportError("training is over: the part's best parameters were restored")
+        if part.sealing is not None and isinstance(request, m.Combined):
+            part.sealing.rescale(request.scales)
         part.state, answer = halves.step(part.setup, part.options, part.state, request)
+        if isinstance(answer, m.Partial):
+            return _sealed(part, answer, "training")
         if part.setup.private is not None and isinstance(answer, m.Predictions):
             return replace(answer, values=part.setup.private.shown(answer.values))
         return answer
@@ -342,6 +383,11 @@ class Client:
         return part
 
 
+def _sealed(part: _Part, partial: m.Partial, kind: str) -> m.Message:
+    """A summand as it may leave."""
+    return partial if part.sealing is None else part.sealing.seal(partial, kind)
+
+
 # Requests that leave something behind at the client besides a part's state.
 SETUP = (m.OpenScan, m.SendKeys, m.OpenPart, m.EncodeFeatures, m.StartPart)
 
@@ -357,7 +403,9 @@ _ANSWERS: dict[type, Callable[[Client, Any], m.Message]] = {
     m.EncodeFeatures: Client.encode_features,
     m.RevealFeatures: Client.reveal_features,
     m.StartPart: Client.start_part,
+    m.SendFigure: Client.send_figure,
     m.MultiplyGram: Client.multiply_gram,
+    m.Seal: Client.seal,
     m.SgdUpdate: Client.train,
     m.AdmmUpdate: Client.train,
     m.NewtonUpdate: Client.train,

@@ -3,7 +3,8 @@
 Outer loop: scatter the join operator's arrays to the clients that hold the rows, gather their
 predictions in row order. Inner loop: while clients answer with partial results, sum them, let the
 algorithm's union step make something of the sum, and send that to all. The blocks' inner loops run
-side by side, so that a round of all blocks is one round.
+side by side, so that a round of all blocks is one round. Where a block's sums are masked, nothing
+but the sum can be read, once all clients have agreed on its scale (scales.py).
 """
 
 from __future__ import annotations
@@ -15,10 +16,23 @@ from typing import Any, cast
 import numpy as np
 
 from tablepuppet.algorithms.base import Array, BlockAnswer, BlockUpdate, RowNumbers
-from tablepuppet.errors import TransportError
+from tablepuppet.errors import PrivacyError
 from tablepuppet.mapping.mapping import Part, TableMapping
+from tablepuppet.operators.scales import is_settled, summed, wanted_scales
+from tablepuppet.privacy.masks import MaskKey
+from tablepuppet.privacy.options import Privacy
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import Combined, Message, MultiplyGram, Partial, Predictions
+from tablepuppet.transport.messages import (
+    Combined,
+    Encoded,
+    Masked,
+    Message,
+    MultiplyGram,
+    Partial,
+    Predictions,
+    Seal,
+    SendFigure,
+)
 from tablepuppet.transport.meter import Phase
 
 _POWER_ROUNDS = 12
@@ -28,11 +42,16 @@ UnionStep = Callable[[int, list[Array]], list[Array]]
 class UnionOperator:
     """Speaks with the clients of every block."""
 
-    def __init__(self, link: Link, job: str, mapping: TableMapping, outputs: int) -> None:
+    def __init__(
+        self, link: Link, job: str, mapping: TableMapping, outputs: int, privacy: Privacy | None = None
+    ) -> None:
         self.link = link
         self.job = job
         self.outputs = outputs
         self.blocks = [mapping.parts_of(i) for i in range(len(mapping.bound.blocks))]
+        masks = (lambda clients: False) if privacy is None else privacy.masks
+        self.is_masked = [masks(len({p.client for p in block})) for block in self.blocks]
+        self.keys: dict[int, MaskKey] = {}  # of the parts of masked blocks
 
     @property
     def parts(self) -> list[Part]:
@@ -49,14 +68,42 @@ class UnionOperator:
         while pending:
             answers |= {n: a for n, a in pending.items() if isinstance(a[0], Predictions)}
             requests: list[tuple[Part, Message]] = []
+            pending = self._settled(pending, "training")
             for number, block in enumerate(self.blocks):
                 answered = [pending[p.number][0] for p in block if p.number in pending]
-                if not any(isinstance(a, Partial) for a in answered):
+                if not any(isinstance(a, Partial | Masked) for a in answered):
                     continue
-                values = union_step(number, _sum(answered))
-                requests += [(p, Combined(job=self.job, part=p.number, values=values)) for p in block]
+                values = union_step(number, summed(answered))
+                scales = wanted_scales([a for a in answered if isinstance(a, Masked)])
+                requests += [(p, Combined(job=self.job, part=p.number, values=values, scales=scales)) for p in block]
             pending = self._exchange(requests, "training")
         return [self._gather(block, answers) for block in self.blocks]
+
+    def keep_keys(self, encoded: dict[int, list[Message]]) -> None:
+        """The keys that the parts of masked blocks offered; every one of them must have."""
+        for part in self.parts:
+            key = cast(Encoded, encoded[part.number][0]).key
+            if not self.is_masked[part.block]:
+                continue
+            if key is None:
+                raise PrivacyError(
+                    f"client {part.client} shares no secret with the other clients, without which sums over "
+                    "them cannot be masked; give every client the same secret file (`tablepuppet certs secret` makes "
+                    "one), or train with privacy = {secure_aggregation = false}"
+                )
+            self.keys[part.number] = key
+
+    def peers(self, part: Part) -> list[MaskKey]:
+        """The keys of all parts of a masked block."""
+        return [self.keys[p.number] for p in self.blocks[part.block] if p.number in self.keys]
+
+    def sum_figures(self) -> dict[int, float]:
+        """By masked block: the sum of the figures that its clients held back."""
+        masked = [number for number, is_masked in enumerate(self.is_masked) if is_masked]
+        parts = [p for number in masked for p in self.blocks[number]]
+        answers = self._exchange([(p, SendFigure(job=self.job, part=p.number)) for p in parts], "setup")
+        answers = self._settled(answers, "setup")
+        return {n: float(summed([answers[p.number][0] for p in self.blocks[n]])[0][0]) for n in masked}
 
     def largest_curvatures(self, widths: Sequence[int]) -> list[float]:
         """The largest eigenvalue of each block's T_iᵀ diag(G_i) T_i, by power iteration over its clients.
@@ -67,15 +114,26 @@ class UnionOperator:
         lengths = [0.0] * len(widths)
         for _ in range(_POWER_ROUNDS):
             units = [v / max(float(np.linalg.norm(v)), 1e-300) for v in vectors]
-            answers = self.ask(partial(self._multiply, units), "setup")
+            answers = self._settled(self.ask(partial(self._multiply, units), "setup"), "setup")
             vectors = [
-                _sum([answers[p.number][0] for p in b])[0] if b else v for b, v in zip(self.blocks, units, strict=True)
+                summed([answers[p.number][0] for p in b])[0] if b else v
+                for b, v in zip(self.blocks, units, strict=True)
             ]
             lengths = [float(np.linalg.norm(v)) for v in vectors]
         return lengths
 
     def _multiply(self, vectors: Sequence[Array], part: Part) -> Message:
         return MultiplyGram(job=self.job, part=part.number, vector=vectors[part.block])
+
+    def _settled(self, answers: dict[int, list[Message]], phase: Phase) -> dict[int, list[Message]]:
+        """The answers, those of masked blocks at one scale: asked for once more where they were not."""
+        again: list[tuple[Part, Message]] = []
+        for block in self.blocks:
+            answered = [answers[p.number][0] for p in block if p.number in answers]
+            if not is_settled(answered):
+                scales = wanted_scales(cast(list[Masked], answered))
+                again += [(p, Seal(job=self.job, part=p.number, scales=scales)) for p in block]
+        return answers | self._exchange(again, phase)
 
     def _cut(self, part: Part, update: BlockUpdate) -> Message:
         """The block's arrays, cut to one client's rows."""
@@ -115,14 +173,3 @@ class UnionOperator:
 def _within(rows: RowNumbers, inside: slice) -> slice:
     """Where the (ascending) row numbers of a part lie in a list of rows."""
     return slice(*np.searchsorted(rows, [inside.start, inside.stop]).tolist())
-
-
-def _sum(partials: Sequence[Any]) -> list[Array]:
-    """Σ over the clients of a block, in their order."""
-    if not all(isinstance(p, Partial) and len(p.values) == len(partials[0].values) for p in partials):
-        raise TransportError("the clients of one table do not answer alike")
-    total = [v.copy() for v in partials[0].values]
-    for other in partials[1:]:
-        for t, v in zip(total, other.values, strict=True):
-            t += v
-    return total

@@ -81,7 +81,8 @@ def cost(
         waves = [_sgd(shape, epochs, batch_size, is_expanded, is_first=after == 0)]
     else:
         waves = [_pooled(shape)]
-    return Cost(algorithm, epochs, tuple(wave for epoch in waves for wave in epoch))
+    agreement = _agreement(shape) if after == 0 and algorithm != "centralized" else []
+    return Cost(algorithm, epochs, (*(wave for epoch in waves for wave in epoch), *agreement))
 
 
 # -- one epoch -----------------------------------------------------------------------------
@@ -171,11 +172,25 @@ def _pooled(shape: Shape) -> list[Wave]:
 
 def _waves(shape: Shape, epoch: _Epoch, times: int = 1) -> list[Wave]:
     """The rounds of an epoch; the blocks' inner rounds run side by side."""
-    inner = {block.name: epoch.inner(block) if block.is_split else [] for block in shape.blocks}
+    inner = {block.name: _inner(shape, block, epoch) for block in shape.blocks}
     return [
         _wave(shape, list(_exchanges(shape, epoch, inner, step)), times)
         for step in range(1 + max((len(steps) for steps in inner.values()), default=0))
     ]
+
+
+def _inner(shape: Shape, block: BlockShape, epoch: _Epoch) -> list[tuple[float, float]]:
+    """The inner rounds of a block; a masked number takes 8 bytes, whatever it was."""
+    if not block.is_split:
+        return []
+    wider = 8 / shape.model_bytes if block.is_masked else 1.0
+    return [(up * wider, down) for up, down in epoch.inner(block)]
+
+
+def _agreement(shape: Shape) -> list[Wave]:
+    """The first sums that are masked only tell their scale, and are asked for again."""
+    messages = 2 * sum(len(block.parts) for block in shape.blocks if block.is_masked)
+    return [Wave(times=1, down=0.0, up=0.0, slowest=0.0, messages=messages)] if messages else []
 
 
 def _exchanges(

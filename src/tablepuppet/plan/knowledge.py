@@ -69,8 +69,7 @@ def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
         noise = " (clipped and noised by its owner)" if job.privacy.predictions.mode == "local" else ""
         server.append(f"one prediction per row and output{noise}, up to {times}")
         server += [
-            f"from each of the {len(block.parts)} clients of {block.name}, in every round: {_shared(job.options)} "
-            f"over {plural(block.width, 'column')}"
+            f"{_whose(block)}, in every round: {_shared(job.options)} over {plural(block.width, 'column')}"
             for block in shape.blocks
             if block.is_split
         ]
@@ -105,13 +104,20 @@ def _about_labels(mapping: TableMapping, job: Job) -> str:
     return f"the label {mapping.bound.label} of {rows}, noised by its owner (ε = {job.privacy.label.epsilon:g} a row)"
 
 
+def _whose(block: BlockShape) -> str:
+    """Of whom the server sees gradients or parameters."""
+    if not block.is_masked:
+        return f"from each of the {len(block.parts)} clients of {block.name}"
+    return f"summed over the {len(block.parts)} clients of {block.name}, and of no single one (masked)"
+
+
 def _shared(options: Options) -> str:
-    """What a client of a split block sends beside predictions."""
+    """What the clients of a split block send beside predictions."""
     if isinstance(options, Sgd):
-        return "its gradient"
+        return "the gradient"
     if isinstance(options, Admm) and options.union == "consensus":
-        return "its parameters"
-    return "its gradient and second moments"
+        return "the parameters"
+    return "the gradient and second moments"
 
 
 def _owners(block: BlockShape) -> str:

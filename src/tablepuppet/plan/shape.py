@@ -18,6 +18,7 @@ from tablepuppet.mapping.joined import JoinedRows
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.options import Privacy
 from tablepuppet.tables.columns import STRING_KINDS
 
 
@@ -73,6 +74,7 @@ class BlockShape:
     is_identity: bool  # one row per joined row, in order
     unmatched: int  # joined rows for which a LEFT JOIN found none here
     parts: tuple[PartShape, ...]
+    is_masked: bool = False  # whether the server sees sums over its clients only
 
     @property
     def rows(self) -> int:
@@ -110,7 +112,12 @@ class Shape:
 
 
 def shape_of(
-    mapping: TableMapping, loss: Loss, spec: ModelSpec, widths: Sequence[int] | None, value_bytes: int
+    mapping: TableMapping,
+    loss: Loss,
+    spec: ModelSpec,
+    widths: Sequence[int] | None,
+    value_bytes: int,
+    privacy: Privacy,
 ) -> Shape:
     """The shape of a job over a mapping."""
     train: JoinedRows = mapping.train
@@ -139,6 +146,7 @@ def shape_of(
                 is_identity=train.indices[number].index is None,
                 unmatched=unmatched,
                 parts=tuple(parts),
+                is_masked=privacy.masks(len({part.client for part in own})),
             )
         )
     return Shape(

@@ -119,8 +119,13 @@ class Privacy(_Part, frozen=True):
     features: FeaturePrivacy | None = None
     predictions: PredictionPrivacy = PredictionPrivacy()
     keys: KeyMode = "hmac"
+    secure_aggregation: bool | None = None  # masked sums: None: where a table has three or more clients; True: or two
     budget: Budget = Budget()
     allow_reconstruction: bool = False
+
+    def masks(self, clients: int) -> bool:
+        """Whether the server sees sums over a table's clients only."""
+        return clients > 1 and (clients > 2 if self.secure_aggregation is None else self.secure_aggregation)
 
 
 def privacy_of(given: Any) -> Privacy:

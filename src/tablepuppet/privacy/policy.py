@@ -3,6 +3,7 @@
     minimum_rows = 50            # fewer distinct rows of a table than this never take part in training
     keys_in_plain = false        # join keys leave as tokens only
     second_moments = false       # no exact TᵀT: newton and admm(union="exact") on a partitioned table are refused
+    minimum_clients = 3          # gradients, parameters, second moments leave only in masked sums over so many clients
     release_parameters = true    # trained parameters of my block may leave
     predictions = true           # a trained model may be applied to my rows
     identifiers = true           # key values may be shown beside predictions
@@ -73,6 +74,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """An owner's rules. Without a file everything that the messages allow is allowed."""
 
     minimum_rows: int = 1
+    minimum_clients: int = 1
     keys_in_plain: bool = True
     second_moments: bool = True
     release_parameters: bool = True
@@ -160,6 +162,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def _training(self, request: m.StartPart) -> None:
         self._release()  # asked at the end of every run: say so before it begins
+        clients = max(1, len({peer.client for peer in request.peers}))
+        if clients < self.minimum_clients:
+            raise _refused(
+                "minimum_clients",
+                f"what is learnt from this owner's rows leaves only in masked sums over at least "
+                f"{self.minimum_clients} clients of a table, and here they would be {clients}",
+            )
         options = request.algorithm
         sends_moments = isinstance(options, Newton) or (isinstance(options, Admm) and options.union == "exact")
         if request.clients > 1 and sends_moments:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.options import Options
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.gaussian import GradientPrivacy
+from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.privacy.options import KeyMode, LabelPrivacy
 
 Array = NDArray[np.float64]
@@ -232,10 +233,12 @@ class EncodeFeatures(Message, frozen=True):
     job: str
     part: int
     encoders: list[Encoder]
+    wants_key: bool = False  # whether the block's sums will be masked
 
 
 class Encoded(Message, frozen=True):
     width: int
+    key: MaskKey | None = None  # for masks; None: not wanted, or the client has no secret to vouch for it
 
 
 class Done(Message, frozen=True):
@@ -275,17 +278,26 @@ class StartPart(Message, frozen=True):
     seed: int
     privacy: GradientPrivacy | None = None
     weights: Array | None = None  # of each train row, summed over its joined rows; None: their number
+    peers: list[MaskKey] = []  # keys of all the block's parts, where summands leave under masks only
 
 
 class Started(Message, frozen=True):
     values: Array | None  # predictions of all train rows; None: all zero
-    figure: float  # admm: mean diagonal of the part's share of XᵀX/N; newton: 1 if its features span the constant
+    figure: float  # admm: mean diagonal of the part's share of XᵀX/N; newton: 1 if its features span the constant;
+    # 0 where the first could only be told under masks: SendFigure
     width: int  # of θ
     entropy: int = 0  # under privacy: chance for the server's samples, which a journal can repeat and nobody foretell
 
 
+class SendFigure(Message, frozen=True):
+    """The figure that Started held back, as a summand. → Masked"""
+
+    job: str
+    part: int
+
+
 class MultiplyGram(Message, frozen=True):
-    """Tᵀ diag(G) T v, to bound the objective's curvature. → Partial"""
+    """Tᵀ diag(G) T v, to bound the objective's curvature. → Partial | Masked"""
 
     job: str
     part: int
@@ -293,7 +305,7 @@ class MultiplyGram(Message, frozen=True):
 
 
 class SgdUpdate(Message, frozen=True):
-    """Y of the last batch, and the rows whose predictions are wanted next. → Predictions | Partial"""
+    """Y of the last batch, and the rows whose predictions are wanted next. → Predictions | Partial | Masked"""
 
     job: str
     part: int
@@ -304,7 +316,7 @@ class SgdUpdate(Message, frozen=True):
 
 
 class AdmmUpdate(Message, frozen=True):
-    """Y of all train rows, and the weight of G‖h‖²/2. → Predictions | Partial"""
+    """Y of all train rows, and the weight of G‖h‖²/2. → Predictions | Partial | Masked"""
 
     job: str
     part: int
@@ -315,7 +327,7 @@ class AdmmUpdate(Message, frozen=True):
 
 
 class NewtonUpdate(Message, frozen=True):
-    """Y and the collapsed curvature (None where the client can know it). → Predictions | Partial"""
+    """Y and the collapsed curvature (None where the client can know it). → Predictions | Partial | Masked"""
 
     job: str
     part: int
@@ -339,12 +351,33 @@ class Partial(Message, frozen=True):
     values: list[Array]
 
 
+class Masked(Message, frozen=True):
+    """One client's summand in fixed point and under masks that cancel in the sum (privacy/masks.py).
+
+    Without a scale that fits, only how large it is: `Seal` names one.
+    """
+
+    values: list[NDArray[np.int64]]
+    exponents: list[int]  # of each array: the power of two above its largest entry
+    scales: list[int]  # of each array: the power of two that the integers are in units of
+    kinds: list[Literal["<f8", "<f4"]]  # what each array was
+
+
+class Seal(Message, frozen=True):
+    """Send the last summand once more, at this scale and under new masks. → Masked"""
+
+    job: str
+    part: int
+    scales: list[int]
+
+
 class Combined(Message, frozen=True):
-    """What the union step made of the sum. → Predictions | Partial"""
+    """What the union step made of the sum. → Predictions | Partial | Masked"""
 
     job: str
     part: int
     values: list[Array]
+    scales: list[int] = []  # of the next masked summand
 
 
 class Predictions(Message, frozen=True):
@@ -449,7 +482,9 @@ REQUESTS = (
     | OpenPart
     | EncodeFeatures
     | StartPart
+    | SendFigure
     | MultiplyGram
+    | Seal
     | SgdUpdate
     | AdmmUpdate
     | NewtonUpdate
@@ -476,6 +511,7 @@ RESPONSES = (
     | Encoded
     | Started
     | Partial
+    | Masked
     | Predictions
     | Evaluation
     | Parameters

@@ -1,0 +1,101 @@
+"""Pairwise masks: what a client adds to its integers so that only the sum over all clients can be read.
+
+    public_i           X25519, made anew for every part of every job
+    tag_i              HMAC(clients' key; job, client, part, public_i): the server, which carries them, has no such key
+    s_ij               HKDF(X25519(private_i, public_j), salt = job, info = both parts)
+    mask_i(t)          Σ_{j>i} ChaCha20(s_ij, t) − Σ_{j<i} ChaCha20(s_ij, t)   mod 2^64
+
+The masks of all clients add up to zero. t counts a client's masked answers and never returns, so that no mask serves
+twice. Bonawitz et al., "Practical secure aggregation" (2017), without its recovery of lost clients: a client that is
+away is waited for, and its round is asked for again.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PrivacyError
+
+
+class MaskKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part's public key, and the proof that a client of the federation made it for this job."""
+
+    client: str
+    part: int
+    public: bytes
+    tag: bytes
+
+
+def new_private() -> bytes:
+    """A private key that nobody has seen."""
+    return X25519PrivateKey.generate().private_bytes_raw()
+
+
+def mask_key(private: bytes, shared: bytes, job: str, client: str, part: int) -> MaskKey:
+    """The public half of a private key, vouched for by the clients' key."""
+    public = X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+    return MaskKey(client, part, public, _tag(shared, job, client, part, public))
+
+
+def check_key(key: MaskKey, shared: bytes, job: str) -> None:
+    """Refuses a key that no client made for this job."""
+    if not hmac.compare_digest(key.tag, _tag(shared, job, key.client, key.part, key.public)):
+        raise PrivacyError(
+            f"the key for masks in the name of {key.client} was not made by a client of this federation; "
+            "somebody between the clients changed it, or they do not share one secret file"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """What one part shares with each other part of its block: a sign and a stream's key."""
+
+    parties: int
+    pairs: tuple[tuple[int, bytes], ...]
+
+    @classmethod
+    def among(cls, peers: Sequence[MaskKey], private: bytes, shared: bytes, job: str, part: int) -> Masks:
+        """Masks of `part` among its block's parts, whose keys must all be vouched for."""
+        own = X25519PrivateKey.from_private_bytes(private)
+        parts = [peer.part for peer in peers]
+        for peer in peers:
+            check_key(peer, shared, job)
+        mine = [peer for peer in peers if peer.part == part]
+        if len(set(parts)) < len(parts) or [p.public for p in mine] != [own.public_key().public_bytes_raw()]:
+            raise PrivacyError("the keys for masks are not those of this block's parts, each once")
+        pairs = []
+        for peer in peers:
+            if peer.part == part:
+                continue
+            secret = own.exchange(X25519PublicKey.from_public_bytes(peer.public))
+            info = b"tablepuppet masks %d %d" % (min(part, peer.part), max(part, peer.part))
+            key = HKDF(SHA256(), 32, salt=job.encode(), info=info).derive(secret)
+            pairs.append((1 if part < peer.part else -1, key))
+        return cls(len(peers), tuple(pairs))
+
+    def masked(self, integers: NDArray[np.int64], counter: int) -> NDArray[np.int64]:
+        """The integers under this part's mask number `counter`; sums and differences wrap around."""
+        total = integers.astype(np.int64).view(np.uint64).ravel().copy()
+        nonce = bytes(4) + counter.to_bytes(12, "little")
+        for sign, key in self.pairs:
+            stream = np.frombuffer(
+                Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(total.nbytes)), "<u8"
+            )
+            np.add(total, stream, out=total) if sign > 0 else np.subtract(total, stream, out=total)
+        return total.view(np.int64).reshape(integers.shape)
+
+
+def _tag(shared: bytes, job: str, client: str, part: int, public: bytes) -> bytes:
+    message = msgspec.msgpack.encode(("tablepuppet mask key", job, client, part, public))
+    return hmac.digest(shared, message, "sha256")

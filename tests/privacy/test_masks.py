@@ -1,0 +1,66 @@
+"""Masks: they cancel in the sum over all parts, hide every single summand, and never serve twice."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+import scipy.stats
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.privacy.masks import MaskKey, Masks, mask_key, new_private
+
+SHARED = b"s" * 32
+
+
+def block(parties: int, job: str = "job", shared: bytes = SHARED) -> tuple[list[bytes], list[MaskKey]]:
+    privates = [new_private() for _ in range(parties)]
+    return privates, [mask_key(p, shared, job, f"client{i}", i) for i, p in enumerate(privates)]
+
+
+def masks(parties: int) -> list[Masks]:
+    privates, keys = block(parties)
+    return [Masks.among(keys, private, SHARED, "job", part) for part, private in enumerate(privates)]
+
+
+@pytest.mark.parametrize("parties", [2, 3, 7])
+def test_the_masks_of_all_parts_cancel(parties: int) -> None:
+    values = [np.random.default_rng(i).integers(-(2**58), 2**58, (4, 3)) for i in range(parties)]
+    sent = [m.masked(v, 5) for m, v in zip(masks(parties), values, strict=True)]
+    total = np.sum([s.view(np.uint64) for s in sent], axis=0, dtype=np.uint64).view(np.int64)
+    assert np.array_equal(total, np.sum(values, axis=0))
+
+
+def test_all_but_one_summand_say_nothing() -> None:
+    sent = [m.masked(np.zeros(20_000, np.int64), 0) for m in masks(3)]
+    some = (sent[0].view(np.uint64) + sent[1].view(np.uint64)).view(np.uint8)
+    assert scipy.stats.chisquare(np.bincount(some, minlength=256)).pvalue > 1e-5
+    assert scipy.stats.chisquare(np.bincount(sent[0].view(np.uint8), minlength=256)).pvalue > 1e-5
+
+
+def test_every_answer_has_a_mask_of_its_own() -> None:
+    first, *_ = masks(3)
+    zeros = np.zeros(100, np.int64)
+    assert not (first.masked(zeros, 0) == first.masked(zeros, 1)).any()
+    assert not (masks(3)[0].masked(zeros, 0) == first.masked(zeros, 0)).any()  # keys are made anew
+
+
+def test_a_key_that_no_client_vouches_for_is_refused() -> None:
+    privates, keys = block(3)
+    server = mask_key(new_private(), b"not the clients' secret" * 2, "job", "client1", 1)
+    with pytest.raises(PrivacyError, match="not made by a client"):
+        Masks.among([keys[0], server, keys[2]], privates[0], SHARED, "job", 0)
+    renamed = msgspec.structs.replace(keys[1], client="client9")
+    with pytest.raises(PrivacyError, match="not made by a client"):
+        Masks.among([keys[0], renamed, keys[2]], privates[0], SHARED, "job", 0)
+
+
+def test_a_key_of_another_job_or_given_twice_is_refused() -> None:
+    privates, keys = block(3)
+    _, earlier = block(3, job="an earlier job")
+    with pytest.raises(PrivacyError, match="not made by a client"):
+        Masks.among([keys[0], earlier[1], keys[2]], privates[0], SHARED, "job", 0)
+    with pytest.raises(PrivacyError, match="each once"):
+        Masks.among([keys[0], keys[1], keys[1]], privates[0], SHARED, "job", 0)
+    with pytest.raises(PrivacyError, match="each once"):
+        Masks.among(keys[1:], privates[0], SHARED, "job", 0)

@@ -3,6 +3,7 @@
     python -m evaluation movielens-linear --data /path/to/data
     python -m evaluation all --data /path/to/data --seeds 3 --epochs 10
     python -m evaluation corrections
+    python -m evaluation figures
 
 FOLDER holds one folder per data set (movielens1m, mimic3demo, …), or is that of the one workload asked for.
 """
@@ -15,9 +16,9 @@ from pathlib import Path
 
 from evaluation import flights, mimic, movielens, walmart, yelp
 from evaluation.corrections import corrections
-from evaluation.figures import write_figures
+from evaluation.figures import Study, write_figures
 from evaluation.lineup import LINEUP
-from evaluation.running import Outcome, Plan, run_workload, saved_outcomes
+from evaluation.running import Outcome, Plan, has_runs, run_workload, saved_outcomes
 from evaluation.tables import markdown
 from evaluation.workload import Workload
 from tablepuppet.errors import JobError, TablePuppetError
@@ -43,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m evaluation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("workloads", nargs="+", choices=[*WORKLOADS, "all", "corrections"], metavar="WORKLOAD")
+    made.add_argument("workloads", nargs="+", choices=[*WORKLOADS, "all", "corrections", "figures"], metavar="WORKLOAD")
     made.add_argument("--data", type=Path, help="the folder of the original data")
     made.add_argument("--out", type=Path, default=Path("evaluation-results"), help="where results are written")
     made.add_argument("--seeds", type=int, default=3)
@@ -53,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
         "--only", nargs="+", default=[], choices=[e.name for e in LINEUP], metavar="ALGORITHM", help="not all of them"
     )
     made.add_argument("--private", action="store_true", help="with the paper's privacy for labels and features")
+    made.add_argument("--resume", action="store_true", help="keep the runs of the same jobs that are in --out")
     made.add_argument("--reuse", action="store_true", help="tables, figures and report from runs that are in --out")
     made.add_argument("--yelp-rows", type=int, default=100_000, help="reviews of the generated Yelp data")
     made.add_argument("--yelp-size", type=int, default=384, help="numbers in an embedding of the generated Yelp data")
@@ -62,36 +64,49 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Runs what the command line asks for; 2 where the input is wrong."""
     asked = parser().parse_args()
-    plan = Plan(
-        seeds=asked.seeds,
-        epochs=asked.epochs,
-        searches=asked.search,
-        only=frozenset(asked.only),
-        is_private=asked.private,
-    )
     asked.out.mkdir(parents=True, exist_ok=True)
     try:
         for name in dict.fromkeys(asked.workloads):
             if name in ("corrections", "all"):
                 _write(asked.out / "corrections.md", corrections())
             for workload in _chosen(name, asked.data):
-                if asked.reuse:
-                    _show(workload, saved_outcomes(workload, asked.out, plan), asked.out, plan)
-                    continue
-                if workload is yelp.GENERATED:
-                    data = yelp.generate(asked.yelp_rows, asked.yelp_size, asked.out / "yelp_generated")
-                else:
-                    data = _folder(asked.data, workload)
-                _show(workload, run_workload(workload, data, asked.out, plan, _say), asked.out, plan)
+                both = name == "all" and not asked.private and workload.privacy is not None
+                for is_private in (False, True) if both else (asked.private,):
+                    _study(workload, _plan(asked, is_private=is_private), asked)
+            if name in ("figures", "all"):
+                _all_figures(asked.out)
     except TablePuppetError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
+def _plan(asked: argparse.Namespace, *, is_private: bool) -> Plan:
+    return Plan(
+        seeds=asked.seeds,
+        epochs=asked.epochs,
+        searches=asked.search,
+        resumes=asked.resume,
+        only=frozenset(asked.only),
+        is_private=is_private,
+    )
+
+
+def _study(workload: Workload, plan: Plan, asked: argparse.Namespace) -> None:
+    """One workload from its files to its page, or from runs that are there."""
+    if asked.reuse:
+        _show(workload, saved_outcomes(workload, asked.out, plan), asked.out, plan)
+        return
+    if workload is yelp.GENERATED:
+        data = yelp.generate(asked.yelp_rows, asked.yelp_size, asked.out / "yelp_generated")
+    else:
+        data = _folder(asked.data, workload)
+    _show(workload, run_workload(workload, data, asked.out, plan, _say), asked.out, plan)
+
+
 def _chosen(name: str, data: Path | None) -> list[Workload]:
     """A workload by its name; with "all", those whose data are there."""
-    if name == "corrections":
+    if name in ("corrections", "figures"):
         return []
     if name != "all":
         return [WORKLOADS[name]]
@@ -113,11 +128,23 @@ def _say(text: str) -> None:
 
 
 def _show(workload: Workload, outcomes: list[Outcome], out: Path, plan: Plan) -> None:
-    suffix = "-private" if plan.is_private else ""
-    _write(out / f"{workload.name}{suffix}.md", markdown(workload, outcomes))
-    write_figures(workload, outcomes, out / "figures", suffix)
-    page = write_report(out / f"{workload.name}{suffix}.html", [outcome.runs[0] for outcome in outcomes])
+    name = workload.name + ("-private" if plan.is_private else "")
+    _write(out / f"{name}.md", markdown(workload, outcomes))
+    write_figures([Study(workload, plan.is_private, outcomes)], out / "figures", f"{workload.name}-")
+    page = write_report(out / f"{name}.html", [outcome.runs[0] for outcome in outcomes])
     print(f"report: {page}")
+
+
+def _all_figures(out: Path) -> None:
+    """The paper's figures with a panel for every workload whose runs are in the folder."""
+    studies = [
+        Study(workload, is_private, saved_outcomes(workload, out, Plan(is_private=is_private)))
+        for workload in WORKLOADS.values()
+        for is_private in (False, True)
+        if has_runs(workload, out, Plan(is_private=is_private))
+    ]
+    for file in write_figures(studies, out / "figures"):
+        print(f"figure: {file}")
 
 
 def _write(path: Path, text: str) -> None:

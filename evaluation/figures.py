@@ -1,83 +1,115 @@
-"""The paper's four kinds of figure: convergence per epoch and metric against communication time, for VFL/RFL-V and RFL.
+"""The paper's four figures: convergence without and with privacy, metric against time for VFL/RFL-V and for RFL.
 
-In: the outcomes of a workload. Out: SVG files, drawn by the charts of the report.
+In: the outcomes of workloads. Out: each figure as SVG and as PNG; one column per workload, and means over seeds with
+a band of one standard deviation. A figure of one workload is the same figure with one column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from evaluation.curves import Moment, curve
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from evaluation.curves import curve
 from evaluation.lineup import LINEUP, Group
 from evaluation.running import Outcome
 from evaluation.workload import Workload
-from tablepuppet.report.charts import Chart, Point, Series, svg
+from tablepuppet.report.charts import COLOURS
 from tablepuppet.report.convergence import TITLES, is_wide
-from tablepuppet.report.format import number, seconds, tick_text
 
-# One style per algorithm; RFL has those of RFL-V, with which it never shares a figure.
+Kind = Literal["convergence", "time"]
+# RFL has the styles of RFL-V, with which it never shares a panel.
 STYLES = {entry.name: i if i < 6 else i - 3 for i, entry in enumerate(LINEUP)}
-GROUPS: dict[str, Group] = {"v": "VFL and RFL-V", "rfl": "RFL"}
+DASHES = ("--", "-", "-", (0, (6, 2)), (0, (6, 2)), (0, (2, 1)))
+MARKS = ("", "o", "s", "v", "^", "D")
+GROUPS: tuple[Group, ...] = ("VFL and RFL-V", "RFL")
 NETWORK = "us-uk"
+LOOK = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dfe3e8",
+    "svg.hashsalt": "tablepuppet",  # the same figure twice is the same file
+    "svg.fonttype": "none",
+}
 
 
-def write_figures(workload: Workload, outcomes: Sequence[Outcome], out: Path, suffix: str = "") -> list[Path]:
-    """Four files: two kinds, for each of two groups of algorithms."""
-    out.mkdir(parents=True, exist_ok=True)
+@dataclass(frozen=True, slots=True)
+class Study:
+    """All outcomes of one workload, without or with privacy."""
+
+    workload: Workload
+    is_private: bool
+    outcomes: Sequence[Outcome]
+
+
+def write_figures(studies: Sequence[Study], out: Path, prefix: str = "") -> list[Path]:
+    """The figures for which there are runs, two files each."""
+    plain = [study for study in studies if not study.is_private]
+    private = [study for study in studies if study.is_private]
+    figures: dict[str, list[tuple[str, list[Study], Group, Kind]]] = {
+        "convergence": [(group, plain, group, "convergence") for group in GROUPS],
+        "convergence-private": [(f"{group}, with privacy", private, group, "convergence") for group in GROUPS],
+        **{
+            f"time-{key}": [(group, plain, group, "time"), (f"{group}, with privacy", private, group, "time")]
+            for key, group in zip(("v", "rfl"), GROUPS, strict=True)
+        },
+    }
     written = []
-    for group, title in GROUPS.items():
-        chosen = [o for o in outcomes if o.entry.group == title]
-        central = [o for o in outcomes if o.entry.group == "baseline"]
-        if not chosen:
-            continue
-        for kind, chart in (
-            ("convergence", _chart(workload, title, chosen, central, "epochs", lambda m: m.epoch, tick_text)),
-            (
-                "time",
-                _chart(
-                    workload,
-                    title,
-                    chosen,
-                    central,
-                    f"communication time on {NETWORK.upper()}",
-                    lambda m: m.seconds[NETWORK],
-                    seconds,
-                ),
-            ),
-        ):
-            path = out / f"{workload.name}{suffix}-{kind}-{group}.svg"
-            path.write_text(svg(chart) + "\n", encoding="utf-8")
-            written.append(path)
+    for name, rows in figures.items():
+        drawn = [row for row in rows if any(o.entry.group == row[2] for study in row[1] for o in study.outcomes)]
+        if drawn:
+            written += _draw(drawn, out / f"{prefix}{name}")
     return written
 
 
-def _chart(
-    workload: Workload,
-    group: str,
-    outcomes: Sequence[Outcome],
-    central: Sequence[Outcome],
-    x_label: str,
-    x: Callable[[Moment], float],
-    x_text: Callable[[float], str],
-) -> Chart:
-    label = f"test {TITLES.get(workload.metric, workload.metric)}"
-    lines = []
-    for outcome in outcomes:
-        name = outcome.entry.name
-        points = tuple(
-            Point(x(m), m.value, f"{name}, epoch {m.epoch}\n{label} {number(m.value, 5)}\n{x_text(x(m))}")
-            for m in curve(outcome, workload.metric)
-        )
-        lines.append(Series(name, STYLES[name], points))
-    places = [p.x for line in lines for p in line.points]
-    is_log = is_wide(places)
-    nearest, furthest = (min(places) if is_log else 0.0), max(places)
-    for outcome in central:
-        value = curve(outcome, workload.metric)[-1].value
-        ends = tuple(
-            Point(at, value, f"{outcome.entry.name}\n{label} {number(value, 5)}") for at in (nearest, furthest)
-        )
-        lines.append(Series(outcome.entry.name, STYLES[outcome.entry.name], ends))
-    title = f"{workload.title}: {group}"
-    return Chart(title, x_label, label, tuple(lines), is_log_x=is_log, has_legend=True, x_text=x_text)
+def _draw(rows: Sequence[tuple[str, list[Study], Group, Kind]], path: Path) -> list[Path]:
+    """One figure: a row of panels per group or setting, a column per workload."""
+    columns = list(dict.fromkeys(study.workload.name for _, studies, _, _ in rows for study in studies))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(LOOK):
+        figure = Figure(figsize=(3.9 * len(columns), 3.3 * len(rows)), layout="constrained")
+        panels = figure.subplots(len(rows), len(columns), squeeze=False)
+        for row, (title, studies, group, kind) in enumerate(rows):
+            by_name = {study.workload.name: study for study in studies}
+            for column, name in enumerate(columns):
+                if name in by_name:
+                    _panel(panels[row][column], by_name[name], group, kind)
+                    panels[row][column].set_title(f"{by_name[name].workload.title}\n{title}", fontsize=9)
+                else:
+                    panels[row][column].set_axis_off()
+        files = [path.with_suffix(".svg"), path.with_suffix(".png")]
+        figure.savefig(files[0], metadata={"Date": None})
+        figure.savefig(files[1], dpi=150)
+    return files
+
+
+def _panel(axes: Axes, study: Study, group: Group, kind: Kind) -> None:
+    """Every algorithm of the group, and the centralised model as a level."""
+    metric = study.workload.metric
+    places: list[float] = []
+    for outcome in study.outcomes:
+        name, moments = outcome.entry.name, curve(outcome, metric)
+        style = STYLES[name]
+        look = {"color": COLOURS[style], "linestyle": DASHES[style], "label": name}
+        if outcome.entry.group == "baseline":
+            axes.axhline(moments[-1].value, linewidth=1, **look)
+        elif outcome.entry.group == group:
+            x = [m.epoch if kind == "convergence" else m.seconds[NETWORK] for m in moments]
+            y = [m.value for m in moments]
+            axes.plot(x, y, marker=MARKS[style], markersize=3.5, linewidth=1.4, **look)
+            spread = [m.spread for m in moments]
+            low, high = [a - s for a, s in zip(y, spread, strict=True)], [a + s for a, s in zip(y, spread, strict=True)]
+            axes.fill_between(x, low, high, color=COLOURS[style], alpha=0.12, linewidth=0)
+            places += x
+    if kind == "time" and is_wide(places):
+        axes.set_xscale("log")
+    axes.set_xlabel("epochs" if kind == "convergence" else f"communication time on {NETWORK.upper()}, seconds")
+    axes.set_ylabel(f"test {TITLES.get(metric, metric)}")
+    axes.legend(fontsize=7.5, frameon=False)

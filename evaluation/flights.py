@@ -10,7 +10,7 @@ from pathlib import Path
 import duckdb
 
 from evaluation.sources import scan, write
-from evaluation.workload import Workload
+from evaluation.workload import Workload, paper_privacy
 
 QUERY = """
     SELECT f.month, f.hour, f.distance, f.carrier, w.temp, w.humid, w.wind_speed, w.precip, w.visib,
@@ -20,6 +20,21 @@ QUERY = """
     JOIN planes p ON f.tailnum = p.tailnum
     JOIN airports a ON f.dest = a.faa
 """
+
+BOUNDS = {
+    "hour": (0.0, 24.0),
+    "distance": (0.0, 5000.0),
+    "temp": (0.0, 110.0),
+    "humid": (0.0, 100.0),
+    "wind_speed": (0.0, 50.0),
+    "precip": (0.0, 1.5),
+    "visib": (0.0, 10.0),
+    "seats": (0.0, 450.0),
+    "built": (1955.0, 2013.0),
+    "alt": (-60.0, 9100.0),
+    "lat": (18.0, 72.0),
+    "lon": (-180.0, -60.0),
+}
 
 # Text in one copy, a time stamp with a zone in another: the same number of hours in both.
 HOUR = "CAST(epoch(CAST(time_hour AS TIMESTAMPTZ)) // 3600 AS BIGINT)"
@@ -52,4 +67,6 @@ FLIGHTS = Workload(
     label="is_late",
     model="logistic",
     metric="accuracy",
+    sgd={"momentum": 0.9},
+    privacy=paper_privacy({}, BOUNDS, cap={"flights": 1, "weather": 50, "planes": 300, "airports": 20_000}),
 )

@@ -105,6 +105,7 @@ MIMIC = Workload(
     label="dies",
     model="logistic",
     metric="accuracy",
+    sgd={"momentum": 0.9},
     privacy=paper_privacy(
         {},
         {name: (float(low), float(high)) for name, (_, low, high) in VITALS.items()}

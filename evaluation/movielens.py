@@ -72,6 +72,7 @@ NEURAL = Workload(
     model="mlp",
     metric="rmse",
     sgd={"optimizer": "adam"},
+    privacy=PRIVACY,
     pooled=Pooled(
         table=QUERY.replace("SELECT", "SELECT r.rating_id,").replace(", r.rating\n", "\n") + " ORDER BY ALL",
         label_table="ratings",

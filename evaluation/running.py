@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,9 @@ import tablepuppet as tp
 from evaluation.lineup import CENTRALISED, LINEUP, Entry
 from evaluation.sources import write
 from evaluation.workload import Pooled, Workload, halves
-from tablepuppet.errors import JobError
+from tablepuppet.errors import JobError, TrainingError
+from tablepuppet.job import make_job
+from tablepuppet.plan.private import blinded
 from tablepuppet.report import RunRecord, read_record, record_of, to_json
 
 Say = Callable[[str], None]
@@ -27,6 +31,7 @@ class Plan:
     seeds: int = 3
     epochs: int = 10
     searches: bool = False  # the paper's grid instead of our defaults
+    resumes: bool = False  # runs of the same job that are there already are kept
     is_private: bool = False  # the workload's privacy instead of none
     only: frozenset[str] = frozenset()  # names of algorithms; none: all
 
@@ -56,7 +61,8 @@ def run_workload(workload: Workload, data: Path, out: Path, plan: Plan, say: Say
         for entry in LINEUP:
             if is_possible(workload, entry, plan):
                 held = "split" if entry.clients > 1 else "pooled" if is_pooled(workload, entry) else "whole"
-                outcomes.append(_run_entry(workload, entry, federations[held], plan, out, say))
+                tuned = _tuned(workload, entry, federations, plan, out, say) if plan.searches else {}
+                outcomes.append(_run_entry(workload, entry, federations[held], tuned, plan, out, say))
     finally:
         for federation in federations.values():
             federation.close()
@@ -74,6 +80,11 @@ def saved_outcomes(workload: Workload, out: Path, plan: Plan) -> list[Outcome]:
     if not outcomes or outcomes[0].entry is not CENTRALISED:
         raise JobError(f"{folder} holds no runs of {workload.name} with their baseline; run it without --reuse first")
     return outcomes
+
+
+def has_runs(workload: Workload, out: Path, plan: Plan) -> bool:
+    """Whether an earlier command left the baseline's runs, beside which others can be shown."""
+    return any(_runs_folder(workload, out, plan).glob(f"{CENTRALISED.key}-[0-9]*.json"))
 
 
 def _runs_folder(workload: Workload, out: Path, plan: Plan) -> Path:
@@ -117,20 +128,26 @@ def _arguments(workload: Workload, entry: Entry, plan: Plan) -> dict[str, Any]:
     return {"algorithm": algorithm, **given}
 
 
-def _run_entry(workload: Workload, entry: Entry, federation: tp.Federation, plan: Plan, out: Path, say: Say) -> Outcome:
+def _run_entry(
+    workload: Workload,
+    entry: Entry,
+    federation: tp.Federation,
+    tuned: Mapping[str, float],
+    plan: Plan,
+    out: Path,
+    say: Say,
+) -> Outcome:
     query = workload.pooled.query if workload.pooled is not None and entry is CENTRALISED else workload.query
-    given = _arguments(workload, entry, plan)
-
-    def train(seed: int, **more: Any) -> tp.Result:
-        return federation.train(query, seed=seed, **given, **more)
-
-    tuned = _search(workload, entry, train) if plan.searches else {}
+    given = _arguments(workload, entry, plan) | dict(tuned)
     runs = []
     for seed in range(plan.seeds):
-        record = msgspec.structs.replace(record_of(train(seed, **tuned)), name=entry.name)
         file = _runs_folder(workload, out, plan) / f"{entry.key}-{seed}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(to_json(record), encoding="utf-8")
+        record = _kept(file, query, given, seed) if plan.resumes else None
+        if record is None:
+            result = federation.train(query, seed=seed, **given)
+            record = msgspec.structs.replace(record_of(result), name=entry.name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(to_json(record), encoding="utf-8")
         runs.append(record)
         figure = record.metrics["test"][workload.metric]
         chosen = ", ".join(f"{name} {value:g}" for name, value in tuned.items())
@@ -138,17 +155,52 @@ def _run_entry(workload: Workload, entry: Entry, federation: tp.Federation, plan
     return Outcome(entry, tuple(runs))
 
 
-def _search(workload: Workload, entry: Entry, train: Callable[..., tp.Result]) -> dict[str, float]:
-    """The value of the paper's grid with the lowest training objective; test rows have no say."""
+def _kept(file: Path, query: str, given: Mapping[str, Any], seed: int) -> RunRecord | None:
+    """The record of a run that an earlier command left, if it was of this very job."""
+    if not file.exists():
+        return None
+    record = read_record(file)
+    options = {name: value for name, value in given.items() if name not in ("label", "model", "algorithm")}
+    job = make_job(
+        query,
+        label=given["label"],
+        model=given["model"],
+        algorithm=given["algorithm"],
+        given={**options, "seed": seed},
+    )
+    return record if record.job == msgspec.json.decode(msgspec.json.encode(blinded(job))) else None
+
+
+def _tuned(
+    workload: Workload, entry: Entry, federations: Mapping[str, tp.Federation], plan: Plan, out: Path, say: Say
+) -> dict[str, float]:
+    """The value of the paper's grid with the lowest training objective; test rows have no say.
+
+    SGD is searched once, as RFL-SGD-V: its curves are the same however tables are cut or expanded.
+    """
     if entry.searched is None:
         return {}
-    grid = workload.learning_rates if entry.searched == "learning_rate" else workload.rhos
-    reached = []
+    is_sgd = entry.searched == "learning_rate"
+    searched = next(e for e in LINEUP if e.name == "RFL-SGD-V") if is_sgd else entry
+    grid = workload.learning_rates if is_sgd else workload.rhos
+    file = _runs_folder(workload, out, plan) / "search" / f"{searched.key}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    reached: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    federation = federations["split" if searched.clients > 1 else "whole"]
     for value in grid:
-        try:
-            reached.append((train(0, **{entry.searched: value}).objective, value))
-        except tp.TablePuppetError as error:
-            # A value of the grid may diverge; that is a result, and the others remain.
-            if "diverge" not in str(error):
-                raise
-    return {entry.searched: min(reached)[1]}
+        if f"{value:g}" not in reached:
+            given = _arguments(workload, searched, plan) | {entry.searched: value}
+            reached[f"{value:g}"] = _objective(federation, workload.query, given)
+            file.write_text(json.dumps(reached), encoding="utf-8")
+            say(f"{workload.title}: {searched.name}, {entry.searched} {value:g}: objective {reached[f'{value:g}']:.6f}")
+    return {entry.searched: float(min(reached, key=reached.__getitem__))}
+
+
+def _objective(federation: tp.Federation, query: str, given: Mapping[str, Any]) -> float:
+    """What training reaches; infinite where it diverges, which is a result, too."""
+    try:
+        return federation.train(query, seed=0, **given).objective
+    except TrainingError as error:
+        if "diverge" not in str(error):
+            raise
+        return math.inf

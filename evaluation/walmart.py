@@ -7,7 +7,7 @@ from pathlib import Path
 import duckdb
 
 from evaluation.sources import scan, write
-from evaluation.workload import Workload
+from evaluation.workload import Workload, paper_privacy
 
 QUERY = """
     SELECT t.dept, t.is_holiday, w.temperature, w.fuel_price, w.markdown1, w.markdown2, w.markdown3, w.markdown4,
@@ -16,6 +16,16 @@ QUERY = """
     JOIN weeks w ON t.store = w.store AND t.week = w.week
     JOIN stores s ON t.store = s.store
 """
+
+BOUNDS = {
+    "is_holiday": (0.0, 1.0),
+    "temperature": (-10.0, 110.0),
+    "fuel_price": (2.0, 5.0),
+    **{f"markdown{i}": (0.0, 20_000.0) for i in range(1, 6)},
+    "cpi": (120.0, 240.0),
+    "unemployment": (3.0, 15.0),
+    "size": (0.0, 250_000.0),
+}
 
 
 def prepare(connection: duckdb.DuckDBPyConnection, data: Path, out: Path) -> dict[str, Path]:
@@ -55,4 +65,10 @@ WALMART = Workload(
     label="sales",
     model="linear",
     metric="rmse",
+    sgd={"momentum": 0.9},
+    privacy=paper_privacy(
+        {"mechanism": "bins", "bounds": (-5.0, 200.0), "bins": 41},
+        BOUNDS,
+        cap={"sales": 1, "weeks": 100, "stores": 12_000},
+    ),
 )

@@ -13,7 +13,9 @@ from evaluation.sources import write
 Prepare = Callable[[duckdb.DuckDBPyConnection, Path, Path], dict[str, Path]]
 
 
-def paper_privacy(label: dict[str, object], bounds: dict[str, tuple[float, float]], cap: int) -> dict[str, object]:
+def paper_privacy(
+    label: dict[str, object], bounds: dict[str, tuple[float, float]], cap: int | dict[str, int]
+) -> dict[str, object]:
     """ε = 1, δ = 1e-5 and clipping at 1 for features, ε = 5.657 for labels; the server is trusted with predictions.
 
     Public bounds stand in for statistics of the data, and at most `cap` joined rows of a base row take part.

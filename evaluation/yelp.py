@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evaluation.embedding import embed
+import tablepuppet as tp
+from evaluation.embedding import encoder
 from evaluation.sources import find, scan, write
-from evaluation.workload import Workload
+from evaluation.workload import Workload, paper_privacy
 
 QUERY = """
     SELECT r.embedding, b.reviews, b.is_open, b.latitude, b.longitude, b.state, u.reviews, u.fans, u.since, r.stars
@@ -116,14 +117,26 @@ def prepare_generated(connection: duckdb.DuckDBPyConnection, data: Path, out: Pa
 
 
 def _with_embeddings(texts: pa.Table, out: Path) -> Path:
+    """The reviews with vectors in place of their texts; equal texts are embedded once, in this run and the next."""
     out.mkdir(parents=True, exist_ok=True)
-    vectors = embed(texts.column("text").to_pylist())
-    values = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
-    path = out / "review.parquet"
-    pq.write_table(texts.drop_columns(["text"]).append_column("embedding", values), path)
-    return path
+    table = tp.embed(texts, "text", using=encoder(), to="embedding", cache=out / "embeddings")
+    pq.write_table(table.drop_columns(["text"]), out / "review.parquet")
+    return out / "review.parquet"
 
 
+# Numbers of an embedding of length one are about ±0.05.
+BOUNDS = {
+    "r.embedding": (-0.2, 0.2),
+    "r.length": (0.0, 5000.0),
+    "b.reviews": (0.0, 2000.0),
+    "b.is_open": (0.0, 1.0),
+    "b.latitude": (25.0, 55.0),
+    "b.longitude": (-125.0, -70.0),
+    "u.reviews": (0.0, 500.0),
+    "u.fans": (0.0, 100.0),
+    "u.since": (2004.0, 2022.0),
+}
+PRIVACY = paper_privacy({}, BOUNDS, cap={"review": 1, "business": 200, "person": 50})
 PAPER = {"all": "64.6–65.4 %; with privacy 57.8–60.1 %"}
 ORIGINAL = Workload(
     name="yelp",
@@ -134,6 +147,7 @@ ORIGINAL = Workload(
     label="stars",
     model="softmax",
     metric="accuracy",
+    privacy=PRIVACY,
     paper=PAPER,
 )
 GENERATED = Workload(
@@ -145,6 +159,7 @@ GENERATED = Workload(
     label="stars",
     model="softmax",
     metric="accuracy",
+    privacy=PRIVACY,
     paper=PAPER,
 )
 REVIEWS = Workload(
@@ -156,6 +171,7 @@ REVIEWS = Workload(
     label="stars",
     model="softmax",
     metric="accuracy",
+    privacy=PRIVACY,
     batch_size=512,
     l2=1e-3,
     paper=PAPER,

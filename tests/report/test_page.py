@@ -153,7 +153,7 @@ def test_a_browser_shows_the_page_without_errors_and_nothing_sticks_out(width: i
         chart.dispatchEvent(new PointerEvent("pointermove", { clientX: box.right, clientY: box.top }));
         const byPointer = !tip.hidden && tip.textContent.includes("epoch");
         const axis = document.getElementById("axis");
-        axis.value = "us-uk";
+        axis.value = "network-us-uk";
         axis.dispatchEvent(new Event("change"));
         const shown = [...document.querySelectorAll(".charts")].filter((e) => !e.hidden).map((e) => e.dataset.axis);
         const filter = document.getElementById("filter");
@@ -187,7 +187,7 @@ def test_a_browser_shows_the_page_without_errors_and_nothing_sticks_out(width: i
     )
     assert "CONSOLE" not in process.stderr
     # Nothing sticks out and the page fits; a chart speaks by key and by pointer; one axis; one row; sorted.
-    assert f"<title>checked {width} 0 true true true true us-uk 1 true</title>" in process.stdout
+    assert f"<title>checked {width} 0 true true true true network-us-uk 1 true</title>" in process.stdout
 
 
 def test_the_job_file_of_the_page_is_read_back_as_the_same_job(records: list[RunRecord], tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.report import record_of, to_json, write_history, write_report
 from tablepuppet.tables.features import encoded_width, names
 from tablepuppet.transport.messages import CategoryEncoder, Encoder, NumberEncoder
-from tablepuppet.transport.meter import Traffic
+from tablepuppet.transport.meter import Network, Traffic
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,9 +183,14 @@ class Result:
         """One prediction per joined row of a query, the trained one by default: `federation.predict`."""
         return federation.predict(self.model, query, **options)
 
-    def report(self, path: str | Path, *, beside: Sequence[Result] = ()) -> Path:
-        """Writes one HTML file that shows this run, and others beside it where given."""
-        return write_report(path, [record_of(result) for result in (self, *beside)])
+    def report(
+        self, path: str | Path, *, beside: Sequence[Result] = (), networks: Mapping[str, Network] | None = None
+    ) -> Path:
+        """Writes one HTML file that shows this run, and others beside it where given.
+
+        `networks`: times are also shown on these, `{"office": tp.Network(latency=0.02, bandwidth=0.1)}`.
+        """
+        return write_report(path, [record_of(result) for result in (self, *beside)], networks)
 
     def to_json(self) -> str:
         """The run as JSON text, from which `tablepuppet report` makes the same page."""

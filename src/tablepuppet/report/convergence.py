@@ -21,20 +21,29 @@ class Scale:
     label: str
     value: Callable[[Epoch], float]
     text: Callable[[float], str] = tick_text
+    unit: str = ""  # after a value in words
 
 
-def scales(networks: Mapping[str, Network] = NETWORKS) -> list[Scale]:
+def scales(networks: Mapping[str, Network]) -> list[Scale]:
     """Epochs, rounds, bytes, and communication time on each network."""
 
     def on(net: Network) -> Callable[[Epoch], float]:
         return lambda e: communication_seconds(e.rounds, e.slowest_bytes, net)
 
     return [
-        Scale("epochs", "epochs", lambda e: e.epoch),
-        Scale("rounds", "communication rounds", lambda e: e.rounds),
+        Scale("epochs", "epochs", lambda e: e.epoch, unit=" epochs"),
+        Scale("rounds", "communication rounds", lambda e: e.rounds, unit=" rounds"),
         Scale("bytes", "bytes, up and down", lambda e: e.bytes, size),
-        *(Scale(name, f"communication time on {name.upper()}", on(net), seconds) for name, net in networks.items()),
+        *(
+            Scale(f"network-{name}", f"communication time on {title_of(name)}", on(net), seconds)
+            for name, net in networks.items()
+        ),
     ]
+
+
+def title_of(name: str) -> str:
+    """A network's name for people: the profiles in capitals, a user's own as it was given."""
+    return name.upper() if name in NETWORKS else name
 
 
 def communication_seconds(rounds: int, slowest_bytes: int, net: Network) -> float:
@@ -91,7 +100,7 @@ def convergence(runs: Sequence[RunRecord], names: Sequence[str], merit: Merit, s
             y = merit.value(epoch)
             if y is not None:
                 text = f"{name}, epoch {epoch.epoch}\n{merit.label} {number(y, 6)}\n{scale.text(scale.value(epoch))}"
-                points.append(Point(scale.value(epoch), y, text + ("" if scale.key in NETWORKS else f" {scale.key}")))
+                points.append(Point(scale.value(epoch), y, text + scale.unit))
         lines.append(Series(name, style, tuple(points)))
     return Chart(
         f"{merit.label} against {scale.label}",

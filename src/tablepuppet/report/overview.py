@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from tablepuppet.report.charts import swatch
-from tablepuppet.report.convergence import TITLES, communication_seconds
+from tablepuppet.report.convergence import TITLES, communication_seconds, title_of
 from tablepuppet.report.format import number, seconds, size
 from tablepuppet.report.markup import code, table
 from tablepuppet.report.record import BlockRecord, RunRecord
-from tablepuppet.transport.meter import NETWORKS
+from tablepuppet.transport.meter import Network
 
 
-def results(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+def results(runs: Sequence[RunRecord], names: Sequence[str], networks: Mapping[str, Network]) -> str:
     """One column per run: metrics, objective and what the run took."""
     heads = [f"{swatch(style)} {escape(name)}" for style, name in enumerate(names)]
-    columns = [_figures(run) for run in runs]
+    columns = [_figures(run, networks) for run in runs]
     rows = list(dict.fromkeys(figure for column in columns for figure in column))
-    links = " and ".join(
-        f"{n.upper()} ({net.latency * 1000:g} ms, {net.bandwidth:g} Gbit/s)" for n, net in NETWORKS.items()
+    links = ", ".join(
+        f"{title_of(n)} ({net.latency * 1000:g} ms, {net.bandwidth:g} Gbit/s)" for n, net in networks.items()
     )
     return (
         table(["", *heads], [[escape(row), *(column.get(row, "–") for column in columns)] for row in rows])
         + '<p class="note">Rounds, bytes and times are those of training; set-up and evaluation are under Traffic. '
-        f"Times on {links} are communication times: over all rounds, latency plus the bytes of the slowest client's "
-        "path over the bandwidth. “Wall clock” is the time on the machine that ran it.</p>"
+        f"Times on {escape(links)} are communication times: over all rounds, latency plus the bytes of the slowest "
+        "client's path over the bandwidth. “Wall clock” is the time on the machine that ran it.</p>"
     )
 
 
-def _figures(run: RunRecord) -> dict[str, str]:
+def _figures(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
     """What the results table says about a run, by row."""
     training = run.traffic.training
     return {
@@ -46,25 +46,25 @@ def _figures(run: RunRecord) -> dict[str, str]:
         "bytes from clients": size(training.bytes_up),
         "bytes to clients": size(training.bytes_down),
         **{
-            f"time on {name.upper()}": seconds(communication_seconds(training.rounds, training.slowest_bytes, net))
-            for name, net in NETWORKS.items()
+            f"time on {title_of(name)}": seconds(communication_seconds(training.rounds, training.slowest_bytes, net))
+            for name, net in networks.items()
         },
         "wall clock": seconds(run.history[-1].seconds) if run.history else "–",
     }
 
 
-def tiles(run: RunRecord) -> str:
+def tiles(run: RunRecord, networks: Mapping[str, Network]) -> str:
     """The few figures one looks for first."""
     side = "test" if run.metrics.get("test") else "train"
     first = [(f"{side} {TITLES.get(m, m)}", number(v, 4)) for m, v in run.metrics[side].items()]
     training = run.traffic.training
-    net = NETWORKS["us-uk"]
+    name, net = next(iter(networks.items()))
     figures = [
         *first,
         ("joined training rows", number(run.data.train_rows)),
         ("rounds", number(training.rounds)),
         ("sent and received", size(training.bytes_up + training.bytes_down)),
-        ("on US-UK", seconds(communication_seconds(training.rounds, training.slowest_bytes, net))),
+        (f"on {title_of(name)}", seconds(communication_seconds(training.rounds, training.slowest_bytes, net))),
     ]
     return '<dl class="tiles">' + "".join(f"<div><dt>{escape(k)}</dt><dd>{v}</dd></div>" for k, v in figures) + "</dl>"
 

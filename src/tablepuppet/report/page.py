@@ -6,7 +6,7 @@ nothing is loaded from anywhere. Without the script everything is still there to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -24,27 +24,29 @@ from tablepuppet.report.overview import data, results, tiles
 from tablepuppet.report.record import RunRecord
 from tablepuppet.report.rerun import environment
 from tablepuppet.report.weights import coefficients
+from tablepuppet.transport.meter import NETWORKS, Network
 from tablepuppet.writing import as_path, write_whole
 
 RECORD_LIMIT = 800_000  # characters of all runs' records kept inside the page
 
 
-def write_report(path: str | Path, runs: Sequence[RunRecord]) -> Path:
-    """Writes the report of one run, or of several side by side."""
+def write_report(path: str | Path, runs: Sequence[RunRecord], networks: Mapping[str, Network] | None = None) -> Path:
+    """Writes the report of one run, or of several side by side; `networks` come first among those it shows."""
     target = as_path(path, "the report")
-    page = render(runs)
+    page = render(runs, networks)
     write_whole(target, lambda file: file.write_text(page, encoding="utf-8"), "the report")
     return target
 
 
-def render(runs: Sequence[RunRecord]) -> str:
+def render(runs: Sequence[RunRecord], networks: Mapping[str, Network] | None = None) -> str:
     """The report as HTML text."""
     if not runs:
         raise JobError("a report needs at least one run")
+    known = {**(networks or {}), **{name: net for name, net in NETWORKS.items() if name not in (networks or {})}}
     names = distinct_names(runs)
     sections = {
-        "results": ("Results", (tiles(runs[0]) if len(runs) == 1 else "") + results(runs, names)),
-        "convergence": ("Convergence", _charts(runs, names)),
+        "results": ("Results", (tiles(runs[0], known) if len(runs) == 1 else "") + results(runs, names, known)),
+        "convergence": ("Convergence", _charts(runs, names, known)),
         "data": ("What it was trained on", data(runs, names)),
         "coefficients": ("Coefficients", coefficients(runs, names)),
         "traffic": ("Traffic", traffic(runs, names)),
@@ -88,10 +90,10 @@ def _title(runs: Sequence[RunRecord]) -> str:
     return f"{', '.join(labels)} from {' ⋈ '.join(tables)}"
 
 
-def _charts(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+def _charts(runs: Sequence[RunRecord], names: Sequence[str], networks: Mapping[str, Network]) -> str:
     """Every figure of merit on every horizontal axis; the page shows one axis at a time."""
-    axes = scales()
-    choice = "".join(f'<option value="{s.key}">{escape(s.label)}</option>' for s in axes)
+    axes = scales(networks)
+    choice = "".join(f'<option value="{escape(s.key)}">{escape(s.label)}</option>' for s in axes)
     legend = "".join(f"<li>{swatch(i)} {escape(name)}</li>" for i, name in enumerate(names))
     panels = []
     for scale in axes:
@@ -101,7 +103,7 @@ def _charts(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
             for merit in merits(runs)
         )
         hidden = "" if scale is axes[0] else " hidden"
-        panels.append(f'<div class="charts" data-axis="{scale.key}"{hidden}>{figures}</div>')
+        panels.append(f'<div class="charts" data-axis="{escape(scale.key)}"{hidden}>{figures}</div>')
     return (
         f'<p class="controls"><label>Against <select id="axis">{choice}</select></label></p>'
         f'<ul class="legend">{legend}</ul>{"".join(panels)}'

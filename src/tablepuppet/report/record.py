@@ -219,6 +219,11 @@ def read_record(path: str | Path) -> RunRecord:
     """A record from a file that `Result.to_json` or `tablepuppet train --json` wrote."""
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=RunRecord)
+    except IsADirectoryError:
+        raise ModelError(
+            f"{path} is a folder, and a report is made from run records; name the files, as in {path}/*.json (a saved "
+            "model keeps no history: write its run with Result.to_json, or with tablepuppet train --json)"
+        ) from None
     except OSError as error:
         raise ModelError(f"cannot read run {path}: {error.strerror}") from None
     except msgspec.MsgspecError as error:

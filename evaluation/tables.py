@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from evaluation.curves import CLOSE, curve, seconds_to
 from evaluation.lineup import PAPER_SECONDS
@@ -24,14 +25,18 @@ def markdown(workload: Workload, outcomes: Sequence[Outcome]) -> str:
     data = outcomes[0].runs[0].data
     has_paper = workload.name == "movielens-linear"
     head = [h.format(metric=workload.metric) for h in HEAD] + [FIRST] + (["paper, US-UK s"] if has_paper else [])
+    privacy = outcomes[-1].runs[0].job["privacy"]["features"]
+    seeds = len(outcomes[0].runs)
     lines = [
-        f"### {workload.title}",
+        f"### {workload.title}" + (", with privacy" if privacy else ""),
         "",
         f"{data.train_rows:,} joined training rows, {data.test_rows:,} test rows; "
         + ", ".join(f"{b.name} {b.rows:,} × {b.width}" for b in data.blocks)
-        + f"; {len(outcomes[0].runs)} seeds, mean ± standard deviation. "
+        + f"; {seeds} {'seeds, mean ± standard deviation' if seeds > 1 else 'seed'}. "
         f"“Until centralised”: until the test {workload.metric} stays within {CLOSE:g} of the centralised one.",
         *([f"The paper reports {workload.paper['all']}."] if workload.paper else []),
+        *([_promise(privacy)] if privacy else []),
+        *_searched(outcomes),
         "",
         f"| {' | '.join(head)} |",
         f"|---|{'---:|' * (len(head) - 1)}",
@@ -44,6 +49,24 @@ def markdown(workload: Workload, outcomes: Sequence[Outcome]) -> str:
             cells.append(f"{PAPER_SECONDS[outcome.entry.name]:g}" if outcome.entry.name in PAPER_SECONDS else "–")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _promise(features: Mapping[str, Any]) -> str:
+    """What the runs with privacy promise; the centralised one is without."""
+    return (
+        f"ε = {features['epsilon']:g} and δ = {features['delta']:g} for a row of any table towards outsiders, "
+        "labels at ε = 5.657; the centralised model is without privacy."
+    )
+
+
+def _searched(outcomes: Sequence[Outcome]) -> list[str]:
+    """What the grid search chose, where there was one."""
+    chosen = {}
+    for outcome in outcomes:
+        value = outcome.runs[0].job["options"].get(outcome.entry.searched or "")
+        if value is not None:
+            chosen[outcome.entry.name] = f"{outcome.entry.searched} {value:g}".replace("_", " ")
+    return ["Chosen by grid search: " + ", ".join(f"{n} {v}" for n, v in chosen.items()) + "."] if chosen else []
 
 
 def _cells(workload: Workload, outcome: Outcome) -> list[str]:

@@ -31,6 +31,7 @@ QUERY_10K = """
     JOIN business b ON r.business_id = b.business_id
     JOIN person u ON r.user_id = u.user_id
 """
+PIECE = 1000  # reviews
 
 
 def prepare_original(connection: duckdb.DuckDBPyConnection, data: Path, out: Path) -> dict[str, Path]:
@@ -119,7 +120,12 @@ def prepare_generated(connection: duckdb.DuckDBPyConnection, data: Path, out: Pa
 def _with_embeddings(texts: pa.Table, out: Path) -> Path:
     """The reviews with vectors in place of their texts; equal texts are embedded once, in this run and the next."""
     out.mkdir(parents=True, exist_ok=True)
-    table = tp.embed(texts, "text", using=encoder(), to="embedding", cache=out / "embeddings")
+    # Piece by piece: what is embedded stays embedded when a run is interrupted.
+    pieces = [
+        tp.embed(texts.slice(at, PIECE), "text", using=encoder(), to="embedding", cache=out / "embeddings")
+        for at in range(0, len(texts), PIECE)
+    ]
+    table = pa.concat_tables(pieces)
     pq.write_table(table.drop_columns(["text"]), out / "review.parquet")
     return out / "review.parquet"
 

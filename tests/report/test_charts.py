@@ -16,9 +16,9 @@ from tablepuppet.report.charts import HEIGHT, MAX_POINTS, WIDTH, Chart, Point, S
 numbers = st.floats(-1e12, 1e12, allow_nan=False).map(lambda x: round(x, 6))
 
 
-def chart(values: list[tuple[float, float]], *, is_log: bool = False, has_legend: bool = False) -> Chart:
+def chart(values: list[tuple[float, float]], *, is_log: bool = False) -> Chart:
     points = tuple(Point(x, y, f"{x} < {y}") for x, y in values)
-    return Chart("title", "x", "y", (Series("line & co", 0, points),), is_log, has_legend=has_legend)
+    return Chart("title", "x", "y", (Series("line & co", 0, points),), is_log)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e9).map(lambda x: round(x, 6)), numbers), min_size=1, max_size=30))
@@ -43,8 +43,8 @@ def test_one_value_on_a_log_scale_has_an_axis(value: float) -> None:
 
 
 def test_a_chart_is_well_formed_and_escapes_what_it_is_told() -> None:
-    root = ElementTree.fromstring(svg(chart([(1.0, 2.0), (2.0, 3.0)], has_legend=True)))
-    assert "line & co" in "".join(root.itertext())
+    root = ElementTree.fromstring(svg(chart([(1.0, 2.0), (2.0, 3.0)])))
+    assert "1.0 < 2.0" in "".join(root.itertext())
 
 
 def test_values_that_cannot_be_drawn_are_left_out() -> None:

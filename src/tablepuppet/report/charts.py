@@ -1,4 +1,4 @@
-"""Line charts as SVG text: readable alone (evaluation figures) and inside the report.
+"""Line charts as SVG text, for the report.
 
 In: series of points with what to say about each. Out: one `<svg>`. Colours are CSS variables of the
 page with fallbacks, so that a chart follows light and dark where there is a page, and stands alone
@@ -52,7 +52,6 @@ class Chart:
     series: tuple[Series, ...]
     is_log: bool = False  # the vertical axis
     is_log_x: bool = False
-    has_legend: bool = False  # a chart that stands alone names its lines itself
     x_text: Callable[[float], str] = tick_text
     y_text: Callable[[float], str] = tick_text
 
@@ -64,17 +63,15 @@ def svg(chart: Chart) -> str:
     points = [point for series in drawn for point in series.points]
     if not points:
         return f'<p class="note">{escape(chart.title)}: nothing to draw.</p>'
-    legend = 18 * len(drawn) + 6 if chart.has_legend else 0
     x = axis_over([p.x for p in points], LEFT, WIDTH - RIGHT, is_log=chart.is_log_x, from_zero=True)
     y = axis_over([p.y for p in points], HEIGHT - BOTTOM, TOP, is_log=chart.is_log)
     parts = [
-        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + legend}" role="img" '
+        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'tabindex="0" aria-label="{escape(chart.title)}. {escape(chart.y_label)} against {escape(chart.x_label)}." '
         'font-family="system-ui, sans-serif" font-size="12.5">',
         f"<title>{escape(chart.title)}</title>",
         *_axes(chart, x, y),
         *(_line(series, x, y) for series in drawn),
-        *(_legend(series, HEIGHT + 12 + 18 * i) for i, series in enumerate(drawn) if legend),
         "</svg>",
     ]
     return "\n".join(parts)
@@ -137,10 +134,3 @@ def _line(series: Series, x: Axis, y: Axis) -> str:
         for a, b, text in places
     )
     return f'<g class="series"><path d="{path}" {_stroke(series.style)}/>{marks}</g>'
-
-
-def _legend(series: Series, at: float) -> str:
-    return (
-        f'<path d="M{LEFT} {at - 4}h26" {_stroke(series.style)}/>'
-        f'<text x="{LEFT + 34}" y="{at}" style="fill: var(--ink, #222)">{escape(series.name)}</text>'
-    )

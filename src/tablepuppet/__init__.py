@@ -5,6 +5,7 @@ from tablepuppet.engine.result import Result
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.estimators import RelationalClassifier, RelationalRegressor
 from tablepuppet.federation import Federation
+from tablepuppet.mapping.engines import Ray
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.saved import load
@@ -21,6 +22,7 @@ __all__ = [
     "Network",
     "Newton",
     "Plan",
+    "Ray",
     "RelationalClassifier",
     "RelationalRegressor",
     "Result",

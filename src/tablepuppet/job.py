@@ -13,6 +13,7 @@ import numpy as np
 from tablepuppet.algorithms.checked import explained
 from tablepuppet.algorithms.options import FAMILIES, Admm, Centralized, Newton, Options, Sgd, options_of
 from tablepuppet.errors import JobError
+from tablepuppet.mapping.engines import Engine, Local, engine_of
 from tablepuppet.models.spec import Activation, Dtype, ModelSpec
 from tablepuppet.privacy.options import Privacy, privacy_of
 from tablepuppet.transport.codec import Wire
@@ -55,6 +56,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     dropout: float = 0.0
     dtype: Dtype = "float32"  # of a neural model's arithmetic
     privacy: Privacy = Privacy()
+    engine: Engine = Local()  # where joined rows lie and are walked over
     module: str = ""  # model="module": the name under which clients know its builder
 
     @property
@@ -106,7 +108,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         weights = given["class_weight"].items()
         given["class_weight"] = {class_text(c): w.item() if isinstance(w, np.generic) else w for c, w in weights}
     own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options"}
-    values = {name: value for name, value in given.items() if name in own - {"privacy"}}
+    values = {name: value for name, value in given.items() if name in own - {"privacy", "engine"}}
     extra = {name: value for name, value in given.items() if name not in own}
     name, options = _algorithm(algorithm, extra, own)
     if values.get("epochs") is None:
@@ -119,7 +121,9 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         raise JobError(explained(error, Job, values)) from None
     if isinstance(options, Sgd):
         options = options.settled(is_linear=job.spec.is_linear)
-    job = msgspec.structs.replace(job, options=options, privacy=privacy_of(given.get("privacy")))
+    job = msgspec.structs.replace(
+        job, options=options, privacy=privacy_of(given.get("privacy")), engine=engine_of(given.get("engine"))
+    )
     _check(job)
     _check_stopping(job)
     _check_model(job, given)
@@ -229,3 +233,7 @@ def _check(job: Job) -> None:
     for is_fine, rule in rules:
         if not is_fine:
             raise JobError(rule)
+    if not isinstance(job.engine, Local) and (job.is_expanded or job.options.name == "centralized"):
+        raise JobError(
+            f'algorithm="{job.algorithm}" is a baseline and runs in one process; engine="ray" runs newton, admm and sgd'
+        )

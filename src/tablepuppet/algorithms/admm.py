@@ -161,7 +161,7 @@ class AdmmServer:
             # Newton in one variable: what is left after a step is its square
             if problem.loss.is_quadratic or float(np.abs(move).max()) <= 1e-3:
                 break
-        done = problem.joined.run(join_step, h, signals=1, intercept=self._shift, **given)
+        done = problem.joined.run(join_step, h, signals=1, writes=("u",), intercept=self._shift, **given)
         self._before = self._shift
         self._note(done.sums)
         updates = []
@@ -203,7 +203,7 @@ class AdmmServer:
     def _restart(self) -> None:
         """ADMM goes on from the reported model: λ = ℓ'(a), z = a."""
         self._iterates, self._shift = list(self._tracker.predictions), self._tracker.intercept
-        self.problem.joined.run(opening_step, self._iterates, intercept=self._shift)
+        self.problem.joined.run(opening_step, self._iterates, writes=("u",), intercept=self._shift)
         self._before = self._shift
         self._age = 0
 

@@ -8,7 +8,7 @@ only what a walk over joined rows gives back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,10 +39,15 @@ class Walkable(Protocol):
         *,
         columns: Sequence[Array] = ...,
         signals: int = ...,
+        writes: Collection[str] = ...,
         **given: Any,
     ) -> Any: ...
 
     def take(self, joined: NDArray[np.int64]) -> tuple[Any, list[RowNumbers]]: ...
+
+    def collect(self, name: str) -> Array: ...
+
+    def joined_labels(self) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,6 +21,10 @@ ResumeOption = Annotated[
 ]
 SaveOption = Annotated[Path | None, typer.Option("--save", metavar="DIR", help="Save the trained model here.")]
 ReportOption = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML report here.")]
+EngineOption = Annotated[
+    str | None,
+    typer.Option("--engine", help="Where joined rows are walked over: local or ray (instead of what JOB says)."),
+]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Show the plan, estimated and counted, too.")]
 
 
@@ -31,6 +35,7 @@ def train(
     report: ReportOption = None,
     explain: ExplainOption = False,
     resume: ResumeOption = False,
+    engine: EngineOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a job's model on tables that stay with their owners.
@@ -55,8 +60,9 @@ def train(
         check_target(check_place(save, "the model", is_folder=True))
     if report is not None:
         check_place(report, "the report")
+    arguments = asked.arguments | ({} if engine is None else {"engine": engine})
     with screen.progress(f"training {asked.path.stem}") as on_round, asked.open_federation(federation) as tables:
-        result = tables.train(asked.query, **asked.arguments, on_round=on_round, resume=resume)
+        result = tables.train(asked.query, **arguments, on_round=on_round, resume=resume)
     if explain:
         screen.show(result.explain(), "")
     show_result(screen, result)

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.algorithms.base import Array
-from tablepuppet.mapping.joined import JoinedRows
+from tablepuppet.algorithms.base import Array, Walkable
 from tablepuppet.models.losses import Loss, Squared
 from tablepuppet.models.weighted import Weighted
 from tablepuppet.privacy.labels import Channel
@@ -50,7 +49,7 @@ def measure_step(
 
 
 def measure(
-    joined: JoinedRows,
+    joined: Walkable,
     per_row: Sequence[Array],
     loss: Loss,
     intercept: Array,
@@ -67,7 +66,8 @@ def measure(
     wants_auc = wants_auc and loss.outputs == 1 and not isinstance(loss, Squared)
     if wants_auc:
         joined.allocate("scores", 1)
-    sums = joined.run(measure_step, per_row, loss=loss, intercept=intercept, channel=channel).sums
+    given: dict[str, Any] = {"loss": loss, "intercept": intercept, "channel": channel}
+    sums = joined.run(measure_step, per_row, writes=("scores",) if wants_auc else (), **given).sums
     n = sums["rows"]
     plain_loss = mean_loss = sums["loss"] / n
     if "weighted" in sums:
@@ -86,7 +86,7 @@ def measure(
     agreement = sums["correct"] / n
     metrics = {"accuracy": agreement if channel is None else channel.accuracy(agreement), "log_loss": plain_loss}
     if wants_auc:
-        scores = joined.state.pop("scores")[:, 0]
+        scores = joined.collect("scores")[:, 0]
         labels = joined.joined_labels()
         metrics["auc"] = area_under_curve(scores, labels)
         if channel is not None:

@@ -6,14 +6,15 @@ are adjoint, which is the one law that every algorithm rests on.
 
 All work over joined rows runs in shards small enough for a core's cache. Shards are grouped in
 lanes; a lane is walked by one thread, and lanes are summed in order. Borders depend on N alone,
-so the number of threads never changes a bit of the result.
+so the number of threads, or of the machines that lanes lie on (cluster.py), never changes a bit of
+the result.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,8 @@ __all__ = ["JoinedRows", "Pass", "RowIndex", "Shard"]
 
 SHARD = 1 << 15
 LANES = 16
+_LANE = 1 << 24  # joined rows beyond which 16 lanes would be too few: a lane lies on one machine
+_LONGEST = 1 << 26  # joined rows of a lane, even where blocks are large
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,11 +45,13 @@ class Shard:
     scores: Array  # Σ_i expand_i(v_i), the step's to overwrite
     columns: Array  # expand_i of each block's further columns, side by side
     labels: Array
-    state: Mapping[str, Array]  # the algorithm's own joined values, writable
+    state: Mapping[str, Array]  # the algorithm's own joined values, writable where the walk says so
     weights: Array | None = None  # of the rows; None: all one
 
 
 Sums = dict[str, Any]
+Lane = Sequence[tuple[int, int]]  # the borders of its shards
+LaneResult = tuple[list[list[tuple[int, Array]]], Sums]  # collapsed signals by block, each from some row on; sums
 JoinStep = Callable[..., tuple[Sequence[Array], Sums]]
 
 
@@ -67,8 +72,9 @@ class JoinedRows:
     label_index: RowIndex
     labels: Array  # per row of the label table
     state: dict[str, Array] = field(default_factory=dict)
-    whole: int | None = None  # rows of the joined table that this is a batch of
+    whole: int | None = None  # rows of the joined table that this is a batch or a piece of
     weights: Array | None = None  # of the rows' losses, per row of the label table; None: all one
+    lanes: Sequence[Lane] | None = None  # a piece's own lanes; None: as many as N asks for
 
     def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
         """A value per joined row and output, kept between passes and seen by join steps."""
@@ -81,34 +87,45 @@ class JoinedRows:
         *,
         columns: Sequence[Array] = (),
         signals: int = 0,
+        writes: Collection[str] = (),
         **given: Any,
     ) -> Pass:
         """Walk over all joined rows: expand, `step`, collapse its signals, add up its sums.
 
-        `per_row` is summed over blocks; `columns`, one array per block, is put side by side. A step that is given
-        a loss gets it with the rows' weights, where they have any.
+        `per_row` is summed over blocks; `columns`, one array per block, is put side by side. `writes` names the state
+        that the step overwrites. A step that is given a loss gets it with the rows' weights, where they have any.
         """
+        results = self.walk(step, per_row, columns, signals, writes, given, _pool().map)
+        return Pass(self._merge(results, signals, per_row[0].shape[1]), add_sums([sums for _, sums in results]))
+
+    def walk(
+        self,
+        step: JoinStep,
+        per_row: Sequence[Array],
+        columns: Sequence[Array],
+        signals: int,
+        writes: Collection[str],
+        given: Mapping[str, Any],
+        each: Callable[[Callable[[Lane], LaneResult], Sequence[Lane]], Iterable[LaneResult]] = map,
+    ) -> list[LaneResult]:
+        """What every lane gives, in order."""
         values = [np.ascontiguousarray(v) for v in per_row]
-        walk = [(lane, step, values, columns, signals, given) for lane in self._lanes]
         with _one_blas_thread():
-            results = list(_pool().map(lambda w: self._walk(*w), walk))
-        return Pass(self._merge(results, signals, per_row[0].shape[1]), _add_sums([sums for _, sums in results]))
+            return list(each(lambda lane: self._walk(lane, step, values, columns, signals, writes, given), self.cut))
+
+    def collect(self, name: str) -> Array:
+        """A value per joined row that a walk left in the state, which gives it up."""
+        return self.state.pop(name)
 
     def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
         """A batch of joined rows, and for each block the rows that occur in it (ascending)."""
-        indices: list[RowIndex] = []
-        numbers: list[RowNumbers] = []
-        for p in self.indices:
-            unique, inverse = np.unique(p.take(joined), return_inverse=True)
-            missing = int(p.is_partial and len(unique) > 0 and unique[0] < 0)
-            numbers.append(unique[missing:].astype(np.int32 if p.rows < 2**31 else np.int64))
-            indices.append(RowIndex(len(unique) - missing, inverse - missing, is_partial=bool(missing)))
+        return batch(*self.look_up(joined), self.whole or self.rows)
+
+    def look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
+        """p_i of some joined rows, for each block, and their labels and weights."""
         rows = self.label_index.take(joined)
         weights = None if self.weights is None else self.weights[rows]
-        identity = RowIndex(len(joined), None, is_sorted=True)
-        whole = self.whole or self.rows
-        batch = JoinedRows(len(joined), tuple(indices), identity, self.labels[rows], whole=whole, weights=weights)
-        return batch, numbers
+        return [p.take(joined) for p in self.indices], self.labels[rows], weights
 
     def only(self, chosen: NDArray[np.bool_]) -> JoinedRows:
         """Some of the joined rows, over the same rows of the blocks and of the label table."""
@@ -155,41 +172,46 @@ class JoinedRows:
         return moves_for(self.whole or self.rows)
 
     @cached_property
-    def _lanes(self) -> list[list[tuple[int, int]]]:
-        """Fewer lanes where blocks are large: each lane sums an unsorted block on its own."""
+    def cut(self) -> Sequence[Lane]:
+        """The lanes: fewer where blocks are large, for each lane sums an unsorted block on its own."""
+        if self.lanes is not None:
+            return self.lanes
         borders = [*list(range(0, self.rows, SHARD)), self.rows]
         shards = list(itertools.pairwise(borders))
         scattered = sum(p.rows for p in self.indices if not p.is_sorted)
-        lanes = min(LANES, max(2, self.rows // max(1, scattered)))
+        most, least = max(LANES, self.rows // _LANE), max(2, self.rows // _LONGEST)
+        lanes = min(most, max(least, self.rows // max(1, scattered)))
         size = max(1, -(-len(shards) // lanes))
         return [shards[i : i + size] for i in range(0, len(shards), size)]
 
     def _walk(
         self,
-        lane: Sequence[tuple[int, int]],
+        lane: Lane,
         step: JoinStep,
         values: Sequence[Array],
         columns: Sequence[Array],
         signals: int,
+        writes: Collection[str],
         given: Mapping[str, Any],
-    ) -> tuple[list[list[tuple[int, Array]]], Sums]:
+    ) -> LaneResult:
         with np.errstate(over="ignore", invalid="ignore"):  # divergence is the engine's to notice
-            return self._walk_lane(lane, step, values, columns, signals, given)
+            return self._walk_lane(lane, step, values, columns, signals, writes, given)
 
     def _walk_lane(
         self,
-        lane: Sequence[tuple[int, int]],
+        lane: Lane,
         step: JoinStep,
         values: Sequence[Array],
         columns: Sequence[Array],
         signals: int,
+        writes: Collection[str],
         given: Mapping[str, Any],
-    ) -> tuple[list[list[tuple[int, Array]]], Sums]:
+    ) -> LaneResult:
         spans = [p.span(lane[0][0], lane[-1][1]) for p in self.indices]
         buffers: list[list[tuple[int, Array]]] = []
         totals: list[Sums] = []
         for start, stop in lane:
-            shard = self._shard(values, columns, start, stop)
+            shard = self._shard(values, columns, start, stop, writes)
             outcome, sums = step(shard, **_weighted(shard, given))
             totals.append(sums)
             if not buffers:
@@ -200,11 +222,15 @@ class JoinedRows:
             for block_buffers, signal in zip(buffers, outcome, strict=False):
                 for p, (base, out) in zip(self.indices, block_buffers, strict=True):
                     p.collapse_add(self._moves, out, base, signal, start, stop)
-        return buffers, _add_sums(totals)
+        return buffers, add_sums(totals)
 
-    def _shard(self, values: Sequence[Array], columns: Sequence[Array], start: int, stop: int) -> Shard:
+    def _shard(
+        self, values: Sequence[Array], columns: Sequence[Array], start: int, stop: int, writes: Collection[str]
+    ) -> Shard:
         moves = self._moves
         state = {name: kept[start:stop] for name, kept in self.state.items()}
+        for name, kept in state.items():
+            kept.flags.writeable = name in writes
         labels = self.label_index.expand(moves, self.labels[:, None], start, stop)[:, 0]
         scores = np.zeros((stop - start, values[0].shape[1]))
         for p, v in zip(self.indices, values, strict=True):
@@ -216,9 +242,7 @@ class JoinedRows:
             weights = self.label_index.expand(moves, weights[:, None], start, stop)[:, 0]
         return Shard(scores, side, labels, state, weights)
 
-    def _merge(
-        self, results: Sequence[tuple[list[list[tuple[int, Array]]], Sums]], signals: int, width: int
-    ) -> list[list[Array]]:
+    def _merge(self, results: Sequence[LaneResult], signals: int, width: int) -> list[list[Array]]:
         merged = []
         for s in range(signals):
             blocks = []
@@ -244,7 +268,23 @@ def _weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:
     return (shard.weights[:, None],), {}
 
 
-def _add_sums(parts: Sequence[Sums]) -> Sums:
+def batch(
+    row_numbers: Sequence[RowNumbers], labels: Array, weights: Array | None, whole: int
+) -> tuple[JoinedRows, list[RowNumbers]]:
+    """Joined rows from p_i, labels and weights; blocks have just the rows that occur, which are returned ascending."""
+    indices: list[RowIndex] = []
+    occurring: list[RowNumbers] = []
+    for numbers in row_numbers:
+        unique, inverse = np.unique(numbers, return_inverse=True)
+        missing = int(len(unique) > 0 and unique[0] < 0)
+        occurring.append(unique[missing:].astype(np.int32 if len(unique) == 0 or unique[-1] < 2**31 else np.int64))
+        indices.append(RowIndex(len(unique) - missing, inverse - missing, is_partial=bool(missing)))
+    identity = RowIndex(len(labels), None, is_sorted=True)
+    return JoinedRows(len(labels), tuple(indices), identity, labels, whole=whole, weights=weights), occurring
+
+
+def add_sums(parts: Sequence[Sums]) -> Sums:
+    """Sums of the same names, added in order."""
     total: Sums = {}
     for part in parts:
         for name, value in part.items():

@@ -16,7 +16,7 @@ from tablepuppet.models.losses import COMPILED_FROM
 
 Array = NDArray[np.float64]
 RowNumbers = NDArray[np.signedinteger[Any]]
-_NEAR = 1 << 17  # rows: up to here a fresh count per shard stays in the cache
+NEAR = 1 << 17  # rows: up to here a fresh count per shard stays in the cache
 
 
 class Moves(Protocol):
@@ -66,7 +66,7 @@ class NumpyMoves:
         place = index.astype(np.intp) - base
         for k in range(values.shape[1]):
             column = np.ascontiguousarray(values[:, k])
-            if len(out) <= _NEAR:
+            if len(out) <= NEAR:
                 out[:, k] += np.bincount(place, column, len(out))
             else:
                 np.add.at(out[:, k], place, column)

@@ -17,6 +17,7 @@ from tablepuppet import train as story
 from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import JobError, RunInterruptedError, TablePuppetError
 from tablepuppet.job import Job
+from tablepuppet.mapping.engines import Ray
 from tablepuppet.network.control import Failed, Kind, Round, Waiting
 from tablepuppet.network.journal import Journal, RunTransport
 from tablepuppet.network.objects import to_frame
@@ -51,6 +52,11 @@ class Coordinator:
 
     def submit(self, kind: Kind, asked: Any, *, resume: bool = False) -> Run:
         """Queues a run, or the interrupted run of the same job."""
+        if isinstance(asked, Job) and isinstance(asked.engine, Ray) and (asked.engine.address or asked.engine.storage):
+            raise JobError(
+                "which Ray cluster and folder a server uses is the server's to say, by RAY_ADDRESS and TMPDIR where "
+                'it runs; ask it for engine="ray" alone'
+            )
         with self._lock:
             run = self._resumable(asked) if resume else None
             if run is None:

@@ -141,8 +141,8 @@ def _sum(rows: NewRows, per_row: Sequence[Array], intercept: Array) -> Array:
     if rows.joined.rows == 0:
         return np.zeros((0, len(intercept)))
     rows.joined.allocate("scores", len(intercept))
-    rows.joined.run(_keep_scores, per_row, intercept=intercept)
-    return rows.joined.state.pop("scores")
+    rows.joined.run(_keep_scores, per_row, writes=("scores",), intercept=intercept)
+    return rows.joined.collect("scores")
 
 
 def _keep_scores(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:

@@ -27,6 +27,8 @@ def job_toml(job: dict[str, Any]) -> str:
     options = {name: value for name, value in job.get("options", {}).items() if name != "type"}
     # What describes a network is refused where there is none.
     left_out = {"query", "options", *(() if job.get("model") in ("mlp", "module") else NEURAL)}
+    if job.get("engine") == {"name": "local"}:
+        left_out.add("engine")
     plain = {name: value for name, value in job.items() if name not in left_out}
     lines = [f"query = '''\n{textwrap.dedent(str(job['query'])).strip()}\n'''"]
     # TOML has no null. Left out, a name takes its default, which is None for all but batch_size.

@@ -1,0 +1,141 @@
+"""Training on a real Ray cluster of several nodes: the same model bit for bit, also when nodes are lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.bench.cases import make_case
+from tablepuppet.mapping import joined as joined_module
+
+ray = pytest.importorskip("ray")
+_STORE = 80 << 20
+
+
+class Nodes:
+    """A cluster of a head, which runs nothing, and of nodes that tests add and take away."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 0, "object_store_memory": _STORE, "include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.nodes: list[Any] = []
+
+    def fill(self, nodes: int) -> None:
+        """At least so many nodes."""
+        while len(self.nodes) < nodes:
+            self.nodes.append(self.cluster.add_node(num_cpus=1, object_store_memory=_STORE))
+        self.cluster.wait_for_nodes()
+
+    def lose_one(self) -> None:
+        self.cluster.remove_node(self.nodes.pop(0), allow_graceful=False)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    started = Nodes()
+    ray.init(address=started.cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield started
+    ray.shutdown()
+    started.cluster.shutdown()
+
+
+def trained(name: str, rows: int, engine: Any, **options: Any) -> tp.Result:
+    case = make_case(name, rows, None)
+    with tp.Federation(case.tables) as federation:
+        return federation.train(case.query, label=case.label, engine=engine, **options)
+
+
+def assert_same(a: tp.Result, b: tp.Result) -> None:
+    """Bit for bit: the model, its metrics and every epoch's."""
+    assert [h.objective for h in a.history] == [h.objective for h in b.history]
+    assert a.metrics == b.metrics
+    np.testing.assert_array_equal(a.encoded_intercept, b.encoded_intercept)
+    for one, other in zip(a.blocks, b.blocks, strict=True):
+        np.testing.assert_array_equal(one.theta, other.theta)
+
+
+def test_a_cluster_trains_the_same_model_and_survives_the_loss_of_a_node(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(joined_module, "SHARD", 256)
+    nodes.fill(2)
+    options: dict[str, Any] = {"model": "logistic", "algorithm": "admm", "epochs": 4}
+    alone = trained("many", 3000, "local", **options)
+
+    def on_round(event: Any) -> None:
+        if event.epoch == 2:
+            nodes.lose_one()
+
+    with caplog.at_level(logging.WARNING, logger="tablepuppet"):
+        engine = tp.Ray(workers=2, storage=str(tmp_path))
+        spread = trained("many", 3000, engine, on_round=on_round, **options)
+    assert "Ray lost a worker" in caplog.text
+    assert_same(spread, alone)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("linear", {"algorithm": "newton"}),
+        ("logistic", {"algorithm": "newton", "test_fraction": 0.0}),
+        ("logistic", {"algorithm": "sgd", "epochs": 2, "batch_size": 500}),
+        ("logistic", {"algorithm": tp.Admm(variant="published", rho=2.0), "epochs": 3}),
+        ("softmax", {"algorithm": "admm", "epochs": 3}),
+    ],
+    ids=["newton", "without test rows", "sgd", "published admm", "softmax"],
+)
+@pytest.mark.parametrize("name", ["star", "chain"])
+def test_every_algorithm_gives_the_same_model_on_a_cluster(
+    nodes: Nodes, name: str, model: str, options: dict[str, Any]
+) -> None:
+    nodes.fill(2)
+    rows = 300_000  # compiled loops, and several lanes
+    options = {"model": model} | options
+    assert_same(trained(name, rows, tp.Ray(workers=3), **options), trained(name, rows, "local", **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["newton", "admm", "sgd"])
+def test_nodes_may_go_while_they_work(nodes: Nodes, algorithm: str, caplog: pytest.LogCaptureFixture) -> None:
+    nodes.fill(3)
+    options: dict[str, Any] = {"model": "logistic", "algorithm": algorithm, "epochs": 4}
+    alone = trained("many", 1_000_000, "local", **options)
+    threads: list[threading.Thread] = []
+
+    def on_round(event: Any) -> None:
+        if event.record and len(threads) < 2:
+            threads.append(threading.Thread(target=nodes.lose_one))
+            threads[-1].start()
+
+    with caplog.at_level(logging.WARNING, logger="tablepuppet"):
+        spread = trained("many", 1_000_000, tp.Ray(workers=3), on_round=on_round, **options)
+    for thread in threads:
+        thread.join()
+    assert "Ray lost a worker" in caplog.text
+    assert_same(spread, alone)
+
+
+@pytest.mark.slow
+def test_a_folder_that_nodes_do_not_see_is_named(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nodes.fill(1)
+    from tablepuppet.mapping import cluster
+
+    def elsewhere(joined: Any, pieces: int, storage: Any, name: str) -> Any:
+        return cut(joined, pieces, cluster.Storage(str(tmp_path / "only here")), name)
+
+    cut = cluster.cut
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setattr(cluster, "cut", elsewhere)
+    with pytest.raises(tp.TablePuppetError, match="does not see the pieces"):
+        trained("star", 2000, tp.Ray(workers=1, storage=str(tmp_path / "shared")))

@@ -14,6 +14,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.bench.cases import make_case
 from tablepuppet.mapping import joined as joined_module
+from tablepuppet.mapping.pieces import Storage, cut
 
 ray = pytest.importorskip("ray")
 _STORE = 80 << 20
@@ -42,10 +43,10 @@ class Nodes:
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
     started = Nodes()
-    ray.init(address=started.cluster.address, log_to_driver=False, logging_level="ERROR")
+    ray.init(address=started.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     yield started
     ray.shutdown()
-    started.cluster.shutdown()
+    started.cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 def trained(name: str, rows: int, engine: Any, **options: Any) -> tp.Result:
@@ -102,7 +103,7 @@ def test_every_algorithm_gives_the_same_model_on_a_cluster(
     nodes.fill(2)
     rows = 300_000  # compiled loops, and several lanes
     options = {"model": model} | options
-    assert_same(trained(name, rows, tp.Ray(workers=3), **options), trained(name, rows, "local", **options))
+    assert_same(trained(name, rows, tp.Ray(workers=2), **options), trained(name, rows, "local", **options))
 
 
 @pytest.mark.slow
@@ -129,13 +130,11 @@ def test_nodes_may_go_while_they_work(nodes: Nodes, algorithm: str, caplog: pyte
 @pytest.mark.slow
 def test_a_folder_that_nodes_do_not_see_is_named(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nodes.fill(1)
-    from tablepuppet.mapping import cluster
 
     def elsewhere(joined: Any, pieces: int, storage: Any, name: str) -> Any:
-        return cut(joined, pieces, cluster.Storage(str(tmp_path / "only here")), name)
+        storage.write("place", {})
+        return cut(joined, pieces, Storage(str(tmp_path / "only here")), name)
 
-    cut = cluster.cut
-    (tmp_path / "shared").mkdir()
-    monkeypatch.setattr(cluster, "cut", elsewhere)
+    monkeypatch.setattr("tablepuppet.mapping.cluster.cut", elsewhere)
     with pytest.raises(tp.TablePuppetError, match="does not see the pieces"):
         trained("star", 2000, tp.Ray(workers=1, storage=str(tmp_path / "shared")))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,9 +37,10 @@ class Cluster:
     """Some workers, each of which can be replaced at any time."""
 
     def __init__(self, ray: Any, workers: int, place: str) -> None:
-        self._ray, self._place = ray, place
-        self._actor = ray.remote(Worker).options(scheduling_strategy="SPREAD", max_restarts=0)
-        self._workers = [self._actor.remote(place) for _ in range(workers)]
+        self._ray, self._place, self._lost = ray, place, 0
+        self._actor = ray.remote(Worker)
+        spread = self._actor.options(num_cpus=1, scheduling_strategy="SPREAD")
+        self._workers = [spread.remote(place) for _ in range(workers)]
         for number in range(workers):
             self._settle(number)
 
@@ -54,7 +56,7 @@ class Cluster:
 
     def _answer(self, number: int, pending: Any, method: str, call: tuple[Any, ...]) -> Any:
         errors = self._ray.exceptions
-        for _ in range(_LIVES):
+        for life in range(_LIVES):
             try:
                 return self._ray.get(pending)
             except errors.RayTaskError as error:
@@ -62,13 +64,25 @@ class Cluster:
             except (errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError, errors.WorkerCrashedError):
                 log.warning("Ray lost a worker; another takes its piece of the joined table over from disk")
                 self._ray.kill(self._workers[number])
-                self._workers[number] = self._actor.remote(self._place)
+                time.sleep(life)  # Ray learns of a node's end a little later than we do
+                self._workers[number] = self._stand_in()
                 self._settle(number)
                 pending = getattr(self._workers[number], method).remote(*call)
         raise TrainingError(
             f"{_LIVES} Ray workers in a row died over one piece of the joined table; see the cluster's logs "
             "(a worker that is out of memory needs more nodes, or more workers)"
         )
+
+    def _stand_in(self) -> Any:
+        """A worker on one of the nodes that are left; it reserves no CPU, for there may be no free one."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        left = [node["NodeID"] for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        if not left:
+            raise TrainingError("the Ray cluster has no node with a CPU left; add nodes, and train again")
+        where = NodeAffinitySchedulingStrategy(left[self._lost % len(left)], soft=True)
+        self._lost += 1
+        return self._actor.options(num_cpus=0, scheduling_strategy=where).remote(self._place)
 
     def _settle(self, number: int) -> None:
         """Waits until a worker has a place and shows that it is one of ours."""
@@ -192,7 +206,7 @@ def _add(merged: list[list[Array]], piece: Piece, lane: LaneResult) -> None:
 def on_cluster(engine: Ray, sides: dict[str, JoinedRows]) -> Iterator[dict[str, JoinedRows | ClusterRows]]:
     """The sides of a joined table on a cluster; sides without rows stay here."""
     with _connected(engine) as ray:
-        wanted = engine.workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        wanted = engine.workers or max(1, int(ray.available_resources().get("CPU", 1)))
         with _storage(engine) as place:
             storage = Storage(place)
             pieces = {name: cut(side, wanted, storage, name) for name, side in sides.items() if side.rows}
@@ -220,7 +234,7 @@ def _connected(engine: Ray) -> Iterator[Any]:
     address = engine.address or os.environ.get("RAY_ADDRESS") or "local"
     given: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **given)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **given)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise TrainingError(
             f"cannot reach the Ray cluster at {address} ({type(error).__name__}); "

@@ -46,7 +46,7 @@ def engine_of(given: Any) -> Engine:
     if table.get("name") not in ENGINES:
         raise JobError(f"unknown engine {table.get('name')!r}; choose one of {', '.join(ENGINES)}, or give tp.Ray(…)")
     try:
-        engine: Engine = msgspec.convert(table, Engine, strict=True)  # type: ignore[arg-type]
+        engine: Engine = msgspec.convert(table, Engine, strict=True)
     except msgspec.ValidationError as error:
         raise JobError(f"engine {table['name']}: {error}") from None
     return engine

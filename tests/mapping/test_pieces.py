@@ -28,7 +28,7 @@ def table(shape: str, seed: int = 0) -> JoinedRows:
         RowIndex.of(rng.integers(-1 if shape == "partial" else 0, 5000, ROWS), 5000),
     )
     label = RowIndex.of(rng.permutation(ROWS) if shape == "scattered labels" else np.arange(ROWS), ROWS)
-    return JoinedRows(ROWS, indices, label, rng.normal(size=ROWS))
+    return JoinedRows(ROWS, indices, label, rng.normal(size=ROWS), weights=rng.uniform(size=ROWS))
 
 
 def add_up(shard: Any, *, factor: float) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -107,8 +107,11 @@ def test_joined_rows_are_looked_up_by_their_own_numbers(joined: JoinedRows, tmp_
     rng = np.random.default_rng(2)
     for piece in cut(joined, 4, storage, "train"):
         own = rng.integers(0, piece.rows, 50)
-        found, labels = load(storage, piece.path).look_up(own)
-        expected, expected_labels = joined.look_up(own + piece.first)
+        found, labels, weights = load(storage, piece.path).look_up(own)
+        expected, expected_labels, expected_weights = joined.look_up(own + piece.first)
+        assert weights is not None
+        assert expected_weights is not None
+        np.testing.assert_array_equal(weights, expected_weights)
         np.testing.assert_array_equal(labels, expected_labels)
         for block, numbers in enumerate(found):
             np.testing.assert_array_equal(piece.number(block, numbers), expected[block])

@@ -119,6 +119,7 @@ class ClusterRows:
     indices: tuple[RowIndex, ...]  # sizes alone count here
     pieces: list[Piece]
     cluster: Cluster
+    has_weights: bool = False
     state: dict[str, Kept] = field(default_factory=dict)
     walks: list[int] = field(default_factory=lambda: [0])
 
@@ -183,12 +184,14 @@ class ClusterRows:
         places = [np.flatnonzero(holder == k) for k in range(len(self.pieces))]
         calls = [(p.path, joined[place] - p.first) for p, place in zip(self.pieces, places, strict=True)]
         numbers = [np.empty(len(joined), np.int64) for _ in self.indices]
-        labels = np.empty(len(joined))
-        for piece, place, (own, values) in zip(self.pieces, places, self.cluster.ask("look_up", calls), strict=True):
-            labels[place] = values
-            for block, found in enumerate(own):
-                numbers[block][place] = piece.number(block, found)
-        return batch(numbers, labels, self.rows)
+        labels, weights = np.empty(len(joined)), np.empty(len(joined)) if self.has_weights else None
+        for piece, place, found in zip(self.pieces, places, self.cluster.ask("look_up", calls), strict=True):
+            for block, own in enumerate(found[0]):
+                numbers[block][place] = piece.number(block, own)
+            labels[place] = found[1]
+            if weights is not None:
+                weights[place] = found[2]
+        return batch(numbers, labels, weights, self.rows)
 
 
 def _add(merged: list[list[Array]], piece: Piece, lane: LaneResult) -> None:
@@ -213,7 +216,9 @@ def on_cluster(engine: Ray, sides: dict[str, JoinedRows]) -> Iterator[dict[str, 
             cluster = Cluster(ray, max(map(len, pieces.values())), place)
             try:
                 yield {
-                    name: ClusterRows(side.rows, side.indices, pieces[name], cluster) if side.rows else side
+                    name: ClusterRows(side.rows, side.indices, pieces[name], cluster, side.weights is not None)
+                    if side.rows
+                    else side
                     for name, side in sides.items()
                 }
             finally:

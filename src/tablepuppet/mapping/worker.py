@@ -67,8 +67,8 @@ class Worker:
         """A state's value for every joined row of a piece."""
         return self._at(path, state).state[name]
 
-    def look_up(self, path: str, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array]:
-        """p_i and labels of some of a piece's joined rows."""
+    def look_up(self, path: str, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
+        """p_i, labels and weights of some of a piece's joined rows."""
         return self._at(path, {}).look_up(joined)
 
     def labels(self, path: str) -> Array:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tests.network import party
+from tests.network.relay import Relay
 
 import tablepuppet as tp
 from tablepuppet.engine.result import Result
@@ -71,76 +71,96 @@ class Parties:
     """Files and processes of one federation."""
 
     folder: Path
+    owners: Mapping[str, str] = field(default_factory=lambda: OWNERS)  # client → its table
     port: int = field(default_factory=free_port)
     health: int = field(default_factory=free_port)
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    host: str = "127.0.0.1"  # where the server is reached
     wait: float = 60.0
+    heartbeat: float = 0.5
+    relays: dict[str, Relay] = field(default_factory=dict)  # whose way to the server leads through a relay
+    namespaces: dict[str, str] = field(default_factory=dict)  # who lives in a network namespace
+    processes: dict[str, BaseProcess] = field(default_factory=dict)
 
-    def write(self, held: dict[str, pa.Table], address: str | None = None) -> None:
+    def write(self, held: Mapping[str, pa.Table]) -> None:
         """Certificates, tables, and everybody's file."""
         authority = self.folder / "certs"
         certs.create_authority(authority)
-        certs.issue(authority, "server", "server", ["localhost", "127.0.0.1"])
-        for name in (*OWNERS, "analyst"):
+        certs.issue(authority, "server", "server", ["localhost", "127.0.0.1", self.host])
+        for name in (*self.owners, "analyst"):
             certs.issue(authority, name)
         (self.folder / "clients.secret").write_bytes(SECRET)
+        owners: dict[str, list[str]] = {}
+        for name, table in self.owners.items():
+            owners.setdefault(table, []).append(name)
         self.federation.write_text(
             f"""
 users = ["analyst"]
 [server]
-address = "grpc+tls://127.0.0.1:{self.port}"
+address = "{self.address("analyst")}"
+listen = "{self.host}:{self.port}"
 health = "127.0.0.1:{self.health}"
 wait = {self.wait}
-heartbeat = 0.5
+heartbeat = {self.heartbeat}
 [owners]
-orders = ["store-eu", "store-us"]
-items = "supplier"
+{"".join(f"{table} = {json.dumps(names)}{chr(10)}" for table, names in owners.items())}
 [user]
 name = "analyst"
 certificate = "certs/analyst.pem"
 key = "certs/analyst.key"
 """
         )
-        for name, table in OWNERS.items():
+        for name, table in self.owners.items():
             pq.write_table(held[name], self.folder / f"{name}.parquet")
             (self.folder / f"{name}.toml").write_text(
                 f"""
 name = "{name}"
-server = "{address or f"grpc+tls://127.0.0.1:{self.port}"}"
+server = "{self.address(name)}"
 secret = "clients.secret"
 [tables]
 {table} = "{name}.parquet"
 """
             )
 
+    def address(self, name: str) -> str:
+        """Where somebody reaches the server."""
+        if name in self.relays:
+            return f"grpc+tls://127.0.0.1:{self.relays[name].port}"
+        return f"grpc+tls://{self.host}:{self.port}"
+
     @property
     def federation(self) -> Path:
         return self.folder / "federation.toml"
 
+    def twice(self, name: str) -> Path:
+        """While this file exists, the party's next message is sent twice."""
+        return self.folder / f"{name}.twice"
+
     def start(self, *names: str) -> None:
         """Starts processes: "server", or a client's name; all by default."""
-        for name in names or ("server", *OWNERS):
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        for name in names or ("server", *self.owners):
             command = ["serve", str(self.federation)] if name == "server" else ["join", f"{self.folder}/{name}.toml"]
-            log = (self.folder / f"{name}.log").open("ab")
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "tablepuppet.cli.main", *command],
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1")},
+            self.processes[name] = party.start(
+                command, self.folder / f"{name}.log", namespace=self.namespaces.get(name), twice=self.twice(name)
             )
-            log.close()
 
     def kill(self, name: str) -> None:
         """kill -9."""
         process = self.processes.pop(name)
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
+        process.kill()
+        process.join(30)
 
-    def stop(self) -> dict[str, int]:
+    def restart(self, name: str) -> None:
+        self.kill(name)
+        self.start(name)
+
+    def stop(self) -> dict[str, int | None]:
         """Ends everybody as an administrator would; their exit codes."""
         for process in self.processes.values():
-            process.send_signal(signal.SIGTERM)
-        codes = {name: process.wait(30) for name, process in self.processes.items()}
+            process.terminate()
+        for process in self.processes.values():
+            process.join(30)
+        codes = {name: process.exitcode for name, process in self.processes.items()}
         self.processes.clear()
         return codes
 
@@ -158,17 +178,17 @@ secret = "clients.secret"
             except tp.TablePuppetError as error:
                 found = {"error": str(error)}
             assert time.monotonic() < until, f"{json.dumps(found)}\n{self.logs()}"
-            time.sleep(0.2)
+            time.sleep(0.1)
 
     def await_clients(self) -> None:
-        self.await_status(lambda s: len(s["connected"]) == len(OWNERS))
+        self.await_status(lambda s: len(s["connected"]) == len(self.owners))
 
     def logs(self) -> str:
         return "\n".join(f"-- {p.name}\n{p.read_text()[-3000:]}" for p in sorted(self.folder.glob("*.log")))
 
 
 @contextmanager
-def running(folder: Path, held: dict[str, pa.Table], **options: Any) -> Iterator[Parties]:
+def running(folder: Path, held: Mapping[str, pa.Table], **options: Any) -> Iterator[Parties]:
     """A federation whose processes all run; none is left at the end."""
     parties = Parties(folder, **options)
     parties.write(held)
@@ -179,4 +199,6 @@ def running(folder: Path, held: dict[str, pa.Table], **options: Any) -> Iterator
     finally:
         for process in parties.processes.values():
             process.kill()
-            process.wait(30)
+            process.join(30)
+        for relay in parties.relays.values():
+            relay.close()

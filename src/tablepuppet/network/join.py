@@ -13,6 +13,7 @@ from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.flight import Connection, Identity
 
 log = logging.getLogger(__name__)
+_SHORTEST, _LONGEST = 0.2, 10.0  # seconds between two attempts to reach the server
 
 
 class Member:
@@ -23,11 +24,11 @@ class Member:
         self._keeper = keeper
         self._stop = threading.Event()
         self._connection: Connection | None = None
+        self._pause = _SHORTEST
         self.note = ""
 
     def run(self) -> None:
         """Dials until somebody answers, and again whenever the line breaks; refusal is an error."""
-        pause = 0.2
         while not self._stop.is_set():
             began = time.monotonic()
             try:
@@ -35,13 +36,11 @@ class Member:
             except DisconnectedError as error:
                 if self._stop.is_set():
                     return
-                if time.monotonic() - began > 30:
-                    pause = 0.2
-                log.warning("%s; dialling again in %.1f s", error, pause)
-                self._stop.wait(pause * random.uniform(0.5, 1.0))
-                pause = min(2 * pause, 10.0)
-            else:
-                pause = 0.2
+                if time.monotonic() - began > 3 * _LONGEST:
+                    self._pause = _SHORTEST
+                log.warning("%s; dialling again in %.1f s", error, self._pause)
+                self._stop.wait(self._pause * random.uniform(0.5, 1.0))
+                self._pause = min(2 * self._pause, _LONGEST)
 
     def stop(self) -> None:
         """Ends `run`, from any thread."""
@@ -84,6 +83,7 @@ class Member:
                 stream.send(e.Reply(run=envelope.run, step=envelope.step), reply)
                 stream.heard = time.monotonic()
                 is_busy.clear()
+                self._pause = _SHORTEST  # this line was of use
         finally:
             is_over.set()
             self._connection = None

@@ -21,7 +21,8 @@ from pathlib import Path
 import msgspec
 
 from tablepuppet.errors import TablePuppetError, TransportError
-from tablepuppet.network.records import is_full, load_record, read_record, replace_record, write_record
+from tablepuppet.network.records import is_full, read_record, write_record
+from tablepuppet.network.slots import read_newest, write_newest
 from tablepuppet.operators.client import SETUP, Client
 from tablepuppet.transport.codec import Frame, encode
 from tablepuppet.transport.envelopes import Request
@@ -56,6 +57,7 @@ class _Memory:
     reply: Sequence[Frame] = ()
     fingerprint: int = 0
     setup_size: int = 0  # bytes of `setup` that count
+    slot: int = 0  # of `last`, where the newest is
 
 
 class Keeper:
@@ -132,9 +134,8 @@ class Keeper:
         states = self._client.states(request.run)
         last = _Last(step=request.step, replies=len(reply), parts=list(states), fingerprint=memory.fingerprint)
         try:
-            replace_record(
-                folder / "last", last, [*reply, *(encode(state, keep_order=True) for state in states.values())]
-            )
+            kept = [*reply, *(encode(state, keep_order=True) for state in states.values())]
+            memory.slot = write_newest(folder / "last", memory.slot, last, kept)
         except OSError:
             if setup:
                 memory.setup_size = size
@@ -167,8 +168,8 @@ class Keeper:
         return self._runs[run]
 
     def _restore(self, run: str, folder: Path) -> _Memory:
-        last, frames = load_record(folder / "last", _Last)
-        memory = _Memory(last.step, frames[: last.replies], last.fingerprint)
+        slot, (last, frames) = read_newest(folder / "last", _Last)
+        memory = _Memory(last.step, frames[: last.replies], last.fingerprint, slot=slot)
         if (folder / "setup").exists():
             with (folder / "setup").open("rb") as file:
                 while (record := read_record(file, _Setup)) is not None and record[0].step <= last.step:

@@ -25,10 +25,10 @@ _SIZE = struct.Struct("<I")
 def write_record(file: IO[bytes], envelope: Envelope, frames: Sequence[Frame] = ()) -> None:
     """Appends one record to an unbuffered file and waits until it is on the disk."""
     start = file.tell()
-    _write(file, bytes(_HEAD.size))
+    write_whole(file, bytes(_HEAD.size))
     pieces = total = checksum = 0
     for piece in pack(envelope, frames):
-        _write(file, _SIZE.pack(len(piece)) + piece)
+        write_whole(file, _SIZE.pack(len(piece)) + piece)
         checksum = zlib.crc32(piece, checksum)
         pieces += 1
         total += _SIZE.size + len(piece)
@@ -36,7 +36,13 @@ def write_record(file: IO[bytes], envelope: Envelope, frames: Sequence[Frame] = 
     os.fsync(file.fileno())
 
 
-def _write(file: IO[bytes], content: bytes) -> None:
+def record_size(envelope: Envelope, frames: Sequence[Frame] = ()) -> int:
+    """The bytes that a record takes."""
+    return _HEAD.size + sum(_SIZE.size + len(piece) for piece in pack(envelope, frames))
+
+
+def write_whole(file: IO[bytes], content: bytes) -> None:
+    """All of it, where the operating system would be content with a part."""
     rest = memoryview(content)
     while len(rest):
         rest = rest[file.write(rest) :]

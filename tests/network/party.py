@@ -1,0 +1,65 @@
+"""One party's process, forked from one that has imported everything: there in milliseconds, killed like any other.
+
+It runs the very command that an administrator would type. A party can be told to send its next message twice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from tablepuppet.cli.main import main
+from tablepuppet.transport.envelopes import Reply, Request
+from tablepuppet.transport.stream import Stream
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload([__name__])
+_CLONE_NEWNET = 0x40000000
+
+
+def start(command: Sequence[str], log: Path, *, namespace: str | None = None, twice: Path | None = None) -> BaseProcess:
+    """A process that runs `tablepuppet COMMAND`, in a network namespace if one is named.
+
+    Whenever the file `twice` exists, its next request or reply is sent twice, and the file goes.
+    """
+    process = _FORKS.Process(target=_run, args=(list(command), log, namespace, twice))
+    process.start()
+    return process
+
+
+def _run(command: list[str], log: Path, namespace: str | None, twice: Path | None) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    if namespace is not None:
+        _enter(namespace)
+    if twice is not None:
+        _stutter(twice)
+    sys.exit(main(command))
+
+
+def _enter(namespace: str) -> None:
+    descriptor = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns")
+    os.close(descriptor)
+
+
+def _stutter(twice: Path) -> None:
+    send = Stream.send
+
+    def stuttering(self: Stream, envelope: Any, frames: Any = ()) -> None:
+        send(self, envelope, frames)
+        if isinstance(envelope, Request | Reply) and twice.exists():
+            twice.unlink()
+            send(self, envelope, frames)
+
+    Stream.send = stuttering  # type: ignore[method-assign]

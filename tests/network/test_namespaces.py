@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def ten_clients() -> tuple[dict[str, str], dict[str, pa.Table]]:
     held = tables(600)
     orders = pa.concat_tables([held["store-eu"], held["store-us"]])
     shares = np.linspace(0, orders.num_rows, 10).astype(int)
-    split = {f"store-{i}": orders.slice(a, b - a) for i, (a, b) in enumerate(zip(shares, shares[1:], strict=False))}
+    split = {f"store-{i}": orders.slice(a, b - a) for i, (a, b) in enumerate(itertools.pairwise(shares))}
     owners = dict.fromkeys(split, "orders") | {"supplier": "items"}
     return owners, split | {"supplier": held["supplier"]}
 

@@ -29,7 +29,9 @@ def content(path: Path) -> tuple[int, bytes]:
 
 @settings(max_examples=20)
 @given(sizes=st.lists(st.sampled_from([0, 1, 100, 5000, 9000, 3 << 19]), min_size=1, max_size=8))
-def test_the_newest_record_is_read_whatever_the_sizes(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
+def test_the_newest_record_is_read_whatever_the_sizes(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
+) -> None:
     path, slot = tmp_path_factory.mktemp("slots") / "last", 0
     for step, size in enumerate(sizes):
         slot = write_newest(path, slot, Step(step=step), frames(step, size))

@@ -117,7 +117,8 @@ class Switchboard:
                 return
             if asked.reply is None:
                 asked.reply = frames
-                self._changed.notify_all()
+                if all(a.reply is not None for a in self._asked.values()):
+                    self._changed.notify_all()
 
     def connected(self) -> dict[str, str]:
         """Who is connected, and the note of each one's last sign of life."""

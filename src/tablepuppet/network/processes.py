@@ -22,6 +22,7 @@ from tablepuppet.tables.policy_file import read_policy
 from tablepuppet.tables.store import ClientTables
 
 log = logging.getLogger(__name__)
+_CAREFUL = Policy(keys_in_plain=False)  # of an owner who wrote none: clients over a network share a secret
 OpenTables = Callable[[ClientSettings], ClientTables]
 
 
@@ -69,7 +70,7 @@ def join(settings: ClientSettings, open_tables: OpenTables) -> None:
 
 def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, ClientTables]:
     tables = open_tables(settings)
-    policy = Policy() if settings.policy is None else read_policy(settings.path(settings.policy))
+    policy = _CAREFUL if settings.policy is None else read_policy(settings.path(settings.policy))
     client = Client(settings.name, tables, policy, key=settings.shared_secret())
     member: Member
 

@@ -1,0 +1,149 @@
+"""A server that asks for what it may not have gets nothing but a refusal, over the network as in process."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.network.parties import Parties, tables
+
+from tablepuppet.network.control import FROM_ANYBODY
+from tablepuppet.transport import envelopes as e
+from tablepuppet.transport import messages as m
+from tablepuppet.transport.codec import Frame, decode, encode
+from tablepuppet.transport.flight import Door, FlightDoor, Identity
+from tablepuppet.transport.parcels import LIMIT
+from tablepuppet.transport.stream import Stream
+
+RUN = "0123456789abcdef"
+POLICY = """
+[labels]
+epsilon = 1.0
+[tables.orders]
+features = ["x"]
+keys = ["item"]
+labels = ["y"]
+"""
+
+
+FORBIDDEN: list[m.Message] = [
+    m.OpenScan(job=RUN, scan=1, table="orders", columns=["z"]),
+    m.OpenScan(job=RUN, scan=1, table="orders", columns=["x + z"]),
+    m.OpenScan(job=RUN, scan=1, table="orders", columns=["x"], filter="z > 0"),
+    m.OpenScan(job=RUN, scan=1, table="orders", columns=["(SELECT max(z) FROM orders)"]),
+    m.OpenScan(job=RUN, scan=1, table="orders", columns=["read_text('/etc/passwd')"]),
+    m.SendKeys(job=RUN, scan=0, columns=[1], tokens="plain"),
+    m.SendKeys(job=RUN, scan=0, columns=[0], tokens="plain"),
+    m.SendIdentifiers(job=RUN, scan=0, columns=[1]),
+    m.SendLabels(job=RUN, scan=0, column=1, classes=None, offset=0, seed=0, test_fraction=0.0),
+    m.SendLabels(job=RUN, scan=0, column=2, classes=None, offset=0, seed=0, test_fraction=0.0),
+    m.RevealFeatures(job=RUN, part=0),
+]
+
+
+class Impostor:
+    """A server with a valid certificate that asks a real client whatever it likes."""
+
+    def __init__(self, parties: Parties) -> None:
+        folder = parties.folder / "certs"
+        self._came: queue.Queue[Stream] = queue.Queue()
+        self._over: queue.Queue[None] = queue.Queue()
+        welcome = e.Welcome(heartbeat=5.0, limit=LIMIT, runs=[RUN])
+        door = Door(dict.fromkeys(parties.owners, "client"), lambda: welcome, self._hold, FROM_ANYBODY)
+        identity = Identity(folder / "ca.pem", folder / "server.pem", folder / "server.key")
+        self._door = FlightDoor(f"grpc+tls://127.0.0.1:{parties.port}", door, identity)
+        self._step = 0
+        self._stream: Stream | None = None
+
+    def _hold(self, name: str, role: e.Role, stream: Stream) -> None:
+        self._came.put(stream)
+        self._over.get()
+
+    def ask(self, *messages: m.Message) -> list[Any]:
+        """The client's answers."""
+        return [decode(f, m.RESPONSES) for f in self.ask_frames([encode(message) for message in messages])]
+
+    def ask_frames(self, frames: list[Frame]) -> list[Frame]:
+        if self._stream is None:
+            self._stream = self._came.get(timeout=30)
+        self._stream.send(e.Request(run=RUN, step=self._step + 1, after=self._step), frames)
+        self._step += 1
+        _, answer = self._stream.receive()
+        return answer
+
+    def close(self) -> None:
+        self._over.put(None)
+        self._door.shutdown()
+
+
+@pytest.fixture
+def parties(tmp_path: Path) -> Iterator[Parties]:
+    made = Parties(tmp_path)
+    made.write(tables(60))
+    yield made
+    for name in list(made.processes):
+        made.kill(name)
+
+
+def meet(parties: Parties, *, policy: str | None) -> Impostor:
+    """An impostor, and the client store-eu that joined it with its scan open: item, x, z, y."""
+    if policy is not None:
+        (parties.folder / "policy.toml").write_text(policy)
+        file = parties.folder / "store-eu.toml"
+        file.write_text('policy = "policy.toml"\n' + file.read_text())
+    impostor = Impostor(parties)
+    parties.start("store-eu")
+    columns = ["item", "x", "y"] if policy is not None else ["item", "x", "z", "y"]
+    (opened,) = impostor.ask(m.OpenScan(job=RUN, scan=0, table="orders", columns=columns))
+    assert isinstance(opened, m.ScanSchema)
+    return impostor
+
+
+def test_what_the_policy_forbids_is_refused(parties: Parties) -> None:
+    impostor = meet(parties, policy="keys_in_plain = false\n" + POLICY)
+    for asked, answer in zip(FORBIDDEN, impostor.ask(*FORBIDDEN), strict=True):
+        assert isinstance(answer, m.Failure), asked
+    impostor.close()
+
+
+def test_without_a_policy_keys_leave_as_tokens_and_features_never(parties: Parties) -> None:
+    impostor = meet(parties, policy=None)
+    plain, revealed, tokens = impostor.ask(
+        m.SendKeys(job=RUN, scan=0, columns=[0], tokens="plain"),
+        m.RevealFeatures(job=RUN, part=0),
+        m.SendKeys(job=RUN, scan=0, columns=[0], tokens="hmac", domains=["item"]),
+    )
+    assert isinstance(plain, m.Failure)
+    assert "tokens only" in plain.message
+    assert isinstance(revealed, m.Failure)
+    assert isinstance(tokens, m.Keys)
+    impostor.close()
+
+
+def test_a_message_that_is_not_on_the_list_is_refused(parties: Parties) -> None:
+    impostor = meet(parties, policy=None)
+    garbage = [b"", b"\x00", b"\x09x", b"\x00\x81\xa4type\xa6Launch", b"\x00" + bytes(100)]
+    for frame in impostor.ask_frames([Frame(header or b"\xff", [bytes(8)]) for header in garbage]):
+        assert isinstance(decode(frame, m.RESPONSES), m.Failure)
+    (answer,) = impostor.ask(m.CountRows(job=RUN, scan=0))  # the client goes on
+    assert isinstance(answer, m.RowCount)
+    impostor.close()
+
+
+def test_a_refusal_holds_no_value_of_any_row(parties: Parties) -> None:
+    impostor = meet(parties, policy=POLICY)
+    frames = impostor.ask_frames(
+        [
+            encode(m.SendLabels(job=RUN, scan=0, column=2, classes=None, offset=0, seed=0, test_fraction=0.0)),
+            encode(m.SendKeys(job=RUN, scan=0, columns=[1], tokens="plain")),
+        ]
+    )
+    values = np.asarray(tables(60)["store-eu"]["x"])
+    for frame in frames:
+        sent = frame.header + b"".join(bytes(b) for b in frame.buffers)
+        assert not any(value.tobytes() in sent or repr(float(value)).encode() in sent for value in values)
+    impostor.close()

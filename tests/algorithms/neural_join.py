@@ -50,10 +50,10 @@ def tables(rows: int = 300, items: int = 25) -> dict[str, pa.Table]:
     }
 
 
-def federation(clients: int = 1, *, threads: int | None = None) -> tp.Federation:
+def federation(clients: int = 1, rows: int = 300) -> tp.Federation:
     """Every table cut into slices, one a client."""
     held: dict[str, Any] = {}
-    for name, table in tables().items():
+    for name, table in tables(rows).items():
         borders = np.linspace(0, len(table), clients + 1).astype(int)
         held[name] = [table.slice(a, b - a) for a, b in itertools.pairwise(borders)]
     return tp.Federation(held)

@@ -35,3 +35,15 @@ def test_a_column_that_is_not_there_and_a_wrong_shape_are_named() -> None:
         tp.embed(table, "txt", using=lengths)
     with pytest.raises(tp.TablePuppetError, match="one vector a text"):
         tp.embed(table, "text", using=lambda texts: [[1.0]])
+
+
+def test_only_new_texts_are_embedded_when_rows_are_added(tmp_path: Path) -> None:
+    CALLS.clear()
+    tp.embed(pa.table({"text": ["ab", "c"]}), "text", using=lengths, cache=tmp_path)
+    more = tp.embed(pa.table({"text": ["def", "c", "ab"]}), "text", using=lengths, cache=tmp_path)
+    assert CALLS == [2, 1]
+    assert more["text_embedding"].to_pylist() == [[3.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
+    assert (
+        tp.embed(pa.table({"text": pa.array([None], pa.string())}), "text", using=lengths)["text_embedding"][0].as_py()
+        is None
+    )

@@ -2,7 +2,7 @@
 
 In: a table and the name of a text column. Out: the same table with a fixed-size list column beside it, which a query
 selects as a feature like any number. The text stays where it is; with a cache folder, equal texts under the same
-embedder are never embedded twice.
+embedder are never embedded twice, also when rows are added later.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import SourceError
 
 Embedder = Callable[[Sequence[str]], Any]  # texts → (texts, size) numbers
+_CHUNK = 2048  # texts that are embedded at once, and then kept
 
 
 def embed(
@@ -56,23 +58,59 @@ def embed(
 
 
 def _vectors(texts: list[str], using: str | Embedder, cache: Path | None) -> NDArray[np.float32]:
-    named = using if isinstance(using, str) else f"{using.__module__}.{getattr(using, '__qualname__', using)}"
-    digest = hashlib.sha256("\0".join([named, *texts]).encode()).hexdigest()[:24]
-    file = None if cache is None else cache / f"embedding-{digest}.parquet"
-    if file is not None and file.is_file():
-        kept = pq.read_table(file)["vector"].combine_chunks()
-        return np.asarray(kept.flatten().to_numpy(), np.float32).reshape(len(texts), -1)
-    embedder = _transformer(using) if isinstance(using, str) else using
-    vectors = np.asarray(embedder(texts), np.float32) if texts else np.zeros((0, 1), np.float32)
-    if vectors.ndim != 2 or len(vectors) != len(texts):
-        raise SourceError(f"the embedder gave shape {vectors.shape} for {len(texts)} texts; give one vector a text")
-    if file is not None and texts:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel(), pa.float32()), vectors.shape[1])
-        unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-        pq.write_table(pa.table({"vector": lists}), unfinished)
-        os.replace(unfinished, file)
-    return vectors
+    """One vector per text; those that the cache has are read, the others computed and kept as they come."""
+    kept = _Kept.open(using, cache)
+    keys = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
+    missing = [k for k, key in enumerate(keys) if key not in kept.places]
+    embedder = _transformer(using) if isinstance(using, str) and missing else using
+    for start in range(0, len(missing), _CHUNK):
+        chunk = missing[start : start + _CHUNK]
+        assert not isinstance(embedder, str)
+        vectors = np.asarray(embedder([texts[k] for k in chunk]), np.float32)
+        if vectors.ndim != 2 or len(vectors) != len(chunk):
+            raise SourceError(f"the embedder gave shape {vectors.shape} for {len(chunk)} texts; give one vector a text")
+        kept.add([keys[k] for k in chunk], vectors)
+    if not texts:
+        return np.zeros((0, kept.vectors.shape[1] or 1), np.float32)
+    return kept.vectors[[kept.places[key] for key in keys]]
+
+
+@dataclass
+class _Kept:
+    """Vectors by the hash of their text, in memory and, with a cache folder, in a file of the embedder's own."""
+
+    file: Path | None
+    places: dict[bytes, int]
+    vectors: NDArray[np.float32]
+
+    @classmethod
+    def open(cls, using: str | Embedder, cache: Path | None) -> _Kept:
+        named = using if isinstance(using, str) else f"{using.__module__}.{getattr(using, '__qualname__', using)}"
+        digest = hashlib.sha256(named.encode()).hexdigest()[:24]
+        file = None if cache is None else cache / f"embedding-{digest}.parquet"
+        if file is None or not file.is_file():
+            return cls(file, {}, np.zeros((0, 0), np.float32))
+        table = pq.read_table(file)
+        flat = np.asarray(table["vector"].combine_chunks().flatten().to_numpy(), np.float32)
+        places = {key: place for place, key in enumerate(table["text"].to_pylist())}
+        return cls(file, places, flat.reshape(table.num_rows, -1))
+
+    def add(self, keys: Sequence[bytes], vectors: NDArray[np.float32]) -> None:
+        """More vectors; on the disk before the next are computed."""
+        if len(self.vectors) and vectors.shape[1] != self.vectors.shape[1]:
+            raise SourceError(
+                f"the embedder gives vectors of {vectors.shape[1]} numbers, and the cache {self.file} holds vectors of "
+                f"{self.vectors.shape[1]}; give another cache folder, or remove that file"
+            )
+        self.places |= {key: len(self.vectors) + k for k, key in enumerate(keys)}
+        self.vectors = np.concatenate([self.vectors, vectors]) if len(self.vectors) else vectors
+        if self.file is None:
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(self.vectors.ravel(), pa.float32()), self.vectors.shape[1])
+        unfinished = self.file.with_name(f".{self.file.name}.{secrets.token_hex(4)}")
+        pq.write_table(pa.table({"text": pa.array(list(self.places), pa.binary()), "vector": lists}), unfinished)
+        os.replace(unfinished, self.file)
 
 
 def _transformer(name: str) -> Embedder:

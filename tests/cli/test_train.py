@@ -112,3 +112,12 @@ def test_where_nothing_can_be_written_nothing_is_trained(
     monkeypatch.setattr(tp.Federation, "train", lambda *_, **__: pytest.fail("it trained first"))
     assert main(["train", str(path), option, str(tmp_path / place)]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_a_job_file_may_ask_for_validation_and_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = 'validation_fraction = 0.3\npatience = 2\nweight = "quantity * quantity"\nclass_weight = {true = 2.5}'
+    path = write(right() | {"job.toml": job(more=more)}, tmp_path)
+    assert main(["train", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "validation" in shown
+    assert "loss" in shown

@@ -74,16 +74,17 @@ def train(
 
 
 def show_result(screen: Screen, result: Result) -> None:
-    """Metrics on both sides of the split, and what training took."""
-    quality = table("", *result.metrics["train"], title="How good it is")
+    """Metrics on every side of the split, and what training took."""
+    names = list(dict.fromkeys(name for metrics in result.metrics.values() for name in metrics))
+    quality = table("", *names, title="How good it is")
     for side, metrics in result.metrics.items():
         if metrics:
-            quality.add_row(side, *(f"{value:.4f}" for value in metrics.values()))
+            quality.add_row(side, *(f"{metrics[name]:.4f}" if name in metrics else "" for name in names))
     job, traffic = result.plan.job, result.traffic
     spent = table("", "epochs", "objective", "rounds", "MB", "US-UK", "US-US", title="What it took")
     spent.add_row(
         job.algorithm,
-        str(len(result.history)),
+        str(len(result.history)) if result.epoch == len(result.history) else f"{result.epoch} of {len(result.history)}",
         f"{result.objective:.6g}",
         f"{traffic.rounds:,}",
         f"{traffic.bytes / 1e6:,.2f}",

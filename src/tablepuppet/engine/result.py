@@ -101,9 +101,11 @@ class Result:
         job = self.plan.job
         side = "test" if self.metrics.get("test") else "train"
         shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics[side].items())
+        epochs = len(self.history)
+        ran = f"{epochs} epochs" if self.epoch in (0, epochs) else f"epoch {self.epoch} of {epochs}"
         return (
             f"Result({job.model} by {job.algorithm}: {side} {shown}; objective {self.objective:.6g}; "
-            f"{len(self.history)} epochs, {self.traffic.rounds:,} rounds, {self.traffic.bytes / 1e6:.3g} MB)"
+            f"{ran}, {self.traffic.rounds:,} rounds, {self.traffic.bytes / 1e6:.3g} MB)"
         )
 
     def _repr_html_(self) -> str:

@@ -86,6 +86,8 @@ def data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
 
 def _one(run: RunRecord) -> str:
     label = str(run.job["label"])
+    held = run.data.validation_rows
+    validation = f", {number(held)} validation rows" if held else ""
     relations = table(
         ["Alias", "Table", "Clients", "Rows", "Matched", "Orphans", "Fan-out, mean", "most", "Join"],
         [
@@ -105,8 +107,8 @@ def _one(run: RunRecord) -> str:
         text_columns=2,
     )
     return (
-        f"<p>Predicts <strong>{escape(label)}</strong> over {number(run.data.train_rows)} joined training rows and "
-        f"{number(run.data.test_rows)} test rows, which exist as row numbers only.</p>"
+        f"<p>Predicts <strong>{escape(label)}</strong> over {number(run.data.train_rows)} joined training rows"
+        f"{validation} and {number(run.data.test_rows)} test rows, which exist as row numbers only.</p>"
         + code(textwrap.dedent(str(run.job["query"])).strip())
         + f'<h3>Plan</h3><ul class="tree"><li><b>LoJ</b> joins {len(run.data.blocks)} '
         f"block{'s' * (len(run.data.blocks) != 1)} at the server<ul>"

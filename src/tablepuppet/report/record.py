@@ -100,6 +100,7 @@ class DataRecord(_Plain, frozen=True):
     train_rows: int
     test_rows: int
     outputs: int  # d_c
+    validation_rows: int = 0
 
 
 class Epoch(_Plain, frozen=True):
@@ -276,6 +277,7 @@ def _data(result: Result) -> DataRecord:
         blocks=blocks,
         train_rows=mapping.train.rows,
         test_rows=mapping.test.rows,
+        validation_rows=mapping.validation.rows,
         outputs=result.plan.loss.outputs,
     )
 

@@ -28,6 +28,7 @@ from tablepuppet.prediction.missing import reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import predict_rows
 from tablepuppet.query import parse
+from tablepuppet.threads import one_blas_thread
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import CloseJob
 
@@ -38,8 +39,10 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
     """Trains a job's model on tables that stay with their clients; a resumed run has the id it had."""
     with _session(tables, link, job_id) as job_id:
         plan = plan_job(job, tables, link, job_id)
-        run_plan = run_centralized if job.algorithm == "centralized" else run
-        return run_plan(plan, link, job_id, on_round)
+        if job.algorithm == "centralized":
+            return run_centralized(plan, link, job_id, on_round)
+        with one_blas_thread:
+            return run(plan, link, job_id, on_round)
 
 
 def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> Plan:
@@ -63,10 +66,10 @@ def predict(model: Model, query: str, tables: Tables, link: Link, missing: str =
     if missing not in ("error", "zero"):
         raise JobError(f'missing must be "error" or "zero", not {missing!r}')
     if missing == "error":
-        with _session(tables, link) as job_id:
+        with _session(tables, link) as job_id, one_blas_thread:
             return predict_rows(model, query, tables, link, job_id, **options)
     there = reachable(model, tables, link)
-    with _session(there.tables, there.link) as job_id:
+    with _session(there.tables, there.link) as job_id, one_blas_thread:
         return predict_rows(model, query, there.tables, there.link, job_id, there=there, **options)
 
 

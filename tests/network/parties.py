@@ -79,6 +79,7 @@ class Parties:
     heartbeat: float = 0.5
     relays: dict[str, Relay] = field(default_factory=dict)  # whose way to the server leads through a relay
     namespaces: dict[str, str] = field(default_factory=dict)  # who lives in a network namespace
+    extra: dict[str, list[str]] = field(default_factory=dict)  # more words of somebody's command
     processes: dict[str, BaseProcess] = field(default_factory=dict)
 
     def write(self, held: Mapping[str, pa.Table]) -> None:
@@ -141,7 +142,10 @@ secret = "clients.secret"
         for name in names or ("server", *self.owners):
             command = ["serve", str(self.federation)] if name == "server" else ["join", f"{self.folder}/{name}.toml"]
             self.processes[name] = party.start(
-                command, self.folder / f"{name}.log", namespace=self.namespaces.get(name), twice=self.twice(name)
+                [*command, *self.extra.get(name, [])],
+                self.folder / f"{name}.log",
+                namespace=self.namespaces.get(name),
+                twice=self.twice(name),
             )
 
     def kill(self, name: str) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.network.parties import QUERY, assert_same, in_process, running, tables
-from tests.network.test_faults import restart
 
 JOB: dict[str, Any] = {
     "label": "y",
@@ -25,9 +24,9 @@ def test_killed_parties_of_a_masked_run_change_nothing(tmp_path: Path) -> None:
     assert expected.traffic.by_message["Masked"]
     with running(tmp_path, tables()) as parties:
         faults: dict[int, Callable[[], None]] = {
-            10: lambda: restart(parties, "store-us"),
-            50: lambda: restart(parties, "server"),
-            90: lambda: restart(parties, "store-eu"),
+            10: lambda: parties.restart("store-us"),
+            50: lambda: parties.restart("server"),
+            90: lambda: parties.restart("store-eu"),
         }
 
         def on_round(event: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.codec import Frame
 from tablepuppet.transport.flight import Connection, Door, FlightDoor, Identity
 from tablepuppet.transport.parcels import pack
+from tablepuppet.transport.stream import Stream
+from tablepuppet.version import __version__
 
 
 @pytest.fixture
@@ -170,17 +173,90 @@ def test_a_parcel_over_the_limit_is_refused_before_it_arrives(parties: Parties) 
     connection.close()
 
 
-def test_a_thousand_connections_leave_the_service_alone(parties: Parties) -> None:
-    sockets = [socket.create_connection(("127.0.0.1", parties.port), timeout=10) for _ in range(500)]
+def test_a_thousand_connections_leave_the_service_alone(parties: Parties, caplog: pytest.LogCaptureFixture) -> None:
+    sockets = [socket.create_connection(("127.0.0.1", parties.port), timeout=10) for _ in range(1000)]
     member = identity(parties.folder / "certs", "supplier")
     held: list[Connection] = []
-    with pytest.raises(TransportError):
+    with caplog.at_level(logging.WARNING), pytest.raises(TransportError):
         hold_many(held, parties, member)
+    assert "connections are enough" in caplog.text
     assert parties.connect().status()
     for one in sockets:
         one.close()
     for connection in held:
         connection.close()
+
+
+def test_a_reply_that_is_replayed_or_was_never_asked_for_is_passed_over(
+    parties: Parties, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = dial(parties, "supplier", identity(parties.folder / "certs", "supplier"))
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            connection.stream.send(e.Reply(run="0123456789abcdef", step=7), [Frame(b"h", [bytes(9)])])
+        parties.await_status(lambda s: "supplier" in s["connected"])
+        until = time.monotonic() + 10
+        while caplog.text.count("which nobody waits for") < 2:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    connection.close()
+
+
+def test_a_greeting_that_was_overheard_is_of_no_use_again(parties: Parties) -> None:
+    """The signature in it answers one challenge, and the next one is another."""
+    member = identity(parties.folder / "certs", "supplier")
+    _, certificate, key = member.read()
+    client = flight.FlightClient(
+        f"grpc+tls://127.0.0.1:{parties.port}",
+        tls_root_certs=member.authority.read_bytes(),
+        cert_chain=certificate,
+        private_key=key,
+    )
+    answers = []
+    hello: list[bytes] = []
+    for _ in range(2):
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"client"))
+        challenge, _ = Stream(reader, writer, e.FROM_SERVER).receive()
+        signature = certs.sign(key, challenge.nonce)
+        first = e.Hello(
+            protocol=e.PROTOCOL,
+            version=__version__,
+            name="supplier",
+            role="client",
+            certificate=certificate,
+            signature=signature,
+        )
+        hello = hello or list(pack(first))  # the second time the same bytes
+        for piece in hello:
+            writer.write_metadata(pa.py_buffer(piece))
+        answers.append(Stream(reader, writer, e.FROM_SERVER).receive()[0])
+    assert isinstance(answers[0], e.Welcome)
+    assert isinstance(answers[1], e.Refused)
+    client.close()
+
+
+def test_whoever_fails_the_handshake_is_in_the_log(tmp_path: Path) -> None:
+    """TLS refuses those before our code hears of them; gRPC writes why to the process's standard error."""
+    made = Parties(tmp_path)
+    made.write(tables(20))
+    other = tmp_path / "other"
+    certs.create_authority(other)
+    certs.issue(other, "supplier")
+    shutil.copy(tmp_path / "certs/ca.pem", other / "ca.pem")
+    made.start("server")
+    try:
+        made.await_status(lambda s: True)
+        with pytest.raises(DisconnectedError):
+            dial(made, "supplier", identity(other, "supplier"))
+        with socket.create_connection(("127.0.0.1", made.port), timeout=10) as one:
+            one.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            one.recv(100)
+        assert made.connect().status()
+        log = (tmp_path / "server.log").read_text()
+        assert "http request" in log
+        assert "certificate verify failed" in log or "CERTIFICATE_VERIFY_FAILED" in log, log
+    finally:
+        made.kill("server")
 
 
 def test_without_tls_only_this_machine_is_spoken_to() -> None:

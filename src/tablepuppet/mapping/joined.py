@@ -16,18 +16,17 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from typing import Any, cast
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
 from tablepuppet.mapping.index import RowIndex
 from tablepuppet.mapping.moves import Moves, moves_for
 from tablepuppet.models.weighted import Weighted
+from tablepuppet.threads import one_blas_thread
 from tablepuppet.transport.messages import Array, RowNumbers
 
 __all__ = ["JoinedRows", "Pass", "RowIndex", "Shard"]
@@ -110,7 +109,7 @@ class JoinedRows:
     ) -> list[LaneResult]:
         """What every lane gives, in order."""
         values = [np.ascontiguousarray(v) for v in per_row]
-        with _one_blas_thread():
+        with one_blas_thread:  # lanes already keep all cores busy
             return list(each(lambda lane: self._walk(lane, step, values, columns, signals, writes, given), self.cut))
 
     def collect(self, name: str) -> Array:
@@ -293,16 +292,6 @@ def add_sums(parts: Sequence[Sums]) -> Sums:
 
 
 _POOL: list[ThreadPoolExecutor] = []
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-def _one_blas_thread() -> AbstractContextManager[object]:
-    """Lanes already keep all cores busy; BLAS threads on top of them would fight over the cores."""
-    return cast(AbstractContextManager[object], _blas().limit(limits=1, user_api="blas"))
 
 
 def _pool() -> ThreadPoolExecutor:

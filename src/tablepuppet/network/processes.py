@@ -20,6 +20,7 @@ from tablepuppet.operators.client import Client
 from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.policy_file import read_policy
 from tablepuppet.tables.store import ClientTables
+from tablepuppet.threads import one_blas_thread
 
 log = logging.getLogger(__name__)
 _CAREFUL = Policy(keys_in_plain=False)  # of an owner who wrote none: clients over a network share a secret
@@ -61,7 +62,8 @@ def join(settings: ClientSettings, open_tables: OpenTables) -> None:
         watcher = threading.Thread(target=leave, name="stop", daemon=True)
         watcher.start()
         try:
-            member.run()
+            with one_blas_thread:
+                member.run()
         finally:
             stop.set()
             watcher.join(timeout=5)
@@ -100,7 +102,8 @@ _LOCKS: list[Any] = []  # held until the process ends
 
 def _watched(member: Member, stop: threading.Event) -> None:
     try:
-        member.run()
+        with one_blas_thread:
+            member.run()
     except TablePuppetError as error:
         log.error("%s", error)
         stop.set()

@@ -19,6 +19,7 @@ from tablepuppet.transport.envelopes import Heartbeat
 from tablepuppet.transport.parcels import LIMIT, Assembler, Envelope, Parcel, pack
 
 _BEAT = b"H"
+_SMALL = 1 << 14  # bytes that fit into every window of flow control, so that no one has to read them first
 
 
 class Stream:
@@ -43,6 +44,17 @@ class Stream:
         with self._whole:
             for piece in pack(envelope, frames):
                 self._write(piece)
+
+    def send_now(self, envelope: Envelope, frames: Sequence[Frame] = ()) -> bool:
+        """Sends a small parcel if that will not take long; whether it did."""
+        if sum(frame.size for frame in frames) > _SMALL or not self._whole.acquire(blocking=False):
+            return False
+        try:
+            for piece in pack(envelope, frames):
+                self._write(piece)
+        finally:
+            self._whole.release()
+        return True
 
     def beat(self, note: str = "") -> None:
         """A sign of life."""

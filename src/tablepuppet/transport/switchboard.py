@@ -31,6 +31,14 @@ class _Line:
     stream: Stream
     outbox: queue.SimpleQueue[tuple[Envelope, Sequence[Frame]] | None] = field(default_factory=queue.SimpleQueue)
 
+    def post(self, envelope: Envelope, frames: Sequence[Frame]) -> None:
+        """Sends a parcel: at once if it is small, since to wake a thread takes longer than to send it."""
+        try:
+            if not self.stream.send_now(envelope, frames):
+                self.outbox.put((envelope, frames))
+        except DisconnectedError:
+            log.debug("a line broke; whoever reads from it notices")
+
     def write(self, beat: float) -> None:
         """Sends what comes, and a sign of life when nothing does, until told to stop."""
         try:
@@ -117,8 +125,12 @@ class Switchboard:
                 return
             if asked.reply is None:
                 asked.reply = frames
+                self._count(client, asked)
                 if all(a.reply is not None for a in self._asked.values()):
                     self._changed.notify_all()
+
+    def _count(self, client: str, asked: _Asked) -> None:
+        self.waited[client] = self.waited.get(client, 0.0) + time.monotonic() - asked.asked
 
     def connected(self) -> dict[str, str]:
         """Who is connected, and the note of each one's last sign of life."""
@@ -146,13 +158,17 @@ class Switchboard:
         with self._changed:
             for client, (request, frames) in requests.items():
                 self._asked[client] = _Asked(request, frames, began)
-                if client in self._lines:
-                    self._lines[client].outbox.put((request, frames))
+            lines = {client: self._lines[client] for client in requests if client in self._lines}
+        for client, line in lines.items():
+            line.post(*requests[client])
+        with self._changed:
             try:
                 return self._await(requests, began, patience, on_waiting, is_cancelled)
             finally:
                 for client in requests:
-                    self._asked.pop(client, None)
+                    asked = self._asked.pop(client, None)
+                    if asked is not None and asked.reply is None:
+                        self._count(client, asked)
 
     def _await(
         self,
@@ -185,10 +201,6 @@ class Switchboard:
                 said = set(away)
                 on_waiting({c: patience - s for c, s in away.items()})
             self._changed.wait(min(1.0, self.heartbeat))
-            passed = time.monotonic() - now
-            for client in replies:
-                if client not in done and client in self.waited:
-                    self.waited[client] += passed
 
     def _drop_silent(self, now: float) -> None:
         """Three heartbeats missed: the connection is dead, whatever TCP still believes."""

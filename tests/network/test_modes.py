@@ -1,0 +1,162 @@
+"""The ways to run a federation: neural models, a coordinator among the clients, without TLS, stopped and resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.network.parties import OWNERS, QUERY, Parties, assert_same, in_process, running, tables
+
+import tablepuppet as tp
+
+JOB = f'query = "{QUERY}"\nlabel = "y"\nalgorithm = "sgd"\nbatch_size = 8\nepochs = 6\nlearning_rate = 0.05\n'
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "tablepuppet.cli.main", *words]
+
+
+def children(pid: int) -> Sequence[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+@pytest.mark.slow  # four processes import torch
+def test_a_neural_model_is_the_same_over_the_network(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    job = {"label": "y", "model": "mlp", "algorithm": "sgd", "batch_size": 200, "epochs": 2}
+    with running(tmp_path, tables()) as parties:
+        network = parties.connect().train(QUERY, **job)  # type: ignore[arg-type]
+    with in_process(tables()) as federation:
+        local = federation.train(QUERY, **job)  # type: ignore[arg-type]
+    for ours, theirs in zip(network.model.blocks, local.model.blocks, strict=True):
+        assert ours.theta.tobytes() == theirs.theta.tobytes()
+    assert network.objective == local.objective
+
+
+def test_the_coordinator_may_live_with_a_client(tmp_path: Path) -> None:
+    parties = Parties(tmp_path)
+    parties.write(tables())
+    parties.extra["server"] = ["--with", f"{tmp_path}/supplier.toml"]
+    parties.start("server", "store-eu", "store-us")
+    try:
+        parties.await_clients()
+        result = parties.connect().train(QUERY, label="y")
+        assert set(parties.stop().values()) == {0}, parties.logs()
+    finally:
+        for name in list(parties.processes):
+            parties.kill(name)
+    with in_process(tables()) as federation:
+        assert_same(result, federation.train(QUERY, label="y"))
+
+
+def test_ctrl_c_stops_a_run_that_can_be_resumed_and_leaves_nobody_behind(tmp_path: Path) -> None:
+    with running(tmp_path, tables()) as parties:
+        (tmp_path / "job.toml").write_text(JOB)
+        train = command("train", f"{tmp_path}/job.toml", "--federation", str(parties.federation))
+        user = subprocess.Popen(train, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        parties.await_status(lambda s: any(r["round"] > 20 for r in s["runs"]))
+        user.send_signal(signal.SIGINT)
+        _, said = user.communicate(timeout=60)
+        assert user.returncode == 130
+        assert "interrupted from the keyboard" in said
+        assert "Traceback" not in said
+        parties.await_status(lambda s: s["runs"][-1]["state"] == "interrupted")
+        resumed = subprocess.run([*train, "--resume", "--save", f"{tmp_path}/model"], timeout=120, check=False)
+        assert resumed.returncode == 0
+        codes = parties.stop()
+    assert set(codes.values()) == {0}
+    with in_process(tables()) as federation:
+        job = {"algorithm": "sgd", "batch_size": 8, "epochs": 6, "learning_rate": 0.05}
+        local = federation.train(QUERY, label="y", **job)  # type: ignore[arg-type]
+    for ours, theirs in zip(tp.load(tmp_path / "model").blocks, local.model.blocks, strict=True):
+        assert ours.theta.tobytes() == theirs.theta.tobytes()
+
+
+def test_processes_end_when_told_and_leave_no_child_and_no_temporary_file(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    parties = Parties(tmp_path)
+    parties.write(tables(50))
+    env = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": env}
+    started = [subprocess.Popen(command("serve", str(parties.federation)), **quiet)]  # type: ignore[call-overload]
+    started += [subprocess.Popen(command("join", f"{tmp_path}/{n}.toml"), **quiet) for n in OWNERS]  # type: ignore[call-overload]
+    try:
+        parties.await_clients()
+        parties.connect().train(QUERY, label="y")
+        assert not any(children(process.pid) for process in started)
+        for number, process in enumerate(started):
+            process.send_signal(signal.SIGINT if number % 2 else signal.SIGTERM)
+        assert [process.wait(30) for process in started] == [0] * 4
+    finally:
+        for process in started:
+            process.kill()
+    assert not list((tmp_path / "tmp").iterdir())
+    assert not [p for p in (tmp_path / "state").rglob("*") if p.name.startswith(".")]
+
+
+def test_without_tls_the_flag_must_be_given_and_the_address_be_this_machine(tmp_path: Path) -> None:
+    parties = Parties(tmp_path)
+    parties.write(tables())
+    for file in tmp_path.glob("*.toml"):
+        file.write_text(file.read_text().replace("grpc+tls://", "grpc+tcp://"))
+    refused = subprocess.run(
+        command("serve", str(parties.federation)), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert refused.returncode == 2
+    assert "--insecure" in refused.stderr
+    parties.extra = {name: ["--insecure"] for name in ("server", *OWNERS)}
+    parties.start()
+    try:
+        parties.await_clients()
+        result = parties.connect().train(QUERY, label="y")
+        parties.stop()
+    finally:
+        for name in list(parties.processes):
+            parties.kill(name)
+    with in_process(tables()) as federation:
+        assert_same(result, federation.train(QUERY, label="y"))
+    parties.federation.write_text(parties.federation.read_text().replace("127.0.0.1:", "192.0.2.1:"))
+    parties.start("server")
+    parties.processes["server"].join(30)
+    assert parties.processes.pop("server").exitcode == 1
+    assert "this machine only" in (tmp_path / "server.log").read_text()
+
+
+def test_a_slow_client_is_waited_for_and_named(tmp_path: Path) -> None:
+    """A stopped process holds its connection and says nothing: the run waits, says for whom, and goes on."""
+    with running(tmp_path, tables(), heartbeat=0.3) as parties:
+        (tmp_path / "job.toml").write_text(JOB)
+        train = command("train", f"{tmp_path}/job.toml", "--federation", str(parties.federation))
+        user = subprocess.Popen(train, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        parties.await_status(lambda s: any(r["round"] > 5 for r in s["runs"]))
+        slow = parties.processes["store-us"].pid
+        assert slow is not None
+        os.kill(slow, signal.SIGSTOP)
+        found = parties.await_status(lambda s: any(r["state"] == "waiting" for r in s["runs"]))
+        assert 0 < found["runs"][-1]["waiting"]["store-us"] <= 60
+        os.kill(slow, signal.SIGCONT)
+        _, said = user.communicate(timeout=120)
+    assert user.returncode == 0, said
+    assert "waiting for client store-us, at most" in said
+
+
+def test_several_jobs_are_done_one_after_another(tmp_path: Path) -> None:
+    with running(tmp_path, tables()) as parties:
+        (tmp_path / "job.toml").write_text(JOB.replace("epochs = 6", "epochs = 1"))
+        train = command("train", f"{tmp_path}/job.toml", "--federation", str(parties.federation), "--json")
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        users = [subprocess.Popen(train, **quiet) for _ in range(3)]  # type: ignore[call-overload]
+        until = time.monotonic() + 120
+        busiest = 0
+        while any(user.poll() is None for user in users) and time.monotonic() < until:
+            runs = parties.connect().status()["runs"]
+            busiest = max(busiest, sum(run["state"] in ("running", "waiting") for run in runs))
+            time.sleep(0.2)
+        assert [user.wait(1) for user in users] == [0, 0, 0]
+    assert busiest == 1

@@ -1,0 +1,21 @@
+"""One thread of linear algebra while anybody asks for it, and as many as before afterwards."""
+
+from __future__ import annotations
+
+import scipy.linalg  # noqa: F401
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from tablepuppet.threads import one_blas_thread
+
+
+def blas_threads() -> set[int]:
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
+def test_blas_has_one_thread_until_the_last_one_leaves() -> None:
+    with threadpool_limits(limits=2, user_api="blas"):
+        with one_blas_thread:
+            with one_blas_thread:
+                assert blas_threads() == {1}
+            assert blas_threads() == {1}
+        assert blas_threads() == {2}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 from evaluation.curves import CLOSE, curve, seconds_to
 from evaluation.lineup import PAPER_SECONDS
 from evaluation.running import Outcome
 from evaluation.workload import Workload
+from tablepuppet.report import RunRecord
 from tablepuppet.report.format import size
 from tablepuppet.transport.meter import NETWORKS
 
@@ -35,7 +35,7 @@ def markdown(workload: Workload, outcomes: Sequence[Outcome]) -> str:
         + f"; {seeds} {'seeds, mean ± standard deviation' if seeds > 1 else 'seed'}. "
         f"“Until centralised”: until the test {workload.metric} stays within {CLOSE:g} of the centralised one.",
         *([f"The paper reports {workload.paper['all']}."] if workload.paper else []),
-        *([_promise(privacy)] if privacy else []),
+        *([_promise(outcomes[-1].runs[0])] if privacy else []),
         *_searched(outcomes),
         "",
         f"| {' | '.join(head)} |",
@@ -51,11 +51,13 @@ def markdown(workload: Workload, outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _promise(features: Mapping[str, Any]) -> str:
+def _promise(run: RunRecord) -> str:
     """What the runs with privacy promise; the centralised one is without."""
+    features, label = run.job["privacy"]["features"], run.job["privacy"]["label"]
     return (
-        f"ε = {features['epsilon']:g} and δ = {features['delta']:g} for a row of any table towards outsiders, "
-        "labels at ε = 5.657; the centralised model is without privacy."
+        f"With privacy: ε = {features['epsilon']:g}, δ = {features['delta']:g} for a row of any table towards "
+        f"outsiders, labels at ε = {label['epsilon']:g}; {run.data.train_rows:,} joined training rows are within the caps. "
+        "The centralised model is without privacy."
     )
 
 

@@ -34,7 +34,7 @@ def _run(run: RunRecord, name: str, *, is_open: bool) -> str:
             escape(release.what),
             escape(release.table),
             escape(release.observer),
-            escape(release.claim),
+            f'<span class="claim">{escape(release.claim)}</span>',
             number(release.epsilon, 4),
             f"{release.delta:g}",
         ]

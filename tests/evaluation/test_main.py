@@ -1,0 +1,53 @@
+"""python -m evaluation: from original files to a table, figures, records and a page; wrong input is exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from evaluation.__main__ import main
+from tests.evaluation import files
+
+
+def evaluate(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["evaluation", *arguments])
+    return main()
+
+
+def test_one_command_writes_table_figures_records_and_page_and_another_shows_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = files.walmart(tmp_path / "walmart"), tmp_path / "out"
+    given = ("--out", str(out), "--seeds", "1", "--epochs", "2", "--only", "RFL-Newton")
+    assert evaluate(monkeypatch, "walmart", "--data", str(data.parent), *given) == 0
+    table = (out / "walmart.md").read_text(encoding="utf-8")
+    assert "| RFL-Newton |" in table
+    assert (out / "walmart.html").is_file()
+    assert sorted(f.name for f in (out / "runs" / "walmart").iterdir()) == ["centralised-0.json", "rfl-newton-0.json"]
+    assert (out / "figures" / "walmart-time-rfl.png").is_file()
+    (out / "walmart.md").unlink()
+    assert evaluate(monkeypatch, "walmart", "--reuse", "--out", str(out)) == 0
+    assert (out / "walmart.md").read_text(encoding="utf-8") == table
+    capsys.readouterr()
+    assert evaluate(monkeypatch, "figures", "--out", str(out)) == 0
+    drawn = [Path(line.removeprefix("figure: ")).name for line in capsys.readouterr().out.splitlines()]
+    assert drawn == ["convergence.svg", "convergence.png", "time-rfl.svg", "time-rfl.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("walmart",), "needs --data"),
+        (("walmart", "--data", "nowhere"), "holds none of train.parquet"),
+        (("walmart", "--reuse"), "without --reuse first"),
+    ],
+)
+def test_what_is_missing_is_said_and_the_exit_code_is_two(
+    arguments: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert evaluate(monkeypatch, *arguments, "--out", str(tmp_path / "out")) == 2
+    assert said in capsys.readouterr().err

@@ -104,7 +104,7 @@ WRONG: dict[str, tuple[Tables, dict[str, Any], str]] = {
     "an unknown table": ({}, {"query": QUERY.replace("items i", "itms i")}, "no table itms. Did you mean items"),
     "a policy that forbids": (
         {},
-        {"policies": {"items": Policy(release_parameters=False)}},
+        {"policies": {"items": Policy(release_parameters=False)}, "algorithm": "centralized"},
         r"client items: its policy refuses .*\(rule release_parameters\)",
     ),
     "a policy on labels": (

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
+from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -28,13 +29,15 @@ from tablepuppet.prediction.answer import check_file, write
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import as_keys
 from tablepuppet.prediction.predictor import Predictor
+from tablepuppet.prediction.standing import Standing
 from tablepuppet.privacy.policy import Policy
+from tablepuppet.tables.parts import Shelf
 from tablepuppet.tables.policy_file import read_policy
 from tablepuppet.tables.source import Source, open_source, source
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.local import LocalTransport
-from tablepuppet.writing import check_place
+from tablepuppet.writing import as_path, check_place
 
 _NUMBERS = itertools.count(1)
 
@@ -51,6 +54,8 @@ class Federation:
     """Tables and their owners, all in this process: each list entry is one client.
 
     `policies`: what an owner lets leave, by client or by table: the path of its policy.toml (docs/policy.md).
+    `models`: a folder in which owners keep their parts of models that are not released (docs/prediction.md); without
+    one they keep them as long as the federation is open.
     `key`: a secret that the clients share and the server never has (docs/privacy.md). Without one, tokens of join keys
     get a random key, and rows are numbered by a permutation that is public, so that a job repeats bit for bit.
 
@@ -65,6 +70,7 @@ class Federation:
         *,
         key: bytes | None = None,
         policies: Mapping[str, str | Path | Policy] | None = None,
+        models: str | Path | None = None,
     ) -> None:
         if not isinstance(tables, Mapping) or not tables:
             found = "an empty one" if isinstance(tables, Mapping) else f"a {type(tables).__name__}"
@@ -87,9 +93,18 @@ class Federation:
         shared = secrets.token_bytes(32) if key is None else bytes(key)
         rules = self._policies(policies or {})
         self._clients = {
-            name: Client(name, ClientTables(held), rules[name], may_reveal=True, key=shared, order_key=key or b"")
+            name: Client(
+                name,
+                ClientTables(held),
+                rules[name],
+                may_reveal=True,
+                key=shared,
+                order_key=key or b"",
+                shelf=Shelf(None if models is None else as_path(models, "models") / quote(name, safe=" []")),
+            )
             for name, held in sources.items()
         }
+        self._standing = Standing()
         self._transport = LocalTransport({name: client.handle for name, client in self._clients.items()})
 
     @classmethod
@@ -105,7 +120,14 @@ class Federation:
         if not isinstance(policies, dict) or not all(isinstance(p, str) for p in policies.values()):
             raise JobError(f"{path}: [policies] maps a client or a table to the path of its policy file")
         folder = Path(path).parent
-        return cls(tables_from_toml(tables, folder), policies={name: folder / p for name, p in policies.items()})
+        models = given.get("models")
+        if models is not None and not isinstance(models, str):
+            raise JobError(f"{path}: models is the path of a folder")
+        return cls(
+            tables_from_toml(tables, folder),
+            policies={name: folder / p for name, p in policies.items()},
+            models=None if models is None else folder / models,
+        )
 
     def _policies(self, given: Mapping[str, str | Path | Policy]) -> dict[str, Policy]:
         """Each client's policy: its own, or its table's, or none."""
@@ -260,7 +282,8 @@ class Federation:
         return Predictor(lambda: self.predict(model, query, key=names, **options), names)
 
     def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
-        return story.predict(model, query, self._tables, Link(self._transport), **options)
+        link = Link(self._transport)
+        return story.predict(model, query, self._tables, link, standing=self._standing, **options)
 
     def evaluate(self, model: Model | Result, query: str | None = None, *, module: Builder | None = None) -> Metrics:
         """A model's metrics on all labelled rows of a query: its own by default, or one with the same features."""
@@ -283,6 +306,7 @@ class Federation:
 
     def close(self) -> None:
         """Ends the clients' threads and closes their sources."""
+        self._standing.clear()
         self._transport.close()
         for client in self._clients.values():
             client.tables.shutdown()

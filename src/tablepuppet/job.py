@@ -57,6 +57,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     dtype: Dtype = "float32"  # of a neural model's arithmetic
     privacy: Privacy = Privacy()
     engine: Engine = Local()  # where joined rows lie and are walked over
+    release: bool = True  # False: every owner keeps the trained parameters of its own block
     module: str = ""  # model="module": the name under which clients know its builder
 
     @property

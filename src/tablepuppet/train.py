@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from tablepuppet.catalog import Beside, bind
+from tablepuppet.catalog.serving import Key
 from tablepuppet.engine.central import run_centralized
 from tablepuppet.engine.encoders import block_widths
 from tablepuppet.engine.evaluate import evaluate as evaluate_model
@@ -27,6 +28,7 @@ from tablepuppet.plan.private import plan_privacy
 from tablepuppet.prediction.missing import reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import predict_rows
+from tablepuppet.prediction.standing import Standing
 from tablepuppet.query import parse
 from tablepuppet.threads import one_blas_thread
 from tablepuppet.transport.link import Link
@@ -61,10 +63,28 @@ def profile(query: str, label: str, tables: Tables, link: Link) -> Profile:
         return profile_keys(bound, keys)
 
 
-def predict(model: Model, query: str, tables: Tables, link: Link, missing: str = "error", **options: Any) -> pa.Table:
-    """A model's predictions on a query's rows; missing="zero": mean contributions stand for owners that are away."""
+def predict(
+    model: Model,
+    query: str,
+    tables: Tables,
+    link: Link,
+    missing: str = "error",
+    standing: Standing | None = None,
+    **options: Any,
+) -> pa.Table:
+    """A model's predictions on a query's rows; missing="zero": mean contributions stand for owners that are away.
+
+    `standing`: what answers repeated requests by key.
+    """
     if missing not in ("error", "zero"):
         raise JobError(f'missing must be "error" or "zero", not {missing!r}')
+    key, only, limit = options.get("key"), options.get("only"), options.get("max_joined_rows")
+    if standing is not None and missing == "error" and key is not None and only is not None:
+
+        def rows(keys: Sequence[Key] | None, limit: int | None) -> pa.Table:
+            return predict(model, query, tables, link, key=key, only=keys, max_joined_rows=limit)
+
+        return standing.answer(model, query, tables, link, rows, key=key, only=only, limit=limit)
     if missing == "error":
         with _session(tables, link) as job_id, one_blas_thread:
             return predict_rows(model, query, tables, link, job_id, **options)

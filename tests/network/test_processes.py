@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.network.parties import OWNERS, QUERY, Parties, assert_same, in_process, running, tables
 
@@ -106,3 +108,25 @@ def test_everybody_leaves_cleanly_when_told_to(tmp_path: Path) -> None:
         logs = parties.logs()
     assert set(codes.values()) == {0}, logs
     assert "Traceback" not in logs
+
+
+def test_owners_hold_their_parts_and_requests_by_key_see_a_changed_table(tmp_path: Path) -> None:
+    held = tables(60)
+    with running(tmp_path, held) as parties:
+        federation = parties.connect()
+        released, kept = (federation.train(QUERY, label="y", release=r, test_fraction=0) for r in (True, False))
+        assert kept.withheld == ("o", "i")
+        assert federation.predict(kept).equals(federation.predict(released))
+        for owner in OWNERS:
+            assert (parties.folder / "models" / owner / kept.id / "blocks").is_dir()
+        for name in ("supplier", "server"):  # parts outlive their processes
+            parties.kill(name)
+        parties.start("server", "supplier")
+        parties.await_clients()
+        given: dict[str, Any] = {"key": "item", "keys": [3, 4]}
+        answers = [federation.predict(kept, **given) for _ in range(3)]
+        assert all(answer.equals(answers[0]) for answer in answers)
+        items = held["supplier"]
+        dearer = items.set_column(1, "price", pa.array(items["price"].to_numpy() + 5.0))
+        pq.write_table(dearer, tmp_path / "supplier.parquet")
+        assert not federation.predict(kept, **given).equals(answers[0])

@@ -193,7 +193,7 @@ def test_a_client_whose_tables_changed_says_so(tmp_path: Path) -> None:
     changed = network.held["supplier"]
     network.held["supplier"] = changed.set_column(1, "price", pa.array(range(changed.num_rows), pa.float64()))
     (frame,) = network.boot("supplier").answer(Request(run=RUN, step=step + 1, after=step), [Frame(b"\x00x")])
-    assert b"tables have changed" in frame.header
+    assert b"table items has changed since the run began" in frame.header
 
 
 def test_runs_that_the_server_forgot_leave_the_disk(tmp_path: Path) -> None:

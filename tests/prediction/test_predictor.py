@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.prediction.shop import NEW, QUERY, federation, tables
@@ -45,3 +47,27 @@ def test_an_unknown_key_is_said_without_showing_it(result: tp.Result) -> None:
         assert "987654321" not in str(refused.value)
     with pytest.raises(ModelError, match="1 values, and 2 were given"):
         predictor(1, 2)
+
+
+@pytest.mark.parametrize("requests", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_single_requests_ask_nobody_or_ask_once_whether_a_table_changed(
+    result: tp.Result, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What makes them fast: a predictor asks no client at all, repeated predictions by key one round each."""
+    with federation(tables(1)) as shop:
+        predictor = shop.predictor(result, NEW, key="order_id")
+        for _ in range(2):
+            shop.predict(result, NEW, key="order_id", keys=[1000])
+        exchange, rounds = shop._transport.exchange, []
+
+        def counted(frames: Any, **options: Any) -> Any:
+            rounds.append(len(frames))
+            return exchange(frames, **options)
+
+        monkeypatch.setattr(shop._transport, "exchange", counted)
+        keys = np.random.default_rng(0).integers(1000, 1600, requests).tolist()
+        single = [predictor(key)["probability"][0].as_py() for key in keys]
+        assert not rounds
+        again = [shop.predict(result, NEW, key="order_id", keys=[key])["probability"][0].as_py() for key in keys]
+        assert len(rounds) == requests
+    np.testing.assert_allclose(single, again, rtol=0, atol=1e-12)

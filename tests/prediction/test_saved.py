@@ -63,7 +63,7 @@ def test_its_files_are_json_and_arrow_and_a_block_is_a_folder_of_its_own(result:
     with pa.ipc.open_file(str(tmp_path / "model" / "blocks" / "1" / "theta.arrow")) as reader:
         assert reader.read_all()["theta"].to_numpy().tolist() == result.blocks[1].theta.ravel().tolist()
     content = json.loads((tmp_path / "model" / "model.json").read_text())
-    assert content["version"] == 1
+    assert content["version"] == 2
     assert [t["table"] for t in content["tables"]] == ["orders", "items", "cards"]
     assert all(len(t["fingerprint"]) == 16 for t in content["tables"])
 
@@ -109,8 +109,8 @@ def test_a_newer_version_says_so(result: tp.Result, tmp_path: Path) -> None:
     result.save(tmp_path / "model")
     file = tmp_path / "model" / "model.json"
     content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "version": 2, "unheard_of": 1}))
-    with pytest.raises(ModelError, match="version 2, and this tablepuppet reads up to 1; install a newer"):
+    file.write_text(json.dumps({**content, "version": 3, "unheard_of": 1}))
+    with pytest.raises(ModelError, match="version 3, and this tablepuppet reads up to 2; install a newer"):
         tp.load(tmp_path / "model")
 
 

@@ -88,7 +88,13 @@ REFUSED: dict[str, Case] = {
         "exact second moments do not leave",
         "second_moments",
     ),
-    "parameters": ("cards", "release_parameters = false", {}, "trained parameters do not leave", "release_parameters"),
+    "parameters of a split table": (
+        "items[1]",
+        "release_parameters = false",
+        {},
+        "trained parameters do not leave this owner, and table items has several owners",
+        "release_parameters",
+    ),
     "plain keys": (
         "cards",
         "keys_in_plain = false",

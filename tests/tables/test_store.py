@@ -34,6 +34,9 @@ class Counted:
         self.reads += 1
         return self.source.read(expressions, filter)
 
+    def stamp(self) -> str | None:
+        return self.source.stamp()
+
     def close(self) -> None:
         self.is_closed = True
         self.source.close()

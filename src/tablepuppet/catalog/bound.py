@@ -24,6 +24,7 @@ class Scan:
     filter: str | None  # SQL predicate over the table's own column names, or None
     expressions: tuple[str, ...]  # SQL over the table's own column names; keys, features, label
     columns: tuple[ColumnInfo, ...]  # the type of each expression, as its clients report it
+    withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
 
 
 @dataclass(frozen=True, slots=True)

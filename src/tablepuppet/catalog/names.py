@@ -175,12 +175,9 @@ class _Names:
     def _lacks(self, shape: TableShape, column: str, at: exp.Expr, advice: str) -> QueryError:
         lacking = shape.lacking(column)
         having = [c for c in shape.clients if c not in lacking]
-        return refuse(
-            self.ucq,
-            f"not all clients of table {shape.name} have the column {column} "
-            f"(with it: {', '.join(having)}; without: {', '.join(lacking)}). {advice}",
-            at,
-        )
+        who = f"with it: {', '.join(having)}; without: {', '.join(lacking)}"
+        what = f"not all clients of table {shape.name} have the column {column} ({who}). {advice}.{shape.differences()}"
+        return refuse(self.ucq, what.rstrip("."), at)
 
 
 def _own_name(expression: exp.Expr) -> str:

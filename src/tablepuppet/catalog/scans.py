@@ -104,9 +104,11 @@ def _typed(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]) ->
             raise refuse(
                 ucq,
                 f"the clients of table {draft.shape.name} give {readable} different types ({given}). "
-                f"Write a cast that brings them together, for example CAST({readable} AS {common_cast(by_client)})",
+                f"Write a cast that brings them together, for example CAST({readable} AS {common_cast(by_client)})."
+                f"{draft.shape.differences()}".rstrip("."),
                 draft.places[number],
             )
         columns.append(column)
-    clients = draft.shape.clients
-    return Scan(draft.shape.name, clients, draft.predicate(clients[0]), tuple(draft.expressions), tuple(columns))
+    shape = draft.shape
+    predicate = draft.predicate(shape.clients[0])
+    return Scan(shape.name, shape.clients, predicate, tuple(draft.expressions), tuple(columns), shape.withholding)

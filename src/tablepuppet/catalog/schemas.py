@@ -7,17 +7,18 @@ to client: the first client's spelling stands for the column everywhere, and `sp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
+from tablepuppet.catalog.differences import all_differences
 from tablepuppet.catalog.refusals import refuse
 from tablepuppet.errors import TransportError
 from tablepuppet.query.scope import matches
 from tablepuppet.query.suggest import did_you_mean
 from tablepuppet.query.ucq import Ucq
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import DescribeTable, Message, TableSchema
+from tablepuppet.transport.messages import ColumnInfo, DescribeTable, Message, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,12 @@ class TableShape:
     clients: tuple[str, ...]
     columns: tuple[str, ...]
     spelling: Mapping[str, Mapping[str, str]]
+    infos: Mapping[str, Mapping[str, ColumnInfo]]  # what each client says of them
+    withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
+
+    def differences(self) -> str:
+        """A sentence about everything in which the clients differ, where it is more than one thing."""
+        return all_differences(self.name, self.columns, self.infos)
 
     def lacking(self, column: str) -> list[str]:
         """The clients that do not have a column that others have."""
@@ -56,28 +63,39 @@ def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dic
             asked.setdefault(client, []).append(table)
     requests: dict[str, list[Message]] = {c: [DescribeTable(table=t) for t in ts] for c, ts in asked.items()}
     answers = link.ask(requests)
-    columns: dict[tuple[str, str], list[str]] = {}
+    columns: dict[tuple[str, str], list[ColumnInfo]] = {}
+    withholding: dict[str, list[str]] = {}
     for client, names in asked.items():
         for table, answer in zip(names, answers[client], strict=True):
             if not isinstance(answer, TableSchema):
                 raise TransportError(
                     f"client {client} did not describe its table {table}; install the same version everywhere"
                 )
-            columns[table, client] = [c.name for c in answer.columns]
-    shapes = {t: _shape(t, tables[t], {c: columns[t, c] for c in tables[t]}) for t in used}
+            columns[table, client] = answer.columns
+            if answer.withholds:
+                withholding.setdefault(table, []).append(client)
+    shapes = {
+        t: replace(
+            _shape(t, tables[t], {c: columns[t, c] for c in tables[t]}), withholding=tuple(withholding.get(t, ()))
+        )
+        for t in used
+    }
     return {name: shapes[table] for name, table in named.items()}
 
 
-def _shape(table: str, clients: tuple[str, ...], columns: Mapping[str, list[str]]) -> TableShape:
+def _shape(table: str, clients: tuple[str, ...], columns: Mapping[str, list[ColumnInfo]]) -> TableShape:
     """Brings the clients' spellings of each column together."""
     common: list[str] = []
     spelling: dict[str, dict[str, str]] = {}
     for client in clients:
         spelling[client] = {}
-        for name in columns[client]:
+        for name in (info.name for info in columns[client]):
             same = matches(exp.to_identifier(name, quoted=False), common)
             column = common[same[0]] if len(same) == 1 and common[same[0]] not in spelling[client] else name
             if column not in common:
                 common.append(column)
             spelling[client][column] = name
-    return TableShape(table, clients, tuple(common), spelling)
+    infos = {
+        client: dict(zip(spelling[client], columns[client], strict=True)) for client in clients
+    }  # in the order in which the client lists them
+    return TableShape(table, clients, tuple(common), spelling, infos)

@@ -141,6 +141,9 @@ def _key(ucq: Ucq, branch: ResolvedBranch, base: int, key: Sequence[str] | None)
 
 def _restricted(branch: ResolvedBranch, base: int, key: Sequence[exp.Column], only: Sequence[Key]) -> ResolvedBranch:
     """The branch with one more condition on its base: the key is one of these."""
+    if any(len(row) != len(key) for row in only):
+        names = ", ".join(column.name for column in key) or "of no column"
+        raise QueryError(f"the key is ({names}), and keys has an entry of another number of values; give one each")
     if len(key) == 1:
         condition: exp.Expr = exp.In(this=key[0].copy(), expressions=[exp.convert(value) for (value,) in only])
     else:

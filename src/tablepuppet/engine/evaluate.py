@@ -19,8 +19,9 @@ from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
 from tablepuppet.operators.union import UnionOperator
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
+from tablepuppet.prediction.scoring import score_request
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import ScoreRows, Scores
+from tablepuppet.transport.messages import Scores
 
 
 def evaluate(model: Model, plan: Plan, link: Link, job_id: str) -> Metrics:
@@ -31,17 +32,7 @@ def evaluate(model: Model, plan: Plan, link: Link, job_id: str) -> Metrics:
         raise ModelError("the query does not select the features that the model was trained on; use the model's query")
     union = UnionOperator(link, job_id, mapping, model.outputs)
     answers = union.ask(
-        lambda part: ScoreRows(
-            job=job_id,
-            scan=part.scan,
-            columns=list(part.columns),
-            rows=part.train_rows,
-            encoders=list(model.blocks[part.block].encoders),
-            theta=model.blocks[part.block].theta,
-            model=model.spec,
-            name=model.blocks[part.block].name,
-            outputs=model.outputs,
-        ),
+        lambda part: score_request(model, part, part.train_rows, job_id),
         "evaluation",
     )
     per_row = [np.zeros((index.rows, model.outputs)) for index in mapping.train.indices]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from tablepuppet.errors import ModelError
 from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.neural import load_parameters
 from tablepuppet.plan.plan import Plan
-from tablepuppet.prediction.model import BlockModel, Model, describe_use
+from tablepuppet.prediction.model import BlockModel, Model, block_uses, describe_use
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.report import record_of, to_json, write_history, write_report
 from tablepuppet.tables.features import encoded_width, names
@@ -80,6 +81,12 @@ class Result:
     privacy: Ledger = field(default_factory=Ledger)  # what was spent, of which table, towards whom
     builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules
     epoch: int = 0  # whose parameters these are: the last one, or the best one where training was stopped early
+    id: str = ""  # under which owners hold the parts that are withheld
+
+    @property
+    def withheld(self) -> tuple[str, ...]:
+        """Blocks whose parameters stay with their owners: their coefficients are NaN here."""
+        return tuple(block.name for block in self.blocks if block.is_held)
 
     def module(self, block: str) -> torch.nn.Module:
         """A block's trained network, by the block's name: encoded features in, scores out, in evaluation mode."""
@@ -94,6 +101,8 @@ class Result:
         width = sum(encoded_width(encoder) for encoder in model.encoders)
         outputs, seed = self.plan.loss.outputs, self.plan.job.seed + number
         module = build_module(spec, width, outputs, seed=seed, name=block, builder=self.builder)
+        if model.is_held:
+            raise ModelError(f"the parameters of block {block} stay with the owners of table {model.table}")
         load_parameters(module, model.theta)
         return module.eval()
 
@@ -103,9 +112,10 @@ class Result:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics[side].items())
         epochs = len(self.history)
         ran = f"{epochs} epochs" if self.epoch in (0, epochs) else f"epoch {self.epoch} of {epochs}"
+        withheld = f"; weights of {', '.join(self.withheld)} withheld" if self.withheld else ""
         return (
             f"Result({job.model} by {job.algorithm}: {side} {shown}; objective {self.objective:.6g}; "
-            f"{ran}, {self.traffic.rounds:,} rounds, {self.traffic.bytes / 1e6:.3g} MB)"
+            f"{ran}, {self.traffic.rounds:,} rounds, {self.traffic.bytes / 1e6:.3g} MB{withheld})"
         )
 
     def _repr_html_(self) -> str:
@@ -120,7 +130,8 @@ class Result:
     def coefficients(self) -> pd.DataFrame:
         """Weights on the original scale: columns table, feature, class_, weight.
 
-        A block of a LEFT JOIN has one further row, `alias IS NOT NULL`: what finding a partner adds.
+        A block of a LEFT JOIN has one further row, `alias IS NOT NULL`: what finding a partner adds. Weights that
+        stay with their owner are NaN (`withheld` names the blocks).
         """
         import pandas as pd  # here, not above: most runs never need it, and it takes 40 MB and a third of a second
 
@@ -142,15 +153,18 @@ class Result:
 
     @property
     def intercept(self) -> float | Array:
-        """The intercept on the original scale: one number, or one per class for softmax."""
+        """The intercept on the original scale: one number, or one per class for softmax.
+
+        Features of a block whose weights are withheld count from their means, not from zero.
+        """
         self._need_linear()
         total = self.encoded_intercept.copy()
         for block in self.blocks:
-            if not block.is_outer:
+            if not block.is_outer and not block.is_held:
                 total -= _original_scale(block.encoders)[1] @ block.theta
         return float(total[0]) if len(total) == 1 else total
 
-    @property
+    @cached_property
     def model(self) -> Model:
         """What predictions need: to be saved, or given to `federation.predict`."""
         job = self.plan.job
@@ -162,7 +176,10 @@ class Result:
             label_aliases=aliases,
             classes=self.classes,
             intercept=self.encoded_intercept,
-            blocks=self.blocks,
+            blocks=tuple(
+                replace(block, uses=block_uses(self.plan.mapping.bound, number))
+                for number, block in enumerate(self.blocks)
+            ),
             tables=tables,
             metadata={
                 "algorithm": job.algorithm,
@@ -175,6 +192,7 @@ class Result:
             },
             spec=job.spec,
             builder=self.builder,
+            id=self.id,
         )
 
     def save(self, path: str | Path) -> None:

@@ -27,6 +27,7 @@ from tablepuppet.errors import TrainingError
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.operators.join import JoinOperator
 from tablepuppet.operators.union import UnionOperator
+from tablepuppet.plan.custody import held_blocks
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.private import PrivatePlan, check_exposure, plan_privacy
 from tablepuppet.prediction.model import BlockModel, mean_contribution
@@ -36,6 +37,7 @@ from tablepuppet.transport.messages import (
     Encoder,
     Evaluate,
     Evaluation,
+    HoldPart,
     Keep,
     Message,
     Move,
@@ -267,19 +269,31 @@ class _Training:
         objective, metrics = self.evaluate(is_last=True)
         best = self.patience.best_epoch if self.patience is not None and self.is_restored else len(self.history)
         self.history[best - 1] = replace(self.history[best - 1], objective=objective, metrics=metrics)
-        released = self.union.ask(lambda p: Release(job=self.union.job, part=p.number), "evaluation")
+        mapping, job_id = self.plan.mapping, self.union.job
+        held = held_blocks(self.plan.job, mapping)
+
+        def ask(part: Part) -> Message:
+            if not held[part.block]:
+                return Release(job=job_id, part=part.number)
+            features = list(mapping.bound.blocks[part.block].features)
+            return HoldPart(job=job_id, part=part.number, model=job_id, block=part.block, features=features)
+
+        released = self.union.ask(ask, "evaluation")
         blocks = []
-        for number, block in enumerate(self.plan.mapping.bound.blocks):
+        for number, block in enumerate(mapping.bound.blocks):
             parts = self.union.blocks[number]
-            theta = cast(Parameters, released[parts[0].number][0]).values if parts else np.zeros((0, 0))
+            answer = released[parts[0].number][0] if parts else Parameters(values=np.zeros((0, 0)))
+            width = sum(map(encoded_width, encoders[number]))
+            unknown = np.full((width, self.problem.loss.outputs), np.nan)
             blocks.append(
                 BlockModel(
                     name=block.name,
                     table=block.table,
                     features=block.features,
                     encoders=tuple(encoders[number]),
-                    theta=theta,
-                    is_outer=self.plan.mapping.train.indices[number].is_partial,
+                    theta=answer.values if isinstance(answer, Parameters) else unknown,
+                    is_held=held[number],
+                    is_outer=mapping.train.indices[number].is_partial,
                     mean=mean_contribution(
                         self.contributions[number], self.problem.multiplicity[number], self.problem.joined.rows
                     ),
@@ -293,7 +307,8 @@ class _Training:
             traffic=self.union.link.meter.traffic(),
             blocks=tuple(blocks),
             encoded_intercept=self.intercept,
-            classes=self.plan.mapping.label.classes,
+            classes=mapping.label.classes,
             privacy=self.private.spent(self.rounds),
             epoch=best,
+            id=job_id if any(held) else "",
         )

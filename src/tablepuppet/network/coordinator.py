@@ -22,6 +22,7 @@ from tablepuppet.network.control import Failed, Kind, Round, Waiting
 from tablepuppet.network.journal import Journal, RunTransport
 from tablepuppet.network.objects import to_frame
 from tablepuppet.network.runs import Run
+from tablepuppet.prediction.standing import Standing
 from tablepuppet.transport.codec import Frame
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.switchboard import Switchboard
@@ -43,6 +44,7 @@ class Coordinator:
         self._queue: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._lock = threading.RLock()
         self._current: Run | None = None
+        self._standing = Standing()
         self.rounds = self.bytes_up = self.bytes_down = 0
         self._take_up()
         self._worker = threading.Thread(target=self._work, name="coordinator", daemon=True)
@@ -188,7 +190,8 @@ class Coordinator:
     def _outcome(self, run: Run, link: Link) -> Any:
         if run.kind == "predict":
             asked = run.asked
-            return story.predict(asked["model"], asked["query"], self._tables, link, **asked["options"])
+            given = (asked["model"], asked["query"], self._tables, link)
+            return story.predict(*given, standing=self._standing, **asked["options"])
         if run.kind == "profile":
             return story.profile(run.asked["query"], run.asked["label"], self._tables, link)
         if run.kind == "evaluate":

@@ -15,7 +15,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -48,14 +48,14 @@ class _Last(Envelope, frozen=True):
     step: int
     replies: int
     parts: list[int]
-    fingerprint: int  # of the rows that the run has read
+    fingerprints: dict[str, int]  # of the rows that the run has read, by table
 
 
 @dataclass(slots=True)
 class _Memory:
     step: int = 0
     reply: Sequence[Frame] = ()
-    fingerprint: int = 0
+    fingerprints: dict[str, int] = field(default_factory=dict)
     setup_size: int = 0  # bytes of `setup` that count
     slot: int = 0  # of `last`, where the newest is
 
@@ -115,7 +115,7 @@ class Keeper:
     ) -> None:
         setup = [frame for frame, kind in zip(frames, kinds, strict=True) if kind in _SETUP]
         if setup:
-            memory.fingerprint = self._client.tables.fingerprint(request.run)
+            memory.fingerprints = self._client.tables.fingerprints(request.run)
         if self._folder is not None:
             self._wait_for_room(lambda: self._write(request, setup, memory, reply))
         memory.step, memory.reply = request.step, reply
@@ -132,7 +132,7 @@ class Keeper:
                 write_record(file, _Setup(step=request.step), setup)
                 memory.setup_size = file.tell()
         states = self._client.states(request.run)
-        last = _Last(step=request.step, replies=len(reply), parts=list(states), fingerprint=memory.fingerprint)
+        last = _Last(step=request.step, replies=len(reply), parts=list(states), fingerprints=memory.fingerprints)
         try:
             kept = [*reply, *(encode(state, keep_order=True) for state in states.values())]
             memory.slot = write_newest(folder / "last", memory.slot, last, kept)
@@ -169,16 +169,21 @@ class Keeper:
 
     def _restore(self, run: str, folder: Path) -> _Memory:
         slot, (last, frames) = read_newest(folder / "last", _Last)
-        memory = _Memory(last.step, frames[: last.replies], last.fingerprint, slot=slot)
+        memory = _Memory(last.step, frames[: last.replies], last.fingerprints, slot=slot)
         if (folder / "setup").exists():
             with (folder / "setup").open("rb") as file:
                 while (record := read_record(file, _Setup)) is not None and record[0].step <= last.step:
                     for frame in record[1]:
                         self._client.handle(frame)
                     memory.setup_size = file.tell()
-        if self._client.tables.fingerprint(run) != memory.fingerprint:
+        now = self._client.tables.fingerprints(run)
+        changed = sorted(
+            table for table in {*now, *last.fingerprints} if now.get(table) != last.fingerprints.get(table)
+        )
+        if changed:
             self._client.answer(CloseJob(job=run))
-            raise TransportError("its tables have changed since the run began; start the run again")
+            which = f"table {changed[0]} has" if len(changed) == 1 else f"tables {', '.join(changed)} have"
+            raise TransportError(f"{which} changed since the run began; start the run again")
         self._client.restore(run, dict(zip(last.parts, frames[last.replies :], strict=True)))
         log.info("run %s goes on after step %d", run, last.step)
         return memory

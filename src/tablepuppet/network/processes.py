@@ -18,6 +18,7 @@ from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
 from tablepuppet.operators.client import Client
 from tablepuppet.privacy.policy import Policy
+from tablepuppet.tables.parts import Shelf
 from tablepuppet.tables.policy_file import read_policy
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.threads import one_blas_thread
@@ -73,7 +74,8 @@ def join(settings: ClientSettings, open_tables: OpenTables) -> None:
 def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, ClientTables]:
     tables = open_tables(settings)
     policy = _CAREFUL if settings.policy is None else read_policy(settings.path(settings.policy))
-    client = Client(settings.name, tables, policy, key=settings.shared_secret())
+    shelf = Shelf(settings.models_folder)
+    client = Client(settings.name, tables, policy, key=settings.shared_secret(), shelf=shelf)
     member: Member
 
     def note(text: str) -> None:

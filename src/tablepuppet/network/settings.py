@@ -97,6 +97,7 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     key: str | None = None  # certs/NAME.key
     state: str | None = None  # state/NAME: checkpoints
     policy: str | None = None  # the file with the owner's own rules
+    models: str | None = None  # models/NAME: the parts of models that it holds
     secret: str | None = None  # the file with the key that clients share and the server never has
     folder: Path = Path()
 
@@ -122,6 +123,10 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         if len(found) < 32:
             raise JobError(f"{self.path(self.secret)} is too short for a secret; `tablepuppet certs secret` makes one")
         return found
+
+    @property
+    def models_folder(self) -> Path:
+        return self.path(self.models or f"models/{self.name}")
 
     @property
     def state_folder(self) -> Path:

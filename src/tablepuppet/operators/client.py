@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -35,6 +35,7 @@ from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.encoding import encode as encode_features
 from tablepuppet.tables.features import Features
 from tablepuppet.tables.labels import LabelNoise, Split, describe_labels, read_labels, read_weights
+from tablepuppet.tables.parts import BlockPart, Shelf
 from tablepuppet.tables.statistics import statistics, without_moments
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.tables.tokens import job_key, key_of, tokens
@@ -61,6 +62,8 @@ class _Part:
     kept: Kept | None = None
     figure: float = 0.0  # what the server half wants to know of the algorithm's start
     sealing: Sealing | None = None  # where summands leave under masks
+    encoders: tuple[m.Encoder, ...] = ()
+    started: m.StartPart | None = None
 
     @property
     def theta(self) -> Any:
@@ -95,6 +98,7 @@ class Client:
     key: bytes | None = field(default=None, repr=False)  # shared by the clients, never with the server
     secret: bytes = field(default_factory=partial(secrets.token_bytes, 32), repr=False)  # this owner's own
     order_key: bytes | None = field(default=None, repr=False)  # for the order of rows; None: the same key
+    shelf: Shelf = field(default_factory=Shelf, repr=False)  # the parts of models that this owner holds
     _parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
 
     def handle(self, frame: Frame) -> Frame:
@@ -139,7 +143,7 @@ class Client:
     # -- schema, keys, labels --------------------------------------------------------------
 
     def describe_table(self, request: m.DescribeTable) -> m.Message:
-        return self.tables.describe(request.table)
+        return replace(self.tables.describe(request.table), withholds=not self.policy.release_parameters)
 
     def open_scan(self, request: m.OpenScan) -> m.Message:
         answer = self.tables.open_scan(request)
@@ -212,6 +216,7 @@ class Client:
         columns, infos = [c for c, _ in pairs], [i for _, i in pairs]
         part.train = encode_features(columns, infos, opened.train_rows, request.encoders)
         part.test = encode_features(columns, infos, opened.test_rows, request.encoders)
+        part.encoders = tuple(request.encoders)
         if not request.wants_key or self.key is None:
             return m.Encoded(width=part.train.width)
         part.sealing = Sealing(request.job, self.name, request.part, self.key)
@@ -236,7 +241,7 @@ class Client:
         weights = multiplicity if request.weights is None else request.weights[:, 0]
         if len(weights) != part.train.rows:
             raise TransportError(f"{len(weights)} weights were sent for {part.train.rows} rows")
-        part.options = request.algorithm
+        part.options, part.started = request.algorithm, request
         model = self._model(part, request)
         part.setup = PartSetup(
             model=model,
@@ -347,20 +352,49 @@ class Client:
     def release(self, request: m.Release) -> m.Message:
         return m.Parameters(values=self._started(request).theta)
 
+    def hold_part(self, request: m.HoldPart) -> m.Message:
+        part = self._started(request)
+        assert part.started is not None
+        every = self.tables.expressions(request.job, part.request.scan)
+        held = BlockPart(
+            model=request.model,
+            name=part.started.name,
+            features=tuple(request.features),
+            encoders=part.encoders,
+            theta=np.asarray(part.theta, np.float64),
+            outputs=part.started.outputs,
+            spec=part.started.model,
+            uses=(tuple(every[c] for c in part.request.columns),),
+        )
+        self.shelf.hold(held, request.block)
+        return m.Done()
+
     # -- prediction ------------------------------------------------------------------------
 
     def score_rows(self, request: m.ScoreRows) -> m.Message:
+        return self._score(request, request.encoders, request.theta, request.model, request.outputs)
+
+    def score_own_rows(self, request: m.ScoreOwnRows) -> m.Message:
+        part = self.shelf.find(request.model, request.name)
+        every = self.tables.expressions(request.job, request.scan)
+        infos = self.tables.columns(request.job, request.scan)
+        part.check([every[c] for c in request.columns], [infos[c] for c in request.columns])
+        return self._score(request, part.encoders, part.theta, part.spec, part.outputs)
+
+    def _score(
+        self, request: Any, encoders: Sequence[m.Encoder], theta: m.Array, spec: ModelSpec, outputs: int
+    ) -> m.Scores:
+        """h of the rows asked for."""
         pairs = [self._column(request.job, request.scan, c) for c in request.columns]
-        features = encode_features([c for c, _ in pairs], [i for _, i in pairs], request.rows, request.encoders)
-        if not request.model.is_linear:
-            module = self._module(request.model, features.width, request.outputs, request.name)
+        features = encode_features([c for c, _ in pairs], [i for _, i in pairs], request.rows, encoders)
+        if not spec.is_linear:
+            module = self._module(spec, features.width, outputs, request.name)
             missing = request.rows < 0
-            given = (module, request.model, features, features, request.outputs)
-            model = NeuralModel.of(*given, missing=(missing, missing), stream=0)
-            return m.Scores(values=model.predict(request.theta.astype(request.model.dtype)))
-        if len(request.theta) != features.width:
-            raise TransportError(f"the parameters are for {len(request.theta)} columns, and there are {features.width}")
-        return m.Scores(values=features.dot(request.theta))
+            model = NeuralModel.of(module, spec, features, features, outputs, missing=(missing, missing), stream=0)
+            return m.Scores(values=model.predict(theta.astype(spec.dtype)))
+        if len(theta) != features.width:
+            raise TransportError(f"the parameters are for {len(theta)} columns, and there are {features.width}")
+        return m.Scores(values=features.dot(theta))
 
     def send_identifiers(self, request: m.SendIdentifiers) -> m.Message:
         table = self.tables.scan(request.job, request.scan)
@@ -416,6 +450,8 @@ _ANSWERS: dict[type, Callable[[Client, Any], m.Message]] = {
     m.Restore: Client.restore_kept,
     m.Release: Client.release,
     m.ScoreRows: Client.score_rows,
+    m.ScoreOwnRows: Client.score_own_rows,
+    m.HoldPart: Client.hold_part,
     m.SendIdentifiers: Client.send_identifiers,
     m.CloseJob: Client.close_job,
 }

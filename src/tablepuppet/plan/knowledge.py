@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tablepuppet.algorithms.options import Admm, Options, Sgd
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.plan.custody import held_blocks
 from tablepuppet.plan.shape import BlockShape, Shape
 from tablepuppet.plan.text import plural
 from tablepuppet.privacy.options import KeyMode
@@ -74,15 +75,19 @@ def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
             if block.is_split
         ]
     found = [Insight("server", tuple(server))]
-    for block in shape.blocks:
+    held = held_blocks(job, mapping)
+    for block, is_held in zip(shape.blocks, held, strict=True):
         learns = [f"which of its rows take part, and in how many joined rows (up to {block.most:,})"]
         if job.algorithm != "centralized":
             if job.weight is not None or job.class_weight is not None:
                 learns.append("the weights of those joined rows, summed for each of its rows")
             learns.append(f"the slope of the loss at each of its rows, up to {times}")
-            learns.append(f"the weights of {block.name}" + (", shared by its clients" if block.is_split else ""))
+            shared = ", shared by its clients" if block.is_split else ""
+            learns.append(f"the weights of {block.name}{shared}" + (", which stay there" if is_held else ""))
         found.append(Insight(_owners(block), tuple(learns)))
-    return [*found, Insight("anyone else", ("the model, if it is released",))]
+    kept = [block.name for block, is_held in zip(shape.blocks, held, strict=True) if is_held]
+    but = f", without the weights of {', '.join(kept)}" if kept else ""
+    return [*found, Insight("anyone else", (f"the model, if it is released{but}",))]
 
 
 def _about_keys(mapping: TableMapping, mode: KeyMode) -> str:

@@ -18,6 +18,7 @@ from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.models.losses import COMPILED_FROM, Logistic, Loss, Softmax, Squared
 from tablepuppet.plan.advice import Advice, advise
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
+from tablepuppet.plan.custody import check_custody
 from tablepuppet.plan.document import document
 from tablepuppet.plan.explain import render
 from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
@@ -121,6 +122,7 @@ def make_plan(mapping: TableMapping, job: Job) -> Plan:
     """The plan of a job."""
     if not mapping.train.rows:
         raise JobError("there are no training rows; lower test_fraction or validation_fraction, or bring more rows")
+    check_custody(job, mapping)
     if job.model == "auto":
         job = msgspec.structs.replace(job, model=_model_for(mapping))
     job = blinded(job)

@@ -30,9 +30,11 @@ class BlockModel:
     table: str
     features: tuple[str, ...]
     encoders: tuple[Encoder, ...]
-    theta: Array
+    theta: Array  # NaN where the block's owners hold it
     is_outer: bool  # some joined rows have no row here
     mean: Array  # Σ_j h_i(p_i(j)) / N over the joined training rows: what stands for an owner that is missing
+    uses: tuple[tuple[str, ...], ...] = ()  # the features as SQL over the table's columns; one for each use of it
+    is_held: bool = False  # by its owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,16 @@ class Model:
     metadata: dict[str, Any] = field(default_factory=dict)
     spec: ModelSpec = field(default_factory=ModelSpec)  # how a block's model is built
     builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules; never saved
+    id: str = ""  # under which owners hold their parts; "": not saved yet, and nobody does
 
     @property
     def outputs(self) -> int:
         return len(self.intercept)
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Where each block's parameters are: "here", or with the owners of which table."""
+        return {b.name: f"with the owners of {b.table}" if b.is_held else "here" for b in self.blocks}
 
     def save(self, path: str | Path) -> None:
         """Writes the model to a folder: JSON and Arrow, each block's part in a folder of its own."""
@@ -74,13 +82,22 @@ class Model:
     def __repr__(self) -> str:
         features = sum(len(block.features) for block in self.blocks)
         tables = ", ".join(dict.fromkeys(block.table for block in self.blocks))
-        return f"Model({self.kind} for {self.label!r}: {features} features of {tables})"
+        held = [block.name for block in self.blocks if block.is_held]
+        where = f"; with their owners: {', '.join(held)}" if held else ""
+        return f"Model({self.kind} for {self.label!r}: {features} features of {tables}{where})"
 
 
 def describe_use(bound: BoundQuery) -> tuple[tuple[str, ...], tuple[TableUse, ...]]:
     """The alias of the label in each branch, and what was read of each table."""
     aliases = tuple(branch.relations[branch.label_relation].alias for branch in bound.branches)
     return aliases, tuple(TableUse(s.table, s.expressions, s.columns, _names(s)) for s in bound.scans)
+
+
+def block_uses(bound: BoundQuery, block: int) -> tuple[tuple[str, ...], ...]:
+    """The features of a block as SQL over its table's columns, in each branch."""
+    members = zip(bound.branches, bound.blocks[block].members, strict=True)
+    scans = [(bound.scans[branch.relations[m.relation].scan], m.columns) for branch, m in members]
+    return tuple(dict.fromkeys(tuple(scan.expressions[c] for c in columns) for scan, columns in scans))
 
 
 def _names(scan: Scan) -> tuple[str, ...]:

@@ -19,15 +19,14 @@ from tablepuppet.mapping.new_rows import NewRows, map_new_rows
 from tablepuppet.prediction.answer import answer
 from tablepuppet.prediction.missing import Reachable
 from tablepuppet.prediction.model import Model
+from tablepuppet.prediction.scoring import score_request
 from tablepuppet.query import parse
-from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS
+from tablepuppet.tables.parts import check_types
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import (
     Array,
     Identifiers,
     Message,
-    NumberEncoder,
-    ScoreRows,
     Scores,
     SendIdentifiers,
 )
@@ -54,7 +53,12 @@ def predict_rows(
         only=None if only is None else tuple(map(tuple, only)),
     )
     servable = bind_features(parse(query), wanted, tables=tables, link=link, job=job)
-    _check_types(model, servable)
+    here = [(b, s) for b, s in zip(model.blocks, servable.bound.blocks, strict=True) if not b.is_held]
+    check_types(  # owners look at the parts that they hold
+        [f for b, _ in here for f in b.features],
+        [c for _, s in here for c in s.columns],
+        [e for b, _ in here for e in b.encoders],
+    )
     if there is not None:
         _check_base(servable, there)
     incomplete = frozenset[str]() if there is None else there.incomplete
@@ -92,37 +96,11 @@ def _plain(values: Sequence[Any]) -> Key:
     return tuple(v.item() if isinstance(v, np.generic) else v for v in values)
 
 
-def _check_types(model: Model, servable: Servable) -> None:
-    """Every feature is still of a type that its encoder takes."""
-    changed = []
-    for block, bound in zip(model.blocks, servable.bound.blocks, strict=True):
-        for name, column, encoder in zip(block.features, bound.columns, block.encoders, strict=True):
-            is_number = isinstance(encoder, NumberEncoder)
-            if column.kind not in (NUMBER_KINDS if is_number else STRING_KINDS):
-                trained = "a number" if is_number else "text"
-                changed.append(f"{name} was {trained} in training and is {column.detail or column.kind} now")
-    if changed:
-        raise ModelError(f"the model does not fit these tables: {'; '.join(changed)}; cast it in the query, or retrain")
-
-
 def _scores(model: Model, rows: NewRows, link: Link, job: str) -> Array:
     """Σ_i expand_i(h_i) + intercept; the mean contribution where an owner is missing."""
     requests: dict[str, list[Message]] = {}
     for part in rows.parts:
-        block = model.blocks[part.block]
-        requests.setdefault(part.client, []).append(
-            ScoreRows(
-                job=job,
-                scan=part.scan,
-                columns=list(part.columns),
-                rows=part.test_rows,
-                encoders=list(block.encoders),
-                theta=block.theta,
-                model=model.spec,
-                name=block.name,
-                outputs=model.outputs,
-            )
-        )
+        requests.setdefault(part.client, []).append(score_request(model, part, part.test_rows, job))
     answers = {client: iter(messages) for client, messages in link.ask(requests, "evaluation").items()}
     per_row = [np.zeros((index.rows, model.outputs)) for index in rows.joined.indices]
     for part in rows.parts:

@@ -52,12 +52,34 @@ class Predictor:
         rows = self._order[self._starts[position] : self._starts[position + 1]]
         return self._table.take(pa.array(rows))
 
+    def find(self, keys: Sequence[Sequence[Any]]) -> pa.Table | None:
+        """The predictions for some keys, in the order of the rows; None: the keys are not of the columns' own types."""
+        kinds = [self._table.schema.field(_shown(name, self._table)).type for name in self.key]
+        if not all(len(key) == len(kinds) and all(map(_is_of, key, kinds)) for key in keys):
+            return None
+        wanted = [key[0] for key in keys] if len(kinds) == 1 else list(map(tuple, keys))
+        found = np.unique(self._keys.get_indexer(wanted)) if wanted else np.empty(0, np.intp)
+        rows = [self._order[self._starts[k] : self._starts[k + 1]] for k in found if k >= 0]
+        return self._table.take(pa.array(np.sort(np.concatenate(rows)) if rows else np.empty(0, np.int64)))
+
     def __len__(self) -> int:
         """How many keys there are."""
         return len(self._keys)
 
     def __repr__(self) -> str:
         return f"Predictor({len(self):,} keys of {', '.join(self.key)})"
+
+
+def _is_of(value: Any, kind: pa.DataType) -> bool:
+    """Whether a key is of the type that its column has, so that a look-up means what SQL would mean."""
+    if isinstance(value, bool):
+        return bool(pa.types.is_boolean(kind))
+    if isinstance(value, int):
+        return bool(pa.types.is_integer(kind)) and -(2**63) <= value < 2**63
+    return isinstance(value, str) and any(is_text(kind) for is_text in _TEXTS)
+
+
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 def _shown(name: str, table: pa.Table) -> str:

@@ -4,8 +4,8 @@
     keys_in_plain = false        # join keys leave as tokens only
     second_moments = false       # no exact TᵀT: newton and admm(union="exact") on a partitioned table are refused
     minimum_clients = 3          # gradients, parameters, second moments leave only in masked sums over so many clients
-    release_parameters = true    # trained parameters of my block may leave
-    predictions = true           # a trained model may be applied to my rows
+    release_parameters = true    # false: trained parameters stay here, and I predict with them
+    predictions = true           # a trained model may be applied to my rows; "held": only one whose part I hold
     identifiers = true           # key values may be shown beside predictions
 
     [labels]
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -78,7 +78,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     keys_in_plain: bool = True
     second_moments: bool = True
     release_parameters: bool = True
-    predictions: bool = True
+    predictions: bool | Literal["held"] = True
     identifiers: bool = True
     labels: LabelRules = LabelRules()
     tables: dict[str, TableRules] = {}
@@ -105,10 +105,15 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             case m.MultiplyGram():
                 self._moments("a product with the second moments of features")
             case m.Release():
-                self._release()
+                self._release("they are kept here")
             case m.ScoreRows():
                 self._columns(request, use, request.columns, "features")
-                self._rule(self.predictions, "predictions", "models are not applied to this owner's rows")
+                self._rule(self.predictions is True, "predictions", _PREDICTIONS[self.predictions])
+            case m.ScoreOwnRows():
+                self._columns(request, use, request.columns, "features")
+                self._rule(bool(self.predictions), "predictions", _PREDICTIONS[self.predictions])
+            case m.RevealFeatures():
+                self._release("a model that is fitted at the server is known there")
             case m.SendIdentifiers():
                 self._columns(request, use, request.columns, "keys")
                 self._rule(self.identifiers, "identifiers", "key values are not shown beside predictions")
@@ -161,7 +166,6 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             )
 
     def _training(self, request: m.StartPart) -> None:
-        self._release()  # asked at the end of every run: say so before it begins
         clients = max(1, len({peer.client for peer in request.peers}))
         if clients < self.minimum_clients:
             raise _refused(
@@ -170,6 +174,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 f"{self.minimum_clients} clients of a table, and here they would be {clients}",
             )
         options = request.algorithm
+        if request.clients > 1:
+            self._release("the owners of a table agree on them through the server")
         sends_moments = isinstance(options, Newton) or (isinstance(options, Admm) and options.union == "exact")
         if request.clients > 1 and sends_moments:
             self._moments(f'algorithm="{options.name}" sums them over the owners of a table')
@@ -181,8 +187,10 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             f'exact second moments do not leave this owner ({why}); use algorithm="admm"',
         )
 
-    def _release(self) -> None:
-        self._rule(self.release_parameters, "release_parameters", "trained parameters do not leave this owner")
+    def _release(self, why: str) -> None:
+        self._rule(
+            self.release_parameters, "release_parameters", f"trained parameters do not leave this owner, and {why}"
+        )
 
     def _rule(self, holds: bool, rule: str, why: str) -> None:
         if not holds:
@@ -200,6 +208,11 @@ _AS = {
     "keys": "be a join key",
     "labels": "be the label or a weight",
     "filters": "be filtered by",
+}
+_PREDICTIONS: dict[bool | str, str] = {
+    True: "",
+    False: "models are not applied to this owner's rows",
+    "held": "only models whose part this owner holds are applied to its rows",
 }
 
 

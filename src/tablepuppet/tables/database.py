@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from tablepuppet.errors import SourceError
 from tablepuppet.tables import duck
@@ -36,6 +37,10 @@ class Driver(Protocol):
 
     def stream(self, scan: PushDown) -> Iterator[pa.RecordBatch]:
         """The answer to a scan's SELECT: at least one batch, even if it has no rows."""
+        ...
+
+    def stamp(self) -> str | None:
+        """A text that is another one whenever the table may have changed; None: there is no telling."""
         ...
 
     def close(self) -> None: ...
@@ -64,7 +69,8 @@ class DatabaseSource:
             if self._twin is not None:
                 self._twin.close()
             self._twin, self._columns = twin, now
-        return self._twin.describe()
+        described = zip(self._twin.describe(), now, strict=True)
+        return [info if column.nullable else replace(info, nullable=False) for info, column in described]
 
     def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
         assert self._twin is not None
@@ -77,6 +83,9 @@ class DatabaseSource:
         self._check_unchanged(scan.used)
         columns = [f"CAST({c} AS {t})" for c, t in zip(scan.columns, types, strict=True)]
         return duck.project(self._name, self._driver.stream(scan), scan.inner, columns, scan.filter)
+
+    def stamp(self) -> str | None:
+        return self._driver.stamp()
 
     def close(self) -> None:
         if self._twin is not None:

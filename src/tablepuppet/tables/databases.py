@@ -12,6 +12,7 @@ from typing import Final
 
 from tablepuppet.errors import SourceError
 from tablepuppet.tables import duck
+from tablepuppet.tables.changes import FileSource
 from tablepuppet.tables.credentials import expanded
 from tablepuppet.tables.database import DatabaseSource
 from tablepuppet.tables.mysql import MySQL
@@ -60,9 +61,13 @@ def _path(spec: SourceSpec) -> Path:
 def _open_duckdb(spec: SourceSpec, table: str, name: str) -> Source:
     """duckdb://relative/path or duckdb:///absolute/path."""
     file = _path(spec)
-    if not file.is_file():
-        raise SourceError(f"table {name}: there is no DuckDB file {file}; check the path")
-    return duck.from_database(name, str(file), table)
+
+    def find() -> list[str]:
+        if not file.is_file():
+            raise SourceError(f"table {name}: there is no DuckDB file {file}; check the path")
+        return [str(file)]
+
+    return FileSource(name, find, lambda files: duck.from_database(name, files[0], table))
 
 
 OPENERS: Final[Mapping[str, Opener]] = {

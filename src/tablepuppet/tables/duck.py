@@ -63,6 +63,9 @@ class DuckSource:
         relation = _guarded(self._name, lambda: self._connection.sql(_select(expressions, filter)))
         return [str(kind) for kind in relation.types][: len(expressions)]
 
+    def stamp(self) -> str | None:
+        return ""  # what lies in memory stays; files.py looks after files
+
     def close(self) -> None:
         self._connection.close()
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from tablepuppet.errors import SourceError
 from tablepuppet.tables import duck
+from tablepuppet.tables.changes import FileSource
 from tablepuppet.tables.memory import check_names, open_memory
 from tablepuppet.tables.source import Source
 
@@ -25,10 +26,18 @@ _IPC = (".feather", ".arrow", ".ipc")
 
 def open_path(path: str, name: str) -> Source:
     """Opens a file, a folder or a glob of files."""
-    try:
-        files = _find(path, name)
-    except OSError as error:
-        raise SourceError(f"table {name}: {path} cannot be looked at ({error.strerror}); check its rights") from None
+
+    def find() -> list[str]:
+        try:
+            return _find(path, name)
+        except OSError as error:
+            why = f"cannot be looked at ({error.strerror}); check its rights"
+            raise SourceError(f"table {name}: {path} {why}") from None
+
+    return FileSource(name, find, lambda files: _open(path, files, name))
+
+
+def _open(path: str, files: list[str], name: str) -> Source:
     if all(file.lower().endswith(_PARQUET) for file in files):
         return _open_parquet(files, name)
     if all(file.lower().endswith(_CSV) for file in files):

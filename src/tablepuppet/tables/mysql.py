@@ -11,6 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -77,17 +78,27 @@ class MySQL:
 
     def columns(self) -> list[OwnerColumn]:
         found = self._described(
-            "column_name AS name, data_type AS kind, column_type AS whole, numeric_precision AS p, numeric_scale AS s",
+            "column_name AS name, data_type AS kind, column_type AS whole, numeric_precision AS p, numeric_scale AS s, "
+            "is_nullable AS n",
             "columns",
         )
         if not found:
             raise SourceError(f"table {self._name}: there is no such table in the database; check its name")
-        return [_column(_text(r["name"]), _text(r["kind"]), _text(r["whole"]), r["p"], r["s"]) for r in found]
+        return [
+            replace(
+                _column(_text(r["name"]), _text(r["kind"]), _text(r["whole"]), r["p"], r["s"]),
+                nullable=_text(r["n"]) == "YES",
+            )
+            for r in found
+        ]
 
     def stream(self, scan: PushDown) -> Iterator[pa.RecordBatch]:
         key = [_text(r["name"]) for r in self._described("column_name AS name", "key_column_usage", _PRIMARY)]
         order = f" ORDER BY {', '.join(map(_quoted, key))}" if key else ""
         yield from self._read(scan.select + order)
+
+    def stamp(self) -> str | None:
+        return None  # when a table of InnoDB was last written is not kept reliably
 
     def close(self) -> None:
         """A connection lasts for one query."""

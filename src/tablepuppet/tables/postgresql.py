@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -33,7 +34,7 @@ _SESSION: Final = (
 _COLUMNS: Final = """
     SELECT a.attname::text, format_type(coalesce(nullif(t.typbasetype, 0), a.atttypid),
            CASE WHEN t.typbasetype <> 0 THEN t.typtypmod ELSE a.atttypmod END), t.typtype::text,
-           coalesce(c.collisdeterministic, true)
+           coalesce(c.collisdeterministic, true), NOT a.attnotnull
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation c ON c.oid = a.attcollation
     WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
@@ -110,7 +111,7 @@ class PostgreSQL:
             found = self._rows(_COLUMNS, (self.relation,))
         if not found:
             raise SourceError(f"table {self._name}: {_REASONS['42P01']}")
-        return [self._column(*row) for row in found]
+        return [replace(self._column(*row), nullable=nullable) for *row, nullable in found]
 
     def stream(self, scan: PushDown) -> Iterator[pa.RecordBatch]:
         try:
@@ -124,6 +125,11 @@ class PostgreSQL:
                     yield pa.RecordBatch.from_arrays(arrays, schema=schema)
         except self._errors as error:
             raise self._error(error) from None
+
+    def stamp(self) -> str | None:
+        """Which transactions are visible: the same text, the same rows."""
+        [(snapshot,)] = self._rows("SELECT pg_current_snapshot()::text")
+        return str(snapshot)
 
     def close(self) -> None:
         self._connection.close()

@@ -30,6 +30,7 @@ class OwnerColumn:
     type: str  # in DuckDB, where the client computes
     family: Family | None = None  # None: never computed with in the database
     fetch: str | None = None  # how the database is asked for it, {} being its name; None: by name
+    nullable: bool = True
 
 
 @dataclass(frozen=True, slots=True)

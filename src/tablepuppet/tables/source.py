@@ -41,6 +41,10 @@ class Source(Protocol):
         """
         ...
 
+    def stamp(self) -> str | None:
+        """A text that is another one whenever the table may have changed; None: there is no telling."""
+        ...
+
     def close(self) -> None:
         """Gives back files and connections; closing twice does no harm."""
         ...

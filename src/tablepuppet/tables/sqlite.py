@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -15,6 +16,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from tablepuppet.errors import SourceError
+from tablepuppet.tables.changes import stamp_of
 from tablepuppet.tables.pushdown import COMMON, Dialect, Family, OwnerColumn, PushDown
 
 # Texts are compared by their column's own collation and dates are texts: the client compares both itself. Expressions
@@ -57,21 +59,33 @@ class SQLite:
             raise SourceError(f"table {name}: SQLite needs pip install 'tablepuppet[databases]'") from None
         self._name = name
         self._table = table
+        self._file = file
         self._errors: Any = dbapi.Error
         self.relation = f"{_quoted(table)} NOT INDEXED"  # or rows come in the order of any index that covers them
         if not file.is_file():
             raise SourceError(f"table {name}: there is no SQLite file {file}; check the path")
+        self._connection: Any = self._connect()
+
+    def _connect(self) -> Any:
+        from adbc_driver_sqlite import dbapi
+
+        self._inode = self._file.stat().st_ino
         try:
-            self._connection: Any = dbapi.connect(f"file:{quote(str(file))}?mode=ro", autocommit=True)
-        except dbapi.Error as error:
+            return dbapi.connect(f"file:{quote(str(self._file))}?mode=ro", autocommit=True)
+        except self._errors as error:
             raise self._error(error) from None
 
     def columns(self) -> list[OwnerColumn]:
+        if not self._file.is_file():
+            raise SourceError(f"table {self._name}: its SQLite file is gone; put it back")
+        if self._file.stat().st_ino != self._inode:  # another file has taken its place
+            self.close()
+            self._connection = self._connect()
         literal = "'" + self._table.replace("'", "''") + "'"
-        found = self._rows(f"SELECT name, type FROM pragma_table_info({literal})")
+        found = self._rows(f'SELECT name, type, "notnull" FROM pragma_table_info({literal})')
         if not found:
             raise SourceError(f"table {self._name}: there is no such table in the SQLite file; check its name")
-        return [self._column(name, declared) for name, declared in found]
+        return [replace(self._column(name, declared), nullable=not required) for name, declared, required in found]
 
     def stream(self, scan: PushDown) -> Iterator[pa.RecordBatch]:
         self._check_storage(scan.used)
@@ -86,6 +100,9 @@ class SQLite:
                 yield from (batch.rename_columns(names) for batch in reader)
         except self._errors as error:
             raise self._error(error) from None
+
+    def stamp(self) -> str | None:
+        return stamp_of([str(self._file), f"{self._file}-wal"])
 
     def close(self) -> None:
         self._connection.close()

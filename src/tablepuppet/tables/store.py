@@ -6,6 +6,8 @@ scan's rows as Arrow, read once a job. Every expression passes the guard before 
 
 from __future__ import annotations
 
+import hmac
+import secrets
 import threading
 import zlib
 from collections.abc import Mapping
@@ -45,6 +47,7 @@ class ClientTables:
     def __init__(self, tables: Mapping[str, Source]) -> None:
         self._sources = dict(tables)
         self._scans: dict[tuple[str, int], _Scan] = {}
+        self._secret = secrets.token_bytes(32)
         self._lock = threading.RLock()
 
     @property
@@ -54,7 +57,12 @@ class ClientTables:
     def describe(self, table: str) -> TableSchema:
         """The columns of a table."""
         with self._lock:
-            return TableSchema(columns=self._source(table).describe())
+            source = self._source(table)
+            columns = source.describe()
+            stamp = source.stamp()
+            # A figure for comparison: paths, times and transactions are the owner's business.
+            shown = b"" if stamp is None else hmac.digest(self._secret, f"{table} {stamp}".encode(), "sha256")[:16]
+            return TableSchema(columns=columns, stamp=shown)
 
     def open_scan(self, request: OpenScan) -> ScanSchema:
         """Checks a scan's expressions and says their types; reads nothing."""
@@ -106,21 +114,26 @@ class ClientTables:
                 rows=lambda: self.scan(job, scan).num_rows,
             )
 
-    def fingerprint(self, job: str) -> int:
-        """A figure that changes with any value or the order of the rows that a job has read."""
-        value = 0
+    def fingerprints(self, job: str) -> dict[str, int]:
+        """For each table, a figure that changes with any value or the order of the rows that a job has read."""
+        values: dict[str, int] = {}
         with self._lock:
             for key in sorted(k for k, scan in self._scans.items() if k[0] == job and scan.rows is not None):
-                rows = self._scans[key].rows
-                assert rows is not None
-                for batch in rows.combine_chunks().to_batches():
-                    value = zlib.crc32(batch.serialize(), value)
-        return value
+                opened = self._scans[key]
+                assert opened.rows is not None
+                for batch in opened.rows.combine_chunks().to_batches():
+                    values[opened.table] = zlib.crc32(batch.serialize(), values.get(opened.table, 0))
+        return values
 
     def name(self, job: str, scan: int) -> str:
         """What an open scan reads: its table and filter."""
         with self._lock:
             return self._opened(job, scan).name
+
+    def expressions(self, job: str, scan: int) -> tuple[str, ...]:
+        """The expressions of an open scan, as the guard wrote them."""
+        with self._lock:
+            return self._opened(job, scan).expressions
 
     def columns(self, job: str, scan: int) -> list[ColumnInfo]:
         """The kinds of an open scan's columns."""

@@ -43,6 +43,7 @@ class ColumnInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Kind
     detail: str = ""
     size: int = 0  # length of a vector
+    nullable: bool = True  # as far as its owner's database says
 
 
 class DescribeTable(Message, frozen=True):
@@ -53,6 +54,8 @@ class DescribeTable(Message, frozen=True):
 
 class TableSchema(Message, frozen=True):
     columns: list[ColumnInfo]
+    withholds: bool = False  # whether the owner keeps the parameters that are trained on its table
+    stamp: bytes = b""  # another one whenever the table may have changed; none: there is no telling
 
 
 class OpenScan(Message, frozen=True):
@@ -426,6 +429,16 @@ class Parameters(Message, frozen=True):
     values: Array
 
 
+class HoldPart(Message, frozen=True):
+    """Keep the trained parameters yourself, as your part of a model; they do not leave. → Done"""
+
+    job: str
+    part: int
+    model: str
+    block: int
+    features: list[str]
+
+
 class RevealFeatures(Message, frozen=True):
     """Send the encoded features of all rows: the centralised baseline only. → RevealedFeatures"""
 
@@ -453,6 +466,17 @@ class ScoreRows(Message, frozen=True):
     model: ModelSpec
     name: str  # the block's
     outputs: int  # d_c
+
+
+class ScoreOwnRows(Message, frozen=True):
+    """Predict these rows of a scan with the part of a model that you hold. → Scores"""
+
+    job: str
+    scan: int
+    columns: list[int]
+    rows: RowNumbers
+    model: str
+    name: str  # the block's
 
 
 class Scores(Message, frozen=True):
@@ -494,8 +518,10 @@ REQUESTS = (
     | Keep
     | Restore
     | Release
+    | HoldPart
     | RevealFeatures
     | ScoreRows
+    | ScoreOwnRows
     | SendIdentifiers
     | CloseJob
 )

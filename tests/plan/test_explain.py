@@ -56,6 +56,14 @@ def test_a_plan_says_what_privacy_the_job_will_spend() -> None:
     assert json.loads(plan.to_json())["privacy"]["releases"]
 
 
+def test_a_plan_says_what_happens_to_numbers_on_the_wire() -> None:
+    label, query = LABELS["logistic"]
+    with shop(2) as federation:
+        assert "wire" not in str(federation.explain(query, label=label))
+        plan = federation.explain(query, label=label, wire="float32+zstd")
+    assert "  wire float32+zstd: numbers travel as float32, with seven digits, messages are compressed" in str(plan)
+
+
 def test_a_union_of_a_table_with_itself_has_one_line_per_branch() -> None:
     branch = "SELECT a.price, b.price AS other, a.category FROM items a JOIN items b ON a.item_id = b.item_id"
     with shop(1) as federation:

@@ -2,7 +2,7 @@
 
 In: an envelope and frames. Out: the newest that was written whole. Two slots of the same size take turns, so a crash
 while one is written leaves the other. Nothing but their content changes on the disk, which makes it durable four times
-as fast as a new file under the old name (docs/decisions): no name, no size, no free block moves. A record that
+as fast as a new file under the old name (decision 0019): no name, no size, no free block moves. A record that
 outgrows its slot gets a new file; large ones always do, and have no second slot.
 """
 

@@ -49,6 +49,11 @@ def _title(plan: Plan) -> list[str]:
             f"  stops after {plural(job.patience, 'epoch')} without a better validation {job.monitor}, and keeps the "
             "best epoch's parameters"
         )
+    if job.wire != "float64":
+        floats, _, packing = job.wire.partition("+")
+        halved = ["numbers travel as float32, with seven digits"] if floats == "float32" else []
+        packed = [f"messages are compressed by {packing}, which the estimates leave out"] if packing else []
+        title.append(f"  wire {job.wire}: {', '.join([*halved, *packed])}")
     return title
 
 

@@ -38,8 +38,9 @@ check: $(VENV)/.dev ## format, lint, types and import rules
 test-all: check ## make test and the slow tests, with coverage
 	@$(PYTEST) -m "not root and not network" --cov --cov-report=term
 
-bench: $(VENV)/.dev ## measure time, bytes and memory of every algorithm
-	@$(BIN)/tablepuppet bench
+bench: $(VENV)/.dev ## measure time, bytes and memory of every algorithm; DATA=folder adds MovieLens-1M
+	@$(BIN)/tablepuppet bench star chain many tpch-0.1 --out bench.json
+	@test -z "$(DATA)" || $(BIN)/tablepuppet bench movielens --data "$(DATA)" --out bench-movielens.json
 
 evaluation: $(VENV)/.dev ## re-run the paper's evaluation: make evaluation DATA=folder (docs/evaluation.md)
 	@test -n "$(DATA)" || { echo "Name the folder of the data: make evaluation DATA=folder (docs/evaluation.md)"; exit 2; }

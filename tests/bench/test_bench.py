@@ -9,7 +9,9 @@ import duckdb
 import pytest
 
 from tablepuppet.bench.cases import SYNTHETIC, make_case
-from tablepuppet.bench.measure import POOLED, copy_seconds, measure
+from tablepuppet.bench.figures import copy_seconds
+from tablepuppet.bench.measure import _trained, measure
+from tablepuppet.bench.pooled import FITS, pooled
 from tablepuppet.cli.main import main
 from tablepuppet.errors import JobError
 
@@ -24,16 +26,27 @@ def test_a_synthetic_case_joins_to_as_many_rows_as_asked(name: str) -> None:
     assert count == 2000
 
 
-def test_figures_hold_together_and_agree_with_pooling() -> None:
-    ours = measure("star", 2000, None, "newton", "logistic", 5)
-    pooled = measure("star", 2000, None, POOLED, "logistic", 5)
-    assert ours.joined_rows == pooled.joined_rows == 2000
+@pytest.mark.parametrize("model", ["linear", "logistic"])
+def test_every_baseline_finds_the_optimum_that_we_find(model: str) -> None:
+    case = make_case("star", 2000, None)
+    ours = _trained(case, "newton", model, 20)
     assert ours.server + ours.clients == pytest.approx(ours.epoch)
     assert ours.bytes > 0
-    assert ours.peak > 0
+    for name in FITS:
+        baseline = pooled(case, name, model)
+        assert baseline.joined_rows == ours.joined_rows == 2000
+        assert baseline.objective == pytest.approx(ours.objective, abs=1e-6)
+
+
+def test_a_measurement_has_a_process_and_so_a_peak_of_its_own() -> None:
+    assert measure("star", 2000, None, "sgd", "linear", 2).peak < 1 << 30
     assert copy_seconds(1 << 20) > 0
-    # 15 % of our rows are held out, so the objectives are near, not equal.
-    assert ours.objective == pytest.approx(pooled.objective, rel=0.1)
+
+
+def test_tpch_is_made_once_and_trained_on(tmp_path: Path) -> None:
+    figures = measure("tpch-0.001", 0, tmp_path, "newton", "logistic", 2)
+    assert figures.joined_rows == 6005
+    assert [p.name for p in tmp_path.iterdir()] == ["tpch-0.001"]
 
 
 def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

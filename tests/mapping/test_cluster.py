@@ -93,8 +93,9 @@ def test_a_cluster_trains_the_same_model_and_survives_the_loss_of_a_node(
         ("logistic", {"algorithm": "sgd", "epochs": 2, "batch_size": 500}),
         ("logistic", {"algorithm": tp.Admm(variant="published", rho=2.0), "epochs": 3}),
         ("softmax", {"algorithm": "admm", "epochs": 3}),
+        ("logistic", {"algorithm": "sgd", "epochs": 2, "validation_fraction": 0.2, "class_weight": "balanced"}),
     ],
-    ids=["newton", "without test rows", "sgd", "published admm", "softmax"],
+    ids=["newton", "without test rows", "sgd", "published admm", "softmax", "weights and validation rows"],
 )
 @pytest.mark.parametrize("name", ["star", "chain"])
 def test_every_algorithm_gives_the_same_model_on_a_cluster(

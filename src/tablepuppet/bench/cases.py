@@ -6,8 +6,10 @@ is a function of the size alone.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,11 +82,8 @@ def many(rows: int) -> Case:
 def tpch(scale: float, folder: Path) -> Case:
     """lineitem ⋈ orders ⋈ customer ⋈ part ⋈ supplier of TPC-H; is an item returned?"""
     data = folder / f"tpch-{scale:g}"
-    if not (data / "lineitem.parquet").exists():
-        tool = Path(sysconfig.get_path("scripts")) / "tpchgen-cli"
-        if not tool.exists():
-            raise JobError("TPC-H needs tpchgen-cli; install it with pip install tpchgen-cli")
-        subprocess.run([tool, "parquet", "-s", f"{scale:g}", f"--output-dir={data}"], check=True, capture_output=True)
+    if not data.exists():
+        _generate(scale, data)
     names = ("lineitem", "orders", "customer", "part", "supplier")
     return Case(
         f"tpch-{scale:g}",
@@ -95,6 +94,21 @@ def tpch(scale: float, folder: Path) -> Case:
            FROM lineitem l JOIN orders o ON l.l_orderkey = o.o_orderkey JOIN customer c ON o.o_custkey = c.c_custkey
            JOIN part p ON l.l_partkey = p.p_partkey JOIN supplier s ON l.l_suppkey = s.s_suppkey""",
     )
+
+
+def _generate(scale: float, data: Path) -> None:
+    """TPC-H as Parquet files: all of them, or none."""
+    tool = Path(sysconfig.get_path("scripts")) / "tpchgen-cli"
+    if not tool.exists():
+        raise JobError("TPC-H needs tpchgen-cli; install it with pip install tpchgen-cli")
+    data.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=data.parent) as part:
+        command = [str(tool), "parquet", "-s", f"{scale:g}", f"--output-dir={part}/tpch"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise JobError(f"tpchgen-cli cannot make TPC-H at scale {scale:g} in {data.parent}: {reason}")
+        Path(part, "tpch").rename(data)
 
 
 def movielens(folder: Path) -> Case:
@@ -127,7 +141,8 @@ def make_case(name: str, rows: int, folder: Path | None) -> Case:
             scale = float(name.removeprefix("tpch-"))
         except ValueError:
             raise JobError(f"{name!r} has no scale factor; write tpch-0.1, tpch-1 or tpch-10") from None
-        return tpch(scale, folder or Path.cwd())
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tablepuppet"
+        return tpch(scale, folder or cache)
     raise JobError(f"unknown case {name!r}; choose from {', '.join(SYNTHETIC)}, tpch-SCALE, movielens")
 
 

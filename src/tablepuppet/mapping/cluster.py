@@ -7,6 +7,7 @@ the worker's node, is made again to a new one, which Ray places where there is r
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import tempfile
@@ -69,8 +70,8 @@ class Cluster:
                 self._settle(number)
                 pending = getattr(self._workers[number], method).remote(*call)
         raise TrainingError(
-            f"{_LIVES} Ray workers in a row died over one piece of the joined table; see the cluster's logs "
-            "(a worker that is out of memory needs more nodes, or more workers)"
+            f"{_LIVES} Ray workers in a row died over one piece of the joined table; see that tablepuppet is installed "
+            "on every node, and give more nodes or more workers if the cluster's logs say that memory ran out"
         )
 
     def _stand_in(self) -> Any:
@@ -121,7 +122,7 @@ class ClusterRows:
     cluster: Cluster
     has_weights: bool = False
     state: dict[str, Kept] = field(default_factory=dict)
-    walks: list[int] = field(default_factory=lambda: [0])
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # of walks
 
     def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
         self.state[name] = Kept(outputs, np.dtype(dtype).str)
@@ -137,13 +138,16 @@ class ClusterRows:
         **given: Any,
     ) -> Pass:
         """As JoinedRows.run: the pieces at once, their lanes added up in order."""
-        self.walks[0] += 1
-        walk = Walk(self.walks[0], step, len(per_row), signals, tuple(writes), dict(self.state), given)
+        walk = Walk(next(self.numbers), step, len(per_row), signals, tuple(writes), dict(self.state), given)
         calls = self._calls(walk, per_row, columns)
-        merged = [[np.zeros((len(v), per_row[0].shape[1])) for v in per_row] for _ in range(signals)]
+        merged: list[list[Array]] = []
         sums = []
         for piece, results in zip(self.pieces, self.cluster.ask("walk", calls), strict=True):
             for lane in results:
+                merged = merged or [
+                    [np.zeros((len(v), out.shape[1])) for v, (_, out) in zip(per_row, blocks, strict=True)]
+                    for blocks in lane[0]
+                ]
                 _add(merged, piece, lane)
                 sums.append(lane[1])
         for name in writes:

@@ -64,8 +64,10 @@ class Worker:
         return results
 
     def collect(self, path: str, name: str, state: dict[str, Kept]) -> Array:
-        """A state's value for every joined row of a piece."""
-        return self._at(path, state).state[name]
+        """A state's value for every joined row of a piece, which gives it up."""
+        values = self._at(path, state).collect(name)
+        del self._versions[path, name]
+        return values
 
     def look_up(self, path: str, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
         """p_i, labels and weights of some of a piece's joined rows."""

@@ -1,0 +1,46 @@
+"""What one measurement finds, and the yardstick beside it: the time to copy bytes."""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+L2 = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Times in seconds; an epoch's are means over all but the first."""
+
+    case: str
+    algorithm: str
+    joined_rows: int
+    mapping: float  # of a baseline: materialising the join
+    epoch: float  # of a baseline: the whole fit
+    server: float  # of an epoch
+    clients: float  # of an epoch
+    cpu: float  # of the whole run
+    total: float
+    epochs: int
+    objective: float
+    bytes: int  # of an epoch
+    peak: int  # bytes of memory, the tables included
+    limit: float  # time to copy what an epoch must move at least once
+
+
+def copy_seconds(size: int) -> float:
+    """The time to copy this many bytes from one place in memory to another."""
+    piece = min(size, 1 << 28)
+    source, target = np.ones(piece, np.uint8), np.empty(piece, np.uint8)
+    np.copyto(target, source)  # touches the pages
+    began = time.perf_counter()
+    np.copyto(target, source)
+    return (time.perf_counter() - began) * size / max(1, piece)
+
+
+def peak() -> int:
+    """The most memory that this process has had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

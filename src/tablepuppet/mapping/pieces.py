@@ -9,6 +9,7 @@ what the whole gives, bit for bit.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,9 +61,10 @@ class Storage:
         table = pa.table({n: pa.array(a) for n, a in columns.items()}).replace_schema_metadata(schema_facts)
         path = f"{self._folder}/{name}.arrow"
         self._files.create_dir(path.rpartition("/")[0], recursive=True)
-        with self._files.open_output_stream(f"{path}.part") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        part = f"{path}.{uuid.uuid4().hex}"  # a worker that was given up may still be writing the same
+        with self._files.open_output_stream(part) as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
-        self._files.move(f"{path}.part", path)
+        self._files.move(part, path)
 
     def read(self, name: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """The arrays under a name, mapped from the disk where it is local, and the facts beside them."""

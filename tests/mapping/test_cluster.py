@@ -133,7 +133,7 @@ def test_a_folder_that_nodes_do_not_see_is_named(nodes: Nodes, monkeypatch: pyte
     nodes.fill(1)
 
     def elsewhere(joined: Any, pieces: int, storage: Any, name: str) -> Any:
-        storage.write("place", {})
+        (tmp_path / "only here").mkdir(exist_ok=True)
         return cut(joined, pieces, Storage(str(tmp_path / "only here")), name)
 
     monkeypatch.setattr("tablepuppet.mapping.cluster.cut", elsewhere)

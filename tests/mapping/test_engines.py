@@ -15,6 +15,7 @@ from tablepuppet.cli.job_file import read_job
 from tablepuppet.cli.main import main
 from tablepuppet.errors import JobError
 from tablepuppet.job import make_job
+from tablepuppet.mapping.cluster import _storage
 
 
 def trained(**options: Any) -> tp.Result:
@@ -46,6 +47,15 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(JobError, match=r'pip install "tablepuppet\[ray\]"'):
         trained(engine="ray")
+
+
+@pytest.mark.parametrize("place", ["/dev/null/here", "nowhere://here"])
+def test_a_folder_that_cannot_be_written_is_named(place: str) -> None:
+    with (
+        pytest.raises(JobError, match=f"cannot write to the engine's storage {place}"),
+        _storage(tp.Ray(storage=place)),
+    ):
+        pass
 
 
 def test_a_job_file_names_the_engine_in_short_or_in_a_table(tmp_path: Path) -> None:

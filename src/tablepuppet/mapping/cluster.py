@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.errors import JobError, TrainingError
@@ -260,9 +261,16 @@ def _storage(engine: Ray) -> Iterator[str]:
     """A folder of this run alone, removed afterwards."""
     place = f"{engine.storage or tempfile.gettempdir()}/tablepuppet-{uuid.uuid4().hex}"
     try:
+        Storage(place).create()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise JobError(f"cannot write to the engine's storage {engine.storage}: {error}; name another folder") from None
+    try:
         yield place
     finally:
-        Storage(place).clear()
+        try:
+            Storage(place).clear()
+        except OSError as error:  # a result is worth more than a clean disk
+            log.warning("%s could not be removed: %s", place, error)
 
 
 def _cause(error: Any, place: str) -> Exception:

@@ -60,7 +60,6 @@ class Storage:
         schema_facts = {"tablepuppet": json.dumps(facts)}
         table = pa.table({n: pa.array(a) for n, a in columns.items()}).replace_schema_metadata(schema_facts)
         path = f"{self._folder}/{name}.arrow"
-        self._files.create_dir(path.rpartition("/")[0], recursive=True)
         part = f"{path}.{uuid.uuid4().hex}"  # a worker that was given up may still be writing the same
         with self._files.open_output_stream(part) as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
@@ -78,6 +77,10 @@ class Storage:
         path = f"{self._folder}/{name}.arrow"
         if self._files.get_file_info(path).type != pyarrow.fs.FileType.NotFound:
             self._files.delete_file(path)
+
+    def create(self) -> None:
+        """Makes the folder."""
+        self._files.create_dir(self._folder, recursive=True)
 
     def clear(self) -> None:
         """Removes the folder and all that is in it."""

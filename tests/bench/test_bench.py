@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pytest
 
 from tablepuppet.bench.cases import SYNTHETIC, make_case
@@ -29,6 +30,10 @@ def test_a_synthetic_case_joins_to_as_many_rows_as_asked(name: str) -> None:
 @pytest.mark.parametrize("model", ["linear", "logistic"])
 def test_every_baseline_finds_the_optimum_that_we_find(model: str) -> None:
     case = make_case("star", 2000, None)
+    users = case.tables["users"]
+    holes = pa.array([None if i % 5 == 0 else float(i) for i in range(len(users))])
+    text = pa.array([None if i % 7 == 0 else "ab"[i % 2] for i in range(len(users))])
+    case.tables["users"] = users.set_column(1, "a", holes).set_column(2, "b", text)
     ours = _trained(case, "newton", model, 20)
     assert ours.server + ours.clients == pytest.approx(ours.epoch)
     assert ours.bytes > 0

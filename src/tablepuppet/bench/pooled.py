@@ -66,11 +66,14 @@ def _materialise(case: Case) -> tuple[Array, Array]:
         joined = connection.sql(case.query).df()
     labels = joined.pop(case.label).to_numpy(np.float64)
     numbers = joined.select_dtypes("number").to_numpy(np.float64, copy=True)
-    strings = joined.select_dtypes(exclude="number")
+    strings = joined.select_dtypes(exclude="number").fillna("")  # missing is a category of its own
     one_hot = [pd.get_dummies(strings).to_numpy(np.float64)] if strings.shape[1] else []
-    numbers -= numbers.mean(axis=0)
+    numbers -= np.nanmean(numbers, axis=0)
+    missing = np.isnan(numbers)
+    numbers[missing] = 0.0
     numbers /= np.maximum(numbers.std(axis=0), 1e-300)
-    return np.hstack([numbers, *one_hot]), labels
+    indicators = missing[:, missing.any(axis=0)]
+    return np.hstack([numbers, indicators, *one_hot]), labels
 
 
 def _scikit_learn(solver: str) -> Fit:

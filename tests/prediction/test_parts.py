@@ -221,6 +221,20 @@ def test_neural_parts_are_held_too() -> None:
             kept.module("i")
 
 
+def test_a_damaged_part_is_passed_over_and_its_place_is_not_shown(whole: tp.Result, tmp_path: Path) -> None:
+    whole.save(tmp_path / "model")
+    shutil.copytree(tmp_path / "model" / "blocks" / "1", tmp_path / "models" / "items" / "good")
+    shutil.copytree(tmp_path / "model" / "blocks" / "1", tmp_path / "models" / "items" / "another")
+    (tmp_path / "models" / "items" / "another" / "theta.arrow").write_bytes(b"damaged")
+    shutil.rmtree(tmp_path / "model" / "blocks" / "1")
+    with shop(models=tmp_path / "models") as owners:
+        assert owners.predict(tp.load(tmp_path / "model")).equals(owners.predict(whole))
+    (tmp_path / "models" / "items" / "good" / "theta.arrow").unlink()
+    with shop(models=tmp_path / "models") as owners, pytest.raises(ModelError, match="holds no part i") as refused:
+        owners.predict(tp.load(tmp_path / "model"))
+    assert str(tmp_path) not in str(refused.value)
+
+
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "", "G" * 16])
 def test_a_server_cannot_choose_where_an_owner_writes(name: str, tmp_path: Path) -> None:
     with shop() as owners:

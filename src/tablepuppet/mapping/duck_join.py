@@ -85,7 +85,10 @@ def connected(keys: Sequence[ScanKeys]) -> Iterator[duckdb.DuckDBPyConnection]:
     """DuckDB with the keys of scan i as s<i>, within half of the free memory; what it spills is deleted."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with tempfile.TemporaryDirectory(prefix="tablepuppet-join-") as folder:
-        config = {"temp_directory": folder, "memory_limit": f"{max(_LEAST, free // 2)}B"}
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "temp_directory": folder,
+            "memory_limit": f"{max(_LEAST, free // 2)}B",
+        }
         with duckdb.connect(":memory:", config=config) as connection:
             connection.execute("SET enable_progress_bar = false")
             for number, scan in enumerate(keys):

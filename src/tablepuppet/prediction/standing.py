@@ -30,7 +30,7 @@ from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import DescribeTable, Message, TableSchema
 
 _KEPT = 4  # kinds of request
-_ROWS = 5_000_000  # joined rows that are predicted ahead, at most
+_ROWS = 2_000_000  # joined rows that are predicted ahead, at most
 
 Predict = Callable[[Sequence[Key] | None, int | None], pa.Table]  # for these keys, or all; up to so many rows
 

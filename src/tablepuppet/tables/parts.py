@@ -10,6 +10,7 @@ its own choice a server could read the parameters off the predictions.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -29,6 +30,7 @@ from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS
 from tablepuppet.transport.messages import ColumnInfo, Encoder, NumberEncoder
 from tablepuppet.writing import reason
 
+log = logging.getLogger(__name__)
 FORMAT = "tablepuppet model"
 VERSION = 2
 _MODEL = re.compile(r"[0-9a-f]{16}")
@@ -119,15 +121,24 @@ class Shelf:
     def find(self, model: str, name: str) -> BlockPart:
         """A part by its model and block."""
         if (model, name) not in self._parts and self._folder is not None:
-            for file in sorted(self._folder.rglob("block.json")):
-                part = read_part(file.parent)
-                self._parts.setdefault((part.model, part.name), part)
+            self._look()
         if (model, name) not in self._parts:
             raise ModelError(
                 f"this client holds no part {name} of model {model}; train with it again, or copy the block's folder "
                 "of the saved model to its models folder"
             )
         return self._parts[model, name]
+
+    def _look(self) -> None:
+        """Reads what lies in the folder; a part that is damaged is for the owner's own log."""
+        assert self._folder is not None
+        for file in sorted(self._folder.rglob("block.json")):
+            try:
+                part = read_part(file.parent)
+            except ModelError as error:
+                log.warning("passed over: %s", error)
+            else:
+                self._parts.setdefault((part.model, part.name), part)
 
 
 def write_part(part: BlockPart, folder: Path) -> None:

@@ -235,6 +235,17 @@ def test_a_damaged_part_is_passed_over_and_its_place_is_not_shown(whole: tp.Resu
     assert str(tmp_path) not in str(refused.value)
 
 
+def test_no_server_can_put_another_part_in_the_place_of_one_that_is_held(tmp_path: Path) -> None:
+    with shop(models=tmp_path) as owners:
+        kept = owners.train(TEXT, label="returned", release=False)
+    shelf = Shelf(tmp_path / "items")
+    part = shelf.find(kept.id, "i")
+    shelf.hold(part, 1)  # asked again after an interruption: nothing changes
+    with pytest.raises(ModelError, match="this client holds another part i of model"):
+        Shelf(tmp_path / "items").hold(msgspec.structs.replace(part, theta=part.theta + 1), 1)
+    np.testing.assert_array_equal(Shelf(tmp_path / "items").find(kept.id, "i").theta, part.theta)
+
+
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "", "G" * 16])
 def test_a_server_cannot_choose_where_an_owner_writes(name: str, tmp_path: Path) -> None:
     with shop() as owners:

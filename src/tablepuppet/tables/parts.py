@@ -103,8 +103,10 @@ class Shelf:
         """Takes a part in, whole or not at all; a second use of the same block is added to the first."""
         if not _MODEL.fullmatch(part.model) or number < 0:
             raise ModelError("a model's name must be sixteen hexadecimal digits, and a block's a number")
-        before = self._parts.get((part.model, part.name))
+        before = self._known(part.model, part.name)
         if before is not None:
+            if not np.array_equal(before.theta, part.theta):  # no server may put another part in its place
+                raise ModelError(f"this client holds another part {part.name} of model {part.model} already")
             part = msgspec.structs.replace(part, uses=tuple(dict.fromkeys((*before.uses, *part.uses))))
         if self._folder is not None:
             target = self._folder / part.model / "blocks" / str(number)
@@ -120,14 +122,18 @@ class Shelf:
 
     def find(self, model: str, name: str) -> BlockPart:
         """A part by its model and block."""
-        if (model, name) not in self._parts and self._folder is not None:
-            self._look()
-        if (model, name) not in self._parts:
+        found = self._known(model, name)
+        if found is None:
             raise ModelError(
                 f"this client holds no part {name} of model {model}; train with it again, or copy the block's folder "
                 "of the saved model to its models folder"
             )
-        return self._parts[model, name]
+        return found
+
+    def _known(self, model: str, name: str) -> BlockPart | None:
+        if (model, name) not in self._parts and self._folder is not None:
+            self._look()
+        return self._parts.get((model, name))
 
     def _look(self) -> None:
         """Reads what lies in the folder; a part that is damaged is for the owner's own log."""

@@ -204,10 +204,10 @@ def test_two_uses_of_one_table_are_two_blocks_or_two_uses_of_one() -> None:
         SELECT o.quantity, i.price, j.price, o.returned FROM orders o
         JOIN items i ON o.item_id = i.item_id JOIN items j ON o.card_id = j.item_id
     """
-    for query in (union, twice):
+    for query, algorithm in ((union, "newton"), (twice, "newton"), (union, "admm"), (union, "sgd")):
         with shop() as owners:
-            released = owners.train(query, label="returned", epochs=4)
-            kept = owners.train(query, label="returned", epochs=4, release=False)
+            given: dict[str, Any] = {"label": "returned", "epochs": 4, "algorithm": algorithm}
+            released, kept = owners.train(query, **given), owners.train(query, **given, release=False)
             assert owners.predict(kept).equals(owners.predict(released))
 
 

@@ -1,0 +1,75 @@
+"""What the coordinator keeps of its runs: results outlast full disks and restarts; one damaged file stops nobody."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+import pytest
+from tests.network.parties import QUERY
+
+from tablepuppet.job import make_job
+from tablepuppet.network.control import Finished
+from tablepuppet.network.coordinator import Coordinator
+from tablepuppet.network.logs import JsonLines
+from tablepuppet.network.objects import from_frame, to_frame
+from tablepuppet.network.runs import Run
+from tablepuppet.transport.switchboard import Switchboard
+
+JOB = make_job(QUERY, label="y", model="auto", algorithm="newton", given={})
+ID = "0123456789abcdef"
+
+
+def test_a_result_that_finds_no_room_is_kept_once_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sync, attempts = os.fsync, iter(range(1000))
+
+    def full(descriptor: int) -> None:
+        if next(attempts) < 700:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    run = Run(ID, "train", JOB, tmp_path / ID)
+    news = run.follow()
+    run.result = to_frame({"a": 1})
+    run.move("finished")
+    assert caplog.text.count("no room for run") == 700
+    last, frames = news.get(timeout=1)
+    assert isinstance(last, Finished)
+    kept = Run.load(tmp_path / ID)
+    assert kept.result is not None
+    assert from_frame(kept.result) == from_frame(frames[0]) == {"a": 1}
+    assert not [p.name for p in (tmp_path / ID).iterdir() if p.name != "run"]
+
+
+def test_a_coordinator_remembers_its_runs_and_passes_over_a_damaged_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "runs"
+    run = Run(ID, "train", JOB, folder / ID)
+    run.result = to_frame({"a": 1})
+    run.move("finished")
+    damaged = folder / "fedcba9876543210"
+    damaged.mkdir()
+    (damaged / "run").write_bytes((folder / ID / "run").read_bytes()[:-9])
+    coordinator = Coordinator({"orders": ("a",)}, Switchboard(["a"]), tmp_path, 1.0)
+    try:
+        assert [r["run"] for r in coordinator.status()["runs"]] == [ID]
+        assert "passed over" in caplog.text
+    finally:
+        coordinator.close()
+
+
+def test_a_line_of_the_log_is_an_object_for_machines() -> None:
+    record = logging.LogRecord("tablepuppet.network.x", logging.WARNING, "x.py", 1, "client %s is gone", ("a",), None)
+    line = json.loads(JsonLines().format(record))
+    assert line["level"] == "warning"
+    assert line["message"] == "client a is gone"
+    assert line["logger"] == "tablepuppet.network.x"

@@ -54,6 +54,10 @@ class PrivacyError(TablePuppetError):
     """The job would break a privacy promise or go past a budget."""
 
 
+class PrivacyWarning(UserWarning):
+    """A job asks for less privacy than its author may think."""
+
+
 class PolicyError(TablePuppetError):
     """An owner's own policy refuses the request."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import secrets
 import tomllib
@@ -100,6 +101,7 @@ class Federation:
                 may_reveal=True,
                 key=shared,
                 order_key=key or b"",
+                secret=hmac.digest(shared, f"tablepuppet owner {name}".encode(), "sha256"),
                 shelf=Shelf(None if models is None else as_path(models, "models") / quote(name, safe=" []")),
             )
             for name, held in sources.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from tablepuppet.algorithms.checked import explained
 from tablepuppet.algorithms.options import FAMILIES, Admm, Centralized, Newton, Options, Sgd, options_of
-from tablepuppet.errors import JobError
+from tablepuppet.errors import JobError, PrivacyWarning
 from tablepuppet.mapping.engines import Engine, Local, engine_of
 from tablepuppet.models.spec import Activation, Dtype, ModelSpec
 from tablepuppet.privacy.options import Privacy, privacy_of
@@ -125,6 +126,13 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     job = msgspec.structs.replace(
         job, options=options, privacy=privacy_of(given.get("privacy")), engine=engine_of(given.get("engine"))
     )
+    if job.privacy.keys == "sha256":
+        warnings.warn(
+            'keys="sha256" hides no key that somebody can guess: whoever lists the possible ids, a million a second, '
+            'has the key of every row. Use keys="hmac" unless you compare with the paper',
+            PrivacyWarning,
+            stacklevel=3,
+        )
     _check(job)
     _check_stopping(job)
     _check_model(job, given)

@@ -7,7 +7,15 @@ import pytest
 from dp_accounting import rdp
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.privacy.accounting import gaussian_epsilon, gaussian_event, gaussian_noise, participation
+from tablepuppet.privacy.accounting import (
+    Mechanism,
+    composed_epsilon,
+    composed_noise,
+    gaussian_epsilon,
+    gaussian_event,
+    gaussian_noise,
+    participation,
+)
 from tablepuppet.privacy.ledger import Ledger, Release, check_budget
 
 
@@ -19,7 +27,7 @@ def release(**given: object) -> Release:
 def test_the_figures_of_the_documentation_hold() -> None:
     assert gaussian_epsilon(1.0, 1000, 0.01, 1e-5) == pytest.approx(1.828, abs=1e-3)
     accountant = rdp.RdpAccountant()
-    accountant.compose(gaussian_event(1.0, 1000, 0.01))
+    accountant.compose(gaussian_event(Mechanism(1.0, 1000, 0.01)))
     assert accountant.get_epsilon(1e-5) == pytest.approx(2.101, abs=1e-3)
     assert gaussian_noise(1.0, 1e-5, 1000, 0.01) == pytest.approx(1.416, abs=3e-3)
 
@@ -41,6 +49,18 @@ def test_epsilon_of_a_release_is_that_of_its_event_at_the_probability_of_taking_
 def test_a_row_takes_part_with_the_probability_that_any_of_its_joined_rows_is_drawn() -> None:
     assert participation(0.01, 1) == pytest.approx(0.01)
     assert participation(0.5, 3) == pytest.approx(0.875)
+
+
+def test_a_row_that_takes_part_twice_pays_twice() -> None:
+    both = Ledger((release(steps=300), release(steps=700)))
+    assert both.epsilon("features", "users", "outsider") == pytest.approx(release().spent(), rel=1e-3)
+    assert "all 2 together" in both.lines()[-1]
+    with pytest.raises(PrivacyError, match=r"would spend ε = 1\.8"):
+        check_budget(both, None, 1.5)
+    noise = composed_noise(1.0, 1e-5, ((50, 0.1), (50, 0.4)))
+    assert composed_epsilon((Mechanism(noise, 50, 0.1), Mechanism(noise, 50, 0.4)), 1e-5) <= 1.0
+    assert composed_epsilon((Mechanism(noise, 50, 0.1), Mechanism(noise, 50, 0.4)), 1e-5) > 0.98
+    assert noise > gaussian_noise(1.0, 1e-5, 50, 0.4)
 
 
 def test_fixed_batches_refuse_amplified_accounting() -> None:

@@ -57,14 +57,14 @@ def test_the_closed_form_equals_clipping_each_rows_own_gradient() -> None:
 def test_no_noise_and_a_huge_clip_give_the_plain_gradient() -> None:
     model = linear(20)
     signal = np.random.default_rng(1).normal(size=(20, 2))
-    private = PrivateGradient(GradientPrivacy(clip=1e12, noise=0.0), secure_generator())
+    private = PrivateGradient(GradientPrivacy(clip=1e12, noise=0.0, limit=9), secure_generator())
     plain = model.gradient(model.initial(), signal)
     np.testing.assert_allclose(private.gradient(model, model.initial(), signal, None), plain, rtol=1e-12)
 
 
 def test_noise_has_the_stated_deviation_and_no_memory() -> None:
     model = linear(3)
-    private = PrivateGradient(GradientPrivacy(clip=0.5, noise=4.0), secure_generator())
+    private = PrivateGradient(GradientPrivacy(clip=0.5, noise=4.0, limit=10_000), secure_generator())
     signal = np.zeros((3, 2))
     drawn = np.stack([private.gradient(model, model.initial(), signal, None).ravel() for _ in range(3000)])
     variance = drawn.var() / (4.0 * 0.5) ** 2
@@ -78,7 +78,7 @@ def test_two_generators_never_agree() -> None:
 
 
 def test_base_rows_are_sampled_at_the_stated_rate() -> None:
-    private = PrivateGradient(GradientPrivacy(clip=1.0, noise=1.0, rate=0.07), secure_generator())
+    private = PrivateGradient(GradientPrivacy(clip=1.0, noise=1.0, rate=0.07, limit=9), secure_generator())
     counts = np.zeros(200)
     for _ in range(1500):
         counts[private.sample(200)] += 1
@@ -89,7 +89,7 @@ def test_base_rows_are_sampled_at_the_stated_rate() -> None:
 def test_zero_features_and_zero_noise_still_move_theta_to_the_consensus() -> None:
     nothing = features(np.zeros((10, 4)))
     model = LinearModel(nothing, nothing, 1, nothing.row_norms())
-    privacy = GradientPrivacy(clip=1.0, noise=0.0, steps=200, rate=0.5, learning_rate=0.5)
+    privacy = GradientPrivacy(clip=1.0, noise=0.0, steps=200, rate=0.5, learning_rate=0.5, limit=999)
     centre = np.arange(4.0)[:, None]
     private = PrivateGradient(privacy, secure_generator())
     step = LocalStep(model, private, np.ones((10, 1)), np.ones(10), 10, weight=0.3, centre=centre)
@@ -101,7 +101,7 @@ def test_local_steps_without_noise_find_the_solution_of_the_theta_step() -> None
     model = LinearModel(features(x), features(x), 1)
     signal, quadratic = np.random.default_rng(1).normal(size=(40, 1)), np.full(40, 2.0)
     expected = np.linalg.solve(2.0 * x.T @ x / 40 + 0.1 * np.eye(3), -x.T @ signal / 40)
-    privacy = GradientPrivacy(clip=1e9, noise=0.0, steps=600, rate=1.0, learning_rate=0.2)
+    privacy = GradientPrivacy(clip=1e9, noise=0.0, steps=600, rate=1.0, learning_rate=0.2, limit=999)
     private = PrivateGradient(privacy, secure_generator())
     step = LocalStep(model, private, signal, quadratic, 40, weight=0.1, centre=np.zeros((3, 1)))
     np.testing.assert_allclose(step.solve(np.zeros((3, 1))), expected, atol=1e-6)
@@ -109,7 +109,7 @@ def test_local_steps_without_noise_find_the_solution_of_the_theta_step() -> None
 
 @pytest.mark.parametrize("bound", [0.5, 2.0])
 def test_shown_predictions_are_within_the_bound_before_their_noise(bound: float) -> None:
-    privacy = GradientPrivacy(clip=0.0, noise=0.0, prediction_bound=bound, prediction_noise=0.0)
+    privacy = GradientPrivacy(clip=0.0, noise=0.0, prediction_bound=bound, prediction_noise=0.0, prediction_limit=9)
     shown = PrivateGradient(privacy, secure_generator()).shown(np.array([[3.0, -4.0], [0.1, 0.1]]))
     assert np.linalg.norm(shown[0]) == pytest.approx(bound)
     assert shown[1].tolist() == [0.1, 0.1]

@@ -12,21 +12,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.errors import PrivacyError
 from tablepuppet.models.linear import Array, Model, Rows
 from tablepuppet.privacy.gaussian import GradientPrivacy, bounded, gaussian
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PrivateGradient:
-    """What stands between a part's rows and everything that depends on them."""
+    """What stands between a part's rows and everything that depends on them; it counts, and stops at the limit."""
 
     privacy: GradientPrivacy
     generator: np.random.Generator
+    taken: int = 0  # noisy gradients so far
+    showings: int = 0  # of noisy predictions
 
     def gradient(self, model: Model, theta: Array, signal: Array, rows: Rows | None, draw: int | None = None) -> Array:
         """Σ_k clip((∂h_k/∂θ)ᵀ Y_k) + N(0, σ²C²)."""
         if not self.privacy.clips:
             return model.gradient(theta, signal, rows, draw)
+        self.taken += 1
+        if self.taken > self.privacy.limit:
+            raise _past("gradients", self.privacy.limit)
         total = model.clipped_gradient(theta, signal, self.privacy.clip, rows, draw)
         return total + gaussian(total.shape, self.privacy.noise * self.privacy.clip, self.generator)
 
@@ -34,14 +40,34 @@ class PrivateGradient:
     def clips(self) -> bool:
         return self.privacy.clips
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """What a checkpoint keeps."""
+        return self.taken, self.showings
+
+    @counts.setter
+    def counts(self, counts: tuple[int, int]) -> None:
+        self.taken, self.showings = counts
+
     def shown(self, predictions: Array) -> Array:
         """Predictions as the server may see them."""
+        self.showings += self.privacy.prediction_bound > 0
+        if self.showings > self.privacy.prediction_limit and self.privacy.prediction_bound > 0:
+            raise _past("predictions", self.privacy.prediction_limit)
+        return self.noised(predictions)
+
+    def noised(self, predictions: Array) -> Array:
+        """Predictions of other rows than those that were counted."""
         return bounded(predictions, self.privacy, self.generator)
 
     def sample(self, rows: int) -> NDArray[np.int64]:
         """A Poisson sample of base rows, which nobody but this client knows."""
         size = int(self.generator.binomial(rows, self.privacy.rate))
         return np.sort(self.generator.choice(rows, size, replace=False, shuffle=False))
+
+
+def _past(what: str, limit: int) -> PrivacyError:
+    return PrivacyError(f"the job's ε covers {limit:,} noisy {what}, and one more was asked for; nothing is sent")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -171,7 +171,7 @@ class Keeper:
         slot, (last, frames) = read_newest(folder / "last", _Last)
         memory = _Memory(last.step, frames[: last.replies], last.fingerprints, slot=slot)
         if (folder / "setup").exists():
-            with (folder / "setup").open("rb") as file:
+            with (folder / "setup").open("rb") as file, self._client.restoring():
                 while (record := read_record(file, _Setup)) is not None and record[0].step <= last.step:
                     for frame in record[1]:
                         self._client.handle(frame)

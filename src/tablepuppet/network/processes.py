@@ -18,6 +18,7 @@ from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
 from tablepuppet.operators.client import Client
 from tablepuppet.privacy.policy import Policy
+from tablepuppet.tables.account_file import AccountFile, own_secret
 from tablepuppet.tables.parts import Shelf
 from tablepuppet.tables.policy_file import read_policy
 from tablepuppet.tables.store import ClientTables
@@ -74,14 +75,22 @@ def join(settings: ClientSettings, open_tables: OpenTables) -> None:
 def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, ClientTables]:
     tables = open_tables(settings)
     policy = _CAREFUL if settings.policy is None else read_policy(settings.path(settings.policy))
-    shelf = Shelf(settings.models_folder)
-    client = Client(settings.name, tables, policy, key=settings.shared_secret(), shelf=shelf)
+    folder = _locked(settings.state_folder)
+    client = Client(
+        settings.name,
+        tables,
+        policy,
+        key=settings.shared_secret(),
+        secret=own_secret(folder / "secret"),
+        account=AccountFile(folder / "account.json"),
+        shelf=Shelf(settings.models_folder),
+    )
     member: Member
 
     def note(text: str) -> None:
         member.note = text
 
-    keeper = Keeper(client, _locked(settings.state_folder), note)
+    keeper = Keeper(client, folder, note)
     member = Member(settings.name, settings.server, settings.identity(), keeper)
     return member, tables
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -29,9 +30,11 @@ from tablepuppet.models.linear import LinearModel, Model
 from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.operators.owner import Owner
 from tablepuppet.operators.sealing import Sealing, SealState
 from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.privacy.policy import Policy
+from tablepuppet.tables.account_file import AccountFile
 from tablepuppet.tables.encoding import encode as encode_features
 from tablepuppet.tables.features import Features
 from tablepuppet.tables.labels import LabelNoise, Split, describe_labels, read_labels, read_weights
@@ -60,6 +63,7 @@ class _Part:
     options: Any = None
     state: Any = None
     kept: Kept | None = None
+    shown: int = 0  # exact numbers that left of each row
     figure: float = 0.0  # what the server half wants to know of the algorithm's start
     sealing: Sealing | None = None  # where summands leave under masks
     encoders: tuple[m.Encoder, ...] = ()
@@ -84,6 +88,9 @@ class Checkpoint(Struct, Generic[_State], frozen=True):
     state: _State
     kept: Kept | None = None
     seal: SealState | None = None
+    taken: int = 0  # noisy gradients
+    showings: int = 0  # noisy predictions
+    shown: int = 0  # exact ones
 
 
 @dataclass
@@ -99,7 +106,11 @@ class Client:
     secret: bytes = field(default_factory=partial(secrets.token_bytes, 32), repr=False)  # this owner's own
     order_key: bytes | None = field(default=None, repr=False)  # for the order of rows; None: the same key
     shelf: Shelf = field(default_factory=Shelf, repr=False)  # the parts of models that this owner holds
+    account: AccountFile = field(default_factory=AccountFile)  # of what all jobs have spent
     _parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.owner = Owner(self.policy, self.account, is_in_process=self.may_reveal)
 
     def handle(self, frame: Frame) -> Frame:
         """Receive, compute, send."""
@@ -126,17 +137,34 @@ class Client:
     def states(self, job: str) -> dict[int, Any]:
         """All that rounds have changed in each part, and its key for masks."""
         return {
-            part: Checkpoint(held.state, held.kept, None if held.sealing is None else held.sealing.state)
+            part: Checkpoint(
+                held.state,
+                held.kept,
+                None if held.sealing is None else held.sealing.state,
+                *((0, 0) if held.setup is None or held.setup.private is None else held.setup.private.counts),
+                held.shown,
+            )
             for (of, part), held in self._parts.items()
             if of == job and (held.state is not None or held.sealing is not None)
         }
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """While inside, requests are those of a checkpoint: they release nothing new."""
+        self.owner.is_restoring = True
+        try:
+            yield
+        finally:
+            self.owner.is_restoring = False
 
     def restore(self, job: str, frames: Mapping[int, Frame]) -> None:
         """Sets the parts' states, once the requests that opened and started them were answered again."""
         for number, frame in frames.items():
             part = self._parts[job, number]
             found = decode(frame, Checkpoint[type(part.state)])  # type: ignore[misc]
-            part.state, part.kept = found.state, found.kept
+            part.state, part.kept, part.shown = found.state, found.kept, found.shown
+            if part.setup is not None and part.setup.private is not None:
+                part.setup.private.counts = (found.taken, found.showings)
             if part.sealing is not None and found.seal is not None:
                 part.sealing.restore(found.seal)
 
@@ -182,9 +210,12 @@ class Client:
         column, info = self._column(request.job, request.scan, request.column)
         order = self.tables.order(request.job, request.scan)
         noise = None
-        if request.privacy is not None:
+        table = self.tables.use(request.job, request.scan).table
+        if request.privacy is None:
+            self.owner.plain_label(table)
+        else:
             name = f"{self.tables.name(request.job, request.scan)} {info.name}"
-            noise = LabelNoise(request.privacy, self.secret, name)
+            noise = LabelNoise(request.privacy, self.secret, name, partial(self.owner.label, table, request))
         where = [
             None if c is None else self._column(request.job, request.scan, c)[0]
             for c in (request.test_column, request.validation_column)
@@ -261,12 +292,21 @@ class Client:
             part.sealing.meet(request.peers)
         else:
             part.sealing = None
+        self.owner.features(self.tables.use(request.job, part.request.scan).table, request, multiplicity)
         part.state, part.figure = halves.start(part.setup, part.options)
         values = None if request.model.is_linear else model.predict(part.state.theta, None, 0)
         entropy = secrets.randbits(63) if part.setup.is_private else 0
         is_told = part.sealing is None or isinstance(part.options, Newton)
         figure = part.figure if is_told else 0.0
         return m.Started(values=values, figure=figure, width=model.width, entropy=entropy)
+
+    def _show(self, part: _Part) -> None:
+        """Counts the exact numbers that leave of each row."""
+        assert part.setup is not None
+        assert part.train is not None
+        is_noisy = part.setup.private is not None and part.setup.private.privacy.prediction_bound > 0
+        part.shown += 0 if is_noisy else part.setup.outputs
+        self.owner.predictions(part.shown, part.train.width)
 
     def _model(self, part: _Part, request: m.StartPart) -> Model:
         spec, opened = request.model, part.request
@@ -319,6 +359,8 @@ class Client:
         part.state, answer = halves.step(part.setup, part.options, part.state, request)
         if isinstance(answer, m.Partial):
             return _sealed(part, answer, "training")
+        if isinstance(answer, m.Predictions):
+            self._show(part)
         if part.setup.private is not None and isinstance(answer, m.Predictions):
             return replace(answer, values=part.setup.private.shown(answer.values))
         return answer
@@ -328,9 +370,10 @@ class Client:
         assert part.setup is not None
         theta, model = part.theta, part.setup.model
         private = part.setup.private
+        self._show(part)
         test, train = model.predict_test(theta), model.predict(theta) if request.train else None
         if private is not None:
-            test, train = private.shown(test), None if train is None else private.shown(train)
+            test, train = private.shown(test), None if train is None else private.noised(train)
         return m.Evaluation(
             test=test,
             train=train,
@@ -387,6 +430,8 @@ class Client:
         """h of the rows asked for."""
         pairs = [self._column(request.job, request.scan, c) for c in request.columns]
         features = encode_features([c for c, _ in pairs], [i for _, i in pairs], request.rows, encoders)
+        table = self.tables.use(request.job, request.scan).table
+        self.owner.scores(table, (encoders, spec, outputs), theta, features.width)
         if not spec.is_linear:
             module = self._module(spec, features.width, outputs, request.name)
             missing = request.rows < 0

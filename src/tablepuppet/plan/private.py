@@ -18,7 +18,7 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.models.losses import Loss
-from tablepuppet.privacy.accounting import gaussian_epsilon, gaussian_noise, participation
+from tablepuppet.privacy.accounting import composed_noise, gaussian_noise, participation
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.labels import true_epsilon
 from tablepuppet.privacy.ledger import Ledger, Release, Sampling, check_budget
@@ -50,28 +50,27 @@ def plan_privacy(job: Job, mapping: TableMapping, loss: Loss) -> PrivatePlan:
     rounds = _rounds(job, mapping)
     features, predictions = job.privacy.features, job.privacy.predictions
     labels = _label_release(job, mapping)
-    releases, gradients, per_round = list(labels), [], []
-    for number, block in enumerate(mapping.bound.blocks):
-        steps = _steps_per_round(job, len(mapping.parts_of(number)))
-        per_round.append(steps)
-        shared = _shared_predictions(predictions, rounds + job.epochs + 1)
+    blocks = range(len(mapping.bound.blocks))
+    releases, gradients = list(labels), []
+    plans = [] if features is None else [_BlockPlan.of(job, features, mapping, number, rounds) for number in blocks]
+    shown = rounds + job.epochs + 2  # the opening and the end
+    shared = _shared_predictions(predictions, shown)
+    for number in blocks:
         if features is None:
             gradients.append(None if shared is None else GradientPrivacy(clip=0.0, noise=0.0, **shared))
         else:
-            multiplicity = mapping.multiplicity[number]
-            most = int(multiplicity.max(initial=1))  # at most the cap, where there is one
-            plan = _BlockPlan(job, features, most, float(multiplicity.mean()) if len(multiplicity) else 1.0, mapping)
-            noise = plan.noise(rounds * steps)
-            gradients.append(plan.gradient(noise, len(block.features), len(mapping.bound.blocks), loss, shared))
-            releases += plan.releases(block.table, noise, rounds * steps)
+            plan = plans[number]
+            noise = plan.noise(plans)
+            gradients.append(plan.gradient(noise, len(blocks), loss, shared))
+            releases += plan.releases(noise)
         if shared is not None:
-            releases.append(_prediction_release(block.table, predictions, rounds + job.epochs + 1))
+            releases += [_prediction_release(table, predictions, shown) for table in _tables(mapping, number)]
     ledger = Ledger(tuple(releases))
     budget = job.privacy.budget
     check_budget(Ledger(tuple(labels)), budget.label, None)
     affordable = rounds
     if budget.features is not None and features is not None:
-        affordable = _affordable(ledger, budget.features, rounds, per_round, [b.table for b in mapping.bound.blocks])
+        affordable = _affordable(ledger, budget.features, rounds)
         if affordable == 0 or features.epsilon is not None:
             check_budget(ledger, None, budget.features)
     return PrivatePlan(tuple(gradients), ledger, rounds, affordable)
@@ -83,9 +82,23 @@ class _BlockPlan:
 
     job: Job
     features: FeaturePrivacy
+    mapping: TableMapping
+    number: int
     most: int  # κ, or the largest multiplicity
     mean: float  # multiplicity
-    mapping: TableMapping
+    steps: int  # in the whole run
+
+    @classmethod
+    def of(cls, job: Job, features: FeaturePrivacy, mapping: TableMapping, number: int, rounds: int) -> _BlockPlan:
+        multiplicity = mapping.multiplicity[number]
+        most = int(multiplicity.max(initial=1))  # at most the cap, where there is one
+        mean = float(multiplicity.mean()) if len(multiplicity) else 1.0
+        steps = rounds * _steps_per_round(job, len(mapping.parts_of(number)))
+        return cls(job, features, mapping, number, most, mean, steps)
+
+    @property
+    def tables(self) -> list[str]:
+        return _tables(self.mapping, self.number)
 
     @property
     def rate(self) -> float:
@@ -99,19 +112,28 @@ class _BlockPlan:
     def cap(self) -> int:
         return 1 if isinstance(self.job.options, Admm) else self.most
 
-    def noise(self, steps: int) -> float:
+    def noise(self, plans: Sequence[_BlockPlan]) -> float:
+        """σ: enough for all that a row of each of the block's tables takes part in, here and in other blocks."""
         if self.features.noise is not None:
             return self.features.noise
         assert self.features.epsilon is not None
-        probability = participation(self.rate, self.cap)
-        return gaussian_noise(self.features.epsilon, self.features.delta, steps, probability)
+        found = []
+        for table in set(self.tables):
+            runs = [(p.steps, participation(p.rate, p.cap)) for p in plans for t in p.tables if t == table]
+            found.append(composed_noise(self.features.epsilon, self.features.delta, tuple(sorted(runs))))
+        return max(found, default=1.0)
 
-    def gradient(
-        self, noise: float, features: int, blocks: int, loss: Loss, shared: dict[str, Any] | None
-    ) -> GradientPrivacy:
+    def gradient(self, noise: float, blocks: int, loss: Loss, shared: dict[str, Any] | None) -> GradientPrivacy:
         options = self.job.options
+        features = len(self.mapping.bound.blocks[self.number].features)
         if not isinstance(options, Admm):
-            return GradientPrivacy(clip=self.features.clip or 1.0, noise=noise, **(shared or {}))
+            return GradientPrivacy(
+                clip=self.features.clip or 1.0,
+                noise=noise,
+                limit=self.steps,
+                batch_rate=self.rate,
+                **(shared or {}),
+            )
         # ‖x‖² is at most the number of features, since each lies within ±1 or is one-hot.
         curvature = (
             options.start_rho() * loss.bound * (blocks if options.variant == "sharing" else 1) * max(1, features)
@@ -119,31 +141,36 @@ class _BlockPlan:
         return GradientPrivacy(
             clip=self.features.clip or max(1.0, self.mean),
             noise=noise,
+            limit=self.steps,
             steps=self.features.local_steps,
             rate=self.features.sample,
             learning_rate=self.features.learning_rate or 1.0 / (curvature + self.job.l2),
             **(shared or {}),
         )
 
-    def releases(self, table: str, noise: float, steps: int) -> list[Release]:
-        """What outsiders learn, and what the server learns of the updates alone."""
+    def releases(self, noise: float) -> list[Release]:
+        """What outsiders learn, and what the server learns of updates alone: of each table, as often as it is read."""
         is_admm = isinstance(self.job.options, Admm)
         sampled: Sampling = "poisson" if self.rate < 1.0 else "none"
         seen: Sampling = sampled if is_admm or self.rate == 1.0 else "known"
         given: dict[str, Any] = {
             "what": "features",
-            "table": table,
             "noise": noise,
-            "steps": steps,
+            "steps": self.steps,
             "rate": self.rate,
             "cap": self.cap,
             "multiplicity": self.most,
             "delta": self.features.delta,
         }
-        how = "noisy local steps" if is_admm else "noisy gradients"
-        outsider = Release(observer="outsider", sampling=sampled, mechanism=f"{how}; own table's updates", **given)
-        server = Release(observer="server", sampling=seen, mechanism=f"{how} alone, predictions apart", **given)
-        return [outsider, server]
+        how = (
+            f"noisy {'local steps' if is_admm else 'gradients'} of block {self.mapping.bound.blocks[self.number].name}"
+        )
+        found = []
+        for table in self.tables:
+            own, alone = f"{how}; own table's updates", f"{how} alone, predictions apart"
+            found.append(Release(observer="outsider", table=table, sampling=sampled, mechanism=own, **given))
+            found.append(Release(observer="server", table=table, sampling=seen, mechanism=alone, **given))
+        return found
 
 
 def _check(job: Job) -> None:
@@ -152,6 +179,11 @@ def _check(job: Job) -> None:
         raise PrivacyError("the centralised baseline pools all features; it has no private form")
     if privacy.features is None and privacy.predictions.mode == "trusted":
         return
+    if privacy.features is not None and job.patience is not None:
+        raise PrivacyError(
+            "patience chooses an epoch by exact predictions of validation rows, outside the promise of "
+            "privacy.features; leave it out, and choose epochs by the budget"
+        )
     if job.is_expanded:
         raise PrivacyError(f"{job.algorithm} is a baseline without privacy; use {job.algorithm.removeprefix('vfl-')!r}")
     if isinstance(options, Newton):
@@ -208,7 +240,11 @@ def _shared_predictions(predictions: PredictionPrivacy, shown: int) -> dict[str,
     assert predictions.epsilon is not None
     noise = gaussian_noise(predictions.epsilon, predictions.delta, shown, 1.0)
     # Another row in its place moves a prediction by at most 2H.
-    return {"prediction_bound": predictions.bound, "prediction_noise": noise * 2.0 * predictions.bound}
+    return {
+        "prediction_bound": predictions.bound,
+        "prediction_noise": noise * 2.0 * predictions.bound,
+        "prediction_limit": shown,
+    }
 
 
 def _prediction_release(table: str, predictions: PredictionPrivacy, shown: int) -> Release:
@@ -225,20 +261,21 @@ def _prediction_release(table: str, predictions: PredictionPrivacy, shown: int) 
     )
 
 
-def _affordable(ledger: Ledger, budget: float, rounds: int, per_round: Sequence[int], tables: Sequence[str]) -> int:
+def _affordable(ledger: Ledger, budget: float, rounds: int) -> int:
     """The most rounds that no table's outsider ε exceeds the budget after."""
-    most = rounds
-    for table, steps in zip(tables, per_round, strict=True):
-        for release in ledger.releases:
-            if release.table == table and release.observer == "outsider" and release.what == "features":
-                probability = participation(release.rate, release.cap) if release.sampling == "poisson" else 1.0
-                low, high = 0, most
-                while low < high:
-                    middle = (low + high + 1) // 2
-                    is_within = gaussian_epsilon(release.noise, middle * steps, probability, release.delta) <= budget
-                    low, high = (middle, high) if is_within else (low, middle - 1)
-                most = low
-    return most
+    low, high = 0, rounds
+    while low < high:
+        middle = (low + high + 1) // 2
+        after = ledger.after(middle / rounds)
+        is_within = all(after.epsilon("features", table, "outsider") <= budget for table in after.tables("features"))
+        low, high = (middle, high) if is_within else (low, middle - 1)
+    return low
+
+
+def _tables(mapping: TableMapping, block: int) -> list[str]:
+    """The tables that a block's rows come from: one for each scan, for a base row may be in several."""
+    scans = {part.scan for part in mapping.parts_of(block)}
+    return [mapping.bound.scans[scan].table for scan in sorted(scans)]
 
 
 def exposure(job: Job, mapping: TableMapping, widths: Sequence[int], outputs: int) -> list[tuple[str, int, int]]:

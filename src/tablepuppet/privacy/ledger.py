@@ -7,12 +7,13 @@ and a refusal where a budget would be overdrawn. An ε never stands without unit
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, cast
 
 import msgspec
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.privacy.accounting import gaussian_epsilon, participation
+from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, participation
 
 Observer = Literal["everyone", "outsider", "server", "other clients"]
 Sampling = Literal["poisson", "known", "none"]  # known: Poisson, but this observer knows the batches
@@ -42,10 +43,13 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def spent(self) -> float:
         """ε."""
-        if self.epsilon is not None:
-            return self.epsilon
+        return _together([self])
+
+    @property
+    def gaussian(self) -> Mechanism:
+        """What ran, as the accountant counts it."""
         probability = participation(self.rate, self.cap) if self.sampling == "poisson" else 1.0
-        return gaussian_epsilon(self.noise, self.steps, probability, self.delta)
+        return Mechanism(self.noise, self.steps, probability)
 
     def line(self) -> str:
         """The claim in words."""
@@ -73,11 +77,17 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     releases: tuple[Release, ...] = ()
 
     def epsilon(self, what: str, table: str, observer: str) -> float:
-        """ε of one kind of release about a table towards an observer; 0: nothing is released to it."""
-        found = [
-            r for r in self.releases if (r.what, r.table) == (what, table) and r.observer in (observer, "everyone")
-        ]
-        return max((r.spent() for r in found), default=0.0)
+        """ε of one kind of release about a table towards an observer; 0: nothing is released to it.
+
+        A table that is joined with itself, or read twice, is released about several times: its rows pay for all.
+        """
+        return _together(
+            [r for r in self.releases if (r.what, r.table) == (what, table) and r.observer in (observer, "everyone")]
+        )
+
+    def tables(self, what: str) -> list[str]:
+        """The tables about which something is released."""
+        return sorted({r.table for r in self.releases if r.what == what})
 
     def after(self, share: float) -> Ledger:
         """The ledger of what has been spent, after a share of all planned steps; labels are spent at once."""
@@ -88,8 +98,17 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Ledger(tuple(taken))
 
     def lines(self) -> list[str]:
-        """The claims, one a line; what is not claimed is said by exposure.py."""
-        return [release.line() for release in self.releases]
+        """The claims, one a line, and their sum where a table's rows pay for several."""
+        lines = [release.line() for release in self.releases]
+        for observer in ("outsider", "server"):
+            for table in self.tables("features"):
+                same = [r for r in self.releases if (r.what, r.table, r.observer) == ("features", table, observer)]
+                if len(same) > 1:
+                    lines.append(
+                        f"features of {table}, all {len(same)} together: ε = {_together(same):.4g}, "
+                        f"δ = {same[0].delta:g} towards {_names(same[0].observer)}, per base row of {table}"
+                    )
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with every ε: what is saved with results and checkpoints."""
@@ -104,17 +123,23 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def check_budget(ledger: Ledger, label: float | None, features: float | None) -> None:
     """Refuses a ledger that is past a budget."""
-    limits = {"label": label, "features": features}
-    for release in ledger.releases:
-        limit = limits.get(release.what)
-        if limit is None or release.observer not in ("everyone", "outsider"):
-            continue
-        spent = release.spent()
-        if spent > limit * (1 + 1e-9):
-            raise PrivacyError(
-                f"the budget of {release.what} is ε = {limit:g}, and {release.table} would spend ε = {spent:.4g} "
-                f"towards {_names(release.observer)}; take fewer epochs, more noise, or a larger budget"
-            )
+    for what, limit, observer in (("label", label, "everyone"), ("features", features, "outsider")):
+        for table in ledger.tables(what) if limit is not None else ():
+            spent = ledger.epsilon(what, table, observer)
+            if limit is not None and spent > limit * (1 + 1e-9):
+                raise PrivacyError(
+                    f"the budget of {what} is ε = {limit:g}, and {table} would spend ε = {spent:.4g} "
+                    f"towards {_names(cast(Observer, observer))}; take fewer epochs, more noise, or a larger budget"
+                )
+
+
+def _together(releases: Sequence[Release]) -> float:
+    """ε of releases about the same rows."""
+    pure = sum(r.epsilon for r in releases if r.epsilon is not None)
+    noisy = [r for r in releases if r.epsilon is None]
+    if not noisy:
+        return pure
+    return pure + composed_epsilon(tuple(r.gaussian for r in noisy), min(r.delta for r in noisy))
 
 
 def _names(observer: Observer) -> str:

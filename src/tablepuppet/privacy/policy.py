@@ -7,10 +7,16 @@
     release_parameters = true    # false: trained parameters stay here, and I predict with them
     predictions = true           # a trained model may be applied to my rows; "held": only one whose part I hold
     identifiers = true           # key values may be shown beside predictions
+    allow_reconstruction = false # no more predictions of a row, in training or after, than leave its features unknown
 
     [labels]
     leave = true                 # false: no label leaves at all
     epsilon = 2.0                # …and only randomised, with at most this ε
+
+    [budget.orders]              # what all jobs together may spend of a table; it leaves under noise only
+    label = 6.0                  # ε of labels
+    features = 4.0               # ε of features towards outsiders
+    delta = 1e-5
 
     [tables.orders]              # a table that is named here may be used for this and nothing else
     features = ["quantity", "hour"]
@@ -33,6 +39,7 @@ import numpy as np
 
 from tablepuppet.algorithms.options import Admm, Newton
 from tablepuppet.errors import PolicyError
+from tablepuppet.privacy.owner import TableBudget
 from tablepuppet.transport import messages as m
 
 
@@ -80,7 +87,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     release_parameters: bool = True
     predictions: bool | Literal["held"] = True
     identifiers: bool = True
+    allow_reconstruction: bool | None = None  # None: training as the job says; scores of few models, but in process
     labels: LabelRules = LabelRules()
+    budget: dict[str, TableBudget] = {}
     tables: dict[str, TableRules] = {}
 
     def check(self, request: Any, use: Callable[[str, int], ScanUse]) -> None:
@@ -191,6 +200,14 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         self._rule(
             self.release_parameters, "release_parameters", f"trained parameters do not leave this owner, and {why}"
         )
+
+    def check_exposure(self, numbers: int, width: int, what: str) -> None:
+        """Refuses predictions of a row that would be as many as its encoded features."""
+        if numbers >= width:
+            raise _refused(
+                "allow_reconstruction",
+                f"{what} would show {numbers:,} exact numbers of each row, and {width:,} are enough to reconstruct it",
+            )
 
     def _rule(self, holds: bool, rule: str, why: str) -> None:
         if not holds:

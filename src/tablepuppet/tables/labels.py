@@ -10,6 +10,8 @@ on how the table is cut into consecutive slices among clients; or a predicate ov
 from __future__ import annotations
 
 import hashlib
+import hmac
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -33,11 +35,15 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True)
 class LabelNoise:
-    """A mechanism and the owner's secret; `name` says which labels of which rows these are."""
+    """A mechanism and the owner's secret; `name` says which labels of which rows these are.
+
+    `spend` hears the name of every release before it leaves, and may refuse it.
+    """
 
     privacy: LabelPrivacy
     secret: bytes
     name: str
+    spend: Callable[[str], None] = lambda release: None
 
     def applied(self, values: Array, classes: int | None, order: NDArray[np.int64] | None) -> Array:
         """Noisy labels. The noise belongs to a row's place at its owner, and to these labels alone: asked for again,
@@ -46,7 +52,9 @@ class LabelNoise:
         if order is not None:
             owned[order] = values
         digest = hashlib.blake2b(owned.tobytes(), key=self.secret[:64]).hexdigest()
-        uniform = uniform_numbers(self.secret, f"{self.name} {classes} {self.privacy} {digest}", len(owned))
+        release = f"{self.name} {classes} {self.privacy} {digest}"
+        self.spend(hmac.digest(self.secret, b"tablepuppet release " + release.encode(), "sha256").hex())
+        uniform = uniform_numbers(self.secret, release, len(owned))
         noisy = privatise(owned, self.privacy, classes, uniform)
         return noisy if order is None else noisy[order]
 

@@ -1,0 +1,179 @@
+"""An owner's account over all jobs: budgets hold, repetition is free, and a server that asks for more gets nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
+
+import tablepuppet as tp
+from tablepuppet.errors import PolicyError, PrivacyError
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.operators.client import Client
+from tablepuppet.privacy.owner import Account, Spending, TableBudget
+from tablepuppet.privacy.policy import Policy
+from tablepuppet.tables.account_file import AccountFile, own_secret
+from tablepuppet.tables.memory import MemorySource
+from tablepuppet.tables.store import ClientTables
+from tablepuppet.transport import messages as m
+from tablepuppet.transport.codec import decode, encode
+
+FEATURES = {"epsilon": 2.0, "cap": 5, "bounds": BOUNDS}
+
+
+def federation(**rules: Any) -> tp.Federation:
+    return tp.Federation(tables(), policies={"users": Policy(**rules), "rides": Policy(**rules)})
+
+
+def train(owners: tp.Federation, seed: int = 0, **privacy: Any) -> tp.Result:
+    given: dict[str, Any] = {"allow_reconstruction": True} | privacy
+    return owners.train(
+        QUERY, label="late", model="logistic", algorithm="sgd", batch_size=None, epochs=2, seed=seed, privacy=given
+    )
+
+
+def test_labels_cost_once_however_often_they_are_asked_for() -> None:
+    budget = {"rides": TableBudget(label=3.0)}
+    with federation(budget=budget) as owners:
+        train(owners, label={"epsilon": 2.0})
+        train(owners, seed=1, label={"epsilon": 2.0})
+        account = owners._clients["rides"].account.account
+        assert account.spent("rides", "label") == 2.0
+        with pytest.raises(PolicyError, match=r"ε = 3 over all jobs, of which 2 is spent.*rule budget\.rides\.label"):
+            train(owners, label={"epsilon": 1.5})
+        train(owners, label={"epsilon": 0.5})
+        with pytest.raises(PolicyError, match="without noise"):
+            train(owners)
+
+
+def test_features_add_up_over_jobs_until_the_budget_is_spent() -> None:
+    budget = {"users": TableBudget(features=3.5)}
+    with federation(budget=budget) as owners:
+        train(owners, features=FEATURES)
+        first = owners._clients["users"].account.account.spent("users", "features", 1e-5)
+        assert first == pytest.approx(2.0, rel=0.02)
+        train(owners, features=FEATURES)
+        second = owners._clients["users"].account.account.spent("users", "features", 1e-5)
+        assert first < second < 2 * first
+        with pytest.raises(PolicyError, match=r"budget of features of users is ε = 3\.5 over all jobs"):
+            train(owners, features=FEATURES)
+        with pytest.raises(PolicyError, match="without noise"):
+            train(owners)
+
+
+def test_an_account_outlives_its_process_and_is_never_half_written(tmp_path: Path) -> None:
+    spending = Spending(table="t", what="label", name="a", epsilon=1.0)
+    AccountFile(tmp_path / "account.json").spend(spending)
+    again = AccountFile(tmp_path / "account.json")
+    assert again.account == Account((spending,))
+    with pytest.raises(PolicyError, match="of which 1 is spent"):
+        again.spend(msgspec.structs.replace(spending, name="b"), TableBudget(label=1.5))
+    assert AccountFile(tmp_path / "account.json").account == Account((spending,))
+    (tmp_path / "account.json").write_bytes(b"{")
+    with pytest.raises(PolicyError, match="cannot be read"):
+        AccountFile(tmp_path / "account.json")
+    assert own_secret(tmp_path / "secret") == own_secret(tmp_path / "secret")
+    assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_labels_get_the_noise_they_had_after_a_restart() -> None:
+    seen = []
+    for _ in range(2):
+        with tp.Federation(tables(), key=b"k" * 32) as owners:
+            tap = Tap(owners)
+            train(owners, label={"epsilon": 1.0})
+            answers = [decode(f, m.RESPONSES) for f in tap.up]
+            seen.append(next(a.values for a in answers if isinstance(a, m.Labels)))
+    assert np.array_equal(seen[0], seen[1])
+
+
+def test_more_noisy_gradients_than_the_ledger_counts_are_refused() -> None:
+    with federation() as owners:
+        tap = Tap(owners)
+        train(owners, features=FEATURES)
+        requests = [decode(f, m.REQUESTS) for f in tap.down]
+        client = owners._clients["users"]
+        for request in requests:
+            is_own = not isinstance(request, m.SgdUpdate | m.Evaluate | m.Release | m.CloseJob | m.DescribeTable)
+            if is_own and getattr(request, "table", "users") == "users":
+                decode(client.handle(encode(request)), m.RESPONSES)
+        update = next(r for r in requests if isinstance(r, m.SgdUpdate) and len(r.signal) <= 30)
+        answers = [decode(client.handle(encode(update)), m.RESPONSES) for _ in range(3)]
+    assert [type(a) for a in answers] == [m.Predictions, m.Predictions, m.Failure]
+    assert "covers 2 noisy gradients" in answers[2].message
+
+
+def scoring_client(policy: Policy) -> Client:
+    table = pa.table({"a": [0.25, 1.5, -2.0], "b": [3.0, 0.125, 7.0], "c": [1.0, 2.0, 3.0]})
+    client = Client("owner", ClientTables({"t": MemorySource(table)}), policy)
+    client.answer(m.OpenScan(job="j", scan=0, table="t", columns=['"a"', '"b"', '"c"']))
+    return client
+
+
+def ask(client: Client, theta: list[float]) -> Any:
+    plain = m.NumberEncoder(mean=np.zeros(1), scale=np.ones(1), fill=np.zeros(1), has_missing=False)
+    request = m.ScoreRows(
+        job="j",
+        scan=0,
+        columns=[0, 1, 2],
+        rows=np.arange(3),
+        encoders=[plain, plain, plain],
+        theta=np.array(theta)[:, None],
+        model=ModelSpec(kind="linear"),
+        name="t",
+        outputs=1,
+    )
+    return client.answer(request)
+
+
+def test_a_server_that_asks_with_unit_vectors_does_not_read_the_features() -> None:
+    client = scoring_client(Policy())
+    ask(client, [1.0, 0.0, 0.0])
+    ask(client, [1.0, 0.0, 0.0])  # the same model again tells nothing new
+    ask(client, [0.0, 1.0, 0.0])
+    with pytest.raises(PolicyError, match=r"3 exact numbers of each row.*rule allow_reconstruction") as refused:
+        ask(client, [0.0, 0.0, 1.0])
+    assert "\n" not in str(refused.value)
+    trusting = scoring_client(Policy(allow_reconstruction=True))
+    for k in range(3):
+        ask(trusting, np.eye(3)[k].tolist())
+
+
+def test_an_owner_can_end_training_before_predictions_give_its_rows_away() -> None:
+    with federation(allow_reconstruction=False) as owners, pytest.raises(PolicyError, match="allow_reconstruction"):
+        owners.train(QUERY, label="late", model="logistic", algorithm="newton", epochs=20)
+
+
+def test_the_papers_hashes_are_warned_of() -> None:
+    with federation() as owners, pytest.warns(tp.errors.PrivacyWarning, match="hides no key"):
+        train(owners, keys="sha256")
+
+
+def test_a_table_joined_with_itself_pays_for_both_places() -> None:
+    edges = pa.table(
+        {"k": [0, 1, 2, 3] * 20, "n": [1, 2, 3, 0] * 20, "x": np.linspace(-1, 1, 80), "y": [True, False] * 40}
+    )
+    query = "SELECT a.x, b.x AS x2, a.y FROM e a JOIN e b ON a.n = b.k"
+    given = {
+        "features": {"epsilon": 1.0, "cap": 3, "bounds": {"x": (-1, 1), "x2": (-1, 1)}},
+        "allow_reconstruction": True,
+    }
+    with tp.Federation({"e": edges}) as owners:
+        plan = owners.explain(query, label="y", algorithm="sgd", epochs=3, batch_size=None, privacy=given)
+    outsider = [r for r in plan.ledger.releases if r.observer == "outsider"]
+    assert len(outsider) == 2
+    assert all(r.spent() < 0.75 for r in outsider)
+    assert plan.ledger.epsilon("features", "e", "outsider") == pytest.approx(1.0, rel=5e-3)
+    assert "all 2 together" in str(plan)
+
+
+def test_epochs_are_not_chosen_by_exact_predictions_under_privacy() -> None:
+    with federation() as owners, pytest.raises(PrivacyError, match="patience"):
+        owners.train(
+            QUERY, label="late", algorithm="sgd", patience=2, validation_fraction=0.2, privacy={"features": FEATURES}
+        )

@@ -12,13 +12,13 @@ import pytest
 from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 
 import tablepuppet as tp
-from tablepuppet.errors import PolicyError, PrivacyError
+from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.operators.client import Client
 from tablepuppet.privacy.owner import Account, Spending, TableBudget
 from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.account_file import AccountFile, own_secret
-from tablepuppet.tables.memory import MemorySource
+from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.transport import messages as m
 from tablepuppet.transport.codec import decode, encode
@@ -110,7 +110,7 @@ def test_more_noisy_gradients_than_the_ledger_counts_are_refused() -> None:
 
 def scoring_client(policy: Policy) -> Client:
     table = pa.table({"a": [0.25, 1.5, -2.0], "b": [3.0, 0.125, 7.0], "c": [1.0, 2.0, 3.0]})
-    client = Client("owner", ClientTables({"t": MemorySource(table)}), policy)
+    client = Client("owner", ClientTables({"t": open_source(table, "t")}), policy)
     client.answer(m.OpenScan(job="j", scan=0, table="t", columns=['"a"', '"b"', '"c"']))
     return client
 
@@ -170,10 +170,3 @@ def test_a_table_joined_with_itself_pays_for_both_places() -> None:
     assert all(r.spent() < 0.75 for r in outsider)
     assert plan.ledger.epsilon("features", "e", "outsider") == pytest.approx(1.0, rel=5e-3)
     assert "all 2 together" in str(plan)
-
-
-def test_epochs_are_not_chosen_by_exact_predictions_under_privacy() -> None:
-    with federation() as owners, pytest.raises(PrivacyError, match="patience"):
-        owners.train(
-            QUERY, label="late", algorithm="sgd", patience=2, validation_fraction=0.2, privacy={"features": FEATURES}
-        )

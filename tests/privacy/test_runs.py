@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,8 +19,9 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.mapping.cap import within_cap
 from tablepuppet.mapping.joined import JoinedRows, RowIndex
 from tablepuppet.models.losses import Logistic
+from tablepuppet.tables.tokens import job_key, tokens
 from tablepuppet.transport.codec import Frame, decode
-from tablepuppet.transport.messages import RESPONSES, Predictions
+from tablepuppet.transport.messages import REQUESTS, RESPONSES, ColumnInfo, Keys, Predictions, SendKeys
 
 QUERY = "SELECT r.x, u.age, u.band, r.late FROM rides r JOIN users u ON r.uid = u.uid"
 BOUNDS = {"x": (-1.0, 1.0), "age": (18.0, 80.0)}
@@ -81,6 +83,37 @@ def test_captured_traffic_holds_no_raw_key_and_no_planted_value(algorithm: str) 
     for raw in (struct.pack("<q", CANARY_KEY), str(CANARY_KEY).encode(), struct.pack("<d", CANARY_AGE), b"k" * 32):
         assert raw not in seen
     assert len(seen) > 5_000  # it is the traffic that was looked at
+
+
+def test_row_numbers_do_not_follow_the_owners_order() -> None:
+    """The server sees the users' tokens one after the other; their places at the owner must not show."""
+    key, users = b"k" * 32, 300
+    held = tables(rows=600, users=users)
+    with tp.Federation(held, key=key) as federation:
+        tap = Tap(federation)
+        train(federation, epochs=1)
+    sent = [decode(f, RESPONSES) for f in tap.up]
+    seen = next(a.columns for a in sent if isinstance(a, Keys) and a.rows == users)["c0"].to_pylist()
+    job = next(r.job for r in (decode(f, REQUESTS) for f in tap.down) if isinstance(r, SendKeys))
+    info = ColumnInfo("uid", "integer")
+    owned = tokens(held["users"]["uid"], info, "hmac", job_key(key, job), "0").to_pylist()
+    assert set(owned) == set(seen)
+    places = np.array([owned.index(token) for token in seen])
+    assert abs(scipy.stats.spearmanr(places, np.arange(users)).statistic) < 5 / np.sqrt(users)
+    assert (places == np.arange(users)).mean() < 0.1
+
+
+@pytest.mark.parametrize("algorithm", ["sgd", "newton"])
+def test_what_is_logged_or_said_in_errors_holds_no_key_and_no_value(
+    algorithm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG), tp.Federation(tables(), key=b"k" * 32) as federation:
+        train(federation, algorithm=algorithm, privacy={"label": {"epsilon": 2.0}})
+        with pytest.raises(tp.TablePuppetError) as refused:
+            train(federation, algorithm=algorithm, privacy={"features": {"epsilon": 1.0}})
+    said = caplog.text + "".join(str(r.args) + str(r.msg) for r in caplog.records) + str(refused.value)
+    for value in (CANARY_KEY, 1_000_000_007, CANARY_AGE, f"{CANARY_AGE:.6g}", "kkkkkkkk", (b"k" * 32).hex()):
+        assert str(value) not in said
 
 
 def test_the_same_search_finds_keys_where_the_job_sends_them_plain() -> None:

@@ -179,11 +179,6 @@ def _check(job: Job) -> None:
         raise PrivacyError("the centralised baseline pools all features; it has no private form")
     if privacy.features is None and privacy.predictions.mode == "trusted":
         return
-    if privacy.features is not None and job.patience is not None:
-        raise PrivacyError(
-            "patience chooses an epoch by exact predictions of validation rows, outside the promise of "
-            "privacy.features; leave it out, and choose epochs by the budget"
-        )
     if job.is_expanded:
         raise PrivacyError(f"{job.algorithm} is a baseline without privacy; use {job.algorithm.removeprefix('vfl-')!r}")
     if isinstance(options, Newton):

@@ -15,6 +15,7 @@ import tablepuppet as tp
 from tablepuppet.algorithms import private
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.operators import client
+from tablepuppet.privacy.gaussian import gaussian
 
 EPSILON, CANARIES, GUESSES, ALARM = 1.0, 1200, 360, 1e-4
 
@@ -57,7 +58,7 @@ def test_the_audit_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_audit_catches_a_quarter_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = private.gaussian
+    plain = gaussian
     monkeypatch.setattr(private, "gaussian", lambda shape, deviation, generator: plain(shape, deviation / 4, generator))
     assert surprise(monkeypatch) < ALARM
 

@@ -1,0 +1,87 @@
+"""A private run that is interrupted: no value ever gets two noises, and the account counts the run once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
+
+import tablepuppet as tp
+from tablepuppet.network.keeper import Keeper
+from tablepuppet.operators.client import Client
+from tablepuppet.tables.account_file import AccountFile
+from tablepuppet.tables.source import open_source
+from tablepuppet.tables.store import ClientTables
+from tablepuppet.transport import messages as m
+from tablepuppet.transport.codec import Frame, decode, encode
+from tablepuppet.transport.envelopes import Request
+
+RUN = "0123456789abcdef"
+
+
+def requests() -> list[m.Message]:
+    """What a server asks the users' client in a private run."""
+    asked: list[Any] = []
+    with tp.Federation(tables(), key=b"k" * 32) as federation:
+        tap = Tap(federation)
+        inner = tap.exchange
+
+        def exchange(frames: Any, **given: Any) -> Any:
+            asked.extend(decode(f, m.REQUESTS) for f in frames.get("users", ()))
+            return inner(frames, **given)
+
+        tap.exchange = exchange  # type: ignore[method-assign]
+        privacy = {"features": {"epsilon": 2.0, "cap": 5, "bounds": BOUNDS}, "allow_reconstruction": True}
+        federation.train(QUERY, label="late", algorithm="sgd", batch_size=None, epochs=4, privacy=privacy)
+    return [
+        type(r)(**{f: RUN if f == "job" else getattr(r, f) for f in r.__struct_fields__})
+        for r in asked
+        if not isinstance(r, m.CloseJob)
+    ]
+
+
+def keeper(folder: Path) -> Keeper:
+    held = ClientTables({"users": open_source(tables()["users"], "users")})
+    account = AccountFile(folder / "account.json")
+    return Keeper(Client("users", held, key=b"k" * 32, account=account), folder / "runs")
+
+
+def answer(kept: Keeper, step: int, request: m.Message) -> list[Frame]:
+    return list(kept.answer(Request(run=RUN, step=step, after=step - 1), [encode(request)]))
+
+
+def test_a_step_that_is_asked_again_after_a_crash_has_the_noise_it_had(tmp_path: Path) -> None:
+    asked = requests()
+    kept = keeper(tmp_path)
+    seen = []
+    for step, request in enumerate(asked, 1):
+        first = answer(kept, step, request)
+        kept = keeper(tmp_path)  # the client dies after every answer, and starts anew
+        again = answer(kept, step, request)
+        assert [f.header for f in first] == [f.header for f in again]
+        for one, other in zip(first, again, strict=True):
+            assert [bytes(b) for b in one.buffers] == [bytes(b) for b in other.buffers]
+        found = decode(first[0], m.RESPONSES)
+        assert not isinstance(found, m.Failure), found
+        if isinstance(found, m.Predictions):
+            seen.append(found.values)
+    assert len(seen) == 4
+    assert all(not np.array_equal(a, b) for a, b in pairwise(seen))
+    spendings = AccountFile(tmp_path / "account.json").account.spendings
+    assert [s.what for s in spendings] == ["features"]  # one training, counted once
+
+
+def test_a_resumed_client_gives_no_more_noisy_gradients_than_were_counted(tmp_path: Path) -> None:
+    asked = requests()
+    update = next(r for r in asked if isinstance(r, m.SgdUpdate))
+    training = [r for r in asked if not isinstance(r, m.Evaluate | m.Release)]
+    kept = keeper(tmp_path)
+    for step, request in enumerate(training, 1):
+        answer(kept, step, request)
+    kept = keeper(tmp_path)
+    found = decode(answer(kept, len(training) + 1, update)[0], m.RESPONSES)
+    assert isinstance(found, m.Failure)
+    assert "covers 4 noisy gradients" in found.message

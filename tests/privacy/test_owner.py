@@ -102,7 +102,9 @@ def test_more_noisy_gradients_than_the_ledger_counts_are_refused() -> None:
             is_own = not isinstance(request, m.SgdUpdate | m.Evaluate | m.Release | m.CloseJob | m.DescribeTable)
             if is_own and getattr(request, "table", "users") == "users":
                 decode(client.handle(encode(request)), m.RESPONSES)
-        update = next(r for r in requests if isinstance(r, m.SgdUpdate) and np.size(r.signal) <= 30)
+        update = next(
+            r for r in requests if isinstance(r, m.SgdUpdate) and r.signal is not None and len(r.signal) <= 30
+        )
         answers = [decode(client.handle(encode(update)), m.RESPONSES) for _ in range(3)]
     assert [type(a) for a in answers] == [m.Predictions, m.Predictions, m.Failure]
     assert "covers 2 noisy gradients" in answers[2].message

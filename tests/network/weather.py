@@ -23,6 +23,7 @@ from tests.network.parties import OWNERS, QUERY, Parties, free_port, running
 from tests.network.relay import Relay
 
 from tablepuppet.engine.result import Result
+from tablepuppet.errors import TablePuppetError
 
 _DELAY = 0.01
 _HEARTBEAT = 0.5
@@ -61,7 +62,11 @@ class Weather:
                 threads.append(threading.Thread(target=self.strike))
                 threads[-1].start()
 
-        result = self.parties.connect().train(QUERY, **job, on_round=on_round)
+        try:
+            result = self.parties.connect().train(QUERY, **job, on_round=on_round)
+        except TablePuppetError as error:
+            error.add_note(self.parties.logs())
+            raise
         for thread in threads:
             thread.join(60)
         return result
@@ -101,7 +106,7 @@ class Weather:
         self.parties.restart("server")
         until = time.monotonic() + 60
         while user.accepted == before:
-            assert time.monotonic() < until, "the user did not come back"
+            assert time.monotonic() < until, f"the user did not come back\n{self.parties.logs()}"
             time.sleep(0.02)
         time.sleep(0.3)  # until the user follows the run again, and so misses no round
 

@@ -114,6 +114,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
                 log.exception("the connection of %s failed", who)
                 _say(stream, e.Goodbye(reason=f"internal error ({type(error).__name__}); see the server's log"))
         finally:
+            stream.end()
             self._give(slot)
 
     def _greet(self, stream: Stream, seen: str) -> tuple[str, e.Role]:

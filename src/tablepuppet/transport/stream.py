@@ -32,6 +32,7 @@ class Stream:
         self._assembler = Assembler(types, limit)
         self._whole, self._piece = threading.Lock(), threading.Lock()
         self._cancel = cancel
+        self._is_over = False
         self.heard = time.monotonic()
         self.note = ""  # of the other side's last heartbeat
 
@@ -82,6 +83,11 @@ class Stream:
         if self._cancel is not None:
             self._cancel()
 
+    def end(self) -> None:
+        """Nothing is written any more once this returns: Flight's writer must not outlive its call, even in use."""
+        with self._piece:
+            self._is_over = True
+
     def _hear(self, content: memoryview) -> None:
         parcel = Assembler(Heartbeat).feed(content)
         if parcel is not None:
@@ -89,6 +95,8 @@ class Stream:
 
     def _write(self, piece: bytes) -> None:
         with self._piece:
+            if self._is_over:
+                raise DisconnectedError("the connection ended")
             try:
                 self._writer.write_metadata(pa.py_buffer(piece))
             except (pa.ArrowException, OSError) as error:

@@ -1,0 +1,49 @@
+"""A stream of the server may be written to by any thread at any time, also when its connection is over."""
+
+from __future__ import annotations
+
+import queue
+import time
+
+import pytest
+
+from tablepuppet.errors import DisconnectedError
+from tablepuppet.transport import envelopes as e
+from tablepuppet.transport.codec import Frame
+from tablepuppet.transport.flight import Connection, Door, FlightDoor
+from tablepuppet.transport.stream import Stream
+
+
+def test_whoever_writes_after_the_end_is_told_so() -> None:
+    """Flight destroys the writer with its call: to use it later would end the process."""
+    served: queue.Queue[Stream] = queue.Queue()
+    welcome = e.Welcome(heartbeat=5.0, limit=1 << 20, runs=[])
+    door = Door({"a": "client"}, lambda: welcome, lambda name, role, stream: served.put(stream), e.FROM_CLIENT)
+    server = FlightDoor("grpc+tcp://127.0.0.1:0", door, None)
+    connection = Connection(f"grpc+tcp://127.0.0.1:{server.port}", "a", "client", None, e.FROM_SERVER)
+    stream = served.get(timeout=10)
+    with pytest.raises(DisconnectedError):
+        connection.stream.receive()
+    connection.close()
+    until = time.monotonic() + 10
+    while not stream._is_over:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    for send in (stream.send, stream.send_now):
+        with pytest.raises(DisconnectedError):
+            send(e.Keep(runs=[]))
+    with pytest.raises(DisconnectedError):
+        stream.beat()
+    server.shutdown()
+
+
+def test_only_a_small_parcel_is_sent_now() -> None:
+    class Nothing:
+        def write_metadata(self, piece: object) -> None:
+            """Takes everything."""
+
+    stream = Stream(None, Nothing(), e.FROM_CLIENT)
+    assert stream.send_now(e.Keep(runs=[]), [Frame(b"h", [bytes(1000)])])
+    assert not stream.send_now(e.Keep(runs=[]), [Frame(b"h", [bytes(1 << 20)])])
+    with stream._whole:
+        assert not stream.send_now(e.Keep(runs=[]))

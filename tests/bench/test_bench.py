@@ -59,6 +59,7 @@ def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["bench", "many", "--rows", "2000", "--algorithm", "admm", "--out", str(out), "--epochs", "2"]) == 0
     (figures,) = json.loads(out.read_text(encoding="utf-8"))
     assert figures["algorithm"] == "admm"
+    assert figures["step"] > 0
     assert "admm" in capsys.readouterr().out
 
 

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.admm import join_step
+from tablepuppet.mapping.joined import Shard
 from tablepuppet.models import elementary
-from tablepuppet.models.compiled import CompiledLogistic, CompiledSoftmax
+from tablepuppet.models.compiled import CompiledLogistic, CompiledSquared
+from tablepuppet.models.compiled_softmax import CompiledSoftmax
 from tablepuppet.models.jit import kernel
-from tablepuppet.models.losses import Logistic, Loss, Softmax
+from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
 
 PAIRS: list[tuple[Loss, Loss]] = [
     (Logistic(), CompiledLogistic()),
@@ -44,6 +47,41 @@ def test_compiled_losses_equal_plain_ones(plain: Loss, compiled: Loss, rows: int
     np.testing.assert_allclose(compiled.value(scores, labels), plain.value(scores, labels), atol=1e-13)
     np.testing.assert_allclose(compiled.gradient(scores, labels), plain.gradient(scores, labels), atol=1e-14)
     np.testing.assert_allclose(compiled.curvature(scores), plain.curvature(scores), atol=1e-14)
+    vectors = rng.normal(size=(rows, 2, plain.outputs))
+    curved = compiled.hessian_product(scores, vectors), plain.hessian_product(scores, vectors)
+    np.testing.assert_allclose(*curved, atol=1e-13)
+
+
+@pytest.mark.parametrize(("plain", "compiled"), PAIRS, ids=IDS)
+@pytest.mark.parametrize("wants_curvature", [False, True])
+def test_derivatives_in_one_pass_are_those_of_each_function(plain: Loss, compiled: Loss, wants_curvature: bool) -> None:
+    rng = np.random.default_rng(2)
+    scores = rng.normal(size=(600, plain.outputs)) * 5
+    labels = rng.integers(0, max(2, plain.outputs), 600).astype(float)
+    value, gradient, curvature = compiled.derivatives(scores, labels, wants_curvature=wants_curvature)
+    np.testing.assert_allclose(value, plain.value(scores, labels), atol=1e-13)
+    np.testing.assert_allclose(gradient, plain.gradient(scores, labels), atol=1e-14)
+    assert (curvature is not None) == wants_curvature
+    if curvature is not None:
+        np.testing.assert_allclose(curvature, plain.curvature(scores), atol=1e-14)
+
+
+@pytest.mark.parametrize(("plain", "compiled"), [(Squared(), CompiledSquared()), (Logistic(), CompiledLogistic())])
+@pytest.mark.parametrize("rows", [1, 255, 600])
+def test_the_dual_step_in_one_pass_is_that_of_its_parts(plain: Loss, compiled: Loss, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    scores, start = rng.normal(size=(2, rows, 1))
+    labels = rng.integers(0, 2, rows).astype(float)
+    given = {"intercept": np.array([0.3]), "before": np.array([0.2]), "rho": 0.1, "relax": 1.6}
+    outcomes = []
+    for loss in (plain, compiled):
+        shard = Shard(scores.copy(), [], labels, {"u": start.copy()})
+        (signal,), sums = join_step(shard, loss=loss, **given)
+        outcomes.append((signal, shard.state["u"], sums))
+    (signal, u, sums), (fused_signal, fused_u, fused_sums) = outcomes
+    np.testing.assert_allclose(fused_signal, signal, atol=1e-12)
+    np.testing.assert_allclose(fused_u, u, atol=1e-9)
+    np.testing.assert_allclose([fused_sums[k] for k in sums], list(sums.values()), rtol=1e-9)
 
 
 @pytest.mark.parametrize(("plain", "compiled"), PAIRS, ids=IDS)

@@ -28,7 +28,7 @@ from tablepuppet.algorithms.private import LocalStep
 from tablepuppet.algorithms.spectrum import Spectrum
 from tablepuppet.algorithms.subspace import Tracker, Trail
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.models.losses import Loss
+from tablepuppet.models.losses import Fused, Loss
 from tablepuppet.transport.messages import AdmmUpdate, Combined, Done, Move, Partial, Predictions
 
 _RESTART = 3  # rounds between restarts from the reported model
@@ -72,18 +72,19 @@ def join_step(
     shard: Any, *, loss: Loss, intercept: Array, before: Array, rho: float, relax: float
 ) -> tuple[Sequence[Array], dict[str, Any]]:
     """The z-step and the dual step; the signal is c = λ⁺ + ρ(a − z⁺), and z = u − b."""
+    names = ("primal", "dual", "scores", "z", "lambda")
+    if isinstance(loss, Fused):
+        given = (float(intercept[0]), float(before[0]), rho, relax)
+        signal, norms = loss.dual_step(shard.scores, shard.labels, shard.state["u"], *given)
+        norms[1] *= rho**2
+        return (signal,), dict(zip(names, norms.tolist(), strict=True))
     last, centre = _centred(shard, loss, intercept, before, rho, relax)
     u = loss.proximal(centre, rho, shard.labels, last)
     signal = loss.gradient(u, shard.labels)
     z = u - intercept
     gap = shard.scores - z
-    sums = {
-        "primal": squared_norm(gap),
-        "dual": rho**2 * squared_norm(u - last + (before - intercept)),
-        "scores": squared_norm(shard.scores),
-        "z": squared_norm(z),
-        "lambda": squared_norm(signal),
-    }
+    norms = [gap, rho * (u - last + (before - intercept)), shard.scores, z, signal]
+    sums = {name: squared_norm(vector) for name, vector in zip(names, norms, strict=True)}
     shard.state["u"][...] = u
     gap *= rho
     signal += gap
@@ -154,7 +155,10 @@ class AdmmServer:
             "relax": self.options.relax,
         }
         # Under privacy the best constant for the labels stays.
-        for _ in range(_INTERCEPT_STEPS if problem.has_intercept and not problem.is_private else 0):
+        is_free = problem.has_intercept and not problem.is_private
+        if is_free and self._averages:
+            self._shift = self._tracker.intercept  # the best one for the reported model, which ADMM follows
+        for _ in range(_INTERCEPT_STEPS if is_free and not self._averages else 0):
             sums = problem.joined.run(intercept_step, h, intercept=self._shift, **given).sums
             move = sums["slope"] / np.maximum(sums["curvature"], 1e-300)
             self._shift = self._shift - move

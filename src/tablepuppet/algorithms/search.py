@@ -52,9 +52,9 @@ def derivative_step(
 ) -> tuple[Sequence[Array], dict[str, Any]]:
     """∂ℓ/∂a, and ∂²ℓ/∂a² where it is asked for."""
     scores = np.add(shard.scores, intercept, out=shard.scores)
-    gradient = loss.gradient(scores, shard.labels)
-    sums = {"loss": float(loss.value(scores, shard.labels).sum()), "residual": gradient.sum(axis=0)}
-    return ((gradient, loss.curvature(scores)) if wants_curvature else (gradient,)), sums
+    value, gradient, curvature = loss.derivatives(scores, shard.labels, wants_curvature=wants_curvature)
+    sums = {"loss": float(value.sum()), "residual": gradient.sum(axis=0)}
+    return ((gradient,) if curvature is None else (gradient, curvature)), sums
 
 
 def derivatives(
@@ -67,21 +67,23 @@ def derivatives(
     return Derivatives(done.sums["loss"] / joined.rows, done.signals[0], curvatures, done.sums["residual"])
 
 
-def hessian_step(
-    shard: Any, *, loss: Loss, intercept: Array, fresh: NDArray[np.intp]
-) -> tuple[Sequence[Array], dict[str, Any]]:
-    """Σ_j u_jᵀ (∂²ℓ/∂a²) v_j for fresh vectors u and all vectors v; the intercept's are the last, and fresh."""
-    outputs = loss.outputs
-    rows = len(shard.scores)
-    vectors = shard.columns.reshape(rows, -1, outputs)
-    unit = np.broadcast_to(np.eye(outputs), (rows, outputs, outputs))
-    chosen = np.concatenate([vectors[:, fresh], unit], axis=1)
-    curved = loss.hessian_product(np.add(shard.scores, intercept, out=shard.scores), chosen)
+def hessian_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
+    """(∂²ℓ/∂a²) u of each new direction u, to be collapsed: its product with a row's vector is then a sum over rows.
+
+    With one output, the same of the intercept, the last signal. The sums are products with the intercept.
+    """
+    scores = np.add(shard.scores, intercept, out=shard.scores)
+    rows, outputs = scores.shape
     if outputs == 1:
-        products = curved[:, :, 0].T @ vectors[:, :, 0]
-    else:
-        products = np.tensordot(curved, vectors, axes=((0, 2), (0, 2)))
-    return (), {"hessian": np.concatenate([products, curved.sum(axis=0)], axis=1)}
+        curvature = loss.curvature(scores)
+        curved = [curvature * block[:, k : k + 1] for block in shard.columns for k in range(block.shape[1])]
+        curved.append(curvature)
+        return curved, {"intercept": np.array([signal.sum(axis=0) for signal in curved])}
+    unit = np.broadcast_to(np.eye(outputs), (rows, outputs, outputs))
+    vectors = np.concatenate([*(block.reshape(rows, -1, outputs) for block in shard.columns), unit], axis=1)
+    products = loss.hessian_product(scores, vectors)
+    new = range(products.shape[1] - outputs)
+    return [products[:, k] for k in new], {"intercept": products.sum(axis=0)}
 
 
 def minimise(

@@ -46,11 +46,12 @@ class Trail(msgspec.Struct, frozen=True):
 class Tracker:
     """The server's half: predictions of the current model, F's derivatives there, and earlier directions.
 
-    A block's directions lie in slots, one array for all: the newest takes the place of the oldest.
-    The Hessian over all slots is kept from round to round; only its rows for the newest directions,
-    for constants and for the intercept are computed afresh. Older rows then belong to an earlier
-    point, which slows the search a little and changes nothing it converges to, while a round costs
-    products with M + d_c vectors instead of with all.
+    A block's directions have slots: the newest takes the place of the oldest. The Hessian over all slots is kept from
+    round to round; only its rows for the newest directions, for constants and for the intercept are computed afresh
+    (with several outputs, those of the intercept with older directions are kept, too). Older rows then belong to an
+    earlier point, which slows the search a little and changes nothing it converges to. A new row is one signal,
+    collapsed to every block, and products with that block's directions: however many directions are kept, a walk over
+    joined rows moves M + 1 vectors.
     """
 
     def __init__(self, problem: Problem, memory: int, *, wants_curvature: bool) -> None:
@@ -61,7 +62,8 @@ class Tracker:
         self.intercept: Array = np.zeros(problem.loss.outputs)
         self.pending: list[Array | None] = [None] * problem.blocks
         self.at: Derivatives | None = None
-        self._slots: list[Array] = []  # (n_i, slots, outputs)
+        self._slots: list[dict[int, Array]] = []  # of each block: slot → (n_i, outputs)
+        self._own: list[int] = []  # how many slots a block's constants take
         self._constants: list[list[int]] = []  # slots of a block's constants; −1 − c: the same as intercept c
         self._earlier: list[list[int]] = [[] for _ in problem.rows]  # slots, newest first
         self._hessian: Array = np.zeros((0, 0))
@@ -73,11 +75,10 @@ class Tracker:
         for h, spans, multiplicity in zip(predictions, spans_constant, problem.multiplicity, strict=True):
             is_complete = int(multiplicity.sum()) == problem.joined.rows
             own = outputs if spans and not is_complete else 0
-            slots = np.zeros((len(h), own + self.memory + 1, outputs))
-            slots[:, :own] = np.eye(outputs)[:own]
-            self._slots.append(slots)
+            self._own.append(own)
+            self._slots.append({c: self._constant(c, len(h)) for c in range(own)})
             self._constants.append(list(range(own)) if own else [-1 - c for c in range(outputs) if spans])
-        size = sum(s.shape[1] for s in self._slots) + outputs
+        size = sum(self._sizes) + outputs
         self._hessian = np.zeros((size, size))
         self.at = self._evaluate(predictions, self.intercept)
         self._refresh([[] for _ in predictions])
@@ -89,14 +90,14 @@ class Tracker:
         """Moves all blocks at once to the least F in reach."""
         orders = []
         for i, direction in enumerate(directions):
-            own = self._slots[i].shape[1] - self.memory - 1
-            free = [s for s in range(own, own + self.memory + 1) if s not in self._earlier[i]]
-            self._slots[i][:, free[0]] = direction
-            orders.append([free[0], *self._constants[i], *self._earlier[i]])
-            self._earlier[i] = [free[0], *self._earlier[i]][: self.memory]
-        self._refresh([[order[0], *(c for c in order if 0 <= c < self._own(i))] for i, order in enumerate(orders)])
+            own = self._own[i]
+            free = next(s for s in range(own, own + self.memory + 1) if s not in self._earlier[i])
+            self._slots[i][free] = direction
+            orders.append([free, *self._constants[i], *self._earlier[i]])
+            self._earlier[i] = [free, *self._earlier[i]][: self.memory]
+        self._refresh([[order[0], *range(own)] for order, own in zip(orders, self._own, strict=True)])
         vectors = [
-            [h, *(self._vector(i, slot, len(h)) for slot in order)]
+            [h, *(self._slots[i][s] if s >= 0 else self._constant(-1 - s, len(h)) for s in order)]
             for i, (h, order) in enumerate(zip(self.predictions, orders, strict=True))
         ]
         grams = [
@@ -116,14 +117,15 @@ class Tracker:
     def settle(self) -> list[dict[str, Any] | None]:
         return [None if c is None else {"coefficients": c} for c in self.take_pending()]
 
-    def _own(self, block: int) -> int:
-        """How many slots a block's constants take."""
-        return int(self._slots[block].shape[1]) - self.memory - 1
+    @property
+    def _sizes(self) -> list[int]:
+        """How many slots each block has."""
+        return [own + self.memory + 1 for own in self._own]
 
-    def _vector(self, block: int, slot: int, rows: int) -> Array:
-        if slot >= 0:
-            return self._slots[block][:, slot]
-        return np.broadcast_to(np.eye(self.problem.loss.outputs)[-1 - slot], (rows, self.problem.loss.outputs))
+    def _constant(self, output: int, rows: int) -> Array:
+        """What predicts 1 for one output."""
+        unit = np.eye(self.problem.loss.outputs)[output]
+        return np.broadcast_to(unit, (rows, len(unit)))
 
     def _evaluate(self, predictions: list[Array], intercept: Array) -> Derivatives:
         problem = self.problem
@@ -132,25 +134,28 @@ class Tracker:
     def _refresh(self, fresh: Sequence[Sequence[int]]) -> None:
         """The Hessian's rows (and columns) for some slots of each block, and for the intercept."""
         problem, outputs = self.problem, self.problem.loss.outputs
-        first = np.cumsum([0, *(s.shape[1] for s in self._slots)])
-        filled = [
-            max([self._own(i), *(slot + 1 for slot in (*earlier, *new))])
-            for i, (earlier, new) in enumerate(zip(self._earlier, fresh, strict=True))
-        ]
-        rows = np.concatenate([a + np.array(f, np.intp) for a, f in zip(first[:-1], fresh, strict=True)])
-        columns = np.concatenate([a + np.arange(n) for a, n in zip(first[:-1], filled, strict=True)])
-        sums = problem.joined.run(
+        first = np.cumsum([0, *self._sizes])
+        last = first[-1] + np.arange(outputs)
+        rows = np.array([a + slot for a, slots in zip(first, fresh, strict=False) for slot in slots], np.intp)
+        done = problem.joined.run(
             hessian_step,
             self.predictions,
-            columns=[s[:, :n].reshape(len(s), n * outputs) for s, n in zip(self._slots, filled, strict=True)],
+            columns=[
+                _beside([own[s] for s in new], h)
+                for own, new, h in zip(self._slots, fresh, self.predictions, strict=True)
+            ],
+            signals=len(rows) + (outputs == 1),
             loss=problem.loss,
             intercept=self.intercept,
-            fresh=np.searchsorted(columns, rows),
-        ).sums
-        last = np.arange(first[-1], first[-1] + outputs)
-        place = np.ix_(np.concatenate([rows, last]).astype(np.intp), np.concatenate([columns, last]))
-        self._hessian[place] = sums["hessian"] / problem.joined.rows
-        self._hessian.T[place] = self._hessian[place]
+        )
+        hessian, scale = self._hessian, 1.0 / problem.joined.rows
+        for row, collapsed in zip([*rows, *last], done.signals, strict=False):
+            for a, slots, signal in zip(first, self._slots, collapsed, strict=False):
+                for slot, vector in slots.items():
+                    hessian[row, a + slot] = hessian[a + slot, row] = scale * np.vdot(signal, vector)
+        place = np.ix_([*rows, *last], last)
+        hessian[place] = scale * done.sums["intercept"]
+        hessian.T[place] = hessian[place]
 
     def _minimise(
         self, vectors: Sequence[Sequence[Array]], orders: Sequence[Sequence[int]], products: Sequence[Array]
@@ -158,7 +163,7 @@ class Tracker:
         problem = self.problem
         assert self.at is not None
         last = len(self._hessian) - problem.loss.outputs
-        first = np.cumsum([0, *(s.shape[1] for s in self._slots)])
+        first = np.cumsum([0, *self._sizes])
         place = [
             a + slot if slot >= 0 else last - 1 - slot
             for a, order in zip(first, orders, strict=False)
@@ -179,3 +184,10 @@ class Tracker:
 
     def _accept(self, found: Found) -> None:
         self.predictions, self.intercept, self.at = found.predictions, found.intercept, found.at
+
+
+def _beside(vectors: Sequence[Array], like: Array) -> Array:
+    """Some vectors of a block, side by side."""
+    if len(vectors) == 1:
+        return vectors[0]
+    return np.concatenate([like[:, :0], *vectors], axis=1)

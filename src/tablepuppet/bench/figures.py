@@ -29,6 +29,8 @@ class Figures:
     bytes: int  # of an epoch
     peak: int  # bytes of memory, the tables included
     limit: float  # time to copy what an epoch must move at least once
+    step: float | None = None  # ADMM's server step by itself: gather, proximal map, dual update, collapse
+    cores: float | None = None  # that it kept busy
 
 
 def copy_seconds(size: int) -> float:

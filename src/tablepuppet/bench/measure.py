@@ -15,6 +15,7 @@ from pathlib import Path
 from tablepuppet.bench.cases import Case, make_case
 from tablepuppet.bench.figures import L2, Figures, copy_seconds, peak
 from tablepuppet.bench.pooled import FITS, pooled
+from tablepuppet.bench.steps import moved_bytes, server_step
 from tablepuppet.federation import Federation
 from tablepuppet.job import make_job
 from tablepuppet.train import plan_job, train
@@ -72,9 +73,7 @@ def _trained(case: Case, algorithm: str, model: str, epochs: int) -> Figures:
         mapping = time.perf_counter() - began
     steps = max(1, len(marks) - 1)
     epoch, clients = ((marks[-1][k] - marks[0][k]) / steps for k in (0, 1))
-    train_rows = result.plan.mapping.train
-    # row numbers, labels, and ADMM's one value per joined row, read and written
-    moved = train_rows.rows * (4 * sum(p.index is not None for p in train_rows.indices) + 1 + 8)
+    step = server_step(result.plan) if algorithm == "admm" else None
     return Figures(
         case=case.name,
         algorithm=algorithm,
@@ -89,5 +88,7 @@ def _trained(case: Case, algorithm: str, model: str, epochs: int) -> Figures:
         objective=result.objective,
         bytes=result.traffic.bytes // max(1, len(result.history)),
         peak=highest,
-        limit=copy_seconds(moved),
+        limit=copy_seconds(moved_bytes(result.plan.mapping.train)),
+        step=None if step is None else step.seconds,
+        cores=None if step is None else step.cores,
     )

@@ -59,9 +59,25 @@ def bench(
         write_whole(out, lambda file: file.write_text(text, encoding="utf-8"), "the figures")
 
 
+def _step(step: float, limit: float, cores: float | None) -> list[str]:
+    return [f"{step:.3f}", f"{step / limit:.1f}", "" if cores is None else f"{cores:.1f}"]
+
+
 def _table(found: list[Figures]) -> Table:
     table = Table(box=None, pad_edge=False)
-    headings = ("case", "algorithm", "mapping s", "epoch s", "server s", "× copy", "clients s", "total s", "CPU s")
+    headings = (
+        "case",
+        "algorithm",
+        "mapping s",
+        "epoch s",
+        "server s",
+        "step s",
+        "× copy",
+        "cores",
+        "clients s",
+        "total s",
+        "CPU s",
+    )
     for heading in (*headings, "F", "MB/epoch", "peak MB", "B/row"):
         table.add_column(heading, justify="left" if heading in ("case", "algorithm") else "right")
     for f in found:
@@ -69,7 +85,7 @@ def _table(found: list[Figures]) -> Table:
             f.case,
             f.algorithm,
             *(f"{value:.3f}" for value in (f.mapping, f.epoch, f.server)),
-            f"{f.server / f.limit:.1f}",
+            *(["", f"{f.server / f.limit:.1f}", ""] if f.step is None else _step(f.step, f.limit, f.cores)),
             *(f"{value:.3f}" for value in (f.clients, f.total, f.cpu)),
             f"{f.objective:.8f}",
             f"{f.bytes / 1e6:.2f}",

@@ -19,8 +19,11 @@ RowNumbers = NDArray[np.signedinteger[Any]]
 
 def gather(out: Array, values: Array, index: RowNumbers) -> None:
     """out[j] = values[index[j]]; 0 where index[j] is −1."""
-    out[...] = 0.0
-    gather_add(out, values, index)
+    if out.shape[1] == 1:
+        _gather_first(out.reshape(-1), values.reshape(-1), index)
+    else:
+        out[...] = 0.0
+        _gather_many(out, values, index)
 
 
 def gather_add(out: Array, values: Array, index: RowNumbers) -> None:
@@ -37,6 +40,13 @@ def scatter_add(out: Array, base: int, index: RowNumbers, values: Array) -> None
         _scatter_one(out.reshape(-1), base, index, values.reshape(-1))
     else:
         _scatter_many(out, base, index, values)
+
+
+@kernel
+def _gather_first(out: Array, values: Array, index: RowNumbers) -> None:
+    for j in range(len(index)):
+        i = index[j]
+        out[j] = values[i] if i >= 0 else 0.0
 
 
 @kernel

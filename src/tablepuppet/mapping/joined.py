@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.mapping.index import RowIndex
+from tablepuppet.mapping.index import RowIndex, distinct
 from tablepuppet.mapping.moves import Moves, moves_for
 from tablepuppet.models.weighted import Weighted
 from tablepuppet.threads import one_blas_thread
@@ -42,7 +42,7 @@ class Shard:
     """What an algorithm's join step sees of some joined rows."""
 
     scores: Array  # Σ_i expand_i(v_i), the step's to overwrite
-    columns: Array  # expand_i of each block's further columns, side by side
+    columns: Sequence[Array]  # expand_i of each block's further columns
     labels: Array
     state: Mapping[str, Array]  # the algorithm's own joined values, writable where the walk says so
     weights: Array | None = None  # of the rows; None: all one
@@ -91,8 +91,8 @@ class JoinedRows:
     ) -> Pass:
         """Walk over all joined rows: expand, `step`, collapse its signals, add up its sums.
 
-        `per_row` is summed over blocks; `columns`, one array per block, is put side by side. `writes` names the state
-        that the step overwrites. A step that is given a loss gets it with the rows' weights, where they have any.
+        `per_row` is summed over blocks; `columns`, one array per block, are not. `writes` names the state that the
+        step overwrites. A step that is given a loss gets it with the rows' weights, where they have any.
         """
         results = self.walk(step, per_row, columns, signals, writes, given, _pool().map)
         return Pass(self._merge(results, signals, per_row[0].shape[1]), add_sums([sums for _, sums in results]))
@@ -235,11 +235,10 @@ class JoinedRows:
         for p, v in zip(self.indices, values, strict=True):
             p.expand_add(moves, scores, v, start, stop)
         beside = [p.expand(moves, v, start, stop) for p, v in zip(self.indices, columns, strict=bool(columns))]
-        side = np.concatenate(beside, axis=1) if beside else np.empty((0, 0))
         weights = self.weights
         if weights is not None:
             weights = self.label_index.expand(moves, weights[:, None], start, stop)[:, 0]
-        return Shard(scores, side, labels, state, weights)
+        return Shard(scores, beside, labels, state, weights)
 
     def _merge(self, results: Sequence[LaneResult], signals: int, width: int) -> list[list[Array]]:
         merged = []
@@ -274,7 +273,7 @@ def batch(
     indices: list[RowIndex] = []
     occurring: list[RowNumbers] = []
     for numbers in row_numbers:
-        unique, inverse = np.unique(numbers, return_inverse=True)
+        unique, inverse = distinct(numbers)
         missing = int(len(unique) > 0 and unique[0] < 0)
         occurring.append(unique[missing:].astype(np.int32 if len(unique) == 0 or unique[-1] < 2**31 else np.int64))
         indices.append(RowIndex(len(unique) - missing, inverse - missing, is_partial=bool(missing)))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import TransportError
+from tablepuppet.mapping.moves import preload
 from tablepuppet.mapping.scan_keys import ScanKeys
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.transport.link import Link
@@ -68,6 +69,7 @@ def _offsets(bound: BoundQuery, link: Link, job: str) -> list[dict[str, int]]:
     offsets = []
     for scan in bound.scans:
         rows = [cast(RowCount, next(answers[client])).rows for client in scan.clients]
+        preload(sum(rows))
         starts = np.cumsum([0, *rows[:-1]]).tolist()
         offsets.append(dict(zip(scan.clients, starts, strict=True)))
     return offsets

@@ -7,6 +7,7 @@ compiled loops in compiled.py, which win once they are loaded (docs/decisions).
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -40,6 +41,21 @@ def moves_for(joined_rows: int) -> Moves:
     from tablepuppet.mapping import compiled
 
     return cast(Moves, compiled)
+
+
+def preload(rows: int) -> None:
+    """Begins to load the compiled way where a table of this size is to be joined: while clients and DuckDB work."""
+    if rows >= COMPILED_FROM:
+        threading.Thread(target=_try_out, name="tablepuppet-preload", daemon=True).start()
+
+
+def _try_out() -> None:
+    """One value each way: the compiler's runtime starts with the first call."""
+    moves = moves_for(COMPILED_FROM)
+    values, index = np.zeros((1, 1)), np.zeros(1, np.int32)
+    moves.gather(values, values.copy(), index)
+    moves.gather_add(values, values.copy(), index)
+    moves.scatter_add(values, 0, index, values.copy())
 
 
 class NumpyMoves:

@@ -1,4 +1,4 @@
-"""The losses of losses.py as compiled loops (numba), for joined tables of many rows.
+"""The losses of one output as compiled loops (numba), for joined tables of many rows.
 
 Same interface, same results to rounding. Exponentials and logarithms are polynomials that the
 compiler turns into vector instructions, accurate to an ulp or two; proximal maps iterate on a few
@@ -13,16 +13,40 @@ import numpy as np
 
 from tablepuppet.models.elementary import exp, log1p_exp
 from tablepuppet.models.jit import kernel
-from tablepuppet.models.losses import Array, Logistic, Softmax
+from tablepuppet.models.losses import Array, Derivatives, Logistic, Squared
 
-_CHUNK = 256  # rows that a proximal map iterates on together
-_STEPS = 60
-_CLOSE = 1e-6  # a Newton step this small leaves an error of its square
+CHUNK = 256  # rows that a proximal map iterates on together
+STEPS = 60
+CLOSE = 1e-6  # a Newton step this small leaves an error of its square
+_NEAR = 3e-4
+_DUAL_SUMS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledSquared(Squared):
+    """½(a − y)²: NumPy is fast enough but for ADMM's step."""
+
+    def dual_step(
+        self, scores: Array, labels: Array, u: Array, intercept: float, before: float, rho: float, relax: float
+    ) -> tuple[Array, Array]:
+        signal, sums = np.empty((len(scores), 1)), np.zeros(_DUAL_SUMS)
+        given = (intercept, before, rho, relax)
+        _squared_dual(scores.reshape(-1), labels, u.reshape(-1), *given, signal.reshape(-1), sums)
+        return signal, sums
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledLogistic(Logistic):
     """Logistic, compiled; a ρ per row takes the plain way."""
+
+    def dual_step(
+        self, scores: Array, labels: Array, u: Array, intercept: float, before: float, rho: float, relax: float
+    ) -> tuple[Array, Array]:
+        signal, sums = np.empty((len(scores), 1)), np.zeros(_DUAL_SUMS)
+        close = CLOSE if u.dtype == np.float64 else _NEAR  # what is left is less than the state can hold
+        given = (intercept, before, rho, relax, close)
+        _logistic_dual(scores.reshape(-1), labels, u.reshape(-1), *given, signal.reshape(-1), sums)
+        return signal, sums
 
     def value(self, scores: Array, labels: Array) -> Array:
         out = np.empty(len(scores))
@@ -33,6 +57,11 @@ class CompiledLogistic(Logistic):
         out = np.empty((len(scores), 1))
         _logistic_gradient(scores.reshape(-1), labels, out.reshape(-1))
         return out
+
+    def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
+        value, gradient, curvature = np.empty(len(scores)), np.empty((len(scores), 1)), np.empty((len(scores), 1))
+        _logistic_derivatives(scores.reshape(-1), labels, value, gradient.reshape(-1), curvature.reshape(-1))
+        return value, gradient, curvature if wants_curvature else None
 
     def curvature(self, scores: Array) -> Array:
         out = np.empty((len(scores), 1))
@@ -47,29 +76,48 @@ class CompiledLogistic(Logistic):
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledSoftmax(Softmax):
-    """Softmax, compiled; the value under other targets than the classes, and a ρ per row, take the plain way."""
+# -- squared -------------------------------------------------------------------------------
 
-    def probabilities(self, scores: Array) -> Array:
-        out = np.empty(scores.shape)
-        _softmax(scores, out)
-        return out
 
-    def value(self, scores: Array, labels: Array) -> Array:
-        if self.targets is not None:
-            return Softmax.value(self, scores, labels)
-        out = np.empty(len(scores))
-        _softmax_value(scores, labels, out)
-        return out
+@kernel
+def _squared_dual(
+    a: Array, y: Array, u: Array, b: float, before: float, rho: float, relax: float, signal: Array, sums: Array
+) -> None:
+    shift = b - (1.0 - relax) * before
+    last, new, dual = np.empty(CHUNK), np.empty(CHUNK), np.empty(CHUNK)
+    for first in range(0, len(a), CHUNK):
+        rows = min(CHUNK, len(a) - first)
+        labels, scores = y[first : first + rows], a[first : first + rows]
+        for j in range(rows):
+            last[j] = u[first + j]
+            centre = (last[j] - labels[j]) / rho + relax * scores[j] + (1.0 - relax) * last[j] + shift
+            new[j] = (labels[j] + rho * centre) / (1.0 + rho)
+            dual[j] = new[j] - labels[j]
+            u[first + j] = new[j]
+        _signal(scores, last, new, dual, b, before, rho, signal[first : first + rows], sums)
 
-    def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
-        if isinstance(rho, np.ndarray):
-            return Softmax.proximal(self, centre, rho, labels, start)
-        out = np.array(start, np.float64, order="C")
-        targets = np.eye(self.classes) if self.targets is None else np.ascontiguousarray(self.targets)
-        _softmax_proximal(centre, rho, labels, targets, out)
-        return out
+
+@kernel
+def _signal(
+    a: Array, last: Array, u: Array, dual: Array, b: float, before: float, rho: float, signal: Array, sums: Array
+) -> None:
+    """c = λ⁺ + ρ(a − z⁺) of some rows, and the sums by which ADMM judges itself."""
+    primal, moved, of_scores, of_z, of_dual = 0.0, 0.0, 0.0, 0.0, 0.0
+    for j in range(len(a)):
+        z = u[j] - b
+        gap = a[j] - z
+        step = u[j] - last[j] + before - b
+        primal += gap * gap
+        moved += step * step
+        of_scores += a[j] * a[j]
+        of_z += z * z
+        of_dual += dual[j] * dual[j]
+        signal[j] = dual[j] + rho * gap
+    sums[0] += primal
+    sums[1] += moved
+    sums[2] += of_scores
+    sums[3] += of_z
+    sums[4] += of_dual
 
 
 # -- logistic ------------------------------------------------------------------------------
@@ -88,6 +136,16 @@ def _logistic_gradient(a: Array, y: Array, out: Array) -> None:
 
 
 @kernel
+def _logistic_derivatives(a: Array, y: Array, value: Array, gradient: Array, curvature: Array) -> None:
+    for j in range(len(a)):
+        value[j] = log1p_exp(a[j]) - y[j] * a[j]
+        e = exp(-abs(a[j]))
+        p = (1.0 if a[j] >= 0.0 else e) / (1.0 + e)
+        gradient[j] = p - y[j]
+        curvature[j] = p * (1.0 - p)
+
+
+@kernel
 def _logistic_curvature(a: Array, out: Array) -> None:
     for j in range(len(a)):
         p = 1.0 / (1.0 + exp(-a[j]))
@@ -95,158 +153,61 @@ def _logistic_curvature(a: Array, out: Array) -> None:
 
 
 @kernel
-def _logistic_proximal(centre: Array, rho: float, labels: Array, u: Array) -> None:
-    """Newton on g(u) = σ(u) − y + ρ(u − v), which cannot cycle and needs no bracket.
+def _solve_logistic(x: Array, v: Array, y: Array, rows: int, rho: float, close: float) -> None:
+    """Newton on g(x) = σ(x) − y + ρ(x − v), which cannot cycle and needs no bracket.
 
     g rises, is convex below 0 and concave above. g(0) tells on which side its root lies; there
     Newton may overshoot once, towards 0, where it is stopped; from then on it is monotone.
     """
-    x = np.empty(_CHUNK)
-    for first in range(0, len(u), _CHUNK):
-        rows = min(_CHUNK, len(u) - first)
-        v, y = centre[first : first + rows], labels[first : first + rows]
-        x[:rows] = u[first : first + rows]
-        for _ in range(_STEPS):
-            far = 0
-            for j in range(rows):
-                is_above = 0.5 - y[j] - rho * v[j] < 0.0
-                old = max(x[j], 0.0) if is_above else min(x[j], 0.0)
-                p = 1.0 / (1.0 + exp(-old))
-                new = old - (p - y[j] + rho * (old - v[j])) / (p * (1.0 - p) + rho)
-                new = max(new, 0.0) if is_above else min(new, 0.0)
-                far += abs(new - old) > _CLOSE
-                x[j] = new
-            if far == 0:
-                break
-        u[first : first + rows] = x[:rows]
-
-
-# -- softmax -------------------------------------------------------------------------------
-# A chunk of rows lies transposed, classes by rows, so that every inner loop runs over rows.
+    for _ in range(STEPS):
+        far = 0
+        for j in range(rows):
+            is_above = 0.5 - y[j] - rho * v[j] < 0.0
+            old = max(x[j], 0.0) if is_above else min(x[j], 0.0)
+            p = 1.0 / (1.0 + exp(-old))
+            new = old - (p - y[j] + rho * (old - v[j])) / (p * (1.0 - p) + rho)
+            new = max(new, 0.0) if is_above else min(new, 0.0)
+            far += abs(new - old) > close
+            x[j] = new
+        if far == 0:
+            break
 
 
 @kernel
-def _exponentials(x: Array, p: Array, top: Array, total: Array) -> None:
-    """p = eˣ / Σ eˣ per column, and max x and Σ e^(x − max x)."""
-    classes, rows = x.shape
-    for j in range(rows):
-        top[j] = x[0, j]
-    for c in range(1, classes):
-        for j in range(rows):
-            top[j] = max(top[j], x[c, j])
-    total[:] = 0.0
-    for c in range(classes):
-        for j in range(rows):
-            p[c, j] = exp(x[c, j] - top[j])
-        for j in range(rows):
-            total[j] += p[c, j]
-    for c in range(classes):
-        for j in range(rows):
-            p[c, j] /= total[j]
-
-
-@kernel
-def _softmax_value(a: Array, labels: Array, out: Array) -> None:
-    classes = a.shape[1]
-    x, p = np.zeros((classes, _CHUNK)), np.empty((classes, _CHUNK))
-    top, total = np.empty(_CHUNK), np.empty(_CHUNK)
-    for first in range(0, len(a), _CHUNK):
-        rows = min(_CHUNK, len(a) - first)
-        for j in range(rows):
-            for c in range(classes):
-                x[c, j] = a[first + j, c]
-        _exponentials(x, p, top, total)
-        for j in range(rows):
-            out[first + j] = np.log(total[j]) + top[j] - a[first + j, int(labels[first + j])]
-
-
-@kernel
-def _softmax(a: Array, out: Array) -> None:
-    """eᵃ / Σ eᵃ per row."""
-    classes = a.shape[1]
-    x, p = np.zeros((classes, _CHUNK)), np.empty((classes, _CHUNK))
-    top, total = np.empty(_CHUNK), np.empty(_CHUNK)
-    for first in range(0, len(a), _CHUNK):
-        rows = min(_CHUNK, len(a) - first)
-        for j in range(rows):
-            for c in range(classes):
-                x[c, j] = a[first + j, c]
-        _exponentials(x, p, top, total)
-        for j in range(rows):
-            for c in range(classes):
-                out[first + j, c] = p[c, j]
-
-
-@kernel
-def _softmax_proximal(centre: Array, rho: float, labels: Array, targets: Array, u: Array) -> None:
-    """Newton with the Hessian ρI + diag(p) − ppᵀ, inverted by Sherman–Morrison.
-
-    Where the slope at the end of a step points back by more than a tenth of the slope at its start,
-    the step overshot: it is taken again at half its size.
-    """
-    classes = u.shape[1]
-    wide, narrow = np.zeros((7, classes, _CHUNK)), np.zeros((7, _CHUNK))
-    x, v, t, p, slope, step, base = wide[0], wide[1], wide[2], wide[3], wide[4], wide[5], wide[6]
-    top, total, descent, size = narrow[0], narrow[1], narrow[2], narrow[3]
-    along, scale, largest = narrow[4], narrow[5], narrow[6]
-    for first in range(0, len(u), _CHUNK):
-        rows = min(_CHUNK, len(u) - first)
-        for j in range(rows):
-            row = targets[int(labels[first + j])]
-            for c in range(classes):
-                x[c, j], v[c, j], t[c, j] = u[first + j, c], centre[first + j, c], row[c]
-        step[...] = 0.0
-        base[...] = x
-        descent[:] = np.inf
-        for _ in range(_STEPS):
-            _exponentials(x, p, top, total)
-            largest[:] = 0.0
-            for c in range(classes):
-                for j in range(_CHUNK):
-                    slope[c, j] = p[c, j] - t[c, j] + rho * (x[c, j] - v[c, j])
-                for j in range(_CHUNK):
-                    largest[j] -= step[c, j] * slope[c, j]
-            for j in range(_CHUNK):
-                size[j] = 0.5 * size[j] if largest[j] > 0.1 * descent[j] else 1.0
-            along[:] = 0.0
-            scale[:] = 1.0
-            for c in range(classes):
-                for j in range(_CHUNK):
-                    ratio = p[c, j] / (p[c, j] + rho)
-                    along[j] += ratio * slope[c, j]
-                    scale[j] -= ratio * p[c, j]
-            for j in range(_CHUNK):
-                along[j] /= scale[j]
-            _newton_steps(x, base, step, p, slope, along, size, descent, rho)
-            largest[:] = 0.0
-            for c in range(classes):
-                for j in range(_CHUNK):
-                    largest[j] = max(largest[j], abs(step[c, j]))
-            far = 0
-            for j in range(rows):
-                far += largest[j] > _CLOSE
-            if far == 0:
-                break
-        for j in range(rows):
-            for c in range(classes):
-                u[first + j, c] = x[c, j]
-
-
-@kernel
-def _newton_steps(
-    x: Array, base: Array, step: Array, p: Array, slope: Array, along: Array, size: Array, descent: Array, rho: float
+def _logistic_dual(
+    a: Array,
+    y: Array,
+    u: Array,
+    b: float,
+    before: float,
+    rho: float,
+    relax: float,
+    close: float,
+    signal: Array,
+    sums: Array,
 ) -> None:
-    """The next Newton step from x where the last one was good (size 1); half of the last one elsewhere."""
-    classes = len(x)
-    for j in range(_CHUNK):
-        descent[j] = 0.0 if size[j] == 1.0 else descent[j]
-    for c in range(classes):
-        for j in range(_CHUNK):
-            new = (slope[c, j] + p[c, j] * along[j]) / (p[c, j] + rho)
-            step[c, j] = new if size[j] == 1.0 else step[c, j]
-        for j in range(_CHUNK):
-            base[c, j] = x[c, j] if size[j] == 1.0 else base[c, j]
-        for j in range(_CHUNK):
-            descent[j] += step[c, j] * slope[c, j] if size[j] == 1.0 else 0.0
-        for j in range(_CHUNK):
-            x[c, j] = base[c, j] - size[j] * step[c, j]
+    shift = b - (1.0 - relax) * before
+    x, last, centre = np.empty(CHUNK), np.empty(CHUNK), np.empty(CHUNK)
+    for first in range(0, len(a), CHUNK):
+        rows = min(CHUNK, len(a) - first)
+        labels, scores = y[first : first + rows], a[first : first + rows]
+        for j in range(rows):
+            last[j] = u[first + j]
+            x[j] = last[j]
+            dual = 1.0 / (1.0 + exp(-last[j])) - labels[j]
+            centre[j] = dual / rho + relax * scores[j] + (1.0 - relax) * last[j] + shift
+        _solve_logistic(x, centre, labels, rows, rho, close)
+        for j in range(rows):
+            u[first + j] = x[j]
+            centre[j] = 1.0 / (1.0 + exp(-x[j])) - labels[j]  # now λ⁺
+        _signal(scores, last, x, centre, b, before, rho, signal[first : first + rows], sums)
+
+
+@kernel
+def _logistic_proximal(centre: Array, rho: float, labels: Array, u: Array) -> None:
+    x = np.empty(CHUNK)
+    for first in range(0, len(u), CHUNK):
+        rows = min(CHUNK, len(u) - first)
+        x[:rows] = u[first : first + rows]
+        _solve_logistic(x, centre[first : first + rows], labels[first : first + rows], rows, rho, CLOSE)
+        u[first : first + rows] = x[:rows]

@@ -9,7 +9,7 @@ per row, safeguarded, never gradient loops (docs/algorithms.md, z-step).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ Array = NDArray[np.float64]
 _STEPS = 60  # more than a bisection to machine precision needs
 _EXACT = 1e-10
 COMPILED_FROM = 1 << 18  # joined rows from which compiled kernels are worth loading
+
+
+Derivatives = tuple[Array, Array, Array | None]
 
 
 class Loss(Protocol):
@@ -43,6 +46,9 @@ class Loss(Protocol):
     def curvature(self, scores: Array) -> Array:
         """The diagonal of ∂²ℓ/∂a²."""
 
+    def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
+        """ℓ, ∂ℓ/∂a and, if wanted, the diagonal of ∂²ℓ/∂a² of each row."""
+
     def hessian_product(self, scores: Array, vectors: Array) -> Array:
         """(∂²ℓ/∂a²) v of each row, for vectors of shape (rows, vectors, outputs)."""
 
@@ -50,8 +56,28 @@ class Loss(Protocol):
         """argmin_u ℓ(u; y) + ρ/2 ‖u − centre‖²; ρ is one number, or a column of one per row."""
 
 
+@runtime_checkable
+class Fused(Protocol):
+    """A loss that does ADMM's z-step and dual step (algorithms/admm.py) in one pass over rows of one output."""
+
+    def dual_step(
+        self, scores: Array, labels: Array, u: Array, intercept: float, before: float, rho: float, relax: float
+    ) -> tuple[Array, Array]:
+        """The signal, and the sums ‖a − z‖², ‖u⁺ − u + b⁻ − b‖², ‖a‖², ‖z‖², ‖λ⁺‖²; u becomes u⁺."""
+
+
+class OneByOne:
+    """Derivatives of a loss, each by its own function."""
+
+    __slots__ = ()
+
+    def derivatives(self: Loss, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
+        curvature = self.curvature(scores) if wants_curvature else None
+        return self.value(scores, labels), self.gradient(scores, labels), curvature
+
+
 @dataclass(frozen=True, slots=True)
-class Squared:
+class Squared(OneByOne):
     """½(a − y)²."""
 
     outputs: int = 1
@@ -76,7 +102,7 @@ class Squared:
 
 
 @dataclass(frozen=True, slots=True)
-class Logistic:
+class Logistic(OneByOne):
     """log(1 + eᵃ) − y·a with y in {0, 1} (or debiased, any real number)."""
 
     outputs: int = 1
@@ -116,7 +142,7 @@ class Logistic:
 
 
 @dataclass(frozen=True, slots=True)
-class Softmax:
+class Softmax(OneByOne):
     """log Σ_c e^{a_c} − t·a, with t the target row of the label's class.
 
     `targets` is the identity for exact labels, and the debiasing matrix for labels that went

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.models.losses import Loss
+from tablepuppet.models.losses import Derivatives, Loss
 
 Array = NDArray[np.float64]
 _NONE = 1e-30  # a weight that no weight above 0 is below
@@ -44,6 +44,11 @@ class Weighted:
 
     def curvature(self, scores: Array) -> Array:
         return self.weights[:, None] * self.plain.curvature(scores)
+
+    def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
+        value, gradient, curvature = self.plain.derivatives(scores, labels, wants_curvature=wants_curvature)
+        across = self.weights[:, None]
+        return self.weights * value, across * gradient, None if curvature is None else across * curvature
 
     def hessian_product(self, scores: Array, vectors: Array) -> Array:
         return self.weights[:, None, None] * self.plain.hessian_product(scores, vectors)

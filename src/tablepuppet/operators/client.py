@@ -199,8 +199,8 @@ class Client:
         wanted = request.order
         assert wanted is not None
         key = self.order_key if self.order_key is not None else key_of(self.key)
-        bits = self.tables.shuffle(request.job, request.scan, key, wanted.seed, wanted.offset)
-        return bits if wanted.is_shared else None
+        given = (request.job, request.scan, key, wanted.seed, wanted.offset)
+        return self.tables.shuffle(*given, wants_bits=wanted.is_shared)
 
     def describe_labels(self, request: m.DescribeLabels) -> m.Message:
         column, info = self._column(request.job, request.scan, request.column)

@@ -171,15 +171,15 @@ def task_of(job: Job) -> Task:
 
 
 def _loss(job: Job, mapping: TableMapping) -> Loss:
-    if mapping.label.kind == "number":
-        return Squared()
     classes = len(mapping.label.classes)
+    is_number = mapping.label.kind == "number"
     is_binary = job.loss_name == "logistic" or (job.loss_name != "softmax" and classes == 2)
     channel = mapping.label.channel
-    targets = None if channel is None else channel.targets(classes)
+    targets = None if channel is None or is_number else channel.targets(classes)
     if mapping.train.rows < COMPILED_FROM:
-        return Logistic() if is_binary else Softmax(classes, targets)
+        return Squared() if is_number else Logistic() if is_binary else Softmax(classes, targets)
     # Loading the compiler's runtime costs a third of a second and 100 MB: only where that is won back.
-    from tablepuppet.models.compiled import CompiledLogistic, CompiledSoftmax
+    from tablepuppet.models.compiled import CompiledLogistic, CompiledSquared
+    from tablepuppet.models.compiled_softmax import CompiledSoftmax
 
-    return CompiledLogistic() if is_binary else CompiledSoftmax(classes, targets)
+    return CompiledSquared() if is_number else CompiledLogistic() if is_binary else CompiledSoftmax(classes, targets)

@@ -37,3 +37,22 @@ def order_bits(key: bytes, scan: str, seed: int, offset: int, rows: int) -> NDAr
         chunk = drawn[start : start + _CHUNK]
         chunk[:] = np.frombuffer(stream.update(bytes(8 * len(chunk))), np.uint64)
     return drawn[skipped:]
+
+
+def in_order(bits: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The rows sorted by their bits, and by their place where those are equal.
+
+    >>> in_order(np.array([5, 1, 5, 0], np.uint64)).tolist()
+    [3, 1, 0, 2]
+    """
+    # A row's place takes the lowest bits, and one sort of numbers does: several times faster than an argsort. Bits
+    # that are equal but for those may come out wrong, which happens to few tables and is looked for.
+    places = np.uint64(max(1, len(bits)).bit_length())
+    packed = bits >> places << places
+    packed |= np.arange(len(bits), dtype=np.uint64)
+    packed.sort()
+    packed &= (np.uint64(1) << places) - np.uint64(1)
+    order = packed.view(np.int64)
+    ordered = bits[order]
+    is_sorted = bool((ordered[1:] > ordered[:-1]).all())
+    return order if is_sorted else np.argsort(bits, kind="stable")

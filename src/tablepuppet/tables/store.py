@@ -22,7 +22,7 @@ from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.privacy.policy import ScanUse
 from tablepuppet.tables.columns import arrow
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of
-from tablepuppet.tables.order import order_bits
+from tablepuppet.tables.order import in_order, order_bits
 from tablepuppet.tables.source import Source
 from tablepuppet.transport.messages import ColumnInfo, OpenScan, ScanSchema, TableSchema
 
@@ -86,17 +86,19 @@ class ClientTables:
                 opened.rows = opened.source.read(opened.expressions, opened.filter)
             return opened.rows
 
-    def shuffle(self, job: str, scan: int, key: bytes, seed: int, offset: int) -> NDArray[np.int64]:
-        """Puts the rows of an open scan in a secret order, for the whole job; the bits that it follows, ascending."""
+    def shuffle(
+        self, job: str, scan: int, key: bytes, seed: int, offset: int, *, wants_bits: bool
+    ) -> NDArray[np.int64] | None:
+        """Puts the rows of an open scan in a secret order, for the whole job; if wanted, the bits that it follows."""
         with self._lock:
             opened = self._opened(job, scan)
             rows = self.scan(job, scan)
             if opened.order is not None:
                 raise TransportError(f"scan {scan} of job {job} is in an order already; open it again")
             bits = order_bits(key, opened.name, seed, offset, rows.num_rows)
-            opened.order = np.argsort(bits, kind="stable")
+            opened.order = in_order(bits)
             opened.rows = rows.take(arrow(opened.order))
-            return (bits[opened.order] ^ np.uint64(1 << 63)).view(np.int64)
+            return (bits[opened.order] ^ np.uint64(1 << 63)).view(np.int64) if wants_bits else None
 
     def order(self, job: str, scan: int) -> NDArray[np.int64] | None:
         """For each row of a scan, its position at the owner; None: the same."""

@@ -81,7 +81,7 @@ def encode(message: msgspec.Struct, wire: Wire = "float64", *, keep_order: bool 
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, value.schema) as writer:
                 writer.write_table(value)
-            stream = sink.getvalue().to_pybytes()
+            stream = memoryview(sink.getvalue()).cast("B")
             return [add(stream), len(stream)]
         raise TransportError(f"a {type(value).__name__} cannot be sent")
 

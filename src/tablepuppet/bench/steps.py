@@ -1,0 +1,68 @@
+"""The server's step of ADMM by itself: gather, proximal map, dual update, collapse; nothing of the clients.
+
+In: a plan. Out: its seconds, how many cores it kept busy, and the time to copy the bytes that it must move at least
+once: row numbers, labels, and the one value that ADMM keeps per joined row, read and written.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from tablepuppet.algorithms.admm import AdmmServer
+from tablepuppet.algorithms.base import Problem
+from tablepuppet.algorithms.options import Admm
+from tablepuppet.bench.figures import copy_seconds
+from tablepuppet.mapping.joined import JoinedRows
+from tablepuppet.plan.plan import Plan
+
+_TIMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStep:
+    """What one server step takes."""
+
+    seconds: float
+    cores: float  # CPU seconds per second
+    limit: float  # seconds to copy what must move
+
+    @property
+    def ratio(self) -> float:
+        return self.seconds / self.limit
+
+
+def server_step(plan: Plan) -> ServerStep:
+    """The fastest of a few server steps of sharing ADMM, from predictions as large as a trained model's."""
+    joined = plan.mapping.train
+    rng = np.random.default_rng(0)
+    problem = Problem(
+        loss=plan.loss,
+        l2=plan.job.l2,
+        joined=joined,
+        rows=tuple(index.rows for index in joined.indices),
+        clients=(1,) * len(joined.indices),
+        multiplicity=plan.mapping.multiplicity,
+        epochs=1,
+        batch_size=None,
+        seed=0,
+    )
+    server = AdmmServer(problem, Admm())
+    server.begin([0.3 * rng.normal(size=(n, plan.loss.outputs)) for n in problem.rows], [1.0] * problem.blocks)
+    found = []
+    for _ in range(_TIMES + 1):  # the first compiles
+        began, cpu = time.perf_counter(), time.process_time()
+        server.join_step()
+        seconds = time.perf_counter() - began
+        found.append((seconds, (time.process_time() - cpu) / seconds))
+    del joined.state["u"]
+    seconds, cores = min(found[1:])
+    return ServerStep(seconds, cores, copy_seconds(moved_bytes(joined)))
+
+
+def moved_bytes(joined: JoinedRows) -> int:
+    """What one pass over joined rows moves: row numbers, labels as bytes, and a float32 read and written."""
+    numbers = sum(p.index is not None for p in joined.indices)
+    return joined.rows * (4 * numbers + 1 + 8)

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.cap import within_cap
+from tablepuppet.mapping.index import RowIndex, count_rows
 from tablepuppet.mapping.join import BYTES_PER_JOINED_ROW, join_branch
-from tablepuppet.mapping.joined import JoinedRows, RowIndex
+from tablepuppet.mapping.joined import JoinedRows
 from tablepuppet.mapping.keys import gather_keys
 from tablepuppet.mapping.labels import LabelSpace, Task, read_labels
 from tablepuppet.mapping.mapping import Fit, Part, TableMapping
@@ -161,9 +162,7 @@ def active_rows(spread: RowNumbers, side: Side | None, rows: int) -> ActiveRows:
     """The rows (of `rows`) that one side of the joined rows uses; None: all joined rows."""
     is_whole = side is None or bool(side.all())
     used = spread if is_whole else spread[side]
-    found = used[used >= 0] if len(used) and int(used.min()) < 0 else used
-    counts = np.bincount(found, minlength=rows)
-    del found
+    counts = count_rows(used, rows)
     active = np.flatnonzero(counts)
     if len(active) < rows:
         renumber: RowNumbers = np.full(rows + 1, -1, dtype=np.int32 if rows < 2**31 else np.int64)
@@ -219,8 +218,7 @@ def _fits(bound: BoundQuery, branches: Sequence[Sequence[RowNumbers]], keys: Seq
         outer = {join.relation for join in branch.joins if join.kind == "left"}
         for i, relation in enumerate(branch.relations):
             scan = bound.scans[relation.scan]
-            found = rows[i][rows[i] >= 0] if i in outer else rows[i]
-            counts = np.bincount(found, minlength=keys[relation.scan].rows)
+            counts = count_rows(rows[i], keys[relation.scan].rows)
             matched = int(np.count_nonzero(counts))
             fits.append(
                 Fit(
@@ -230,7 +228,7 @@ def _fits(bound: BoundQuery, branches: Sequence[Sequence[RowNumbers]], keys: Seq
                     rows=keys[relation.scan].rows,
                     matched=matched,
                     max_fan_out=int(counts.max(initial=0)),
-                    mean_fan_out=len(found) / matched if matched else 0.0,
+                    mean_fan_out=int(counts.sum()) / matched if matched else 0.0,
                     is_outer=i in outer,
                 )
             )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -95,7 +95,7 @@ class JoinedRows:
         step overwrites. A step that is given a loss gets it with the rows' weights, where they have any.
         """
         results = self.walk(step, per_row, columns, signals, writes, given, _pool().map)
-        return Pass(self._merge(results, signals, per_row[0].shape[1]), add_sums([sums for _, sums in results]))
+        return self._merge(results, signals, per_row[0].shape[1])
 
     def walk(
         self,
@@ -106,11 +106,11 @@ class JoinedRows:
         writes: Collection[str],
         given: Mapping[str, Any],
         each: Callable[[Callable[[Lane], LaneResult], Sequence[Lane]], Iterable[LaneResult]] = map,
-    ) -> list[LaneResult]:
-        """What every lane gives, in order."""
+    ) -> Iterator[LaneResult]:
+        """What every lane gives, in order, as it comes."""
         values = [np.ascontiguousarray(v) for v in per_row]
         with one_blas_thread:  # lanes already keep all cores busy
-            return list(each(lambda lane: self._walk(lane, step, values, columns, signals, writes, given), self.cut))
+            yield from each(lambda lane: self._walk(lane, step, values, columns, signals, writes, given), self.cut)
 
     def collect(self, name: str) -> Array:
         """A value per joined row that a walk left in the state, which gives it up."""
@@ -240,19 +240,18 @@ class JoinedRows:
             weights = self.label_index.expand(moves, weights[:, None], start, stop)[:, 0]
         return Shard(scores, beside, labels, state, weights)
 
-    def _merge(self, results: Sequence[LaneResult], signals: int, width: int) -> list[list[Array]]:
-        merged = []
-        for s in range(signals):
-            blocks = []
-            for i, p in enumerate(self.indices):
-                lanes = [buffers[s][i] for buffers, _ in results if buffers]
-                columns = lanes[0][1].shape[1] if lanes else width
-                total = np.zeros((p.rows, columns))
-                for base, out in lanes:
+    def _merge(self, results: Iterable[LaneResult], signals: int, width: int) -> Pass:
+        """Lanes added up in order, each as soon as it comes: a lane's arrays can be as large as the tables."""
+        merged: list[list[Array]] = []
+        sums: list[Sums] = []
+        for buffers, of_lane in results:
+            sums.append(of_lane)
+            merged = merged or [[np.zeros((p.rows, own[0][1].shape[1])) for p in self.indices] for own in buffers]
+            for totals, own in zip(merged, buffers, strict=True):
+                for total, (base, out) in zip(totals, own, strict=True):
                     total[base : base + len(out)] += out
-                blocks.append(total)
-            merged.append(blocks)
-        return merged
+        empty = [[np.zeros((p.rows, width)) for p in self.indices] for _ in range(signals)]
+        return Pass(merged or empty, add_sums(sums))
 
 
 def _weighted(shard: Shard, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -58,7 +58,7 @@ class Worker:
         """Walks over a piece; what it wrote is on disk before it answers."""
         piece = self._at(path, walk.state)
         per_row, columns = arrays[: walk.blocks], arrays[walk.blocks :]
-        results = piece.walk(walk.step, per_row, columns, walk.signals, walk.writes, walk.given)
+        results = list(piece.walk(walk.step, per_row, columns, walk.signals, walk.writes, walk.given))
         for name in walk.writes:
             self._keep(path, name, walk.number)
         return results

@@ -137,6 +137,7 @@ class Tracker:
         first = np.cumsum([0, *self._sizes])
         last = first[-1] + np.arange(outputs)
         rows = np.array([a + slot for a, slots in zip(first, fresh, strict=False) for slot in slots], np.intp)
+        known = None if self.at is None else self.at.curvatures  # the intercept's signal, collapsed
         done = problem.joined.run(
             hessian_step,
             self.predictions,
@@ -144,12 +145,13 @@ class Tracker:
                 _beside([own[s] for s in new], h)
                 for own, new, h in zip(self._slots, fresh, self.predictions, strict=True)
             ],
-            signals=len(rows) + (outputs == 1),
+            signals=len(rows) + (outputs == 1 and known is None),
             loss=problem.loss,
             intercept=self.intercept,
         )
         hessian, scale = self._hessian, 1.0 / problem.joined.rows
-        for row, collapsed in zip([*rows, *last], done.signals, strict=False):
+        signals = done.signals if known is None else [*done.signals, known]
+        for row, collapsed in zip([*rows, *last], signals, strict=False):
             for a, slots, signal in zip(first, self._slots, collapsed, strict=False):
                 for slot, vector in slots.items():
                     hessian[row, a + slot] = hessian[a + slot, row] = scale * np.vdot(signal, vector)

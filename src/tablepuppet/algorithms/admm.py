@@ -5,10 +5,10 @@
     client   θ_i = argmin βR(θ) + (1/N) Σ_k [Y_kᵀ f(θ) + ½ Mρ G_k ‖f(θ)‖²]
 
 `variant="published"` has ρ in place of Mρ, as the paper prints it; it may diverge. The intercept b
-lies with the server: that of the reported model or, where none is searched for, minimised over jointly with z. A block with several clients solves its
-θ-step by consensus rounds (`union="consensus"`) or from summed second moments (`union="exact"`).
-docs/algorithms.md derives all of it. Linear models only at the client: neural ones are in
-admm_neural.py.
+lies with the server: that of the reported model or, where none is searched for, minimised over
+jointly with z. A block with several clients solves its θ-step by consensus rounds
+(`union="consensus"`) or from summed second moments (`union="exact"`). docs/algorithms.md derives all
+of it. Linear models only at the client: neural ones are in admm_neural.py.
 """
 
 from __future__ import annotations

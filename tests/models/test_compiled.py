@@ -72,11 +72,12 @@ def test_the_dual_step_in_one_pass_is_that_of_its_parts(plain: Loss, compiled: L
     rng = np.random.default_rng(rows)
     scores, start = rng.normal(size=(2, rows, 1))
     labels = rng.integers(0, 2, rows).astype(float)
-    given = {"intercept": np.array([0.3]), "before": np.array([0.2]), "rho": 0.1, "relax": 1.6}
     outcomes = []
     for loss in (plain, compiled):
         shard = Shard(scores.copy(), [], labels, {"u": start.copy()})
-        (signal,), sums = join_step(shard, loss=loss, **given)
+        (signal,), sums = join_step(
+            shard, loss=loss, intercept=np.array([0.3]), before=np.array([0.2]), rho=0.1, relax=1.6
+        )
         outcomes.append((signal, shard.state["u"], sums))
     (signal, u, sums), (fused_signal, fused_u, fused_sums) = outcomes
     np.testing.assert_allclose(fused_signal, signal, atol=1e-12)

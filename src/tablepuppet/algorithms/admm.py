@@ -83,8 +83,8 @@ def join_step(
     signal = loss.gradient(u, shard.labels)
     z = u - intercept
     gap = shard.scores - z
-    norms = [gap, rho * (u - last + (before - intercept)), shard.scores, z, signal]
-    sums = {name: squared_norm(vector) for name, vector in zip(names, norms, strict=True)}
+    vectors = [gap, rho * (u - last + (before - intercept)), shard.scores, z, signal]
+    sums = {name: squared_norm(vector) for name, vector in zip(names, vectors, strict=True)}
     shard.state["u"][...] = u
     gap *= rho
     signal += gap

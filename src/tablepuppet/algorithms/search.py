@@ -54,7 +54,8 @@ def derivative_step(
     scores = np.add(shard.scores, intercept, out=shard.scores)
     value, gradient, curvature = loss.derivatives(scores, shard.labels, wants_curvature=wants_curvature)
     sums = {"loss": float(value.sum()), "residual": gradient.sum(axis=0)}
-    return ((gradient,) if curvature is None else (gradient, curvature)), sums
+    # side by side: a row that both are added to is fetched once
+    return (gradient if curvature is None else np.concatenate([gradient, curvature], axis=1),), sums
 
 
 def derivatives(
@@ -62,23 +63,30 @@ def derivatives(
 ) -> Derivatives:
     """One walk over all joined rows."""
     given: dict[str, Any] = {"loss": loss, "intercept": intercept, "wants_curvature": wants_curvature}
-    done = joined.run(derivative_step, predictions, signals=1 + wants_curvature, **given)
-    curvatures = done.signals[1] if wants_curvature else None
-    return Derivatives(done.sums["loss"] / joined.rows, done.signals[0], curvatures, done.sums["residual"])
+    done = joined.run(derivative_step, predictions, signals=1, **given)
+    signals, curvatures = done.signals[0], None
+    if wants_curvature:
+        both = [np.ascontiguousarray(total.T) for total in signals]
+        signals, curvatures = ([rows.reshape(2, -1, loss.outputs)[k] for rows in both] for k in range(2))
+    return Derivatives(done.sums["loss"] / joined.rows, signals, curvatures, done.sums["residual"])
 
 
-def hessian_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
+def hessian_step(
+    shard: Any, *, loss: Loss, intercept: Array, with_intercept: bool
+) -> tuple[Sequence[Array], dict[str, Any]]:
     """(∂²ℓ/∂a²) u of each new direction u, to be collapsed: its product with a row's vector is then a sum over rows.
 
-    With one output, the same of the intercept, the last signal. The sums are products with the intercept.
+    With one output, all of them side by side in one signal, the intercept's last if it is wanted; with several, a
+    signal for each. The sums are products with the intercept.
     """
     scores = np.add(shard.scores, intercept, out=shard.scores)
     rows, outputs = scores.shape
     if outputs == 1:
         curvature = loss.curvature(scores)
-        curved = [curvature * block[:, k : k + 1] for block in shard.columns for k in range(block.shape[1])]
-        curved.append(curvature)
-        return curved, {"intercept": np.array([signal.sum(axis=0) for signal in curved])}
+        curved = np.concatenate([*shard.columns, np.ones((rows, 1))], axis=1)
+        curved *= curvature
+        wanted = curved if with_intercept else curved[:, :-1]
+        return (np.ascontiguousarray(wanted),), {"intercept": curved.sum(axis=0)[:, None]}
     unit = np.broadcast_to(np.eye(outputs), (rows, outputs, outputs))
     vectors = np.concatenate([*(block.reshape(rows, -1, outputs) for block in shard.columns), unit], axis=1)
     products = loss.hessian_product(scores, vectors)

@@ -145,16 +145,21 @@ class Tracker:
                 _beside([own[s] for s in new], h)
                 for own, new, h in zip(self._slots, fresh, self.predictions, strict=True)
             ],
-            signals=len(rows) + (outputs == 1 and known is None),
+            signals=1 if outputs == 1 else len(rows),
             loss=problem.loss,
             intercept=self.intercept,
+            with_intercept=known is None,
         )
-        hessian, scale = self._hessian, 1.0 / problem.joined.rows
-        signals = done.signals if known is None else [*done.signals, known]
-        for row, collapsed in zip([*rows, *last], signals, strict=False):
-            for a, slots, signal in zip(first, self._slots, collapsed, strict=False):
-                for slot, vector in slots.items():
-                    hessian[row, a + slot] = hessian[a + slot, row] = scale * np.vdot(signal, vector)
+        hessian, scale, here = self._hessian, 1.0 / problem.joined.rows, np.array([*rows, *last])
+        for i, (a, slots) in enumerate(zip(first, self._slots, strict=False)):
+            images = [signal[i] for signal in done.signals] + ([] if known is None else [known[i]])
+            for slot, vector in slots.items():
+                if outputs == 1:
+                    products = np.concatenate([image.T @ vector[:, 0] for image in images])
+                else:
+                    products = np.array([np.vdot(image, vector) for image in images])
+                place = here[: len(products)]
+                hessian[place, a + slot] = hessian[a + slot, place] = scale * products
         place = np.ix_([*rows, *last], last)
         hessian[place] = scale * done.sums["intercept"]
         hessian.T[place] = hessian[place]

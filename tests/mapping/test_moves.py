@@ -20,7 +20,7 @@ WAYS = [NumpyMoves(), cast(Moves, compiled)]
 @given(
     rows=st.integers(0, 30),
     joined=st.integers(0, 200),
-    outputs=st.integers(1, 3),
+    outputs=st.integers(1, 6),
     wide=st.booleans(),
     seed=st.integers(0, 99),
 )

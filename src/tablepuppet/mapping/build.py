@@ -6,7 +6,6 @@ comes from take no part in training (or testing): they are neither sent nor comp
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.cap import within_cap
+from tablepuppet.mapping.free_memory import free_memory
 from tablepuppet.mapping.index import RowIndex, count_rows
 from tablepuppet.mapping.join import BYTES_PER_JOINED_ROW, join_branch
 from tablepuppet.mapping.joined import JoinedRows
@@ -236,6 +236,5 @@ def _fits(bound: BoundQuery, branches: Sequence[Sequence[RowNumbers]], keys: Seq
 
 
 def default_limit() -> int:
-    """As many joined rows as half of the free memory holds."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1_000_000, int(free / 2 / BYTES_PER_JOINED_ROW))
+    """As many joined rows as three quarters of the free memory hold."""
+    return max(1_000_000, int(0.75 * free_memory() / BYTES_PER_JOINED_ROW))

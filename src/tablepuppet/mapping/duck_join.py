@@ -8,7 +8,6 @@ time, so that what is sorted stays small and row numbers stream straight into co
 from __future__ import annotations
 
 import itertools
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
+from tablepuppet.mapping.free_memory import free_memory
 from tablepuppet.mapping.scan_keys import ScanKeys
 from tablepuppet.transport.messages import RowNumbers
 
@@ -83,11 +83,10 @@ class DuckJoin:
 @contextmanager
 def connected(keys: Sequence[ScanKeys]) -> Iterator[duckdb.DuckDBPyConnection]:
     """DuckDB with the keys of scan i as s<i>, within half of the free memory; what it spills is deleted."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with tempfile.TemporaryDirectory(prefix="tablepuppet-join-") as folder:
         config: dict[str, str | bool | int | float | list[str]] = {
             "temp_directory": folder,
-            "memory_limit": f"{max(_LEAST, free // 2)}B",
+            "memory_limit": f"{max(_LEAST, free_memory() // 2)}B",
         }
         with duckdb.connect(":memory:", config=config) as connection:
             connection.execute("SET enable_progress_bar = false")

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tablepuppet.tables.columns import numpy_of
 from tablepuppet.transport.messages import RowNumbers
 
 
@@ -27,6 +28,4 @@ class ScanKeys:
 
     def column(self, expression: int) -> RowNumbers:
         """A column of numbered keys; −1 where it is NULL."""
-        given = self.table.column(f"k{expression}")
-        filled = given.fill_null(-1) if given.null_count else given
-        return np.asarray(filled.to_numpy())
+        return numpy_of(self.table.column(f"k{expression}"), missing=-1)

@@ -24,6 +24,11 @@ NUMBER_KINDS: Final[frozenset[Kind]] = frozenset(
     {"integer", "float", "decimal", "boolean", "date", "timestamp", "vector"}
 )
 STRING_KINDS: Final[frozenset[Kind]] = frozenset({"string", "uuid"})
+_DTYPES: Final = {
+    **{f"{sign}int{bits}": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "float": np.dtype(np.float32),
+    "double": np.dtype(np.float64),
+}
 _PER_DAY: Final = {"s": 86_400.0, "ms": 86_400e3, "us": 86_400e6, "ns": 86_400e9}
 
 
@@ -46,7 +51,7 @@ def strings(column: pa.ChunkedArray) -> tuple[pa.Array, Codes]:
     if not len(column):
         return pa.array([], pa.large_string()), np.empty(0, np.int32)
     encoded = pc.cast(column, pa.large_string()).dictionary_encode().combine_chunks()
-    codes = encoded.indices.fill_null(-1).to_numpy()
+    codes = numpy_of(encoded.indices, missing=-1)
     return encoded.dictionary, codes.astype(np.int32, copy=False)
 
 
@@ -54,6 +59,23 @@ def arrow(values: NDArray[Any]) -> pa.Array:
     """A NumPy array of numbers as Arrow, without a copy (and without pandas, which `pa.array` would load)."""
     held = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(held.dtype), len(held), [None, pa.py_buffer(held)])
+
+
+def numpy_of(column: pa.Array | pa.ChunkedArray, missing: float = 0) -> NDArray[Any]:
+    """A column of numbers as NumPy, `missing` where it is NULL; read-only where nothing had to be copied.
+
+    `to_numpy` would load pandas, a third of a second and 40 MB, for nothing that is used here.
+    """
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if not len(array):
+        return np.empty(0, _DTYPES[str(array.type)])
+    validity, held = array.buffers()
+    stop = array.offset + len(array)
+    values = np.frombuffer(held, _DTYPES[str(array.type)], stop)[array.offset :]
+    if not array.null_count:
+        return values
+    is_valid = np.unpackbits(np.frombuffer(validity, np.uint8), count=stop, bitorder="little")[array.offset :]
+    return np.where(is_valid.view(np.bool_), values, values.dtype.type(missing))
 
 
 def arrow_texts(values: Sequence[str]) -> pa.Array:
@@ -66,7 +88,7 @@ def arrow_texts(values: Sequence[str]) -> pa.Array:
 def _floats(column: pa.ChunkedArray) -> Array:
     # safe=False: an integer past 2⁵³ becomes the nearest float64.
     cast = pc.cast(column, pa.float64(), safe=False)
-    return np.asarray(cast.to_numpy(), np.float64).reshape(-1, 1)
+    return np.array(numpy_of(cast, missing=np.nan)).reshape(-1, 1)
 
 
 def _vectors(column: pa.ChunkedArray, info: ColumnInfo) -> Array:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import JobError, SourceError, TransportError
 from tablepuppet.tables.codes import Codes
-from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow_texts, numbers, strings
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow_texts, numbers, numpy_of, strings
 from tablepuppet.tables.features import Features, encoded_width
 from tablepuppet.tables.statistics import Statistics, merge, statistics
 from tablepuppet.transport.messages import (
@@ -133,9 +133,9 @@ def _encode_strings(column: pa.ChunkedArray, rows: RowNumbers, feature: Category
     null = size if feature.has_missing else -1
     unseen = size + feature.has_missing if feature.has_other else -1
     distinct, codes = strings(column)
-    known = pc.index_in(distinct, value_set=arrow_texts(feature.categories)).fill_null(unseen)
+    known = pc.index_in(distinct, value_set=arrow_texts(feature.categories))
     # What each distinct string becomes, and behind them, where position −1 finds it, NULL.
-    becomes = np.append(known.to_numpy(), null).astype(np.int32)
+    becomes = np.append(numpy_of(known, missing=unseen), null).astype(np.int32)
     out = np.full(len(rows), -1, np.int32)
     exists = rows >= 0
     out[exists] = becomes[codes[rows[exists]]]

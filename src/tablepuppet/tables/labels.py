@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import JobError, MappingError
 from tablepuppet.privacy.labels import privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
-from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, numbers, strings
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, numbers, numpy_of, strings
 from tablepuppet.transport.messages import ColumnInfo, Labels, LabelSummary, Weights
 
 Array = NDArray[np.float64]
@@ -197,7 +197,7 @@ def _string_classes(column: pa.ChunkedArray, info: ColumnInfo, classes: list[str
     known = pc.index_in(distinct, value_set=pa.array(classes, pa.large_string()))
     if known.null_count:
         raise _unknown_class(info)
-    table = np.append(known.to_numpy().astype(np.float64), np.nan)  # the last entry is for −1: NULL
+    table = np.append(numpy_of(known).astype(np.float64), np.nan)  # the last entry is for −1: NULL
     return cast(Array, table[codes])
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.tables.codes import Codes, count_by_code
-from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow, arrow_texts, numbers, strings
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow, arrow_texts, numbers, numpy_of, strings
 from tablepuppet.transport.messages import CategoryStatistics, ColumnInfo, NumberStatistics, RowNumbers
 
 Array = NDArray[np.float64]
@@ -118,5 +118,5 @@ def _sorted(categories: pa.Array, weights: Array, missing: float) -> CategorySta
     # Arrow compares the bytes of UTF-8, which is the order of code points.
     order = pc.sort_indices(categories)
     return CategoryStatistics(
-        categories=categories.take(order).to_pylist(), weights=weights[order.to_numpy()], missing=missing
+        categories=categories.take(order).to_pylist(), weights=weights[numpy_of(order)], missing=missing
     )

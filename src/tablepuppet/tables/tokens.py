@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from tablepuppet.errors import PolicyError, SourceError
 from tablepuppet.privacy.options import KeyMode
-from tablepuppet.tables.columns import arrow
+from tablepuppet.tables.columns import arrow, numpy_of
 from tablepuppet.transport.messages import ColumnInfo
 
 SIZE = 16
@@ -64,7 +64,7 @@ def tokens(column: pa.ChunkedArray, info: ColumnInfo, mode: KeyMode, key: bytes,
     hashed = _hash(encoded.dictionary, text, mode, key, prefix(domain, family))
     order = pc.sort_indices(hashed)
     rank = np.empty(len(order), np.int32)
-    rank[order.to_numpy()] = np.arange(len(order), dtype=np.int32)
+    rank[numpy_of(order)] = np.arange(len(order), dtype=np.int32)
     ranked = arrow(rank).take(encoded.indices) if len(rank) else encoded.indices
     return pa.DictionaryArray.from_arrays(ranked, hashed.take(order))
 

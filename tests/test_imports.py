@@ -54,3 +54,24 @@ def test_the_core_imports_without_any_extra() -> None:
 def test_importing_the_package_does_not_load_torch_even_where_it_is_installed() -> None:
     process = run("import sys, tablepuppet; print('torch' in sys.modules)")
     assert process.stdout.strip() == "False", process.stderr
+
+
+def test_importing_the_package_loads_neither_pandas_nor_scipys_rooms() -> None:
+    heavy = ("pandas", "pyarrow.dataset", "scipy.linalg", "scipy.optimize", "scipy.sparse", "numba")
+    process = run(f"import sys, tablepuppet; print([name for name in {heavy!r} if name in sys.modules])")
+    assert process.stdout.strip() == "[]", process.stderr
+
+
+def test_a_training_run_loads_neither_pandas_nor_the_compiler() -> None:
+    code = """
+import sys
+import pyarrow as pa, pyarrow.csv as csv, io
+import tablepuppet as tp
+a = csv.read_csv(io.BytesIO(b"k,x,y\\n" + b"".join(b"%d,%d,%d\\n" % (i % 7, i % 5, i % 2) for i in range(80))))
+b = csv.read_csv(io.BytesIO(b"k,z\\n" + b"".join(b"%d,%s\\n" % (i, b"p" if i % 2 else b"") for i in range(7))))
+with tp.Federation({"a": a, "b": b}) as federation:
+    federation.train("SELECT a.x, b.z, a.y FROM a JOIN b ON a.k = b.k", label="y", epochs=2)
+print([name for name in ("pandas", "numba") if name in sys.modules])
+"""
+    process = run(code)
+    assert process.stdout.strip() == "[]", process.stderr

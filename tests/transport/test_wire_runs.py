@@ -19,8 +19,10 @@ def _trained(algorithm: str, wire: str) -> Result:
     y = (x + a[user] + rng.logistic(size=4000) > 0).astype(np.int8)
     tables = {"facts": pa.table({"u": user, "x": x, "y": y}), "users": pa.table({"u": np.arange(300), "a": a})}
     with tp.Federation(tables) as federation:
-        given = {"label": "y", "model": "logistic", "epochs": 6, "batch_size": 500 if algorithm == "sgd" else None}
-        return federation.train(QUERY, algorithm=algorithm, wire=wire, **given)
+        size = 500 if algorithm == "sgd" else None
+        return federation.train(
+            QUERY, label="y", model="logistic", algorithm=algorithm, wire=wire, epochs=6, batch_size=size
+        )
 
 
 @pytest.mark.parametrize("algorithm", ["newton", "admm", "sgd"])

@@ -158,8 +158,8 @@ class Tracker:
                     products = np.concatenate([image.T @ vector[:, 0] for image in images])
                 else:
                     products = np.array([np.vdot(image, vector) for image in images])
-                place = here[: len(products)]
-                hessian[place, a + slot] = hessian[a + slot, place] = scale * products
+                found = here[: len(products)]
+                hessian[found, a + slot] = hessian[a + slot, found] = scale * products
         place = np.ix_([*rows, *last], last)
         hessian[place] = scale * done.sums["intercept"]
         hessian.T[place] = hessian[place]

@@ -52,6 +52,8 @@ def bench(
             with screen.progress(f"{case}: {name}"):
                 found.append(measure(case, rows, data, name, model, epochs))
     screen.show(_table(found))
+    if any(figures.step is not None for figures in found):
+        screen.show(_steps(found))
     documents = [asdict(figures) for figures in found]
     screen.show_json(lambda: documents)
     if out is not None:
@@ -59,25 +61,21 @@ def bench(
         write_whole(out, lambda file: file.write_text(text, encoding="utf-8"), "the figures")
 
 
-def _step(step: float, limit: float, cores: float | None) -> list[str]:
-    return [f"{step:.3f}", f"{step / limit:.1f}", "" if cores is None else f"{cores:.1f}"]
+def _steps(found: list[Figures]) -> Table:
+    """ADMM's server step by itself."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("server step of admm", "step s", "copy s", "× copy", "cores"):
+        table.add_column(heading, justify="left" if heading.startswith("server") else "right")
+    for f in found:
+        if f.step is not None and f.cores is not None:
+            ratio = f"{f.step / f.limit:.1f}"
+            table.add_row(f.case, f"{f.step:.4f}", f"{f.limit:.4f}", ratio, f"{f.cores:.1f}")
+    return table
 
 
 def _table(found: list[Figures]) -> Table:
     table = Table(box=None, pad_edge=False)
-    headings = (
-        "case",
-        "algorithm",
-        "mapping s",
-        "epoch s",
-        "server s",
-        "step s",
-        "× copy",
-        "cores",
-        "clients s",
-        "total s",
-        "CPU s",
-    )
+    headings = ("case", "algorithm", "mapping s", "epoch s", "server s", "× copy", "clients s", "total s", "CPU s")
     for heading in (*headings, "F", "MB/epoch", "peak MB", "B/row"):
         table.add_column(heading, justify="left" if heading in ("case", "algorithm") else "right")
     for f in found:
@@ -85,7 +83,7 @@ def _table(found: list[Figures]) -> Table:
             f.case,
             f.algorithm,
             *(f"{value:.3f}" for value in (f.mapping, f.epoch, f.server)),
-            *(["", f"{f.server / f.limit:.1f}", ""] if f.step is None else _step(f.step, f.limit, f.cores)),
+            f"{f.server / f.limit:.1f}",
             *(f"{value:.3f}" for value in (f.clients, f.total, f.cpu)),
             f"{f.objective:.8f}",
             f"{f.bytes / 1e6:.2f}",

@@ -50,7 +50,7 @@ def multiple(url: str, rows: int) -> float:
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, url, str(rows)], capture_output=True, text=True, timeout=300, check=True
     )
-    return float(done.stdout)
+    return float(done.stdout)  # and nothing else is written: DuckDB would draw a progress bar
 
 
 def batches(url: str) -> list[int]:

@@ -99,7 +99,7 @@ def _guarded(name: str, action: Callable[[], _T]) -> _T:
 
 def from_arrow(name: str, table: pa.Table | pads.Dataset) -> DuckSource:
     """A source over an Arrow table or dataset, which is not copied."""
-    connection = duckdb.connect(":memory:", config=_CONFIG)
+    connection = _connect()
     try:
         connection.register(_RELATION, table)
     except duckdb.Error:
@@ -126,7 +126,7 @@ def from_csv(name: str, files: Sequence[str]) -> DuckSource:
 
 def csv_header(name: str, file: str) -> list[str]:
     """The first line of a CSV file, as it stands."""
-    with duckdb.connect(":memory:", config=_CONFIG) as connection:
+    with _connect() as connection:
         query = f"SELECT * FROM read_csv({_literal(file)}, header=false, all_varchar=true, skip=0) LIMIT 1"
         rows = _guarded(name, lambda: connection.execute(query).fetchall())
     return [cell or "" for row in rows for cell in row]
@@ -163,7 +163,7 @@ def project(
             failed.append(error)
             raise
 
-    connection = duckdb.connect(":memory:", config=_CONFIG)
+    connection = _connect()
     connection.register(_RELATION, pa.RecordBatchReader.from_batches(first.schema, stream()))
     query = _select(columns, filter, f"(SELECT {', '.join(inner)} FROM {_RELATION})")
     try:
@@ -178,7 +178,7 @@ def project(
 
 
 def _created(name: str, statements: str, files: Sequence[str], allowed: Collection[str]) -> DuckSource:
-    connection = duckdb.connect(":memory:", config=_CONFIG)
+    connection = _connect()
     try:
         connection.execute(statements)
     except duckdb.Error as error:
@@ -194,6 +194,12 @@ def _locked(name: str, connection: duckdb.DuckDBPyConnection, files: Collection[
     except SourceError:
         connection.close()
         raise
+
+
+def _connect() -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(":memory:", config=_CONFIG)
+    connection.execute("SET enable_progress_bar = false")  # which would be written to standard output
+    return connection
 
 
 def _lock(connection: duckdb.DuckDBPyConnection, files: Collection[str]) -> None:

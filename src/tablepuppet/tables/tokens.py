@@ -115,6 +115,7 @@ def _hash(values: pa.Array, text: str, mode: KeyMode, key: bytes, start: bytes) 
         padded = key.ljust(_BLOCK, b"\0")
         given = (bytes(b ^ 0x36 for b in padded) + start, bytes(b ^ 0x5C for b in padded))
     with duckdb.connect(":memory:", config={"threads": 2, "preserve_insertion_order": True}) as connection:
+        connection.execute("SET enable_progress_bar = false")
         connection.register("keys", pa.table({"v": values}))
         try:
             query = f"SELECT unhex(left({digest}, {2 * SIZE})) FROM keys"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.network.parties import OWNERS, QUERY, Parties, assert_same, in_process, running, tables
+from tests.network.parties import LASTING, OWNERS, QUERY, Parties, assert_same, in_process, running, tables
 from tests.network.weather import bad_weather
 
 import tablepuppet as tp
@@ -81,7 +81,7 @@ def assert_weathered(folder: Path, faults: int) -> None:
     job = JOB | {"epochs": 1 + faults // 14}  # 20 rounds an epoch, and a few pass before a fault is over
     with bad_weather(folder, tables(), seed=faults) as weather:
         result = weather.train(**job, faults=faults)
-        states = [p for p in (folder / "state").rglob("*") if p.is_file() and p.name not in ("lock", "run")]
+        states = [p for p in (folder / "state").rglob("*") if p.is_file() and p.name not in (*LASTING, "run")]
     with in_process(tables()) as federation:
         assert_same(result, federation.train(QUERY, **job))
     assert len(set(weather.rounds)) == faults

@@ -393,7 +393,9 @@ class Client:
         return m.Done()
 
     def release(self, request: m.Release) -> m.Message:
-        return m.Parameters(values=self._started(request).theta)
+        part = self._started(request)
+        self._trained(part)
+        return m.Parameters(values=part.theta)
 
     def hold_part(self, request: m.HoldPart) -> m.Message:
         part = self._started(request)
@@ -410,7 +412,13 @@ class Client:
             uses=(tuple(every[c] for c in part.request.columns),),
         )
         self.shelf.hold(held, request.block)
+        self._trained(part)
         return m.Done()
+
+    def _trained(self, part: _Part) -> None:
+        assert part.started is not None
+        table = self.tables.use(part.request.job, part.request.scan).table
+        self.owner.trained(table, (part.encoders, part.started.model, part.started.outputs), part.theta)
 
     # -- prediction ------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.account_file import AccountFile
 from tablepuppet.transport import messages as m
 
+ScoredModel = tuple[Sequence[m.Encoder], ModelSpec, int]  # encoders, what each block is, outputs
+
 
 @dataclass
 class Owner:
@@ -70,18 +72,32 @@ class Owner:
         if self.policy.allow_reconstruction is False:
             self.policy.check_exposure(shown, width, "this round of training")
 
-    def scores(self, table: str, model: tuple[Sequence[m.Encoder], ModelSpec, int], theta: m.Array, width: int) -> None:
+    def trained(self, table: str, model: ScoredModel, theta: m.Array) -> None:
+        """Parameters that were trained here are about to leave: their scores are what the owner trained them for."""
+        if self.limits_scores and self.policy.allow_reconstruction is None:
+            self.account.spend(Spending(table=table, what="scores", name=_fingerprint(model, theta)))
+
+    def scores(self, table: str, model: ScoredModel, theta: m.Array, width: int) -> None:
         """A model is about to be applied to rows of a table; the same model again tells nothing new."""
-        allowed, outputs = self.policy.allow_reconstruction, model[-1]
-        if allowed or (allowed is None and self.is_in_process):
+        if not self.limits_scores:
             return
-        described = msgspec.msgpack.encode(model, enc_hook=_plain)
-        name = hashlib.sha256(described + np.ascontiguousarray(theta).tobytes()).hexdigest()
-        spending = Spending(table=table, what="scores", name=name, numbers=outputs)
+        outputs = model[-1]
+        spending = Spending(table=table, what="scores", name=_fingerprint(model, theta), numbers=outputs)
         before = int(self.account.account.spent(table, "scores"))
         if before and not self.account.account.knows(spending):  # one model is what predictions are for
             self.policy.check_exposure(before + outputs, width, "one more model applied to this owner's rows")
         self.account.spend(spending)
+
+    @property
+    def limits_scores(self) -> bool:
+        """Whether the server may not choose as many models as it likes."""
+        allowed = self.policy.allow_reconstruction
+        return not self.is_in_process if allowed is None else not allowed
+
+
+def _fingerprint(model: ScoredModel, theta: m.Array) -> str:
+    described = msgspec.msgpack.encode(model, enc_hook=_plain)
+    return hashlib.sha256(described + np.ascontiguousarray(theta, np.float64).tobytes()).hexdigest()
 
 
 def _plain(value: object) -> object:

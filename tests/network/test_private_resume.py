@@ -71,7 +71,8 @@ def test_a_step_that_is_asked_again_after_a_crash_has_the_noise_it_had(tmp_path:
     assert len(seen) == 4
     assert all(not np.array_equal(a, b) for a, b in pairwise(seen))
     spendings = AccountFile(tmp_path / "account.json").account.spendings
-    assert [s.what for s in spendings] == ["features"]  # one training, counted once
+    assert [s.what for s in spendings] == ["features", "scores"]  # one training, counted once, and the model it gave
+    assert spendings[1].numbers == 0
 
 
 def test_a_resumed_client_gives_no_more_noisy_gradients_than_were_counted(tmp_path: Path) -> None:

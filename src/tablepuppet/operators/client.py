@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -31,12 +30,12 @@ from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.operators.owner import Owner
-from tablepuppet.operators.sealing import Sealing, SealState
+from tablepuppet.operators.part import Checkpoint, Kept, Part
+from tablepuppet.operators.sealing import Sealing
 from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.account_file import AccountFile
 from tablepuppet.tables.encoding import encode as encode_features
-from tablepuppet.tables.features import Features
 from tablepuppet.tables.labels import LabelNoise, Split, describe_labels, read_labels, read_weights
 from tablepuppet.tables.parts import BlockPart, Shelf
 from tablepuppet.tables.statistics import statistics, without_moments
@@ -49,48 +48,6 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 log = logging.getLogger(__name__)
-_State = TypeVar("_State")
-
-
-@dataclass
-class _Part:
-    """One share of a block, from its rows to its trained parameters."""
-
-    request: m.OpenPart
-    train: Features | None = None
-    test: Features | None = None
-    setup: PartSetup | None = None
-    options: Any = None
-    state: Any = None
-    kept: Kept | None = None
-    shown: int = 0  # exact numbers that left of each row
-    figure: float = 0.0  # what the server half wants to know of the algorithm's start
-    sealing: Sealing | None = None  # where summands leave under masks
-    encoders: tuple[m.Encoder, ...] = ()
-    started: m.StartPart | None = None
-
-    @property
-    def theta(self) -> Any:
-        """The parameters that are evaluated and released."""
-        return self.kept.theta if self.kept is not None and self.kept.is_restored else self.state.theta
-
-
-class Kept(Struct, frozen=True):
-    """The best parameters so far; once they are restored, they are the part's own."""
-
-    theta: NDArray[np.float64]
-    is_restored: bool = False
-
-
-class Checkpoint(Struct, Generic[_State], frozen=True):
-    """All that rounds have changed in a part: the state of its algorithm, what it kept, and its masks."""
-
-    state: _State
-    kept: Kept | None = None
-    seal: SealState | None = None
-    taken: int = 0  # noisy gradients
-    showings: int = 0  # noisy predictions
-    shown: int = 0  # exact ones
 
 
 @dataclass
@@ -107,7 +64,7 @@ class Client:
     order_key: bytes | None = field(default=None, repr=False)  # for the order of rows; None: the same key
     shelf: Shelf = field(default_factory=Shelf, repr=False)  # the parts of models that this owner holds
     account: AccountFile = field(default_factory=AccountFile)  # of what all jobs have spent
-    _parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
+    _parts: dict[tuple[str, int], Part] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.owner = Owner(self.policy, self.account, is_in_process=self.may_reveal)
@@ -234,7 +191,7 @@ class Client:
     # -- features --------------------------------------------------------------------------
 
     def open_part(self, request: m.OpenPart) -> m.Message:
-        self._parts[request.job, request.part] = _Part(request)
+        self._parts[request.job, request.part] = Part(request)
         columns = [self._column(request.job, request.scan, c) for c in request.columns]
         weights = None if request.multiplicity is None else request.multiplicity.astype(np.float64)
         found = [statistics(column, info, request.train_rows, weights) for column, info in columns]
@@ -300,7 +257,7 @@ class Client:
         figure = part.figure if is_told else 0.0
         return m.Started(values=values, figure=figure, width=model.width, entropy=entropy)
 
-    def _show(self, part: _Part) -> None:
+    def _show(self, part: Part) -> None:
         """Counts the exact numbers that leave of each row."""
         assert part.setup is not None
         assert part.train is not None
@@ -308,7 +265,7 @@ class Client:
         part.shown += 0 if is_noisy else part.setup.outputs
         self.owner.predictions(part.shown, part.train.width)
 
-    def _model(self, part: _Part, request: m.StartPart) -> Model:
+    def _model(self, part: Part, request: m.StartPart) -> Model:
         spec, opened = request.model, part.request
         assert part.train is not None
         assert part.test is not None
@@ -337,11 +294,11 @@ class Client:
         if setup is None or not isinstance(setup.model, LinearModel):
             raise TransportError("only a linear model has a Gram matrix")
         product = setup.model.train.gram_product(setup.weights, request.vector)
-        return _sealed(self._part(request), m.Partial(values=[product]), "gram")
+        return self._part(request).sealed(m.Partial(values=[product]), "gram")
 
     def send_figure(self, request: m.SendFigure) -> m.Message:
         part = self._started(request)
-        return _sealed(part, m.Partial(values=[np.array([part.figure])]), "figure")
+        return part.sealed(m.Partial(values=[np.array([part.figure])]), "figure")
 
     def seal(self, request: m.Seal) -> m.Message:
         part = self._started(request)
@@ -358,7 +315,7 @@ class Client:
             part.sealing.rescale(request.scales)
         part.state, answer = halves.step(part.setup, part.options, part.state, request)
         if isinstance(answer, m.Partial):
-            return _sealed(part, answer, "training")
+            return part.sealed(answer, "training")
         if isinstance(answer, m.Predictions):
             self._show(part)
         if part.setup.private is not None and isinstance(answer, m.Predictions):
@@ -415,7 +372,7 @@ class Client:
         self._trained(part)
         return m.Done()
 
-    def _trained(self, part: _Part) -> None:
+    def _trained(self, part: Part) -> None:
         assert part.started is not None
         table = self.tables.use(part.request.job, part.request.scan).table
         self.owner.trained(table, (part.encoders, part.started.model, part.started.outputs), part.theta)
@@ -458,21 +415,16 @@ class Client:
         self._parts = {key: part for key, part in self._parts.items() if key[0] != request.job}
         return m.Done()
 
-    def _part(self, request: Any) -> _Part:
+    def _part(self, request: Any) -> Part:
         if (request.job, request.part) not in self._parts:
             raise TransportError(f"job {request.job} has no part {request.part} at this client")
         return self._parts[request.job, request.part]
 
-    def _started(self, request: Any) -> _Part:
+    def _started(self, request: Any) -> Part:
         part = self._part(request)
         if part.setup is None:
             raise TransportError("a part must be started before it is trained")
         return part
-
-
-def _sealed(part: _Part, partial: m.Partial, kind: str) -> m.Message:
-    """A summand as it may leave."""
-    return partial if part.sealing is None else part.sealing.seal(partial, kind)
 
 
 # Requests that leave something behind at the client besides a part's state.

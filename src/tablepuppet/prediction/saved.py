@@ -13,8 +13,6 @@ with that name is whole or not there. `version` rises when an older reader could
 from __future__ import annotations
 
 import hashlib
-import secrets
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ import numpy as np
 from tablepuppet.errors import ModelError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.prediction.model import BlockModel, Model, TableUse
-from tablepuppet.tables.parts import FORMAT, VERSION, BlockPart, put_folder, read_json, read_part, to_json, write_part
+from tablepuppet.tables.parts import FORMAT, VERSION, BlockPart, read_json, read_part, to_json, whole_folder, write_part
 from tablepuppet.transport.messages import ColumnInfo
 from tablepuppet.writing import as_path, reason
 
@@ -66,14 +64,11 @@ def save(model: Model, path: str | Path) -> None:
     """Writes a model to a folder, replacing a model that is there; nothing else is ever replaced."""
     target = as_path(path, "the model", ModelError)
     check_target(target)
-    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        _write(model, unfinished)
-        put_folder(unfinished, target)
+        with whole_folder(target) as unfinished:
+            _write(model, unfinished)
     except OSError as error:
         raise ModelError(f"the model cannot be saved to {target}: {reason(error)}; choose another place") from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def check_target(target: Path) -> None:

@@ -15,7 +15,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
@@ -110,14 +111,11 @@ class Shelf:
             part = msgspec.structs.replace(part, uses=tuple(dict.fromkeys((*before.uses, *part.uses))))
         if self._folder is not None:
             target = self._folder / part.model / "blocks" / str(number)
-            unfinished = target.with_name(f".{number}.{secrets.token_hex(4)}")
             try:
-                write_part(part, unfinished)
-                put_folder(unfinished, target)
+                with whole_folder(target) as unfinished:
+                    write_part(part, unfinished)
             except OSError as error:
                 raise ModelError(f"its part of the model cannot be kept: {reason(error)}") from None
-            finally:
-                shutil.rmtree(unfinished, ignore_errors=True)
         self._parts[part.model, part.name] = part
 
     def find(self, model: str, name: str) -> BlockPart:
@@ -190,8 +188,18 @@ def read_part(folder: Path) -> BlockPart:
     )
 
 
-def put_folder(unfinished: Path, target: Path) -> None:
-    """Renames a finished folder into its place."""
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A path beside the target to write a folder to; in the end it takes the target's place, or is gone."""
+    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        yield unfinished
+        _put(unfinished, target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _put(unfinished: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists():
         os.rename(unfinished, target)

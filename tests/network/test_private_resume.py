@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 
 import tablepuppet as tp
@@ -22,7 +23,14 @@ from tablepuppet.transport.envelopes import Request
 RUN = "0123456789abcdef"
 
 
-def requests() -> list[m.Message]:
+JOBS: dict[str, dict[str, Any]] = {
+    "sgd": {"algorithm": "sgd", "batch_size": None},
+    "admm": {"algorithm": "admm"},
+    "admm of a network": {"algorithm": "admm", "model": "mlp", "hidden": (3,)},
+}
+
+
+def requests(job: str = "sgd") -> list[m.Message]:
     """What a server asks the users' client in a private run."""
     asked: list[Any] = []
     with tp.Federation(tables(), key=b"k" * 32) as federation:
@@ -35,7 +43,7 @@ def requests() -> list[m.Message]:
 
         tap.exchange = exchange  # type: ignore[method-assign]
         privacy = {"features": {"epsilon": 2.0, "cap": 5, "bounds": BOUNDS}, "allow_reconstruction": True}
-        federation.train(QUERY, label="late", algorithm="sgd", batch_size=None, epochs=4, privacy=privacy)
+        federation.train(QUERY, label="late", epochs=4, privacy=privacy, **JOBS[job])
     return [
         type(r)(**{f: RUN if f == "job" else getattr(r, f) for f in r.__struct_fields__})
         for r in asked
@@ -53,8 +61,9 @@ def answer(kept: Keeper, step: int, request: m.Message) -> list[Frame]:
     return list(kept.answer(Request(run=RUN, step=step, after=step - 1), [encode(request)]))
 
 
-def test_a_step_that_is_asked_again_after_a_crash_has_the_noise_it_had(tmp_path: Path) -> None:
-    asked = requests()
+@pytest.mark.parametrize("job", JOBS)
+def test_a_step_that_is_asked_again_after_a_crash_has_the_noise_it_had(tmp_path: Path, job: str) -> None:
+    asked = requests(job)
     kept = keeper(tmp_path)
     seen = []
     for step, request in enumerate(asked, 1):
@@ -75,9 +84,10 @@ def test_a_step_that_is_asked_again_after_a_crash_has_the_noise_it_had(tmp_path:
     assert spendings[1].numbers == 0
 
 
-def test_a_resumed_client_gives_no_more_noisy_gradients_than_were_counted(tmp_path: Path) -> None:
-    asked = requests()
-    update = next(r for r in asked if isinstance(r, m.SgdUpdate))
+@pytest.mark.parametrize("job", JOBS)
+def test_a_resumed_client_gives_no_more_noisy_gradients_than_were_counted(tmp_path: Path, job: str) -> None:
+    asked = requests(job)
+    update = next(r for r in asked if isinstance(r, m.SgdUpdate | m.AdmmUpdate))
     training = [r for r in asked if not isinstance(r, m.Evaluate | m.Release)]
     kept = keeper(tmp_path)
     for step, request in enumerate(training, 1):
@@ -85,4 +95,4 @@ def test_a_resumed_client_gives_no_more_noisy_gradients_than_were_counted(tmp_pa
     kept = keeper(tmp_path)
     found = decode(answer(kept, len(training) + 1, update)[0], m.RESPONSES)
     assert isinstance(found, m.Failure)
-    assert "covers 4 noisy gradients" in found.message
+    assert f"covers {4 if job == 'sgd' else 80} noisy gradients" in found.message

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.optimizers import Moments
 from tablepuppet.algorithms.private import LocalStep, PrivateGradient
 from tablepuppet.errors import PrivacyError
 from tablepuppet.models.linear import Array, LinearModel
@@ -90,11 +91,12 @@ def test_base_rows_are_sampled_at_the_stated_rate() -> None:
 def test_zero_features_and_zero_noise_still_move_theta_to_the_consensus() -> None:
     nothing = features(np.zeros((10, 4)))
     model = LinearModel(nothing, nothing, 1, nothing.row_norms())
-    privacy = GradientPrivacy(clip=1.0, noise=0.0, steps=200, rate=0.5, learning_rate=0.5, limit=999)
+    privacy = GradientPrivacy(clip=1.0, noise=0.0, steps=200, rate=0.5, limit=999)
     centre = np.arange(4.0)[:, None]
     private = PrivateGradient(privacy, secure_generator())
     step = LocalStep(model, private, np.ones((10, 1)), np.ones(10), 10, weight=0.3, centre=centre)
-    np.testing.assert_allclose(step.solve(np.zeros((4, 1))), centre, atol=1e-6)
+    theta, _ = step.solve(np.zeros((4, 1)), Moments.zero(centre, "sgd"), 0.5, "sgd")
+    np.testing.assert_allclose(theta, centre, atol=1e-6)
 
 
 def test_local_steps_without_noise_find_the_solution_of_the_theta_step() -> None:
@@ -102,10 +104,11 @@ def test_local_steps_without_noise_find_the_solution_of_the_theta_step() -> None
     model = LinearModel(features(x), features(x), 1)
     signal, quadratic = np.random.default_rng(1).normal(size=(40, 1)), np.full(40, 2.0)
     expected = np.linalg.solve(2.0 * x.T @ x / 40 + 0.1 * np.eye(3), -x.T @ signal / 40)
-    privacy = GradientPrivacy(clip=1e9, noise=0.0, steps=600, rate=1.0, learning_rate=0.2, limit=999)
+    privacy = GradientPrivacy(clip=1e9, noise=0.0, steps=600, rate=1.0, limit=999)
     private = PrivateGradient(privacy, secure_generator())
     step = LocalStep(model, private, signal, quadratic, 40, weight=0.1, centre=np.zeros((3, 1)))
-    np.testing.assert_allclose(step.solve(np.zeros((3, 1))), expected, atol=1e-6)
+    theta, _ = step.solve(np.zeros((3, 1)), Moments.zero(np.zeros((3, 1)), "sgd"), 0.2, "sgd")
+    np.testing.assert_allclose(theta, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("bound", [0.5, 2.0])

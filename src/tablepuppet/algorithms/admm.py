@@ -23,6 +23,7 @@ import numpy as np
 
 from tablepuppet.algorithms.base import Answer, Array, BlockAnswer, BlockUpdate, PartSetup, Problem, squared_norm
 from tablepuppet.algorithms.conjugate import WIDE, Products
+from tablepuppet.algorithms.optimizers import Moments
 from tablepuppet.algorithms.options import Admm
 from tablepuppet.algorithms.private import LocalStep
 from tablepuppet.algorithms.spectrum import Spectrum
@@ -369,7 +370,9 @@ def _local(setup: PartSetup, state: AdmmState, weight: float, centre: Array) -> 
     assert setup.private is not None
     quadratic = state.factor * setup.multiplicity
     step = LocalStep(setup.model, setup.private, state.right, quadratic, setup.joined_rows, weight, centre)
-    return step.solve(state.iterate)
+    start = Moments.zero(state.iterate, "sgd")
+    theta, _ = step.solve(state.iterate, start, setup.private.privacy.learning_rate, "sgd")
+    return theta
 
 
 def _predicted(setup: PartSetup, options: Admm, state: AdmmState, iterate: Array) -> tuple[AdmmState, Answer]:

@@ -3,6 +3,9 @@
     one client   θ = argmin βR(θ) + (1/N) l(θ)                                        local.py
     several      θ_q = argmin (1/N) l_q(θ) + ρ_u/2 ‖θ − w + u_q‖²,  u_q ← u_q + θ_q − w,  inner rounds
 
+Under feature privacy the local solver takes clipped and noised gradients of samples instead (private.py), as many as
+the ledger counts; penalty and proximal term are added after the noise.
+
 The server half is that of linear models (admm.py), but the reported model is the last iterate: a
 combination of networks is no network.
 """
@@ -16,8 +19,8 @@ from tablepuppet.algorithms import local
 from tablepuppet.algorithms.base import Answer, Array, PartSetup, squared_norm
 from tablepuppet.algorithms.optimizers import Moments
 from tablepuppet.algorithms.options import Admm
+from tablepuppet.algorithms.private import LocalStep
 from tablepuppet.algorithms.sensitivity import sensitivity
-from tablepuppet.errors import PrivacyError
 from tablepuppet.transport.messages import AdmmUpdate, Combined, Partial, Predictions
 
 
@@ -36,10 +39,6 @@ class NeuralAdmmState(msgspec.Struct, frozen=True):
 
 
 def client_start(setup: PartSetup, options: Admm) -> NeuralAdmmState:
-    if setup.is_private:
-        raise PrivacyError(
-            'admm trains a neural model without noise; for private features use algorithm="sgd", or a linear model'
-        )
     theta = setup.model.initial()
     zero = np.zeros_like(theta)
     return NeuralAdmmState(theta, theta, zero, Moments.zero(theta, options.local_optimizer), np.zeros((0, 0)))
@@ -63,18 +62,9 @@ def client_step(
         return _proposed(setup, options, state)
     state = replace(state, outer=state.outer + 1)
     if setup.clients == 1:
-        theta, moments = local.solve(
-            setup,
-            options,
-            state.theta,
-            state.moments,
-            message.signal,
-            message.factor,
-            learning_rate=_learning_rate(options, state),
-            pull=setup.l2,
-            anchor=None,
-        )
-        state = replace(state, theta=theta, iterate=theta, moments=moments)
+        state = replace(state, signal=message.signal, factor=message.factor)
+        theta, moments = _solved(setup, options, state, setup.l2, np.zeros_like(state.iterate))
+        state = replace(state, theta=theta, iterate=theta, moments=moments, signal=np.zeros((0, 0)))
         return state, _predicted(setup, state)
     gap = state.gap * (state.union_rho / message.union_rho)  # u is scaled by ρ_u
     gap = gap.astype(state.theta.dtype)
@@ -84,22 +74,22 @@ def client_step(
 
 def _proposed(setup: PartSetup, options: Admm, state: NeuralAdmmState) -> tuple[NeuralAdmmState, Answer]:
     """θ_q of this inner round; θ_q + u_q is sent."""
-    iterate, moments = local.solve(
-        setup,
-        options,
-        state.iterate,
-        state.moments,
-        state.signal,
-        state.factor,
-        learning_rate=_learning_rate(options, state),
-        pull=state.union_rho,
-        anchor=state.theta - state.gap,
-    )
+    iterate, moments = _solved(setup, options, state, state.union_rho, state.theta - state.gap)
     return msgspec.structs.replace(state, iterate=iterate, moments=moments), Partial(values=[iterate + state.gap])
 
 
-def _learning_rate(options: Admm, state: NeuralAdmmState) -> float:
-    return float(options.local_learning_rate / np.sqrt(state.outer))
+def _solved(
+    setup: PartSetup, options: Admm, state: NeuralAdmmState, pull: float, anchor: Array
+) -> tuple[Array, Moments]:
+    """min (1/N) l(θ) + ½ pull ‖θ − anchor‖², from where the part's own θ stands."""
+    rate = float(options.local_learning_rate / np.sqrt(state.outer))
+    if setup.private is None or not setup.private.clips:
+        given = (state.iterate, state.moments, state.signal, state.factor)
+        return local.solve(setup, options, *given, learning_rate=rate, pull=pull, anchor=anchor)
+    quadratic = state.factor * setup.multiplicity
+    step = LocalStep(setup.model, setup.private, state.signal, quadratic, setup.joined_rows, pull, anchor)
+    rate = setup.private.privacy.learning_rate or rate
+    return step.solve(state.iterate, state.moments, rate, options.local_optimizer)
 
 
 def _predicted(setup: PartSetup, state: NeuralAdmmState) -> Predictions:

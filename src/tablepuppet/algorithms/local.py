@@ -30,7 +30,7 @@ def solve(
     *,
     learning_rate: float,
     pull: float,
-    anchor: Array | None,
+    anchor: Array,
 ) -> tuple[Array, Moments]:
     """θ after some epochs, starting where it stands."""
     model, rows = setup.model, len(setup.multiplicity)
@@ -44,7 +44,7 @@ def solve(
             batch = order[start : start + size]
             slope = model.slope(theta, signal[batch], quadratic[batch], batch, moments.step)
             slope *= rows / (len(batch) * setup.joined_rows)
-            slope += pull * (theta if anchor is None else theta - anchor)
+            slope += pull * (theta - anchor)
             theta, moments = descend(theta, slope, moments, learning_rate, descent)
     return theta, moments
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.optimizers import Moments, Optimizer, descend
+from tablepuppet.algorithms.options import Sgd
 from tablepuppet.errors import PrivacyError
 from tablepuppet.models.linear import Array, Model, Rows
 from tablepuppet.privacy.gaussian import GradientPrivacy, bounded, gaussian
@@ -34,7 +36,8 @@ class PrivateGradient:
         if self.taken > self.privacy.limit:
             raise _past("gradients", self.privacy.limit)
         total = model.clipped_gradient(theta, signal, self.privacy.clip, rows, draw)
-        return total + gaussian(total.shape, self.privacy.noise * self.privacy.clip, self.generator)
+        noisy = total + gaussian(total.shape, self.privacy.noise * self.privacy.clip, self.generator)
+        return noisy.astype(total.dtype, copy=False)  # a network's numbers may be of 32 bits
 
     @property
     def clips(self) -> bool:
@@ -82,13 +85,16 @@ class LocalStep:
     weight: float  # r: of the penalty (c = 0), or of the proximal term of a consensus round
     centre: Array  # c
 
-    def solve(self, theta: Array) -> Array:
-        """θ after the client's local steps."""
-        privacy = self.private.privacy
+    def solve(
+        self, theta: Array, moments: Moments, learning_rate: float, optimizer: Optimizer
+    ) -> tuple[Array, Moments]:
+        """θ after the client's local steps; what an optimiser makes of noisy gradients costs no privacy."""
+        privacy, descent = self.private.privacy, Sgd(optimizer=optimizer)
         for _ in range(privacy.steps):
             rows = self.private.sample(len(self.signal))
-            h = self.model.predict(theta, rows)
+            h = self.model.predict(theta, rows, moments.step)
             slope = self.signal[rows] + self.quadratic[rows, None] * h
-            gradient = self.private.gradient(self.model, theta, slope, rows) / (privacy.rate * self.joined_rows)
-            theta = theta - privacy.learning_rate * (gradient + self.weight * (theta - self.centre))
-        return theta
+            total = self.private.gradient(self.model, theta, slope, rows, moments.step)
+            gradient = total / (privacy.rate * self.joined_rows) + self.weight * (theta - self.centre)
+            theta, moments = descend(theta, gradient, moments, learning_rate, descent)
+        return theta, moments

@@ -251,7 +251,7 @@ class Client:
             part.sealing = None
         self.owner.features(self.tables.use(request.job, part.request.scan).table, request, multiplicity)
         part.state, part.figure = halves.start(part.setup, part.options)
-        values = None if request.model.is_linear else model.predict(part.state.theta, None, 0)
+        values = None if request.model.is_linear else self._shown(part, model.predict(part.state.theta, None, 0))
         entropy = secrets.randbits(63) if part.setup.is_private else 0
         is_told = part.sealing is None or isinstance(part.options, Newton)
         figure = part.figure if is_told else 0.0
@@ -264,6 +264,12 @@ class Client:
         is_noisy = part.setup.private is not None and part.setup.private.privacy.prediction_bound > 0
         part.shown += 0 if is_noisy else part.setup.outputs
         self.owner.predictions(part.shown, part.train.width)
+
+    def _shown(self, part: Part, predictions: m.Array) -> m.Array:
+        """Predictions of train rows as they may leave."""
+        assert part.setup is not None
+        self._show(part)
+        return predictions if part.setup.private is None else part.setup.private.shown(predictions)
 
     def _model(self, part: Part, request: m.StartPart) -> Model:
         spec, opened = request.model, part.request
@@ -317,9 +323,7 @@ class Client:
         if isinstance(answer, m.Partial):
             return part.sealed(answer, "training")
         if isinstance(answer, m.Predictions):
-            self._show(part)
-        if part.setup.private is not None and isinstance(answer, m.Predictions):
-            return replace(answer, values=part.setup.private.shown(answer.values))
+            return replace(answer, values=self._shown(part, answer.values))
         return answer
 
     def evaluate(self, request: m.Evaluate) -> m.Message:

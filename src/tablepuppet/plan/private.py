@@ -53,7 +53,7 @@ def plan_privacy(job: Job, mapping: TableMapping, loss: Loss) -> PrivatePlan:
     blocks = range(len(mapping.bound.blocks))
     releases, gradients = list(labels), []
     plans = [] if features is None else [_BlockPlan.of(job, features, mapping, number, rounds) for number in blocks]
-    shown = rounds + job.epochs + 2  # the opening and the end
+    shown = rounds + job.epochs + 2 + (not job.spec.is_linear)  # the opening, the end; a network's first values
     shared = _shared_predictions(predictions, shown)
     for number in blocks:
         if features is None:
@@ -138,13 +138,15 @@ class _BlockPlan:
         curvature = (
             options.start_rho() * loss.bound * (blocks if options.variant == "sharing" else 1) * max(1, features)
         )
+        # A network's steps are those of its local optimiser.
+        rate = 1.0 / (curvature + self.job.l2) if self.job.spec.is_linear else 0.0
         return GradientPrivacy(
             clip=self.features.clip or max(1.0, self.mean),
             noise=noise,
             limit=self.steps,
             steps=self.features.local_steps,
             rate=self.features.sample,
-            learning_rate=self.features.learning_rate or 1.0 / (curvature + self.job.l2),
+            learning_rate=self.features.learning_rate or rate,
             **(shared or {}),
         )
 

@@ -68,6 +68,7 @@ def test_a_step_that_is_asked_again_after_a_crash_has_the_noise_it_had(tmp_path:
     seen = []
     for step, request in enumerate(asked, 1):
         first = answer(kept, step, request)
+        kept.close()
         kept = keeper(tmp_path)  # the client dies after every answer, and starts anew
         again = answer(kept, step, request)
         assert [f.header for f in first] == [f.header for f in again]
@@ -77,6 +78,7 @@ def test_a_step_that_is_asked_again_after_a_crash_has_the_noise_it_had(tmp_path:
         assert not isinstance(found, m.Failure), found
         if isinstance(found, m.Predictions):
             seen.append(found.values)
+    kept.close()
     assert len(seen) == 4
     assert all(not np.array_equal(a, b) for a, b in pairwise(seen))
     spendings = AccountFile(tmp_path / "account.json").account.spendings
@@ -92,7 +94,9 @@ def test_a_resumed_client_gives_no_more_noisy_gradients_than_were_counted(tmp_pa
     kept = keeper(tmp_path)
     for step, request in enumerate(training, 1):
         answer(kept, step, request)
+    kept.close()
     kept = keeper(tmp_path)
     found = decode(answer(kept, len(training) + 1, update)[0], m.RESPONSES)
+    kept.close()
     assert isinstance(found, m.Failure)
     assert f"covers {4 if job == 'sgd' else 80} noisy gradients" in found.message

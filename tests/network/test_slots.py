@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tablepuppet.errors import TransportError
-from tablepuppet.network.slots import read_newest, write_newest
+from tablepuppet.network.slots import Slots
 from tablepuppet.transport.codec import Frame
 from tablepuppet.transport.parcels import Envelope
 
@@ -23,7 +24,9 @@ def frames(step: int, size: int) -> list[Frame]:
 
 
 def content(path: Path) -> tuple[int, bytes]:
-    _, (envelope, kept) = read_newest(path, Step)
+    """The newest record, as a process reads it that has just been started."""
+    with closing(Slots(path)) as slots:
+        envelope, kept = slots.read(Step)
     return envelope.step, bytes(kept[0].buffers[0])
 
 
@@ -32,27 +35,30 @@ def content(path: Path) -> tuple[int, bytes]:
 def test_the_newest_record_is_read_whatever_the_sizes(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
 ) -> None:
-    path, slot = tmp_path_factory.mktemp("slots") / "last", 0
-    for step, size in enumerate(sizes):
-        slot = write_newest(path, slot, Step(step=step), frames(step, size))
-        assert read_newest(path, Step)[0] == slot
-        assert content(path) == (step, bytes([step]) * size)
+    path = tmp_path_factory.mktemp("slots") / "last"
+    with closing(Slots(path)) as slots:
+        for step, size in enumerate(sizes):
+            slots.write(Step(step=step), frames(step, size))
+            assert content(path) == (step, bytes([step]) * size)
     assert [p.name for p in path.parent.iterdir()] == ["last"]
 
 
-@given(data=st.data(), sizes=st.lists(st.sampled_from([1, 100, 2000, 9000]), min_size=2, max_size=6))
+@given(data=st.data(), sizes=st.lists(st.sampled_from([1, 100, 2000, 9000, 3 << 19]), min_size=2, max_size=6))
 def test_a_torn_write_leaves_the_record_before(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, sizes: list[int]
 ) -> None:
     """Any part of what the last write changed may be missing from the disk."""
-    path, slot = tmp_path_factory.mktemp("slots") / "last", 0
+    path = tmp_path_factory.mktemp("slots") / "last"
     *earlier, last = enumerate(sizes)
-    for step, size in earlier:
-        slot = write_newest(path, slot, Step(step=step), frames(step, size))
-    before = path.read_bytes()
-    write_newest(path, slot, Step(step=last[0]), frames(last[0], last[1]))
+    with closing(Slots(path)) as slots:
+        for step, size in earlier:
+            slots.write(Step(step=step), frames(step, size))
+        if data.draw(st.booleans()):  # a new process writes the last one
+            slots.read(Step)
+        before, file = path.read_bytes(), path.stat().st_ino
+        slots.write(Step(step=last[0]), frames(last[0], last[1]))
     after = path.read_bytes()
-    if len(before) != len(after):  # a new file, under the old name at once
+    if path.stat().st_ino != file:  # a new file, under the old name at once
         return
     changed = [i for i, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     lost = data.draw(st.sampled_from(changed))
@@ -66,4 +72,14 @@ def test_a_torn_write_leaves_the_record_before(
 def test_a_file_without_a_whole_record_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "last").write_bytes(b"x" * 8192)
     with pytest.raises(TransportError, match="is damaged"):
-        read_newest(tmp_path / "last", Step)
+        content(tmp_path / "last")
+
+
+def test_a_file_that_somebody_removed_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "last"
+    with closing(Slots(path)) as slots:
+        slots.write(Step(step=1), frames(1, 10))
+        path.unlink()
+        path.parent.rmdir()
+        slots.write(Step(step=2), frames(2, 10))
+    assert content(path) == (2, b"\2" * 10)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,14 @@ class BadNetwork:
     def __init__(self, folder: Path, held: dict[str, pa.Table], seed: int | None) -> None:
         self.folder, self.held = folder, held
         self.chance = None if seed is None else random.Random(seed)
-        self.keepers = {name: self.boot(name) for name in held}
+        self.keepers: dict[str, Keeper] = {}
+        self.keepers |= {name: self.boot(name) for name in held}
         self.faults: dict[str, int] = {}
 
     def boot(self, name: str) -> Keeper:
         """A client as it is after kill -9: nothing but its disk."""
+        if name in self.keepers:
+            self.keepers[name].close()
         source = open_source(self.held[name], OWNERS[name])
         client = Client(name, ClientTables({OWNERS[name]: source}), key=SECRET)
         return Keeper(client, self.folder / name)
@@ -83,7 +86,7 @@ class BadNetwork:
 
 
 _full = [0]
-_fsync = os.fsync
+_fdatasync = os.fdatasync
 
 
 def fill_disk(times: int) -> None:
@@ -91,11 +94,11 @@ def fill_disk(times: int) -> None:
     _full[0] = times
 
 
-def failing_fsync(descriptor: int) -> None:
+def failing_sync(descriptor: int) -> None:
     if _full[0] > 0:
         _full[0] -= 1
         raise OSError(errno.ENOSPC, "No space left on device")
-    _fsync(descriptor)
+    _fdatasync(descriptor)
 
 
 def transport(network: BadNetwork, journal: Journal) -> RunTransport:
@@ -130,7 +133,7 @@ def weather(folder: Path, network: BadNetwork, *, algorithm: str, **options: Any
     ids=lambda o: "-".join(map(str, o.values())),
 )
 def test_no_fault_changes_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    monkeypatch.setattr(os, "fsync", failing_fsync)
+    monkeypatch.setattr(os, "fdatasync", failing_sync)
     fill_disk(0)
     network = BadNetwork(tmp_path, tables(120), seed=1)
     result, deaths = weather(tmp_path, network, **options)
@@ -142,7 +145,7 @@ def test_no_fault_changes_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_two_hundred_rounds_with_a_fault_each_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", failing_fsync)
+    monkeypatch.setattr(os, "fdatasync", failing_sync)
     options: dict[str, Any] = {"algorithm": "sgd", "batch_size": 30, "epochs": 40, "learning_rate": 0.05}
     network = BadNetwork(tmp_path, tables(120), seed=2)
     result, _ = weather(tmp_path, network, **options)
@@ -160,19 +163,21 @@ class OpenLink(Link):
         pass
 
 
-def setup(tmp_path: Path) -> BadNetwork:
+@pytest.fixture
+def trained(tmp_path: Path) -> Iterator[BadNetwork]:
     """A network without faults, whose clients have trained a little."""
     network = BadNetwork(tmp_path, tables(120), seed=None)
     job = make_job(QUERY, label="y", model="auto", algorithm="sgd", given={"batch_size": 100, "epochs": 1})
     journal = Journal(tmp_path / "journal")
     story.train(job, TABLES, OpenLink(transport(network, journal)), None, RUN)
     journal.close()
-    return network
+    yield network
+    for keeper in network.keepers.values():
+        keeper.close()
 
 
-def test_an_old_or_a_skipped_step_is_refused(tmp_path: Path) -> None:
-    network = setup(tmp_path)
-    keeper = network.keepers["supplier"]
+def test_an_old_or_a_skipped_step_is_refused(trained: BadNetwork) -> None:
+    keeper = trained.keepers["supplier"]
     last = keeper._runs[RUN].step
     for step, after in ((last - 1, last - 2), (last + 2, last + 1), (last + 1, last - 1)):
         (frame,) = keeper.answer(Request(run=RUN, step=step, after=after), [Frame(b"\x00x")])
@@ -187,30 +192,28 @@ def test_a_run_whose_name_is_a_path_is_refused(tmp_path: Path, run: str) -> None
     assert b"sixteen hexadecimal" in frame.header
 
 
-def test_a_client_whose_tables_changed_says_so(tmp_path: Path) -> None:
-    network = setup(tmp_path)
-    step = network.keepers["supplier"]._runs[RUN].step
-    changed = network.held["supplier"]
-    network.held["supplier"] = changed.set_column(1, "price", pa.array(range(changed.num_rows), pa.float64()))
-    (frame,) = network.boot("supplier").answer(Request(run=RUN, step=step + 1, after=step), [Frame(b"\x00x")])
+def test_a_client_whose_tables_changed_says_so(trained: BadNetwork) -> None:
+    step = trained.keepers["supplier"]._runs[RUN].step
+    changed = trained.held["supplier"]
+    trained.held["supplier"] = changed.set_column(1, "price", pa.array(range(changed.num_rows), pa.float64()))
+    trained.keepers["supplier"] = trained.boot("supplier")
+    (frame,) = trained.keepers["supplier"].answer(Request(run=RUN, step=step + 1, after=step), [Frame(b"\x00x")])
     assert b"table items has changed since the run began" in frame.header
 
 
-def test_runs_that_the_server_forgot_leave_the_disk(tmp_path: Path) -> None:
-    network = setup(tmp_path)
+def test_runs_that_the_server_forgot_leave_the_disk(trained: BadNetwork, tmp_path: Path) -> None:
     assert (tmp_path / "supplier" / RUN / "last").exists()
-    network.keepers["supplier"].keep_only([RUN])
+    trained.keepers["supplier"].keep_only([RUN])
     assert (tmp_path / "supplier" / RUN / "last").exists()
-    network.keepers["supplier"].keep_only([])
+    trained.keepers["supplier"].keep_only([])
     assert not (tmp_path / "supplier" / RUN).exists()
 
 
-def test_another_job_cannot_be_resumed_from_a_journal(tmp_path: Path) -> None:
-    network = setup(tmp_path)
+def test_another_job_cannot_be_resumed_from_a_journal(trained: BadNetwork, tmp_path: Path) -> None:
     job = make_job(QUERY, label="y", model="auto", algorithm="sgd", given={"batch_size": 50, "epochs": 1})
     journal = Journal(tmp_path / "journal")
     with pytest.raises(Exception, match="is not what it was"):
-        story.train(job, TABLES, Link(transport(network, journal)), None, RUN)
+        story.train(job, TABLES, Link(transport(trained, journal)), None, RUN)
     journal.close()
 
 
@@ -235,13 +238,23 @@ def test_a_torn_journal_is_read_as_far_as_it_is_whole(tmp_path: Path, damage: Ca
     journal.close()
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_in_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_that_finds_no_room_interrupts_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunInterruptedError, match="No space left on device"):
+        Journal(tmp_path / "journal")
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_in_an_error(
+    trained: BadNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def denied(_: int) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    network = setup(tmp_path)
-    keeper = network.keepers["supplier"]
+    keeper = trained.keepers["supplier"]
     step = keeper._runs[RUN].step
-    monkeypatch.setattr(os, "fsync", denied)
+    monkeypatch.setattr(os, "fdatasync", denied)
     with pytest.raises(TransportError, match="cannot write a checkpoint"):
         keeper.answer(Request(run=RUN, step=step + 1, after=step), [Frame(b"\x00x")])

@@ -29,6 +29,12 @@ class Member:
 
     def run(self) -> None:
         """Dials until somebody answers, and again whenever the line breaks; refusal is an error."""
+        try:
+            self._dial()
+        finally:
+            self._keeper.close()
+
+    def _dial(self) -> None:
         while not self._stop.is_set():
             began = time.monotonic()
             try:

@@ -15,13 +15,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tablepuppet.errors import RunInterruptedError, TrainingError
-from tablepuppet.network.records import checksum, is_full, read_record, sync_folder, write_record
+from tablepuppet.network.records import (
+    checksum,
+    is_full,
+    is_small,
+    read_record,
+    record,
+    sync,
+    sync_folder,
+    write_record,
+    write_whole,
+)
 from tablepuppet.transport.codec import Frame
 from tablepuppet.transport.envelopes import Request
 from tablepuppet.transport.parcels import Envelope
 from tablepuppet.transport.switchboard import OnWaiting, Switchboard
 
 log = logging.getLogger(__name__)
+_AHEAD = 1 << 16  # bytes of zeros after the last record
 
 
 class _Step(Envelope, frozen=True):
@@ -33,31 +44,36 @@ class _Step(Envelope, frozen=True):
 
 
 class Journal:
-    """A file of steps: read to its end first, then written."""
+    """A file of steps: read to its end first, then written, always a little beyond its end.
+
+    What lies ahead of the records is zeros. To overwrite them changes nothing but content on the disk, which is
+    durable sooner than a file that grows.
+    """
 
     def __init__(self, path: Path) -> None:
-        is_new = not path.exists()
-        self._file = path.open("w+b" if is_new else "r+b", buffering=0)
+        try:
+            if not path.exists():
+                path.touch()
+                sync_folder(path.parent)
+            self._file = path.open("r+b", buffering=0)
+        except OSError as error:
+            raise _unwritable(error) from None
         self._is_replaying = True
-        self.steps = 0
-        if is_new:
-            sync_folder(path.parent)
 
     def next(self, step: int, requests: int) -> dict[str, list[Frame]] | None:
         """The answers to the next step of an earlier life; None once that life ended."""
-        record = read_record(self._file, _Step) if self._is_replaying else None
-        if record is None:
+        found = read_record(self._file, _Step) if self._is_replaying else None
+        if found is None:
             if self._is_replaying:
                 self._is_replaying = False
                 self._file.truncate()  # what a crash tore
             return None
-        kept, frames = record
+        kept, frames = found
         if (kept.step, kept.requests) != (step, requests):
             raise TrainingError(
                 f"the run cannot be resumed: step {step} is not what it was. Its job, the federation or the version "
                 "of TablePuppet changed; start the run again"
             )
-        self.steps = step
         answers, start = {}, 0
         for client, count in kept.answers.items():
             answers[client] = frames[start : start + count]
@@ -69,20 +85,34 @@ class Journal:
         start = self._file.tell()
         frames = [frame for client in answers.values() for frame in client]
         counts = {client: len(sent) for client, sent in answers.items()}
+        envelope = _Step(step=step, requests=requests, answers=counts)
         try:
-            write_record(self._file, _Step(step=step, requests=requests, answers=counts), frames)
+            if is_small(frames):
+                self._overwrite(record(envelope, frames))
+            else:
+                write_record(self._file, envelope, frames)
         except OSError:
             self._file.seek(start)
             self._file.truncate()
             raise
-        self.steps = step
 
-    @property
-    def size(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
+    def _overwrite(self, content: bytes) -> None:
+        end = self._file.tell() + len(content)
+        is_ahead = end <= os.fstat(self._file.fileno()).st_size
+        write_whole(self._file, content if is_ahead else content + bytes(_AHEAD))
+        sync(self._file)
+        self._file.seek(end)
 
     def close(self) -> None:
+        if not self._is_replaying:
+            self._file.truncate()
         self._file.close()
+
+
+def _unwritable(error: OSError) -> RunInterruptedError:
+    return RunInterruptedError(
+        f"the server cannot write its checkpoint ({error.strerror}); make room and resume the run"
+    )
 
 
 class RunTransport:
@@ -144,9 +174,7 @@ class RunTransport:
                 return journal.append(self._step, requests, answers)
             except OSError as error:
                 if not is_full(error) or time.monotonic() > until or self._is_cancelled():
-                    raise RunInterruptedError(
-                        f"the server cannot write its checkpoint ({error.strerror}); make room and resume the run"
-                    ) from None
+                    raise _unwritable(error) from None
                 log.warning("no room for run %s; trying again in %.1f s", self._run, pause)
                 time.sleep(pause)
                 pause = min(2 * pause, 5.0)

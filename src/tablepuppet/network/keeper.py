@@ -22,7 +22,7 @@ import msgspec
 
 from tablepuppet.errors import TablePuppetError, TransportError
 from tablepuppet.network.records import is_full, read_record, write_record
-from tablepuppet.network.slots import read_newest, write_newest
+from tablepuppet.network.slots import Slots
 from tablepuppet.operators.client import SETUP, Client
 from tablepuppet.transport.codec import Frame, encode
 from tablepuppet.transport.envelopes import Request
@@ -36,6 +36,9 @@ _SETUP = frozenset(kind.__name__ for kind in SETUP)
 
 class _Kind(msgspec.Struct):
     type: str
+
+
+_KIND = msgspec.msgpack.Decoder(_Kind)
 
 
 class _Setup(Envelope, frozen=True):
@@ -57,7 +60,7 @@ class _Memory:
     reply: Sequence[Frame] = ()
     fingerprints: dict[str, int] = field(default_factory=dict)
     setup_size: int = 0  # bytes of `setup` that count
-    slot: int = 0  # of `last`, where the newest is
+    last: Slots | None = None  # the file; none without a folder
 
 
 class Keeper:
@@ -96,7 +99,9 @@ class Keeper:
 
     def forget(self, run: str) -> None:
         """Drops a run and its checkpoint."""
-        self._runs.pop(run, None)
+        memory = self._runs.pop(run, None)
+        if memory is not None and memory.last is not None:
+            memory.last.close()
         self._client.answer(CloseJob(job=run))
         if self._folder is not None and _RUN.fullmatch(run):
             shutil.rmtree(self._folder / run, ignore_errors=True)
@@ -108,6 +113,12 @@ class Keeper:
             log.info("forgetting run %s, which the server does not know", run)
             self.forget(run)
 
+    def close(self) -> None:
+        """Lets go of the files; what they hold stays."""
+        for memory in self._runs.values():
+            if memory.last is not None:
+                memory.last.close()
+
     # -- checkpoints -----------------------------------------------------------------------
 
     def _keep(
@@ -116,30 +127,28 @@ class Keeper:
         setup = [frame for frame, kind in zip(frames, kinds, strict=True) if kind in _SETUP]
         if setup:
             memory.fingerprints = self._client.tables.fingerprints(request.run)
-        if self._folder is not None:
-            self._wait_for_room(lambda: self._write(request, setup, memory, reply))
+        if memory.last is not None:
+            last = memory.last
+            self._wait_for_room(lambda: self._write(last, request, setup, memory, reply))
         memory.step, memory.reply = request.step, reply
 
-    def _write(self, request: Request, setup: list[Frame], memory: _Memory, reply: list[Frame]) -> None:
-        assert self._folder is not None
-        folder = self._folder / request.run
-        folder.mkdir(exist_ok=True)
-        if setup:
-            size = memory.setup_size
-            with (folder / "setup").open("r+b" if (folder / "setup").exists() else "w+b", buffering=0) as file:
-                file.truncate(size)
-                file.seek(size)
-                write_record(file, _Setup(step=request.step), setup)
-                memory.setup_size = file.tell()
+    def _write(self, file: Slots, request: Request, setup: list[Frame], memory: _Memory, reply: list[Frame]) -> None:
+        size = self._write_setup(request, setup, memory.setup_size) if setup else memory.setup_size
         states = self._client.states(request.run)
         last = _Last(step=request.step, replies=len(reply), parts=list(states), fingerprints=memory.fingerprints)
-        try:
-            kept = [*reply, *(encode(state, keep_order=True) for state in states.values())]
-            memory.slot = write_newest(folder / "last", memory.slot, last, kept)
-        except OSError:
-            if setup:
-                memory.setup_size = size
-            raise
+        file.write(last, [*reply, *(encode(state, keep_order=True) for state in states.values())])
+        memory.setup_size = size
+
+    def _write_setup(self, request: Request, setup: list[Frame], size: int) -> int:
+        """Adds requests behind those that count; how many bytes count then."""
+        assert self._folder is not None
+        path = self._folder / request.run / "setup"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("r+b" if path.exists() else "w+b", buffering=0) as file:
+            file.truncate(size)
+            file.seek(size)
+            write_record(file, _Setup(step=request.step), setup)
+            return file.tell()
 
     def _wait_for_room(self, write: Callable[[], None]) -> None:
         """A full disk is waited for: nothing leaves before it is kept."""
@@ -162,20 +171,35 @@ class Keeper:
         if not _RUN.fullmatch(run):
             raise TransportError("a run's name must be sixteen hexadecimal digits")
         if run not in self._runs:
-            folder = None if self._folder is None else self._folder / run
-            is_known = folder is not None and (folder / "last").exists()
-            self._runs[run] = self._restore(run, folder) if is_known and folder is not None else _Memory()
+            if self._folder is None:
+                self._runs[run] = _Memory()
+            elif (self._folder / run / "last").exists():
+                self._runs[run] = self._restore(run, self._folder / run)
+            else:
+                self._runs[run] = _Memory(last=Slots(self._folder / run / "last"))
         return self._runs[run]
 
     def _restore(self, run: str, folder: Path) -> _Memory:
-        slot, (last, frames) = read_newest(folder / "last", _Last)
-        memory = _Memory(last.step, frames[: last.replies], last.fingerprints, slot=slot)
+        file = Slots(folder / "last")
+        memory = _Memory(last=file)
+        try:
+            self._live_again(run, folder, memory, file)
+        except TablePuppetError:
+            file.close()
+            raise
+        log.info("run %s goes on after step %d", run, memory.step)
+        return memory
+
+    def _live_again(self, run: str, folder: Path, memory: _Memory, file: Slots) -> None:
+        """Answers the requests of the setup again, and sets the states that the parts had."""
+        last, frames = file.read(_Last)
+        memory.step, memory.reply, memory.fingerprints = last.step, frames[: last.replies], last.fingerprints
         if (folder / "setup").exists():
-            with (folder / "setup").open("rb") as file, self._client.restoring():
-                while (record := read_record(file, _Setup)) is not None and record[0].step <= last.step:
+            with (folder / "setup").open("rb") as setup, self._client.restoring():
+                while (record := read_record(setup, _Setup)) is not None and record[0].step <= last.step:
                     for frame in record[1]:
                         self._client.handle(frame)
-                    memory.setup_size = file.tell()
+                    memory.setup_size = setup.tell()
         now = self._client.tables.fingerprints(run)
         changed = sorted(
             table for table in {*now, *last.fingerprints} if now.get(table) != last.fingerprints.get(table)
@@ -185,12 +209,10 @@ class Keeper:
             which = f"table {changed[0]} has" if len(changed) == 1 else f"tables {', '.join(changed)} have"
             raise TransportError(f"{which} changed since the run began; start the run again")
         self._client.restore(run, dict(zip(last.parts, frames[last.replies :], strict=True)))
-        log.info("run %s goes on after step %d", run, last.step)
-        return memory
 
 
 def _kind(frame: Frame) -> str:
     try:
-        return msgspec.msgpack.decode(memoryview(frame.header)[1:], type=_Kind).type
+        return _KIND.decode(memoryview(frame.header)[1:]).type
     except msgspec.MsgspecError:
         return ""

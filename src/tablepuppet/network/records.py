@@ -15,15 +15,31 @@ from pathlib import Path
 from typing import IO, Any
 
 from tablepuppet.errors import TransportError
-from tablepuppet.transport.codec import Frame
+from tablepuppet.transport.codec import Buffer, Frame
 from tablepuppet.transport.parcels import Assembler, Envelope, Parcel, pack
 
 _HEAD = struct.Struct("<IQI")  # pieces, bytes, checksum
 _SIZE = struct.Struct("<I")
+_SMALL = 1 << 20
 
 
 def write_record(file: IO[bytes], envelope: Envelope, frames: Sequence[Frame] = ()) -> None:
     """Appends one record to an unbuffered file and waits until it is on the disk."""
+    if is_small(frames):
+        write_whole(file, record(envelope, frames))
+    else:
+        _stream_record(file, envelope, frames)
+    sync(file)
+
+
+def record(envelope: Envelope, frames: Sequence[Frame] = ()) -> bytes:
+    """The bytes of a small record."""
+    pieces = list(pack(envelope, frames))
+    body = b"".join(part for piece in pieces for part in (_SIZE.pack(len(piece)), piece))
+    return _HEAD.pack(len(pieces), len(body), _checked(pieces)) + body
+
+
+def _stream_record(file: IO[bytes], envelope: Envelope, frames: Sequence[Frame]) -> None:
     start = file.tell()
     write_whole(file, bytes(_HEAD.size))
     pieces = total = checksum = 0
@@ -33,12 +49,11 @@ def write_record(file: IO[bytes], envelope: Envelope, frames: Sequence[Frame] = 
         pieces += 1
         total += _SIZE.size + len(piece)
     os.pwrite(file.fileno(), _HEAD.pack(pieces, total, checksum), start)
-    os.fsync(file.fileno())
 
 
-def record_size(envelope: Envelope, frames: Sequence[Frame] = ()) -> int:
-    """The bytes that a record takes."""
-    return _HEAD.size + sum(_SIZE.size + len(piece) for piece in pack(envelope, frames))
+def is_small(frames: Sequence[Frame]) -> bool:
+    """Whether frames are put together in memory, as their record is written at once."""
+    return sum(frame.size for frame in frames) <= _SMALL
 
 
 def write_whole(file: IO[bytes], content: bytes) -> None:
@@ -46,6 +61,11 @@ def write_whole(file: IO[bytes], content: bytes) -> None:
     rest = memoryview(content)
     while len(rest):
         rest = rest[file.write(rest) :]
+
+
+def sync(file: IO[bytes]) -> None:
+    """Waits until a file's content is on the disk; not for the time of its last change, where the system can tell."""
+    getattr(os, "fdatasync", os.fsync)(file.fileno())
 
 
 def read_record(file: IO[bytes], types: Any) -> Parcel | None:
@@ -113,8 +133,11 @@ def is_full(error: OSError) -> bool:
 
 def checksum(frames: Iterable[Frame]) -> int:
     """A figure that frames can be told apart by."""
+    return _checked(buffer for frame in frames for buffer in (frame.header, *frame.buffers))
+
+
+def _checked(buffers: Iterable[Buffer]) -> int:
     value = 0
-    for frame in frames:
-        for buffer in (frame.header, *frame.buffers):
-            value = zlib.crc32(buffer, value)
+    for buffer in buffers:
+        value = zlib.crc32(buffer, value)
     return value

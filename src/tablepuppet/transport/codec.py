@@ -8,8 +8,10 @@ in process and over a network.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -22,6 +24,7 @@ Wire = Literal["float64", "float32", "float64+lz4", "float32+lz4", "float64+zstd
 Buffer = bytes | memoryview
 _WIRES: tuple[Wire, ...] = get_args(Wire)  # a header's first byte is a place in this list
 _LARGEST = 2**34  # bytes of one array, unpacked
+_reading = threading.local()  # .buffers and .packing of the frame that a thread is decoding
 _DTYPES = frozenset({"<f8", "<f4", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1"})
 
 
@@ -91,33 +94,44 @@ def encode(message: msgspec.Struct, wire: Wire = "float64", *, keep_order: bool 
 
 def decode(frame: Frame, types: Any) -> Any:
     """The message in a frame, which must be one of `types`; its arrays are read-only."""
-    packing = frame.wire.partition("+")[2]
-
-    def take(index: int, size: int) -> Any:
-        if not 0 <= index < len(frame.buffers) or not 0 <= size <= _LARGEST:
-            raise ValueError("a buffer is missing or too large")
-        buffer = frame.buffers[index]
-        if packing:
-            return pa.decompress(buffer, size, packing)
-        if size != len(buffer):
-            raise ValueError("array size does not fit its buffer")
-        return buffer
-
-    def hook(kind: type, value: Any) -> Any:
-        kind = get_origin(kind) or kind
-        if kind is np.ndarray:
-            index, dtype, shape, original, *order = value
-            if dtype not in _DTYPES or original not in _DTYPES or min(shape, default=0) < 0 or order not in ([], ["F"]):
-                raise ValueError("unknown array type")
-            raw = take(index, math.prod(shape) * np.dtype(dtype).itemsize)
-            array = np.frombuffer(raw, dtype=dtype).reshape(shape, order="F" if order else "C")
-            return array if original == dtype else array.astype(original)
-        if kind is pa.Table:
-            with pa.ipc.open_stream(pa.py_buffer(take(*value))) as reader:
-                return reader.read_all()
-        raise ValueError("unknown field type")
-
+    _reading.buffers, _reading.packing = frame.buffers, frame.wire.partition("+")[2]
     try:
-        return msgspec.msgpack.decode(memoryview(frame.header)[1:], type=types, dec_hook=hook)
+        return _decoder(types).decode(memoryview(frame.header)[1:])
     except (msgspec.MsgspecError, ValueError, IndexError, TypeError, pa.ArrowException, OSError) as error:
         raise TransportError(f"a message does not follow the protocol: {error}") from None
+    finally:
+        del _reading.buffers
+
+
+@cache
+def _decoder(types: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Made once: to study thirty types of messages takes longer than to read one."""
+    return msgspec.msgpack.Decoder(types, dec_hook=_beside_header)
+
+
+def _beside_header(kind: type, value: Any) -> Any:
+    """An array or a table, which lies beside the header that this thread is reading."""
+    kind = get_origin(kind) or kind
+    if kind is np.ndarray:
+        index, dtype, shape, original, *order = value
+        if dtype not in _DTYPES or original not in _DTYPES or min(shape, default=0) < 0 or order not in ([], ["F"]):
+            raise ValueError("unknown array type")
+        raw = _take(index, math.prod(shape) * np.dtype(dtype).itemsize)
+        array = np.frombuffer(raw, dtype=dtype).reshape(shape, order="F" if order else "C")
+        return array if original == dtype else array.astype(original)
+    if kind is pa.Table:
+        with pa.ipc.open_stream(pa.py_buffer(_take(*value))) as reader:
+            return reader.read_all()
+    raise ValueError("unknown field type")
+
+
+def _take(index: int, size: int) -> Any:
+    buffers: Sequence[Buffer] = _reading.buffers
+    if not 0 <= index < len(buffers) or not 0 <= size <= _LARGEST:
+        raise ValueError("a buffer is missing or too large")
+    buffer = buffers[index]
+    if _reading.packing:
+        return pa.decompress(buffer, size, _reading.packing)
+    if size != len(buffer):
+        raise ValueError("array size does not fit its buffer")
+    return buffer

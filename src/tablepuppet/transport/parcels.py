@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -34,6 +35,12 @@ class _Label(msgspec.Struct, frozen=True, array_like=True):
 
 
 Parcel = tuple[Any, list[Frame]]
+_LABEL = msgspec.msgpack.Decoder(_Label)
+
+
+@cache
+def _decoder(types: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(types)
 
 
 def pack(envelope: Envelope, frames: Sequence[Frame] = ()) -> Iterator[bytes]:
@@ -62,7 +69,7 @@ class Assembler:
     """Puts pieces together again, one parcel after another."""
 
     def __init__(self, types: Any, limit: int = LIMIT) -> None:
-        self._types = types
+        self._decoder = _decoder(types)
         self.limit = limit
         self._envelope: Any = None
         self._frames: list[list[memoryview]] = []
@@ -86,8 +93,8 @@ class Assembler:
             (length,) = _LENGTH.unpack(piece[1:5])
             if length > min(_LONGEST_ENVELOPE, len(piece) - 5):
                 raise ValueError("its label is too long")
-            label = msgspec.msgpack.decode(piece[5 : 5 + length], type=_Label)
-            envelope = msgspec.msgpack.decode(label.envelope, type=self._types)
+            label = _LABEL.decode(piece[5 : 5 + length])
+            envelope = self._decoder.decode(label.envelope)
         except (struct.error, ValueError, msgspec.MsgspecError) as error:
             raise TransportError(f"a message does not follow the protocol: {error}") from None
         sizes = [size for frame in label.sizes for size in frame]

@@ -198,7 +198,7 @@ class AdmmServer:
         if self._averages:
             # h of iterate − reported model came; their difference taken here would be mostly rounding
             self._iterates = [h + a.values for h, a in zip(self._tracker.predictions, answers, strict=True)]
-            found = self._tracker.search([a.values for a in answers], [a.products for a in answers])
+            found = self._tracker.search(dict(enumerate(answers)))
             if self._age == 1:  # the first step from a restart follows the gradient
                 self._figures["decrement"] = abs(found.decrement / found.value)
         self._adapt()
@@ -221,6 +221,9 @@ class AdmmServer:
             self.rho *= 2
         elif dual > 10 * primal:
             self.rho /= 2
+
+    def second_step(self) -> None:
+        return None
 
     def settle(self) -> list[dict[str, Any] | None]:
         return self._tracker.settle()

@@ -66,6 +66,7 @@ class Problem:
     is_private: bool = False  # gradients are noisy: batches are Poisson samples, and nothing else may look at features
     is_linear: bool = True  # whether every block is h = Tθ
     has_intercept: bool = True
+    widths: tuple[int, ...] = ()  # d_i, of linear models
 
     @property
     def blocks(self) -> int:
@@ -120,7 +121,10 @@ class Server(Protocol):
         """One inner round of a block: what its clients are sent, from the sum of what they sent."""
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
-        """The end of the outer round: the blocks' new predictions."""
+        """The end of the outer round: new predictions of the blocks that were asked."""
+
+    def second_step(self) -> list[BlockUpdate | None] | None:
+        """What some blocks are sent at once, before the epoch is over; None: nothing."""
 
     def settle(self) -> list[dict[str, Any] | None]:
         """What clients must still be told for θ to be what the server thinks it is."""

@@ -9,12 +9,12 @@ alone; each block that has such columns therefore adds the constant to the searc
 the server knows what it predicts. The search space has at most M(m+2) directions and the intercept;
 the server already holds all of them as per-row vectors, and knows the penalty from the clients'
 inner products. For squared loss W_i = G_i, for softmax the constant bound ½G_i stands in for W_i,
-so that only Y_i travels.
+so that only Y_i travels. In the first epoch light blocks may take a second step (light.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ import numpy as np
 
 from tablepuppet.algorithms.base import Answer, Array, BlockAnswer, BlockUpdate, PartSetup, Problem
 from tablepuppet.algorithms.conjugate import WIDE, Products
+from tablepuppet.algorithms.light import light_blocks
 from tablepuppet.algorithms.options import Newton
 from tablepuppet.algorithms.spectrum import Spectrum
 from tablepuppet.algorithms.subspace import Tracker, Trail
@@ -47,6 +48,10 @@ class NewtonServer:
         self._unions: list[Spectrum | None] = [None] * self.problem.blocks
         self._decrement = self._value = np.inf
         varies = not loss.is_quadratic and loss.outputs == 1
+        problem = self.problem
+        given = (problem.rows, problem.widths, problem.epochs, loss.outputs)
+        self._again = light_blocks(*given, has_curvature=varies)  # who takes a second step in the first epoch
+        self._asked: Collection[int] = range(problem.blocks)
         self._tracker = Tracker(self.problem, self.options.memory, wants_curvature=varies)
 
     @property
@@ -68,14 +73,23 @@ class NewtonServer:
 
     def join_step(self) -> list[BlockUpdate]:
         """The derivatives where the last search ended: no walk over joined rows is needed for them."""
+        self._asked = range(self.problem.blocks)
+        return [self._update(i, c) for i, c in enumerate(self._tracker.take_pending())]
+
+    def second_step(self) -> list[BlockUpdate | None] | None:
+        """Once the first round has shown the blocks to each other, the light ones mend what they explained twice."""
+        if not self._again:
+            return None
+        self._asked, self._again = sorted(self._again), frozenset()
+        pending = self._tracker.take_pending(self._asked)
+        return [self._update(i, c) if i in self._asked else None for i, c in enumerate(pending)]
+
+    def _update(self, block: int, coefficients: Array | None) -> BlockUpdate:
         at = self._tracker.at
         assert at is not None
-        updates = []
-        for i, coefficients in enumerate(self._tracker.take_pending()):
-            curvature = None if at.curvatures is None else at.curvatures[i]
-            common = {"coefficients": coefficients, "bound": self.problem.loss.bound}
-            updates.append(BlockUpdate(NewtonUpdate, {"signal": at.signals[i], "curvature": curvature}, common))
-        return updates
+        curvature = None if at.curvatures is None else at.curvatures[block]
+        common = {"coefficients": coefficients, "bound": self.problem.loss.bound}
+        return BlockUpdate(NewtonUpdate, {"signal": at.signals[block], "curvature": curvature}, common)
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """d = −D⁻¹g of the whole block, from Σ(T_qᵀY_q + Nβθ/Q) and Σ T_qᵀdiag(W_q)T_q."""
@@ -89,8 +103,10 @@ class NewtonServer:
         return [-spectrum.solve(1.0, ridge, total[0])]
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
-        found = self._tracker.search([a.values for a in answers], [a.products for a in answers])
-        self._decrement, self._value = found.decrement, found.value
+        found = self._tracker.search(dict(zip(self._asked, answers, strict=True)))
+        self._value = found.value
+        if len(self._asked) == self.problem.blocks:  # some blocks alone cannot tell the gap
+            self._decrement = found.decrement
 
     def settle(self) -> list[dict[str, Any] | None]:
         return self._tracker.settle()

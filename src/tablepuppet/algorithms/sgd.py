@@ -204,6 +204,9 @@ class SgdServer:
         if self._is_full and self.problem.is_linear:  # a neural model may have predicted under dropout
             self._predictions = self._values
 
+    def second_step(self) -> None:
+        return None
+
     def settle(self) -> list[dict[str, Any] | None]:
         return [None] * self.problem.blocks
 

@@ -9,13 +9,13 @@ both halves apply them, and so neither sends what the other already knows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.base import Array, Problem
+from tablepuppet.algorithms.base import Array, BlockAnswer, Problem
 from tablepuppet.algorithms.search import Derivatives, Found, derivatives, hessian_step, minimise
 
 
@@ -66,6 +66,8 @@ class Tracker:
         self._own: list[int] = []  # how many slots a block's constants take
         self._constants: list[list[int]] = []  # slots of a block's constants; −1 − c: the same as intercept c
         self._earlier: list[list[int]] = [[] for _ in problem.rows]  # slots, newest first
+        self._orders: list[list[int]] = [[] for _ in problem.rows]  # slots of the last search, as clients count them
+        self._grams = [np.zeros((1, 1)) for _ in problem.rows]  # inner products of θ_i and those directions
         self._hessian: Array = np.zeros((0, 0))
 
     def begin(self, predictions: list[Array], spans_constant: Sequence[bool]) -> None:
@@ -86,33 +88,35 @@ class Tracker:
             self._minimise([[h] for h in predictions], [[] for _ in predictions], [np.zeros((1, 1))] * len(predictions))
         )
 
-    def search(self, directions: Sequence[Array], products: Sequence[Array]) -> Found:
-        """Moves all blocks at once to the least F in reach."""
-        orders = []
-        for i, direction in enumerate(directions):
+    def search(self, answers: Mapping[int, BlockAnswer]) -> Found:
+        """Moves all blocks at once to the least F in reach; those that have not answered, by their known directions."""
+        for i, answer in answers.items():
             own = self._own[i]
             free = next(s for s in range(own, own + self.memory + 1) if s not in self._earlier[i])
-            self._slots[i][free] = direction
-            orders.append([free, *self._constants[i], *self._earlier[i]])
+            self._slots[i][free] = answer.values
+            self._orders[i] = [free, *self._constants[i], *self._earlier[i]]
             self._earlier[i] = [free, *self._earlier[i]][: self.memory]
-        self._refresh([[order[0], *range(own)] for order, own in zip(orders, self._own, strict=True)])
+            size = 1 + len(self._orders[i])
+            self._grams[i] = answer.products.reshape(size, size) if len(answer.products) else np.zeros((size, size))
+        self._refresh([[self._orders[i][0], *range(own)] if i in answers else [] for i, own in enumerate(self._own)])
         vectors = [
             [h, *(self._slots[i][s] if s >= 0 else self._constant(-1 - s, len(h)) for s in order)]
-            for i, (h, order) in enumerate(zip(self.predictions, orders, strict=True))
+            for i, (h, order) in enumerate(zip(self.predictions, self._orders, strict=True))
         ]
-        grams = [
-            p.reshape(len(v), len(v)) if len(p) else np.zeros((len(v), len(v)))
-            for p, v in zip(products, vectors, strict=True)
-        ]
-        found = self._minimise(vectors, orders, grams)
+        found = self._minimise(vectors, self._orders, self._grams)
         self._accept(found)
-        self.pending = list(found.coefficients)
+        for i, coefficients in enumerate(found.coefficients):
+            told = None if i in answers else self.pending[i]
+            self.pending[i] = coefficients if told is None else told + coefficients
+            self._grams[i] = _moved(self._grams[i], coefficients)
         return found
 
-    def take_pending(self) -> list[Array | None]:
-        """Coefficients that clients have not been told yet."""
-        pending, self.pending = self.pending, [None] * self.problem.blocks
-        return pending
+    def take_pending(self, blocks: Collection[int] | None = None) -> list[Array | None]:
+        """Coefficients that clients have not been told yet; of some blocks, or of all."""
+        taken = range(self.problem.blocks) if blocks is None else blocks
+        found = [c if i in taken else None for i, c in enumerate(self.pending)]
+        self.pending = [None if i in taken else c for i, c in enumerate(self.pending)]
+        return found
 
     def settle(self) -> list[dict[str, Any] | None]:
         return [None if c is None else {"coefficients": c} for c in self.take_pending()]
@@ -191,6 +195,13 @@ class Tracker:
 
     def _accept(self, found: Found) -> None:
         self.predictions, self.intercept, self.at = found.predictions, found.intercept, found.at
+
+
+def _moved(gram: Array, coefficients: Array) -> Array:
+    """Inner products after θ has moved along its directions."""
+    change = np.eye(len(gram))
+    change[0, 1:] = coefficients
+    return change @ gram @ change.T
 
 
 def _beside(vectors: Sequence[Array], like: Array) -> Array:

@@ -78,6 +78,7 @@ def _run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None, rows: Si
         is_private=private.is_noisy,
         is_linear=job.spec.is_linear,
         has_intercept=job.has_intercept,
+        widths=tuple(widths),
     )
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
     training = _Training(plan, union, problem, make_server(job.options, problem), on_round, private, patience, rows)

@@ -7,7 +7,9 @@ one outer round of Algorithm 1 together.
 
 from __future__ import annotations
 
-from tablepuppet.algorithms.base import Server
+from collections.abc import Sequence
+
+from tablepuppet.algorithms.base import BlockUpdate, Server
 from tablepuppet.operators.union import UnionOperator
 
 
@@ -20,6 +22,7 @@ class JoinOperator:
 
     def round(self) -> None:
         """Compute, scatter, (inner rounds,) gather."""
-        updates = self.server.join_step()
-        answers = self.union.run(updates, self.server.union_step)
-        self.server.absorb(answers)
+        updates: Sequence[BlockUpdate | None] | None = self.server.join_step()
+        while updates is not None:
+            self.server.absorb(self.union.run(updates, self.server.union_step))
+            updates = self.server.second_step()

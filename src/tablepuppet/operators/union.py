@@ -61,9 +61,11 @@ class UnionOperator:
         """One round: a message (or several) to every part; answers by part number."""
         return self._exchange([(part, message(part)) for part in self.parts], phase)
 
-    def run(self, updates: Sequence[BlockUpdate], union_step: UnionStep) -> list[BlockAnswer]:
-        """One outer round: scatter, inner rounds where clients must agree, gather."""
-        pending = self._exchange([(part, self._cut(part, updates[part.block])) for part in self.parts], "training")
+    def run(self, updates: Sequence[BlockUpdate | None], union_step: UnionStep) -> list[BlockAnswer]:
+        """One outer round: scatter, inner rounds where clients must agree, gather; None: a block is not asked."""
+        asked = [(block, update) for block, update in zip(self.blocks, updates, strict=True) if update is not None]
+        scattered = [(part, self._cut(part, update)) for block, update in asked for part in block]
+        pending = self._exchange(scattered, "training")
         answers: dict[int, list[Message]] = {}
         while pending:
             answers |= {n: a for n, a in pending.items() if isinstance(a[0], Predictions)}
@@ -77,7 +79,7 @@ class UnionOperator:
                 scales = wanted_scales([a for a in answered if isinstance(a, Masked)])
                 requests += [(p, Combined(job=self.job, part=p.number, values=values, scales=scales)) for p in block]
             pending = self._exchange(requests, "training")
-        return [self._gather(block, answers) for block in self.blocks]
+        return [self._gather(block, answers) for block, _ in asked]
 
     def keep_keys(self, encoded: dict[int, list[Message]]) -> None:
         """The keys that the parts of masked blocks offered; every one of them must have."""

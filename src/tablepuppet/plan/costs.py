@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tablepuppet.algorithms.options import Admm, Newton, Options, Sgd
 from tablepuppet.plan.shape import BlockShape, PartShape, Shape
@@ -74,7 +74,7 @@ def cost(
     is_expanded = algorithm.startswith("vfl-")
     numbers = range(after, after + epochs)
     if isinstance(options, Newton):
-        waves = [_waves(shape, _newton(shape, options, epoch)) for epoch in numbers]
+        waves = [_newton_waves(shape, options, epoch) for epoch in numbers]
     elif isinstance(options, Admm):
         waves = [_waves(shape, _admm(shape, options, epoch, is_expanded)) for epoch in numbers]
     elif isinstance(options, Sgd):
@@ -100,18 +100,29 @@ class _Epoch:
     inner: Inner
 
 
-def _newton(shape: Shape, options: Newton, epoch: int) -> _Epoch:
+def _newton_waves(shape: Shape, options: Newton, epoch: int) -> list[Wave]:
+    """In the first epoch, light blocks are asked twice."""
+    waves = _waves(shape, _newton(shape, options, epoch))
+    light = replace(shape, blocks=tuple(block for block in shape.blocks if block.is_light))
+    return [*waves, *_waves(light, _newton(shape, options, epoch, again=1))] if light.blocks and not epoch else waves
+
+
+def _newton(shape: Shape, options: Newton, epoch: int, again: int = 0) -> _Epoch:
     """Down Y and, for logistic loss, W; up the direction's predictions."""
     c = shape.outputs
     varies = shape.curvature_varies
-    moments = varies or epoch == 0
+    moments = varies or epoch + again == 0
+
+    def constants(block: BlockShape) -> int:
+        return c if block.strings else 0
 
     def update(block: BlockShape, part: PartShape) -> float:
-        return part.rows * (c + varies)
+        # later epochs' coefficients have left by then, for the evaluation
+        return part.rows * (c + varies) + again * (1 + constants(block))
 
     def answer(block: BlockShape, part: PartShape) -> float:
-        directions = 2 + (block.strings > 0) * c + min(epoch, options.memory)
-        return part.rows * c + directions**2
+        earlier = epoch + max(again, block.is_light and epoch > 0)
+        return part.rows * c + (2 + constants(block) + min(earlier, options.memory)) ** 2
 
     def inner(block: BlockShape) -> list[tuple[float, float]]:
         return [(block.parameters + moments * block.width**2, block.parameters)]

@@ -51,7 +51,8 @@ def exposures(shape: Shape, algorithm: str, epochs: int, batches: int) -> list[E
     found = []
     for block in shape.blocks:
         per_epoch = min(max(1, block.most), batches) if algorithm.endswith("sgd") else 1
-        found.append(Exposure(block.name, shape.outputs * epochs * per_epoch, block.width))
+        again = algorithm == "newton" and block.is_light
+        found.append(Exposure(block.name, shape.outputs * (epochs * per_epoch + again), block.width))
     return found
 
 

@@ -63,7 +63,8 @@ class Plan:
     def shape(self) -> Shape:
         """The sizes that costs depend on."""
         value_bytes = 4 if self.job.wire.startswith("float32") else 8  # before compression
-        return shape_of(self.mapping, self.loss, self.job.spec, self.widths, value_bytes, self.job.privacy)
+        job = self.job
+        return shape_of(self.mapping, self.loss, job.spec, self.widths, value_bytes, job.privacy, job.epochs)
 
     def cost(self, algorithm: str, epochs: int, *, after: int = 0) -> Cost:
         """Rounds and bytes of some epochs: with this job's options where it is its algorithm."""

@@ -7,13 +7,14 @@ counts messages for any algorithm without running it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.light import light_blocks
 from tablepuppet.mapping.joined import JoinedRows
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.models.losses import Loss
@@ -75,6 +76,7 @@ class BlockShape:
     unmatched: int  # joined rows for which a LEFT JOIN found none here
     parts: tuple[PartShape, ...]
     is_masked: bool = False  # whether the server sees sums over its clients only
+    is_light: bool = False  # whether it takes a second step in Newton's first epoch
 
     @property
     def rows(self) -> int:
@@ -118,9 +120,11 @@ def shape_of(
     widths: Sequence[int] | None,
     value_bytes: int,
     privacy: Privacy,
+    epochs: int,
 ) -> Shape:
     """The shape of a job over a mapping."""
     train: JoinedRows = mapping.train
+    varies = not loss.is_quadratic and loss.outputs == 1
     blocks = []
     for number, block in enumerate(mapping.bound.blocks):
         own = mapping.parts_of(number)
@@ -149,14 +153,16 @@ def shape_of(
                 is_masked=privacy.masks(len({part.client for part in own})),
             )
         )
+    sizes, columns = [block.rows for block in blocks], [block.width for block in blocks]
+    light = light_blocks(sizes, columns, epochs, loss.outputs, has_curvature=varies)
     return Shape(
         joined=train.rows,
         test_joined=mapping.test.rows,
         validation_joined=mapping.validation.rows,
         outputs=loss.outputs,
-        blocks=tuple(blocks),
+        blocks=tuple(replace(block, is_light=number in light) for number, block in enumerate(blocks)),
         is_linear=spec.is_linear,
-        curvature_varies=not loss.is_quadratic and loss.outputs == 1,
+        curvature_varies=varies,
         has_widths=widths is not None,
         value_bytes=value_bytes,
         model_bytes=value_bytes if spec.is_linear or spec.dtype == "float64" else 4,

@@ -16,14 +16,13 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from tablepuppet import train as story
+from tablepuppet.allocation import fix_thresholds
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.errors import JobError, ModelError, TablePuppetError
 from tablepuppet.job import Job, make_job
 from tablepuppet.mapping.profile import Profile
 from tablepuppet.models.modules import Builder
-from tablepuppet.network.remote import Desk
-from tablepuppet.network.settings import read_federation
 from tablepuppet.operators.client import Client
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.answer import check_file, write
@@ -73,6 +72,7 @@ class Federation:
         policies: Mapping[str, str | Path | Policy] | None = None,
         models: str | Path | None = None,
     ) -> None:
+        fix_thresholds()
         if not isinstance(tables, Mapping) or not tables:
             found = "an empty one" if isinstance(tables, Mapping) else f"a {type(tables).__name__}"
             raise JobError(
@@ -328,6 +328,10 @@ class ConnectedFederation(Federation):
     """Tables of clients in processes of their own; a running coordinator does the work."""
 
     def __init__(self, path: str | Path) -> None:
+        # Certificates and Arrow Flight, a tenth of a second and 17 MB: nobody else needs them.
+        from tablepuppet.network.remote import Desk
+        from tablepuppet.network.settings import read_federation
+
         settings = read_federation(path)
         self._tables = settings.tables
         self._clients = {}

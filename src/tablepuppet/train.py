@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tablepuppet.allocation import fix_thresholds
 from tablepuppet.catalog import Beside, bind
 from tablepuppet.catalog.serving import Key
 from tablepuppet.engine.central import run_centralized
@@ -127,6 +128,7 @@ def new_job_id() -> str:
 def _session(tables: Tables, link: Link, given: str | None = None) -> Iterator[str]:
     """A job's name among the clients; they forget it afterwards, unless it is to be resumed."""
     job_id = given or new_job_id()
+    fix_thresholds()
     try:
         yield job_id
     except RunInterruptedError:

@@ -53,6 +53,17 @@ def test_scatter_counts_from_its_base(moves: Moves) -> None:
     np.testing.assert_array_equal(out[:, 0], [1.0, 2.0])
 
 
+@pytest.mark.parametrize("columns", [1, 2, 3, 5])
+def test_both_ways_give_the_same_bits(columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    index = rng.integers(-1, 40, 3000).astype(np.int32)
+    values = np.asfortranarray(rng.normal(size=(3000, columns)))
+    one, other = np.ones((40, columns)), np.ones((40, columns))
+    WAYS[0].scatter_add(one, 0, index, values)
+    WAYS[1].scatter_add(other, 0, index, values)
+    assert one.tobytes() == other.tobytes()
+
+
 def test_only_large_joins_load_the_compiled_loops() -> None:
     assert isinstance(moves_for(COMPILED_FROM - 1), NumpyMoves)
     assert moves_for(COMPILED_FROM) is compiled

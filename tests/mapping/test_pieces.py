@@ -41,7 +41,6 @@ def add_up(shard: Any, *, factor: float) -> tuple[Sequence[Any], dict[str, Any]]
 def joined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> JoinedRows:
     monkeypatch.setattr(module, "SHARD", 512)
     monkeypatch.setattr(on_disk, "NEAR", 1000)  # so that the unsorted block is numbered anew
-    monkeypatch.setattr(on_disk, "COMPILED_FROM", 0)
     return table(request.param)
 
 

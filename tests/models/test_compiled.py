@@ -58,12 +58,14 @@ def test_derivatives_in_one_pass_are_those_of_each_function(plain: Loss, compile
     rng = np.random.default_rng(2)
     scores = rng.normal(size=(600, plain.outputs)) * 5
     labels = rng.integers(0, max(2, plain.outputs), 600).astype(float)
-    value, gradient, curvature = compiled.derivatives(scores, labels, wants_curvature=wants_curvature)
-    np.testing.assert_allclose(value, plain.value(scores, labels), atol=1e-13)
-    np.testing.assert_allclose(gradient, plain.gradient(scores, labels), atol=1e-14)
-    assert (curvature is not None) == wants_curvature
-    if curvature is not None:
-        np.testing.assert_allclose(curvature, plain.curvature(scores), atol=1e-14)
+    for loss in (plain, compiled):
+        total, gradient, curvature = loss.derivatives(scores, labels, wants_curvature=wants_curvature)
+        assert total == pytest.approx(plain.value(scores, labels).sum(), rel=1e-13)
+        assert total == loss.total(scores, labels)
+        np.testing.assert_allclose(gradient, plain.gradient(scores, labels), atol=1e-14)
+        assert (curvature is not None) == wants_curvature
+        if curvature is not None:
+            np.testing.assert_allclose(curvature, plain.curvature(scores), atol=1e-14)
 
 
 @pytest.mark.parametrize(("plain", "compiled"), [(Squared(), CompiledSquared()), (Logistic(), CompiledLogistic())])

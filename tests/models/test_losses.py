@@ -77,6 +77,15 @@ def test_the_proximal_map_satisfies_its_definition_from_any_start(
     assert float(np.abs(stationary).max()) <= 1e-7 * max(1.0, rho)
 
 
+@pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
+@pytest.mark.parametrize("rows", [0, 1, 511, 512, 1300])
+@pytest.mark.parametrize("size", [1e-9, 3.0, 800.0])
+def test_the_total_is_the_sum_over_rows(loss: Loss, rows: int, size: float) -> None:
+    scores = np.random.default_rng(rows).normal(size=(rows, loss.outputs)) * size
+    labels = labels_for(loss, rows)
+    assert loss.total(scores, labels) == pytest.approx(loss.value(scores, labels).sum(), rel=1e-13, abs=1e-300)
+
+
 def test_extreme_scores_do_not_overflow() -> None:
     scores = np.array([[-800.0], [800.0]])
     assert np.isfinite(Logistic().value(scores, np.array([0.0, 1.0]))).all()

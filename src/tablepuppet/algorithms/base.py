@@ -47,8 +47,6 @@ class Walkable(Protocol):
 
     def collect(self, name: str) -> Array: ...
 
-    def joined_labels(self) -> Array: ...
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:

@@ -52,10 +52,9 @@ def derivative_step(
 ) -> tuple[Sequence[Array], dict[str, Any]]:
     """∂ℓ/∂a, and ∂²ℓ/∂a² where it is asked for."""
     scores = np.add(shard.scores, intercept, out=shard.scores)
-    value, gradient, curvature = loss.derivatives(scores, shard.labels, wants_curvature=wants_curvature)
-    sums = {"loss": float(value.sum()), "residual": gradient.sum(axis=0)}
-    # side by side: a row that both are added to is fetched once
-    return (gradient if curvature is None else np.concatenate([gradient, curvature], axis=1),), sums
+    total, gradient, curvature = loss.derivatives(scores, shard.labels, wants_curvature=wants_curvature)
+    sums = {"loss": total, "residual": gradient.sum(axis=0)}
+    return (gradient if curvature is None else _side_by_side([gradient, curvature]),), sums
 
 
 def derivatives(
@@ -83,15 +82,20 @@ def hessian_step(
     rows, outputs = scores.shape
     if outputs == 1:
         curvature = loss.curvature(scores)
-        curved = np.concatenate([*shard.columns, np.ones((rows, 1))], axis=1)
+        curved = _side_by_side([*shard.columns, np.broadcast_to(1.0, (rows, 1))])
         curved *= curvature
-        wanted = curved if with_intercept else curved[:, :-1]
-        return (np.ascontiguousarray(wanted),), {"intercept": curved.sum(axis=0)[:, None]}
+        return (curved if with_intercept else curved[:, :-1],), {"intercept": curved.sum(axis=0)[:, None]}
     unit = np.broadcast_to(np.eye(outputs), (rows, outputs, outputs))
     vectors = np.concatenate([*(block.reshape(rows, -1, outputs) for block in shard.columns), unit], axis=1)
     products = loss.hessian_product(scores, vectors)
     new = range(products.shape[1] - outputs)
     return [products[:, k] for k in new], {"intercept": products.sum(axis=0)}
+
+
+def _side_by_side(blocks: Sequence[Array]) -> Array:
+    """Columns of one array, each of them whole in memory: so they are computed with and summed fast."""
+    out = np.empty((len(blocks[0]), sum(block.shape[1] for block in blocks)), order="F")
+    return np.concatenate(blocks, axis=1, out=out)
 
 
 def minimise(

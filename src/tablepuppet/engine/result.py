@@ -20,7 +20,6 @@ from tablepuppet.models.neural import load_parameters
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, Model, block_uses, describe_use
 from tablepuppet.privacy.ledger import Ledger
-from tablepuppet.report import record_of, to_json, write_history, write_report
 from tablepuppet.tables.features import encoded_width, names
 from tablepuppet.transport.messages import CategoryEncoder, Encoder, NumberEncoder
 from tablepuppet.transport.meter import Network, Traffic
@@ -210,14 +209,20 @@ class Result:
 
         `networks`: times are also shown on these, `{"office": tp.Network(latency=0.02, bandwidth=0.1)}`.
         """
+        from tablepuppet.report import record_of, write_report  # here and below: not to be loaded with every run
+
         return write_report(path, [record_of(result) for result in (self, *beside)], networks)
 
     def to_json(self) -> str:
         """The run as JSON text, from which `tablepuppet report` makes the same page."""
+        from tablepuppet.report import record_of, to_json
+
         return to_json(record_of(self))
 
     def write_history(self, path: str | Path) -> None:
         """Writes the history, one row per epoch, as .csv or .json."""
+        from tablepuppet.report import write_history
+
         write_history(self.history, path)
 
     def _need_linear(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.allocation import give_back
 from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.cap import within_cap
@@ -83,6 +84,7 @@ def map_tables(
         indices = tuple(block[k].index for block in blocks)
         joined.append(JoinedRows(int(side.sum()), indices, own.index, labels.values[own.rows], weights=weights))
     held = is_validation[is_held]
+    give_back()
     return TableMapping(
         bound=bound,
         label=labels.info,

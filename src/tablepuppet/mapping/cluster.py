@@ -179,10 +179,6 @@ class ClusterRows:
         calls = [(piece.path, name, state) for piece in self.pieces]
         return np.concatenate(list(self.cluster.ask("collect", calls)))
 
-    def joined_labels(self) -> Array:
-        """The label of every joined row, gathered here."""
-        return np.concatenate(list(self.cluster.ask("labels", [(piece.path,) for piece in self.pieces])))
-
     def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
         """A batch, looked up where its joined rows lie; it is small, and walked over here."""
         holder = np.searchsorted([piece.first for piece in self.pieces], joined, side="right") - 1

@@ -36,6 +36,7 @@ def gather_add(out: Array, values: Array, index: RowNumbers) -> None:
 
 def scatter_add(out: Array, base: int, index: RowNumbers, values: Array) -> None:
     """out[index[j] − base] += values[j]."""
+    values = np.ascontiguousarray(values)
     if out.shape[1] == 1:
         _scatter_one(out.reshape(-1), base, index, values.reshape(-1))
     elif out.shape[1] <= len(_SCATTER_FEW) + 1:

@@ -108,7 +108,7 @@ class JoinedRows:
         each: Callable[[Callable[[Lane], LaneResult], Sequence[Lane]], Iterable[LaneResult]] = map,
     ) -> Iterator[LaneResult]:
         """What every lane gives, in order, as it comes."""
-        values = [np.ascontiguousarray(v) for v in per_row]
+        values, columns = ([np.ascontiguousarray(v) for v in vs] for vs in (per_row, columns))
         with one_blas_thread:  # lanes already keep all cores busy
             yield from each(lambda lane: self._walk(lane, step, values, columns, signals, writes, given), self.cut)
 

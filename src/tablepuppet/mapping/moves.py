@@ -1,8 +1,8 @@
 """Values between rows and joined rows: gather by row number, scatter-add by row number.
 
 In: values (n, k), row numbers (m,), −1 for a row that does not exist. Out: what numpy indexing
-would give, written into arrays that exist already. Two implementations of one contract: NumPy here,
-compiled loops in compiled.py, which win once they are loaded (docs/decisions).
+would give, written into arrays that exist already. Two implementations of one contract, which give the same bits:
+NumPy here, compiled loops in compiled.py for many joined rows, where loading them is won back (docs/decisions).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from tablepuppet.models.losses import COMPILED_FROM
 
 Array = NDArray[np.float64]
 RowNumbers = NDArray[np.signedinteger[Any]]
-NEAR = 1 << 17  # rows: up to here a fresh count per shard stays in the cache
 
 
 class Moves(Protocol):
@@ -59,16 +58,19 @@ def _try_out() -> None:
 
 
 class NumpyMoves:
-    """Moves by NumPy alone."""
+    """Moves by NumPy alone, as fast as compiled loops while values lie in one column."""
 
     def gather(self, out: Array, values: Array, index: RowNumbers) -> None:
         if not len(values):
             out[...] = 0.0
             return
-        np.take(values, index, axis=0, out=out, mode="clip")
-        missing = index < 0
-        if missing.any():
-            out[missing] = 0.0
+        place = index.astype(np.intp, copy=False)
+        if out.shape[1] == 1:
+            np.take(values.reshape(-1), place, out=out.reshape(-1), mode="clip")
+        else:
+            np.take(values, place, axis=0, out=out, mode="clip")
+        if int(place.min(initial=0)) < 0:
+            out[place < 0] = 0.0
 
     def gather_add(self, out: Array, values: Array, index: RowNumbers) -> None:
         found = np.empty_like(out)
@@ -76,13 +78,10 @@ class NumpyMoves:
         out += found
 
     def scatter_add(self, out: Array, base: int, index: RowNumbers, values: Array) -> None:
-        found = index >= 0
-        if not found.all():
+        if int(index.min(initial=0)) < 0:
+            found = index >= 0
             index, values = index[found], values[found]
-        place = index.astype(np.intp) - base
-        for k in range(values.shape[1]):
-            column = np.ascontiguousarray(values[:, k])
-            if len(out) <= NEAR:
-                out[:, k] += np.bincount(place, column, len(out))
-            else:
-                np.add.at(out[:, k], place, column)
+        place = index.astype(np.intp)
+        place -= base
+        for k in range(values.shape[1]):  # whole columns: `add.at` is fast along one axis only
+            np.add.at(out[:, k], place, values[:, k])

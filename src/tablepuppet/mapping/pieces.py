@@ -21,10 +21,9 @@ import pyarrow.fs
 from numpy.typing import NDArray
 
 from tablepuppet.mapping.joined import JoinedRows, RowIndex
-from tablepuppet.mapping.moves import NEAR
-from tablepuppet.models.losses import COMPILED_FROM
 from tablepuppet.transport.messages import RowNumbers
 
+NEAR = 1 << 17  # rows of a block that are sooner sent than numbered anew
 Used = slice | NDArray[np.int64]  # which of a block's rows a piece uses, ascending
 
 
@@ -124,8 +123,7 @@ def _compact(p: RowIndex, start: int, stop: int, whole: int) -> tuple[Used, RowN
     if p.index is None:
         return slice(low, high), None
     index = p.index[start:stop]
-    # Without compiled loops, the number of a block's rows decides how sums are rounded (moves.py).
-    if p.is_sorted or p.rows <= NEAR or whole < COMPILED_FROM:
+    if p.is_sorted or p.rows <= NEAR:
         return slice(low, high), index - low if low else index
     counts = np.zeros(p.rows + 1, np.bool_)
     counts[index] = True  # −1: the last

@@ -73,10 +73,6 @@ class Worker:
         """p_i, labels and weights of some of a piece's joined rows."""
         return self._at(path, {}).look_up(joined)
 
-    def labels(self, path: str) -> Array:
-        """The label of every joined row of a piece."""
-        return self._at(path, {}).joined_labels()
-
     def _at(self, path: str, state: Mapping[str, Kept]) -> JoinedRows:
         """A piece, with its state as a call wants it."""
         if path not in self._pieces:

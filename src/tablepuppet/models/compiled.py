@@ -53,6 +53,9 @@ class CompiledLogistic(Logistic):
         _logistic_value(scores.reshape(-1), labels, out)
         return out
 
+    def total(self, scores: Array, labels: Array) -> float:
+        return float(self.value(scores, labels).sum())
+
     def gradient(self, scores: Array, labels: Array) -> Array:
         out = np.empty((len(scores), 1))
         _logistic_gradient(scores.reshape(-1), labels, out.reshape(-1))
@@ -61,7 +64,7 @@ class CompiledLogistic(Logistic):
     def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
         value, gradient, curvature = np.empty(len(scores)), np.empty((len(scores), 1)), np.empty((len(scores), 1))
         _logistic_derivatives(scores.reshape(-1), labels, value, gradient.reshape(-1), curvature.reshape(-1))
-        return value, gradient, curvature if wants_curvature else None
+        return float(value.sum()), gradient, curvature if wants_curvature else None
 
     def curvature(self, scores: Array) -> Array:
         out = np.empty((len(scores), 1))

@@ -40,7 +40,7 @@ class CompiledSoftmax(Softmax):
         place = np.arange(len(scores)), labels.astype(np.intp)
         value -= scores[place]
         gradient[place] -= 1.0
-        return value, gradient, None
+        return float(value.sum()), gradient, None
 
     def hessian_product(self, scores: Array, vectors: Array) -> Array:
         out = np.empty(vectors.shape)

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 _STEPS = 60  # more than a bisection to machine precision needs
 _EXACT = 1e-10
-COMPILED_FROM = 1 << 18  # joined rows from which compiled kernels are worth loading
+COMPILED_FROM = 1 << 22  # joined rows from which compiled kernels are worth loading
+_PRODUCT = 512  # numbers from 1 to 2 whose product is certain to be finite
 
 
-Derivatives = tuple[Array, Array, Array | None]
+Derivatives = tuple[float, Array, Array | None]
 
 
 class Loss(Protocol):
@@ -40,6 +41,9 @@ class Loss(Protocol):
     def value(self, scores: Array, labels: Array) -> Array:
         """ℓ per row."""
 
+    def total(self, scores: Array, labels: Array) -> float:
+        """Σ ℓ over the rows."""
+
     def gradient(self, scores: Array, labels: Array) -> Array:
         """∂ℓ/∂a."""
 
@@ -47,7 +51,7 @@ class Loss(Protocol):
         """The diagonal of ∂²ℓ/∂a²."""
 
     def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
-        """ℓ, ∂ℓ/∂a and, if wanted, the diagonal of ∂²ℓ/∂a² of each row."""
+        """Σ ℓ over the rows, and of each row ∂ℓ/∂a and, if wanted, the diagonal of ∂²ℓ/∂a²."""
 
     def hessian_product(self, scores: Array, vectors: Array) -> Array:
         """(∂²ℓ/∂a²) v of each row, for vectors of shape (rows, vectors, outputs)."""
@@ -71,9 +75,12 @@ class OneByOne:
 
     __slots__ = ()
 
+    def total(self: Loss, scores: Array, labels: Array) -> float:
+        return float(self.value(scores, labels).sum())
+
     def derivatives(self: Loss, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
         curvature = self.curvature(scores) if wants_curvature else None
-        return self.value(scores, labels), self.gradient(scores, labels), curvature
+        return self.total(scores, labels), self.gradient(scores, labels), curvature
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +120,22 @@ class Logistic(OneByOne):
         a = scores[:, 0]
         return np.asarray(np.maximum(a, 0.0) + np.log1p(np.exp(-np.abs(a))) - labels * a)
 
+    def total(self, scores: Array, labels: Array) -> float:
+        e, _ = _smaller(scores)
+        return _total(scores, labels, e)
+
     def gradient(self, scores: Array, labels: Array) -> Array:
-        return sigmoid(scores) - labels[:, None]
+        return _rising(scores, _smaller(scores)[1]) - labels[:, None]
 
     def curvature(self, scores: Array) -> Array:
-        p = sigmoid(scores)
-        return np.asarray(p * (1.0 - p))
+        _, p = _smaller(scores)
+        return np.asarray(p - p * p)
+
+    def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
+        e, p = _smaller(scores)
+        gradient = _rising(scores, p)
+        gradient -= labels[:, None]
+        return _total(scores, labels, e), gradient, p - p * p if wants_curvature else None
 
     def hessian_product(self, scores: Array, vectors: Array) -> Array:
         return np.asarray(vectors * self.curvature(scores)[:, :, None])
@@ -230,7 +247,33 @@ class Softmax(OneByOne):
 
 def sigmoid(a: Array) -> Array:
     """1 / (1 + e⁻ᵃ), without overflow."""
-    return np.asarray(0.5 * np.tanh(0.5 * a) + 0.5)
+    return _rising(a, _smaller(a)[1])
+
+
+def _smaller(a: Array) -> tuple[Array, Array]:
+    """e = e^−|a|, and the probability of the less likely class, e / (1 + e)."""
+    e = np.abs(a)
+    np.negative(e, out=e)
+    np.exp(e, out=e)
+    p = 1.0 + e
+    return e, np.divide(e, p, out=p)
+
+
+def _rising(a: Array, smaller: Array) -> Array:
+    """1 / (1 + e⁻ᵃ): ½ ± (½ − the smaller probability), on the side of a."""
+    p = 0.5 - smaller
+    np.copysign(p, a, out=p)
+    p += 0.5
+    return p
+
+
+def _total(scores: Array, labels: Array, e: Array) -> float:
+    """Σ log(1 + eᵃ) − y·a, with e = e^−|a|: the logarithms of a few hundred rows are one of their product."""
+    a = scores[:, 0]
+    powers = (1.0 + e[:, 0]) if len(a) else np.ones(1)
+    first = np.arange(0, len(powers), _PRODUCT)
+    logarithms = np.log(np.multiply.reduceat(powers, first)).sum()
+    return float(logarithms + np.maximum(a, 0.0).sum() - labels @ a)
 
 
 def softmax(a: Array) -> Array:

@@ -39,6 +39,9 @@ class Weighted:
     def value(self, scores: Array, labels: Array) -> Array:
         return self.weights * self.plain.value(scores, labels)
 
+    def total(self, scores: Array, labels: Array) -> float:
+        return float(self.weights @ self.plain.value(scores, labels))
+
     def gradient(self, scores: Array, labels: Array) -> Array:
         return self.weights[:, None] * self.plain.gradient(scores, labels)
 
@@ -46,9 +49,9 @@ class Weighted:
         return self.weights[:, None] * self.plain.curvature(scores)
 
     def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
-        value, gradient, curvature = self.plain.derivatives(scores, labels, wants_curvature=wants_curvature)
-        across = self.weights[:, None]
-        return self.weights * value, across * gradient, None if curvature is None else across * curvature
+        _, gradient, curvature = self.plain.derivatives(scores, labels, wants_curvature=wants_curvature)
+        across, total = self.weights[:, None], self.total(scores, labels)
+        return total, across * gradient, None if curvature is None else across * curvature
 
     def hessian_product(self, scores: Array, vectors: Array) -> Array:
         return self.weights[:, None, None] * self.plain.hessian_product(scores, vectors)

@@ -24,6 +24,7 @@ from tablepuppet.algorithms import clients as halves
 from tablepuppet.algorithms.base import PartSetup
 from tablepuppet.algorithms.options import Newton
 from tablepuppet.algorithms.private import PrivateGradient
+from tablepuppet.allocation import give_back
 from tablepuppet.errors import JobError, PolicyError, TablePuppetError, TransportError
 from tablepuppet.models.linear import LinearModel, Model
 from tablepuppet.models.modules import Builder, build_module
@@ -149,6 +150,7 @@ class Client:
         for column, domain in zip(request.columns, request.domains, strict=True):
             values, info = self._column(request.job, request.scan, column)
             columns[f"c{column}"] = tokens(values, info, request.tokens, key, domain)
+        give_back()
         return m.Keys(rows=table.num_rows, columns=pa.table(columns), order=order)
 
     def _shuffle(self, request: m.SendKeys) -> NDArray[np.int64] | None:

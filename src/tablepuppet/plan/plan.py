@@ -177,7 +177,9 @@ def _loss(job: Job, mapping: TableMapping) -> Loss:
     is_binary = job.loss_name == "logistic" or (job.loss_name != "softmax" and classes == 2)
     channel = mapping.label.channel
     targets = None if channel is None or is_number else channel.targets(classes)
-    if mapping.train.rows < COMPILED_FROM:
+    # Proximal maps iterate, and several classes are several exponentials: there compiled loops win much sooner.
+    is_dear = not is_number and (job.options.name == "admm" or not is_binary)
+    if mapping.train.rows < COMPILED_FROM >> 4 * is_dear:
         return Squared() if is_number else Logistic() if is_binary else Softmax(classes, targets)
     # Loading the compiler's runtime costs a third of a second and 100 MB: only where that is won back.
     from tablepuppet.models.compiled import CompiledLogistic, CompiledSquared

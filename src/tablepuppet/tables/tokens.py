@@ -18,6 +18,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Sequence
+from functools import cache
 
 import duckdb
 import numpy as np
@@ -104,6 +105,15 @@ def _scale(kind: pa.DataType, info: ColumnInfo) -> int:
     return int(found.group(1) or 0) if found else 0
 
 
+@cache
+def _hasher() -> duckdb.DuckDBPyConnection:
+    """A database without a table, for all key columns of this process: to start one takes longer than to hash a few
+    thousand keys. A cursor sees nothing of the others."""
+    connection = duckdb.connect(":memory:", config={"threads": 2, "preserve_insertion_order": True})
+    connection.execute("SET enable_progress_bar = false")
+    return connection
+
+
 def _hash(values: pa.Array, text: str, mode: KeyMode, key: bytes, start: bytes) -> pa.Array:
     if pa.types.is_temporal(values.type):
         values = values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
@@ -114,8 +124,7 @@ def _hash(values: pa.Array, text: str, mode: KeyMode, key: bytes, start: bytes) 
         digest = f"sha256($2::BLOB || unhex(sha256($1::BLOB || encode({text}))))"
         padded = key.ljust(_BLOCK, b"\0")
         given = (bytes(b ^ 0x36 for b in padded) + start, bytes(b ^ 0x5C for b in padded))
-    with duckdb.connect(":memory:", config={"threads": 2, "preserve_insertion_order": True}) as connection:
-        connection.execute("SET enable_progress_bar = false")
+    with _hasher().cursor() as connection:
         connection.register("keys", pa.table({"v": values}))
         try:
             query = f"SELECT unhex(left({digest}, {2 * SIZE})) FROM keys"

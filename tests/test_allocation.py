@@ -1,0 +1,31 @@
+"""Arrays of megabytes go back to the system when they are freed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_FREED = """
+import numpy as np
+from tablepuppet.allocation import fix_thresholds
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
+
+fix_thresholds()
+np.ones(1 << 21)  # glibc would now keep what is freed next
+arrays = [np.ones(1 << 20) for _ in range(32)]
+kept = arrays[-1:]
+before = resident()
+del arrays
+print((before - resident()) * 4096 >> 20)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_freed_arrays_leave_the_process_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", _FREED], capture_output=True, text=True, check=True)
+    assert int(done.stdout) >= 200

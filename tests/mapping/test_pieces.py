@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.mapping import joined as module
 from tablepuppet.mapping import pieces as on_disk
-from tablepuppet.mapping.joined import JoinedRows, RowIndex
+from tablepuppet.mapping.joined import JoinedRows, RowIndex, Work
 from tablepuppet.mapping.pieces import Storage, cut, load
 from tablepuppet.mapping.worker import Kept, Walk, Worker
 
@@ -46,7 +46,7 @@ def joined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> J
 
 def walked(workers: list[Worker], joined: JoinedRows, given: list[Any], number: int, kept: Kept, values: Any) -> Any:
     """One walk over all pieces: signals and sums as the whole would give them."""
-    walk = Walk(number, add_up, len(joined.indices), 1, ("u",), {"u": kept}, {"factor": 0.3})
+    walk = Walk(number, Work(add_up, 1, ("u",), {"factor": 0.3}), len(joined.indices), {"u": kept})
     totals = [np.zeros((p.rows, 1)) for p in joined.indices]
     sums = []
     for worker, piece in zip(workers, given, strict=True):

@@ -34,6 +34,7 @@ from tablepuppet.transport.messages import AdmmUpdate, Combined, Done, Move, Par
 
 _RESTART = 3  # rounds between restarts from the reported model
 _INTERCEPT_STEPS = 8
+_NORMS = ("primal", "dual", "scores", "z", "lambda")  # what ADMM's residuals are made of
 _EXACT = 1e-8  # residual of a wide block's θ-step
 
 # -- server --------------------------------------------------------------------------------
@@ -73,23 +74,26 @@ def join_step(
     shard: Any, *, loss: Loss, intercept: Array, before: Array, rho: float, relax: float
 ) -> tuple[Sequence[Array], dict[str, Any]]:
     """The z-step and the dual step; the signal is c = λ⁺ + ρ(a − z⁺), and z = u − b."""
-    names = ("primal", "dual", "scores", "z", "lambda")
-    if isinstance(loss, Fused):
-        given = (float(intercept[0]), float(before[0]), rho, relax)
-        signal, norms = loss.dual_step(shard.scores, shard.labels, shard.state["u"], *given)
-        norms[1] *= rho**2
-        return (signal,), dict(zip(names, norms.tolist(), strict=True))
     last, centre = _centred(shard, loss, intercept, before, rho, relax)
     u = loss.proximal(centre, rho, shard.labels, last)
     signal = loss.gradient(u, shard.labels)
     z = u - intercept
     gap = shard.scores - z
     vectors = [gap, rho * (u - last + (before - intercept)), shard.scores, z, signal]
-    sums = {name: squared_norm(vector) for name, vector in zip(names, vectors, strict=True)}
+    sums = {name: squared_norm(vector) for name, vector in zip(_NORMS, vectors, strict=True)}
     shard.state["u"][...] = u
     gap *= rho
     signal += gap
     return (signal,), sums
+
+
+def fused_step(
+    stretch: Any, *, loss: Fused, intercept: Array, before: Array, rho: float, relax: float
+) -> dict[str, float]:
+    """The same over a stretch of joined rows, expanded and collapsed in the same pass."""
+    norms = loss.dual_step(stretch, float(intercept[0]), float(before[0]), rho, relax)
+    norms[1] *= rho**2
+    return dict(zip(_NORMS, norms.tolist(), strict=True))
 
 
 @dataclass
@@ -166,18 +170,26 @@ class AdmmServer:
             # Newton in one variable: what is left after a step is its square
             if problem.loss.is_quadratic or float(np.abs(move).max()) <= 1e-3:
                 break
-        done = problem.joined.run(join_step, h, signals=1, writes=("u",), intercept=self._shift, **given)
+        done = problem.joined.run(
+            join_step,
+            h,
+            signals=1,
+            writes=("u",),
+            own=self._factor,
+            fused=fused_step if isinstance(problem.loss, Fused) else None,
+            intercept=self._shift,
+            **given,
+        )
         self._before = self._shift
         self._note(done.sums)
         updates = []
         for i, coefficients in enumerate(self._tracker.take_pending()):
-            quadratic = self._factor * problem.multiplicity[i][:, None] * h[i]
             common = {
                 "factor": self._factor,
                 "union_rho": self._factor * self._scales[i] / problem.clients[i],
                 "coefficients": coefficients,
             }
-            updates.append(BlockUpdate(AdmmUpdate, {"signal": done.signals[0][i] - quadratic}, common))
+            updates.append(BlockUpdate(AdmmUpdate, {"signal": done.signals[0][i]}, common))
         return updates
 
     def _note(self, sums: dict[str, float]) -> None:

@@ -40,6 +40,8 @@ class Walkable(Protocol):
         columns: Sequence[Array] = ...,
         signals: int = ...,
         writes: Collection[str] = ...,
+        own: float = ...,
+        fused: Callable[..., Any] | None = ...,
         **given: Any,
     ) -> Any: ...
 

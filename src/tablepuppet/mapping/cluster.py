@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import JobError, TrainingError
 from tablepuppet.mapping.engines import Ray
-from tablepuppet.mapping.joined import JoinedRows, JoinStep, LaneResult, Pass, RowIndex, add_sums, batch
+from tablepuppet.mapping.joined import JoinedRows, JoinStep, LaneResult, Pass, RowIndex, Sums, Work, add_sums, batch
 from tablepuppet.mapping.pieces import Piece, Storage, cut
 from tablepuppet.mapping.worker import Kept, Walk, Worker
 from tablepuppet.transport.messages import Array, RowNumbers
@@ -136,10 +136,13 @@ class ClusterRows:
         columns: Sequence[Array] = (),
         signals: int = 0,
         writes: Collection[str] = (),
+        own: float = 0.0,
+        fused: Callable[..., Sums] | None = None,
         **given: Any,
     ) -> Pass:
         """As JoinedRows.run: the pieces at once, their lanes added up in order."""
-        walk = Walk(next(self.numbers), step, len(per_row), signals, tuple(writes), dict(self.state), given)
+        work = Work(step, signals, tuple(writes), given, own, None if self.has_weights else fused)
+        walk = Walk(next(self.numbers), work, len(per_row), dict(self.state))
         calls = self._calls(walk, per_row, columns)
         merged: list[list[Array]] = []
         sums = []

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.mapping.index import RowIndex, distinct
 from tablepuppet.mapping.moves import Moves, moves_for
+from tablepuppet.mapping.stretches import lay_open, whole
 from tablepuppet.models.weighted import Weighted
 from tablepuppet.threads import one_blas_thread
 from tablepuppet.transport.messages import Array, RowNumbers
@@ -52,6 +53,18 @@ Sums = dict[str, Any]
 Lane = Sequence[tuple[int, int]]  # the borders of its shards
 LaneResult = tuple[list[list[tuple[int, Array]]], Sums]  # collapsed signals by block, each from some row on; sums
 JoinStep = Callable[..., tuple[Sequence[Array], Sums]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """What is done to joined rows in a walk."""
+
+    step: JoinStep
+    signals: int = 0
+    writes: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
+    own: float = 0.0
+    fused: Callable[..., Sums] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,30 +100,43 @@ class JoinedRows:
         columns: Sequence[Array] = (),
         signals: int = 0,
         writes: Collection[str] = (),
+        own: float = 0.0,
+        fused: Callable[..., Sums] | None = None,
         **given: Any,
     ) -> Pass:
         """Walk over all joined rows: expand, `step`, collapse its signals, add up its sums.
 
         `per_row` is summed over blocks; `columns`, one array per block, are not. `writes` names the state that the
-        step overwrites. A step that is given a loss gets it with the rows' weights, where they have any.
+        step overwrites. What a block's rows get is the signal less `own` times the block's own values. A step that is
+        given a loss gets it with the rows' weights, where they have any. Where they have none, `fused` does it all:
+        one pass over a lane at a time (models/stretch.py), which reads and writes the state named in `writes`.
         """
-        results = self.walk(step, per_row, columns, signals, writes, given, _pool().map)
-        return self._merge(results, signals, per_row[0].shape[1])
+        work = Work(step, signals, tuple(writes), given, own, None if self.weights is not None else fused)
+        totals = whole(self.indices) if work.fused is not None else []
+        results = self.walk(work, per_row, columns, _pool().map, totals)
+        return self._merge(results, signals, per_row[0].shape[1], totals)
 
     def walk(
         self,
-        step: JoinStep,
+        work: Work,
         per_row: Sequence[Array],
         columns: Sequence[Array],
-        signals: int,
-        writes: Collection[str],
-        given: Mapping[str, Any],
         each: Callable[[Callable[[Lane], LaneResult], Sequence[Lane]], Iterable[LaneResult]] = map,
+        totals: Sequence[Array | None] = (),
     ) -> Iterator[LaneResult]:
-        """What every lane gives, in order, as it comes."""
+        """What every lane gives, in order, as it comes; `totals`, if any, are written into instead."""
         values, columns = ([np.ascontiguousarray(v) for v in vs] for vs in (per_row, columns))
+
+        def one(lane: Lane) -> LaneResult:
+            with np.errstate(over="ignore", invalid="ignore"):  # divergence is the engine's to notice
+                if work.fused is None:
+                    return self._walk(lane, work, values, columns)
+                targets = totals or [None] * len(self.indices)
+                stretch, collapsed = lay_open(self, lane[0][0], lane[-1][1], values, work.writes, work.own, targets)
+                return [collapsed], work.fused(stretch, **work.given)
+
         with one_blas_thread:  # lanes already keep all cores busy
-            yield from each(lambda lane: self._walk(lane, step, values, columns, signals, writes, given), self.cut)
+            yield from each(one, self.cut)
 
     def collect(self, name: str) -> Array:
         """A value per joined row that a walk left in the state, which gives it up."""
@@ -183,44 +209,23 @@ class JoinedRows:
         size = max(1, -(-len(shards) // lanes))
         return [shards[i : i + size] for i in range(0, len(shards), size)]
 
-    def _walk(
-        self,
-        lane: Lane,
-        step: JoinStep,
-        values: Sequence[Array],
-        columns: Sequence[Array],
-        signals: int,
-        writes: Collection[str],
-        given: Mapping[str, Any],
-    ) -> LaneResult:
-        with np.errstate(over="ignore", invalid="ignore"):  # divergence is the engine's to notice
-            return self._walk_lane(lane, step, values, columns, signals, writes, given)
-
-    def _walk_lane(
-        self,
-        lane: Lane,
-        step: JoinStep,
-        values: Sequence[Array],
-        columns: Sequence[Array],
-        signals: int,
-        writes: Collection[str],
-        given: Mapping[str, Any],
-    ) -> LaneResult:
+    def _walk(self, lane: Lane, work: Work, values: Sequence[Array], columns: Sequence[Array]) -> LaneResult:
         spans = [p.span(lane[0][0], lane[-1][1]) for p in self.indices]
         buffers: list[list[tuple[int, Array]]] = []
         totals: list[Sums] = []
         for start, stop in lane:
-            shard = self._shard(values, columns, start, stop, writes)
-            outcome, sums = step(shard, **_weighted(shard, given))
+            shard = self._shard(values, columns, start, stop, work.writes)
+            outcome, sums = work.step(shard, **_weighted(shard, work.given))
             totals.append(sums)
             if not buffers:
                 buffers = [
                     [(low, np.zeros((high - low, signal.shape[1]))) for low, high in spans]
-                    for signal in outcome[:signals]
+                    for signal in outcome[: work.signals]
                 ]
             for block_buffers, signal in zip(buffers, outcome, strict=False):
-                for p, (base, out) in zip(self.indices, block_buffers, strict=True):
-                    p.collapse_add(self._moves, out, base, signal, start, stop)
+                for p, v, (base, out) in zip(self.indices, values, block_buffers, strict=True):
+                    less = signal - work.own * p.expand(self._moves, v, start, stop) if work.own else signal
+                    p.collapse_add(self._moves, out, base, less, start, stop)
         return buffers, add_sums(totals)
 
     def _shard(
@@ -240,9 +245,13 @@ class JoinedRows:
             weights = self.label_index.expand(moves, weights[:, None], start, stop)[:, 0]
         return Shard(scores, beside, labels, state, weights)
 
-    def _merge(self, results: Iterable[LaneResult], signals: int, width: int) -> Pass:
+    def _merge(
+        self, results: Iterable[LaneResult], signals: int, width: int, totals: Sequence[Array | None] = ()
+    ) -> Pass:
         """Lanes added up in order, each as soon as it comes: a lane's arrays can be as large as the tables."""
         merged: list[list[Array]] = []
+        if totals:
+            merged = [[np.zeros((p.rows, 1)) if t is None else t for p, t in zip(self.indices, totals, strict=True)]]
         sums: list[Sums] = []
         for buffers, of_lane in results:
             sums.append(of_lane)

@@ -9,13 +9,12 @@ answer any call, and the same call twice is answered the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.mapping.joined import JoinedRows, JoinStep, LaneResult
+from tablepuppet.mapping.joined import JoinedRows, LaneResult, Work
 from tablepuppet.mapping.pieces import Storage, load
 from tablepuppet.transport.messages import Array, RowNumbers
 from tablepuppet.version import __version__
@@ -33,12 +32,9 @@ class Walk(msgspec.Struct, frozen=True):
     """One walk over a piece; the per-row arrays come beside it."""
 
     number: int
-    step: JoinStep
+    work: Work
     blocks: int
-    signals: int
-    writes: tuple[str, ...]
     state: dict[str, Kept]
-    given: dict[str, Any]
 
 
 class Worker:
@@ -58,8 +54,8 @@ class Worker:
         """Walks over a piece; what it wrote is on disk before it answers."""
         piece = self._at(path, walk.state)
         per_row, columns = arrays[: walk.blocks], arrays[walk.blocks :]
-        results = list(piece.walk(walk.step, per_row, columns, walk.signals, walk.writes, walk.given))
-        for name in walk.writes:
+        results = list(piece.walk(walk.work, per_row, columns))
+        for name in walk.work.writes:
             self._keep(path, name, walk.number)
         return results
 

@@ -23,6 +23,14 @@ def kernel(function: F) -> F:
     return cast(F, njit(function, nogil=True, cache=True, error_model="numpy", fastmath=_FAST))
 
 
+def summing(function: F) -> F:
+    """A compiled loop whose sums may be added up side by side: the same bits again on the same kind of processor.
+
+    Not for loops that round by adding a large number (elementary.py): the compiler would see through that.
+    """
+    return cast(F, njit(function, nogil=True, cache=True, error_model="numpy", fastmath={*_FAST, "reassoc"}))
+
+
 def inlined(function: F) -> F:
     """A function of one element, compiled into the kernels that call it."""
     return cast(F, njit(function, inline="always"))

@@ -9,7 +9,7 @@ per row, safeguarded, never gradient loops (docs/algorithms.md, z-step).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,12 +62,10 @@ class Loss(Protocol):
 
 @runtime_checkable
 class Fused(Protocol):
-    """A loss that does ADMM's z-step and dual step (algorithms/admm.py) in one pass over rows of one output."""
+    """A loss of one output that does ADMM's z-step and dual step (algorithms/admm.py) in one pass over joined rows."""
 
-    def dual_step(
-        self, scores: Array, labels: Array, u: Array, intercept: float, before: float, rho: float, relax: float
-    ) -> tuple[Array, Array]:
-        """The signal, and the sums ‖a − z‖², ‖u⁺ − u + b⁻ − b‖², ‖a‖², ‖z‖², ‖λ⁺‖²; u becomes u⁺."""
+    def dual_step(self, stretch: Any, intercept: float, before: float, rho: float, relax: float) -> Array:
+        """‖a − z‖², ‖u⁺ − u + b⁻ − b‖², ‖a‖², ‖z‖², ‖λ⁺‖²; the stretch's u becomes u⁺, and its signal is collapsed."""
 
 
 class OneByOne:

@@ -12,6 +12,7 @@ from tablepuppet.plan.shape import BlockShape, PartShape, Shape
 
 _INDEX = 4  # bytes of a row number
 _FLOAT = 8
+_SINGLE = 4  # bytes of what ADMM keeps per joined row, where that only steers it
 _CODE = 4  # bytes of a category
 
 
@@ -40,8 +41,9 @@ def _training(shape: Shape, algorithm: str, options: Options) -> int:
     if isinstance(options, Newton):
         return _FLOAT * n * (shape.outputs * (options.memory + 5) + shape.curvature_varies)
     if isinstance(options, Admm):
-        kept = options.memory + 5 if options.averages else 4
-        return _FLOAT * shape.outputs * (n * kept + 2 * shape.joined)
+        averages = options.averages and shape.is_linear
+        kept, state = (options.memory + 5, _SINGLE) if averages else (4, _FLOAT)
+        return shape.outputs * (_FLOAT * n * kept + state * shape.joined)
     if algorithm == "centralized":
         return 3 * _FLOAT * shape.joined * sum(block.width for block in shape.blocks)
     return _FLOAT * (shape.joined + 4 * n * shape.outputs)

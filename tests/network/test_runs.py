@@ -27,17 +27,17 @@ ID = "0123456789abcdef"
 def test_a_result_that_finds_no_room_is_kept_once_there_is_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sync, attempts = os.fsync, iter(range(1000))
+    sync, attempts = os.fdatasync, iter(range(1000))
 
     def full(descriptor: int) -> None:
         if next(attempts) < 700:
             raise OSError(errno.ENOSPC, "No space left on device")
         sync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fdatasync", full)
     monkeypatch.setattr(time, "sleep", lambda _: None)
     run = Run(ID, "train", JOB, tmp_path / ID)
-    news = run.follow()
+    news = run.follow(rounds=True)
     run.result = to_frame({"a": 1})
     run.move("finished")
     assert caplog.text.count("no room for run") == 700

@@ -69,6 +69,27 @@ def test_a_torn_write_leaves_the_record_before(
     assert content(path) in ((step, bytes([step]) * size), whole)
 
 
+@given(data=st.data(), sizes=st.lists(st.sampled_from([1, 100, 2000]), min_size=2, max_size=6))
+def test_a_machine_that_goes_down_loses_nothing_that_was_on_the_disk(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, sizes: list[int]
+) -> None:
+    """Of what was written since the last sync, any part may be missing."""
+    path = tmp_path_factory.mktemp("slots") / "last"
+    with closing(Slots(path)) as slots:
+        slots.write(Step(step=0), frames(0, 3000))  # room for all
+        slots.write(Step(step=1), frames(1, sizes[0]), is_urgent=True)
+        before = path.read_bytes()
+        for step, size in enumerate(sizes, 2):
+            slots.write(Step(step=step), frames(step, size))
+    after = path.read_bytes()
+    kept = data.draw(st.lists(st.booleans(), min_size=len(after) // 512, max_size=len(after) // 512))
+    sectors = [slice(512 * i, 512 * i + 512) for i in range(len(kept))]
+    path.write_bytes(b"".join((after if k else before)[s] for k, s in zip(kept, sectors, strict=True)))
+    step, found = content(path)
+    assert step >= 1
+    assert found == bytes([step]) * (sizes[0] if step == 1 else sizes[step - 2])
+
+
 def test_a_file_without_a_whole_record_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "last").write_bytes(b"x" * 8192)
     with pytest.raises(TransportError, match="is damaged"):

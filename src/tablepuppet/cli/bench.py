@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from tablepuppet.bench.figures import Figures
 from tablepuppet.bench.measure import measure
+from tablepuppet.bench.network import Overhead, measure_network
 from tablepuppet.bench.pooled import FITS
 from tablepuppet.cli.screen import JsonOption, Screen
 from tablepuppet.errors import JobError
@@ -27,6 +28,10 @@ def bench(
     algorithm: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(_ALGORITHMS)}; repeatable.")] = None,
     model: Annotated[str, typer.Option(help="linear or logistic")] = "logistic",
     epochs: Annotated[int, typer.Option(min=2, help="At most; newton and admm stop at the optimum.")] = 10,
+    network: Annotated[
+        int | None,
+        typer.Option(min=2, max=100, metavar="CLIENTS", help="What processes and TLS add to a round instead."),
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="MovieLens' folder, or where TPC-H is kept.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
     as_json: JsonOption = False,
@@ -35,6 +40,9 @@ def bench(
 
     Each measurement runs in a process of its own. sklearn (lbfgs), sklearn-newton (newton-cholesky) and torch (L-BFGS)
     materialise the join first: their "mapping" is that, and their "epoch" the whole fit.
+
+    With --network, a server and so many clients are started on this machine, and one job runs over them and in one
+    process by turns.
 
     [bold]Example:[/bold] tablepuppet bench star many --rows 5000000 --algorithm admm --algorithm sklearn
     """
@@ -46,6 +54,12 @@ def bench(
     if out is not None:
         check_place(out, "the figures")
     screen = Screen(as_json)
+    if network is not None:
+        with screen.progress(f"a server and {network} clients"):
+            overhead = measure_network(network)
+        screen.show(_overhead(overhead))
+        _finish(screen, out, asdict(overhead) | {"added": overhead.added, "median": overhead.median})
+        return
     found: list[Figures] = []
     for case in cases or ["star", "chain", "many"]:
         for name in algorithm or _ALGORITHMS:
@@ -54,11 +68,25 @@ def bench(
     screen.show(_table(found))
     if any(figures.step is not None for figures in found):
         screen.show(_steps(found))
-    documents = [asdict(figures) for figures in found]
-    screen.show_json(lambda: documents)
+    _finish(screen, out, [asdict(figures) for figures in found])
+
+
+def _finish(screen: Screen, out: Path | None, document: Any) -> None:
+    screen.show_json(lambda: document)
     if out is not None:
-        text = json.dumps(documents, indent=2) + "\n"
+        text = json.dumps(document, indent=2) + "\n"
         write_whole(out, lambda file: file.write_text(text, encoding="utf-8"), "the figures")
+
+
+def _overhead(found: Overhead) -> Table:
+    """Milliseconds a round."""
+    table = Table(box=None, pad_edge=False, title=f"{found.clients} clients, {found.rounds} rounds a run")
+    for heading in ("run", "in process ms", "over the network ms", "added ms"):
+        table.add_column(heading, justify="right")
+    for run, row in enumerate(zip(found.in_process, found.over_network, found.added, strict=True), 1):
+        table.add_row(str(run), *(f"{value:.2f}" for value in row))
+    table.add_row("median", "", "", f"{found.median:.2f}")
+    return table
 
 
 def _steps(found: list[Figures]) -> Table:

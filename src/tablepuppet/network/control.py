@@ -12,16 +12,21 @@ State = Literal["queued", "running", "waiting", "finished", "failed", "interrupt
 
 
 class Submit(Envelope, frozen=True):
-    """Frame: what to do. `resume`: go on with an interrupted run of the same job. → Accepted, then news"""
+    """Frame: what to do. `resume`: go on with an interrupted run of the same job. → Accepted, then news
+
+    `rounds`: whether news of every round are wanted.
+    """
 
     kind: Kind
     resume: bool = False
+    rounds: bool = True
 
 
 class Follow(Envelope, frozen=True):
     """Tell me about this run, from now on. → Accepted, then news"""
 
     run: str
+    rounds: bool = True
 
 
 class Cancel(Envelope, frozen=True):

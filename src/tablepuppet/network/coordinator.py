@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tablepuppet import train as story
-from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import JobError, RunInterruptedError, TablePuppetError
 from tablepuppet.job import Job
 from tablepuppet.mapping.engines import Ray
-from tablepuppet.network.control import Failed, Kind, Round, Waiting
+from tablepuppet.network.control import Failed, Kind, Waiting
 from tablepuppet.network.journal import Journal, RunTransport
 from tablepuppet.network.objects import to_frame
 from tablepuppet.network.runs import Run
@@ -199,7 +198,7 @@ class Coordinator:
         assert isinstance(run.asked, Job)
         if run.kind == "explain":
             return story.explain(run.asked, self._tables, link, run.id)
-        return story.train(run.asked, self._tables, link, lambda event: self._note(run, event), run.id)
+        return story.train(run.asked, self._tables, link, run.end_round, run.id)
 
     def _link(self, run: Run, journal: Journal | None) -> Link:
         def on_waiting(clients: dict[str, float]) -> None:
@@ -219,7 +218,3 @@ class Coordinator:
             run.id, self._switchboard, journal, self._patience, on_waiting, run.stop.is_set, on_step
         )
         return Link(transport, wire=run.asked.wire if isinstance(run.asked, Job) else "float64")
-
-    def _note(self, run: Run, event: RoundEvent) -> None:
-        run.round, run.rounds = event.round, event.rounds
-        run.tell(Round(round=event.round), [to_frame(event)])

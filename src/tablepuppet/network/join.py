@@ -107,6 +107,7 @@ class Member:
         """Signs of life; three of the server's missed, and the line is given up."""
         stream = connection.stream
         while not is_over.wait(heartbeat):
+            self._keeper.finish()
             try:
                 stream.beat(self.note or ("computing" if is_busy.is_set() else ""))
             except DisconnectedError:

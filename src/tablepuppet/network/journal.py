@@ -21,11 +21,11 @@ from tablepuppet.network.records import (
     is_small,
     read_record,
     record,
-    sync,
     sync_folder,
     write_record,
     write_whole,
 )
+from tablepuppet.network.syncing import Syncing
 from tablepuppet.transport.codec import Frame
 from tablepuppet.transport.envelopes import Request
 from tablepuppet.transport.parcels import Envelope
@@ -59,6 +59,7 @@ class Journal:
         except OSError as error:
             raise _unwritable(error) from None
         self._is_replaying = True
+        self._syncing = Syncing()
 
     def next(self, step: int, requests: int) -> dict[str, list[Frame]] | None:
         """The answers to the next step of an earlier life; None once that life ended."""
@@ -81,7 +82,7 @@ class Journal:
         return answers
 
     def append(self, step: int, requests: int, answers: Mapping[str, Sequence[Frame]]) -> None:
-        """Adds a step; when this returns, it is on the disk."""
+        """Adds a step; it survives the process at once, and the machine soon."""
         start = self._file.tell()
         frames = [frame for client in answers.values() for frame in client]
         counts = {client: len(sent) for client, sent in answers.items()}
@@ -100,12 +101,17 @@ class Journal:
         end = self._file.tell() + len(content)
         is_ahead = end <= os.fstat(self._file.fileno()).st_size
         write_whole(self._file, content if is_ahead else content + bytes(_AHEAD))
-        sync(self._file)
         self._file.seek(end)
+        self._syncing.written(self._file)
+
+    def finish(self) -> None:
+        """All steps are on the disk when this returns."""
+        self._syncing.finish()
 
     def close(self) -> None:
         if not self._is_replaying:
             self._file.truncate()
+        self._syncing.finish()
         self._file.close()
 
 
@@ -162,8 +168,17 @@ class RunTransport:
             for client, sent in frames.items()
         }
         return self._switchboard.ask(
-            requests, patience=patience, on_waiting=self._on_waiting, is_cancelled=self._is_cancelled
+            requests,
+            patience=patience,
+            on_waiting=self._on_waiting,
+            on_pause=self._settle,
+            is_cancelled=self._is_cancelled,
         )
+
+    def _settle(self) -> None:
+        """Nothing happens for a while."""
+        if self._journal is not None:
+            self._journal.finish()
 
     def _keep(self, journal: Journal, requests: int, answers: Mapping[str, Sequence[Frame]]) -> None:
         """A full disk is waited for, as long as an absent client would be."""

@@ -113,8 +113,18 @@ class Keeper:
             log.info("forgetting run %s, which the server does not know", run)
             self.forget(run)
 
+    def finish(self) -> None:
+        """All checkpoints are on the disk when this returns."""
+        for memory in list(self._runs.values()):
+            if memory.last is not None:
+                try:
+                    memory.last.finish()
+                except OSError as error:
+                    log.warning("a checkpoint cannot be forced to the disk: %s", error.strerror)
+
     def close(self) -> None:
         """Lets go of the files; what they hold stays."""
+        self.finish()
         for memory in self._runs.values():
             if memory.last is not None:
                 memory.last.close()
@@ -136,7 +146,8 @@ class Keeper:
         size = self._write_setup(request, setup, memory.setup_size) if setup else memory.setup_size
         states = self._client.states(request.run)
         last = _Last(step=request.step, replies=len(reply), parts=list(states), fingerprints=memory.fingerprints)
-        file.write(last, [*reply, *(encode(state, keep_order=True) for state in states.values())])
+        kept = [*reply, *(encode(state, keep_order=True) for state in states.values())]
+        file.write(last, kept, is_urgent=self._client.draws_noise(request.run))
         memory.setup_size = size
 
     def _write_setup(self, request: Request, setup: list[Frame], size: int) -> int:

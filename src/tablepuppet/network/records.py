@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tablepuppet.errors import TransportError
+from tablepuppet.network.syncing import sync
 from tablepuppet.transport.codec import Buffer, Frame
 from tablepuppet.transport.parcels import Assembler, Envelope, Parcel, pack
 
@@ -61,11 +62,6 @@ def write_whole(file: IO[bytes], content: bytes) -> None:
     rest = memoryview(content)
     while len(rest):
         rest = rest[file.write(rest) :]
-
-
-def sync(file: IO[bytes]) -> None:
-    """Waits until a file's content is on the disk; not for the time of its last change, where the system can tell."""
-    getattr(os, "fdatasync", os.fsync)(file.fileno())
 
 
 def read_record(file: IO[bytes], types: Any) -> Parcel | None:

@@ -46,7 +46,8 @@ class Desk:
         run = ""
         seen = 0
         try:
-            connection.stream.send(c.Submit(kind=kind, resume=resume), [to_frame(asked)])
+            wanted = on_round is not None
+            connection.stream.send(c.Submit(kind=kind, resume=resume, rounds=wanted), [to_frame(asked)])
             while True:
                 try:
                     news, frames = connection.stream.receive()
@@ -54,7 +55,7 @@ class Desk:
                     connection.close()
                     if not run:
                         raise
-                    connection = self._reconnect(run)
+                    connection = self._reconnect(run, rounds=wanted)
                     continue
                 if isinstance(news, c.Accepted):
                     run = news.run
@@ -103,14 +104,14 @@ class Desk:
         connection.stream.allow(self._limit)
         return connection
 
-    def _reconnect(self, run: str) -> Connection:
+    def _reconnect(self, run: str, *, rounds: bool) -> Connection:
         """The server is gone: it is waited for as long as it would wait for a client."""
         until, pause = time.monotonic() + self._patience, 0.2
         log.warning("the server is gone; waiting for it for at most %.0f s", self._patience)
         while True:
             try:
                 connection = self._connect()
-                connection.stream.send(c.Follow(run=run))
+                connection.stream.send(c.Follow(run=run, rounds=rounds))
                 return connection
             except DisconnectedError as error:
                 if time.monotonic() > until:

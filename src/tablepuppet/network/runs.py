@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import TransportError
-from tablepuppet.network.control import Failed, Finished, Kind, News, State, Waiting
+from tablepuppet.network.control import Failed, Finished, Kind, News, Round, State, Waiting
 from tablepuppet.network.objects import from_frame, to_frame
 from tablepuppet.network.records import is_full, load_record, replace_record
 from tablepuppet.transport.codec import Frame
@@ -53,6 +54,7 @@ class Run:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._followers: list[queue.SimpleQueue[NewsItem]] = []
+        self._watchers: list[queue.SimpleQueue[NewsItem]] = []  # those who want to hear of every round
         self.stop = threading.Event()
         self.keeps_state = False  # whether a stopped run can be resumed
 
@@ -60,21 +62,32 @@ class Run:
     def is_over(self) -> bool:
         return self.state in _OVER
 
-    def follow(self) -> queue.SimpleQueue[NewsItem]:
-        """A queue of news from now on; the last item is Finished or Failed."""
+    def follow(self, *, rounds: bool) -> queue.SimpleQueue[NewsItem]:
+        """A queue of news from now on, of every round or not; the last item is Finished or Failed."""
         news: queue.SimpleQueue[NewsItem] = queue.SimpleQueue()
         with self._lock:
             self._followers.append(news)
+            if rounds:
+                self._watchers.append(news)
             if self.is_over:
                 news.put(self._last())
             elif self.waiting:
                 news.put((Waiting(clients=self.waiting), []))
         return news
 
-    def tell(self, news: News, frames: list[Frame] | None = None) -> None:
+    def tell(self, news: News) -> None:
         with self._lock:
             for follower in self._followers:
-                follower.put((news, frames or []))
+                follower.put((news, []))
+
+    def end_round(self, event: RoundEvent) -> None:
+        """Notes how far the run is, and tells those who asked for every round."""
+        self.round, self.rounds = event.round, event.rounds
+        with self._lock:
+            if self._watchers:
+                item = Round(round=event.round), [to_frame(event)]
+                for watcher in self._watchers:
+                    watcher.put(item)
 
     def move(self, state: State, message: str = "") -> None:
         """A new state, on the disk before anybody hears of it."""

@@ -81,9 +81,9 @@ class Server:
         if isinstance(envelope, c.Submit) and len(frames) == 1:
             run = self.coordinator.submit(envelope.kind, from_frame(frames[0]), resume=envelope.resume)
             log.info("user %s submitted run %s (%s)", name, run.id, run.kind)
-            self._follow(run, stream)
+            self._follow(run, stream, rounds=envelope.rounds)
         elif isinstance(envelope, c.Follow):
-            self._follow(self.coordinator.run(envelope.run), stream)
+            self._follow(self.coordinator.run(envelope.run), stream, rounds=envelope.rounds)
         elif isinstance(envelope, c.Cancel):
             log.info("user %s stops run %s", name, envelope.run[:16])
             stream.send(c.Accepted(run=self.coordinator.cancel(envelope.run, keep=envelope.keep).id))
@@ -92,8 +92,8 @@ class Server:
         else:
             raise TransportError(f"a user may not send a {type(envelope).__name__}")
 
-    def _follow(self, run: Run, stream: Stream) -> None:
-        news = run.follow()
+    def _follow(self, run: Run, stream: Stream, *, rounds: bool) -> None:
+        news = run.follow(rounds=rounds)
         stream.send(c.Accepted(run=run.id))
         while True:
             try:

@@ -1,9 +1,10 @@
-"""Slots: a file that holds the newest of many records, each written over the one before the last.
+"""Slots: a file that holds the newest of many records, each written over an older one.
 
-In: an envelope and frames. Out: the newest that was written whole. Two slots of the same size take turns, so a crash
-while one is written leaves the other. Nothing but their content changes on the disk, which makes it durable four times
-as fast as a new file under the old name (decision 0019): no name, no size, no free block moves. A record that
-outgrows its slot gets a new file; large ones always do, and have no second slot.
+In: an envelope and frames. Out: the newest that was written whole. Three slots of the same size take turns: one holds
+the newest record, one the newest that is surely on the disk, and the next is written to the third, so a crash at any
+moment leaves a whole one. Nothing but content changes on the disk, which makes it durable four times as fast as a new
+file under the old name (decision 0019): no name, no size, no free block moves. A record that outgrows its slot gets a
+new file; large ones always do, and have no other slot.
 """
 
 from __future__ import annotations
@@ -14,32 +15,27 @@ from pathlib import Path
 from typing import IO, Any
 
 from tablepuppet.errors import TransportError
-from tablepuppet.network.records import (
-    is_small,
-    read_record,
-    record,
-    sync,
-    sync_folder,
-    write_record,
-    write_whole,
-)
+from tablepuppet.network.records import is_small, read_record, record, sync_folder, write_record, write_whole
+from tablepuppet.network.syncing import Syncing, sync
 from tablepuppet.transport.codec import Frame
 from tablepuppet.transport.parcels import Envelope, Parcel
 
 _BLOCK = 4096
+_SLOTS = 3
 
 
 class Slots:
-    """A file of two slots, open from its first record to `close`."""
+    """A file of three slots, open from its first record to `close`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
         self._room = 0  # bytes of each slot
-        self._held = 0  # the slot of the newest record
+        self._newest = self._durable = 0  # slots
+        self._syncing = Syncing()
 
-    def write(self, envelope: Envelope, frames: Sequence[Frame] = ()) -> None:
-        """Makes this the newest record; when this returns, it is on the disk."""
+    def write(self, envelope: Envelope, frames: Sequence[Frame] = (), *, is_urgent: bool = False) -> None:
+        """Makes this the newest record; it survives the process at once, and the machine soon, or now if urgent."""
         if not is_small(frames):
             self._replace(lambda file: write_record(file, envelope, frames), room=0)
             return
@@ -47,30 +43,43 @@ class Slots:
         file = self._open_slots()
         if file is None or len(content) > self._room:
             room = -(-3 * len(content) // 2 // _BLOCK) * _BLOCK
-            self._replace(lambda new: write_whole(new, content + bytes(2 * room - len(content))), room)
+            self._replace(lambda new: write_whole(new, content + bytes(_SLOTS * room - len(content))), room)
             return
-        file.seek((1 - self._held) * self._room)
+        slot = next(slot for slot in range(_SLOTS) if slot not in (self._newest, self._durable))
+        file.seek(slot * self._room)
         write_whole(file, content)
-        sync(file)
-        self._held = 1 - self._held
+        self._newest = slot
+        self._syncing.written(file, is_urgent=is_urgent)
+        if self._syncing.is_finished:
+            self._durable = slot
 
     def read(self, types: Any) -> Parcel:
-        """The newest whole record, the one with the higher step."""
+        """The newest whole record, the one with the highest step."""
         self.close()
         self._file = file = self._path.open("r+b", buffering=0)
-        middle = os.fstat(file.fileno()).st_size // 2
+        room = os.fstat(file.fileno()).st_size // _SLOTS
         first = read_record(file, types)
-        self._room = middle if file.tell() <= middle else 0  # a record of its own fills the file
-        file.seek(middle)
-        second = read_record(file, types) if self._room else None
-        found = [(parcel[0].step, slot, parcel) for slot, parcel in enumerate((first, second)) if parcel is not None]
+        self._room = room if file.tell() <= room else 0  # a record of its own fills the file
+        found = [(0, first)] if first is not None else []
+        for slot in range(1, _SLOTS) if self._room else ():
+            file.seek(slot * room)
+            parcel = read_record(file, types)
+            found += [(slot, parcel)] if parcel is not None else []
         if not found:
             raise TransportError(f"the checkpoint {self._path} is damaged; remove its folder and start the run again")
-        _, self._held, newest = max(found, key=lambda f: f[0])
+        self._newest, newest = max(found, key=lambda f: f[1][0].step)
+        self._durable = self._newest
+        self._syncing.written(file, is_urgent=True)
         return newest
 
+    def finish(self) -> None:
+        """The newest record is on the disk when this returns."""
+        self._syncing.finish()
+
     def close(self) -> None:
+        """Lets go of the file."""
         if self._file is not None:
+            self._syncing.forget()
             self._file.close()
             self._file = None
 
@@ -80,7 +89,7 @@ class Slots:
         return self._file if is_there else None
 
     def _replace(self, write: Callable[[IO[bytes]], None], room: int) -> None:
-        """A new file in place of the old one, its first slot filled."""
+        """A new file in place of the old one, its first slot filled, on the disk."""
         temporary = self._path.with_name(f".{self._path.name}.new")
         self._path.parent.mkdir(exist_ok=True)
         file = temporary.open("w+b", buffering=0)
@@ -93,5 +102,5 @@ class Slots:
             temporary.unlink(missing_ok=True)
             raise
         self.close()
-        self._file, self._room, self._held = file, room, 0
+        self._file, self._room, self._newest, self._durable = file, room, 0, 0
         sync_folder(self._path.parent)

@@ -106,6 +106,11 @@ class Client:
             if of == job and (held.state is not None or held.sealing is not None)
         }
 
+    def draws_noise(self, job: str) -> bool:
+        """Whether an answer can never be computed again as it was."""
+        parts = [part for (of, _), part in self._parts.items() if of == job]
+        return any(part.setup is not None and part.setup.private is not None for part in parts)
+
     @contextmanager
     def restoring(self) -> Iterator[None]:
         """While inside, requests are those of a checkpoint: they release nothing new."""

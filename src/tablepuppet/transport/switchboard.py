@@ -151,6 +151,7 @@ class Switchboard:
         *,
         patience: float,
         on_waiting: OnWaiting,
+        on_pause: Callable[[], None],
         is_cancelled: Callable[[], bool],
     ) -> dict[str, list[Frame]]:
         """Every client's reply; who is away longer than `patience` ends the run, resumably."""
@@ -163,7 +164,7 @@ class Switchboard:
             line.post(*requests[client])
         with self._changed:
             try:
-                return self._await(requests, began, patience, on_waiting, is_cancelled)
+                return self._await(requests, began, patience, on_waiting, on_pause, is_cancelled)
             finally:
                 for client in requests:
                     asked = self._asked.pop(client, None)
@@ -176,6 +177,7 @@ class Switchboard:
         began: float,
         patience: float,
         on_waiting: OnWaiting,
+        on_pause: Callable[[], None],
         is_cancelled: Callable[[], bool],
     ) -> dict[str, list[Frame]]:
         said: set[str] = set()
@@ -200,7 +202,8 @@ class Switchboard:
             if set(away) != said:
                 said = set(away)
                 on_waiting({c: patience - s for c, s in away.items()})
-            self._changed.wait(min(1.0, self.heartbeat))
+            if not self._changed.wait(min(1.0, self.heartbeat)):
+                on_pause()
 
     def _drop_silent(self, now: float) -> None:
         """Three heartbeats missed: the connection is dead, whatever TCP still believes."""

@@ -49,14 +49,18 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, default=Path("evaluation-results"), help="where results are written")
     made.add_argument("--seeds", type=int, default=3)
     made.add_argument("--epochs", type=int, default=10)
-    made.add_argument("--search", action="store_true", help="search the paper's grid of learning rates and ρ")
+    made.add_argument(
+        "--search",
+        action=argparse.BooleanOptionalAction,
+        help="search the paper's grid of learning rates and ρ (where nothing is said: if the workload does)",
+    )
     made.add_argument(
         "--only", nargs="+", default=[], choices=[e.name for e in LINEUP], metavar="ALGORITHM", help="not all of them"
     )
     made.add_argument("--private", action="store_true", help="with the paper's privacy for labels and features")
     made.add_argument("--resume", action="store_true", help="keep the runs of the same jobs that are in --out")
     made.add_argument("--reuse", action="store_true", help="tables, figures and report from runs that are in --out")
-    made.add_argument("--yelp-rows", type=int, default=100_000, help="reviews of the generated Yelp data")
+    made.add_argument("--yelp-rows", type=int, default=20_000, help="reviews of the generated Yelp data")
     made.add_argument("--yelp-size", type=int, default=384, help="numbers in an embedding of the generated Yelp data")
     return made
 
@@ -72,7 +76,7 @@ def main() -> int:
             for workload in _chosen(name, asked.data):
                 both = name == "all" and not asked.private and workload.privacy is not None
                 for is_private in (False, True) if both else (asked.private,):
-                    _study(workload, _plan(asked, is_private=is_private), asked)
+                    _study(workload, _plan(workload, asked, is_private=is_private), asked)
             if name in ("figures", "all"):
                 _all_figures(asked.out)
     except TablePuppetError as error:
@@ -81,11 +85,12 @@ def main() -> int:
     return 0
 
 
-def _plan(asked: argparse.Namespace, *, is_private: bool) -> Plan:
+def _plan(workload: Workload, asked: argparse.Namespace, *, is_private: bool) -> Plan:
+    wants_search = workload.searches if asked.search is None else asked.search
     return Plan(
         seeds=asked.seeds,
         epochs=asked.epochs,
-        searches=asked.search,
+        searches=wants_search and not is_private,  # every try of a search would have to be paid for
         resumes=asked.resume,
         only=frozenset(asked.only),
         is_private=is_private,

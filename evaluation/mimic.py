@@ -105,6 +105,7 @@ MIMIC = Workload(
     label="dies",
     model="logistic",
     metric="accuracy",
+    searches=True,
     sgd={"momentum": 0.9},
     privacy=paper_privacy(
         {},

@@ -59,6 +59,7 @@ LINEAR = Workload(
     label="rating",
     model="linear",
     metric="rmse",
+    searches=True,
     privacy=PRIVACY,
     paper={"all": "RMSE 1.083–1.16; with privacy 1.11–1.14"},
 )

@@ -60,6 +60,7 @@ class Workload:
     batch_size: int = 10_240
     learning_rates: tuple[float, ...] = (0.01, 0.05, 0.1, 0.5)  # where the paper searched
     rhos: tuple[float, ...] = (0.1, 0.5, 1.0, 2.0)
+    searches: bool = False  # whether that is searched, or left to our defaults
     sgd: dict[str, object] = field(default_factory=dict)  # further arguments of train, for SGD
     privacy: dict[str, object] | None = None  # the paper's setting, where a run with privacy is asked for
     pooled: Pooled | None = None  # the centralised baseline of a neural model

@@ -166,6 +166,8 @@ GENERATED = Workload(
     model="softmax",
     metric="accuracy",
     privacy=PRIVACY,
+    batch_size=256,  # where the paper's reviews are hundreds of batches an epoch, 20,000 are two of 10,240
+    sgd={"momentum": 0.9},
     paper=PAPER,
 )
 REVIEWS = Workload(

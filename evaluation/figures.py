@@ -1,7 +1,7 @@
 """The paper's four figures: convergence without and with privacy, metric against time for VFL/RFL-V and for RFL.
 
-In: the outcomes of workloads. Out: each figure as SVG and as PNG; one column per workload, and means over seeds with
-a band of one standard deviation. A figure of one workload is the same figure with one column.
+In: the outcomes of workloads. Out: each figure as SVG and as PNG; one row of panels per workload, and means over seeds
+with a band of one standard deviation. A figure of one workload is the same figure with one row.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ def write_figures(studies: Sequence[Study], out: Path, prefix: str = "") -> list
         },
     }
     written = []
-    for name, rows in figures.items():
-        drawn = [row for row in rows if any(o.entry.group == row[2] for study in row[1] for o in study.outcomes)]
+    for name, columns in figures.items():
+        drawn = [c for c in columns if any(o.entry.group == c[2] for study in c[1] for o in study.outcomes)]
         if drawn:
             written += _draw(drawn, out / f"{prefix}{name}")
     return written
 
 
-def _draw(rows: Sequence[tuple[str, list[Study], Group, Kind]], path: Path) -> list[Path]:
-    """One figure: a row of panels per group or setting, a column per workload."""
-    columns = list(dict.fromkeys(study.workload.name for _, studies, _, _ in rows for study in studies))
+def _draw(columns: Sequence[tuple[str, list[Study], Group, Kind]], path: Path) -> list[Path]:
+    """One figure: a column of panels per group or setting, a row per workload."""
+    rows = list(dict.fromkeys(study.workload.name for _, studies, _, _ in columns for study in studies))
     path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(LOOK):
-        figure = Figure(figsize=(3.9 * len(columns), 3.3 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(4.6 * len(columns), 3.1 * len(rows)), layout="constrained")
         panels = figure.subplots(len(rows), len(columns), squeeze=False)
-        for row, (title, studies, group, kind) in enumerate(rows):
+        for column, (title, studies, group, kind) in enumerate(columns):
             by_name = {study.workload.name: study for study in studies}
-            for column, name in enumerate(columns):
+            for row, name in enumerate(rows):
                 if name in by_name:
                     _panel(panels[row][column], by_name[name], group, kind)
                     panels[row][column].set_title(f"{by_name[name].workload.title}\n{title}", fontsize=9)

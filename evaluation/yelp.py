@@ -153,6 +153,7 @@ ORIGINAL = Workload(
     label="stars",
     model="softmax",
     metric="accuracy",
+    searches=True,
     privacy=PRIVACY,
     paper=PAPER,
 )
@@ -167,6 +168,7 @@ GENERATED = Workload(
     metric="accuracy",
     privacy=PRIVACY,
     batch_size=256,  # where the paper's reviews are hundreds of batches an epoch, 20,000 are two of 10,240
+    searches=True,
     sgd={"momentum": 0.9},
     paper=PAPER,
 )
@@ -181,6 +183,8 @@ REVIEWS = Workload(
     metric="accuracy",
     privacy=PRIVACY,
     batch_size=512,
+    searches=True,
+    sgd={"momentum": 0.9},
     l2=1e-3,
     paper=PAPER,
 )

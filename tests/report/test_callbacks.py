@@ -10,6 +10,7 @@ import pytest
 from tests.report.runs import QUERY, tables
 
 import tablepuppet as tp
+from tablepuppet.errors import JobError
 from tablepuppet.report.callbacks import MLflow, TensorBoard
 
 
@@ -44,6 +45,20 @@ def test_mlflow_reads_back_what_the_history_says(tmp_path: Path, monkeypatch: py
     assert mlflow.active_run() is None
     shown = mlflow.MlflowClient(tmp_path.as_uri()).get_metric_history(run, "objective")
     assert [(m.step, m.value) for m in shown] == [(e.epoch, e.objective) for e in result.history]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_store_that_mlflow_cannot_use_is_said_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    mlflow.set_tracking_uri("nowhere://x")
+    try:
+        with pytest.raises(JobError, match="Name a tracking server"):
+            MLflow(experiment="returns")
+    finally:
+        mlflow.set_tracking_uri(None)
 
 
 @pytest.mark.parametrize(("logger", "extra"), [("TensorBoard('x')", "tensorboard"), ("MLflow()", "mlflow")])

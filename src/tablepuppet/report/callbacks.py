@@ -53,10 +53,17 @@ class MLflow:
     def __init__(self, experiment: str | None = None, run_name: str | None = None) -> None:
         self._mlflow = _need("mlflow", "mlflow")
         self._is_own = self._mlflow.active_run() is None
-        if self._is_own:
+        if not self._is_own:
+            return
+        try:
             if experiment is not None:
                 self._mlflow.set_experiment(experiment)
             self._mlflow.start_run(run_name=run_name)
+        except self._mlflow.exceptions.MlflowException as error:
+            raise JobError(
+                f"MLflow cannot begin a run at {self._mlflow.get_tracking_uri()}: {str(error).strip().splitlines()[0]} "
+                "Name a tracking server (MLFLOW_TRACKING_URI), or keep runs in a local file, for which pip install mlflow"
+            ) from None
 
     def __call__(self, event: RoundEvent) -> None:
         if event.record is None:

@@ -62,7 +62,7 @@ class MLflow:
         except self._mlflow.exceptions.MlflowException as error:
             raise JobError(
                 f"MLflow cannot begin a run at {self._mlflow.get_tracking_uri()}: {str(error).strip().splitlines()[0]} "
-                "Name a tracking server (MLFLOW_TRACKING_URI), or keep runs in a local file, for which pip install mlflow"
+                "Name a tracking server (MLFLOW_TRACKING_URI), or pip install mlflow to keep runs in a local file"
             ) from None
 
     def __call__(self, event: RoundEvent) -> None:

@@ -51,9 +51,14 @@ def exposures(shape: Shape, algorithm: str, epochs: int, batches: int) -> list[E
     found = []
     for block in shape.blocks:
         per_epoch = min(max(1, block.most), batches) if algorithm.endswith("sgd") else 1
-        again = algorithm == "newton" and block.is_light
+        again = _steps_again(algorithm, block)
         found.append(Exposure(block.name, shape.outputs * (epochs * per_epoch + again), block.width))
     return found
+
+
+def _steps_again(algorithm: str, block: BlockShape) -> bool:
+    """Whether a block is asked a second time in the first epoch."""
+    return algorithm == "newton" and block.is_light
 
 
 def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
@@ -69,7 +74,9 @@ def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
         server.append("every encoded feature of every row: the baseline pools them, in this process")
     else:
         noise = " (clipped and noised by its owner)" if job.privacy.predictions.mode == "local" else ""
-        server.append(f"one prediction per row and output{noise}, up to {times}")
+        twice = ", ".join(block.name for block in shape.blocks if _steps_again(job.algorithm, block))
+        once_more = f", once more of {twice}" if twice else ""
+        server.append(f"one prediction per row and output{noise}, up to {times}{once_more}")
         server += [
             f"{_whose(block)}, in every round: {_shared(job.options)} over {plural(block.width, 'column')}"
             for block in shape.blocks
@@ -82,7 +89,8 @@ def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
         if job.algorithm != "centralized":
             if job.weight is not None or job.class_weight is not None:
                 learns.append("the weights of those joined rows, summed for each of its rows")
-            learns.append(f"the slope of the loss at each of its rows, up to {times}")
+            slopes = plural(job.epochs + _steps_again(job.algorithm, block), "time")
+            learns.append(f"the slope of the loss at each of its rows, up to {slopes}")
             shared = ", shared by its clients" if block.is_split else ""
             learns.append(f"the weights of {block.name}{shared}" + (", which stay there" if is_held else ""))
         found.append(Insight(_owners(block), tuple(learns)))

@@ -13,7 +13,9 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.bench.cases import make_case
+from tablepuppet.errors import TrainingError
 from tablepuppet.mapping import joined as joined_module
+from tablepuppet.mapping.cluster import on_cluster
 from tablepuppet.mapping.pieces import Storage, cut
 
 ray = pytest.importorskip("ray")
@@ -62,6 +64,13 @@ def assert_same(a: tp.Result, b: tp.Result) -> None:
     np.testing.assert_array_equal(a.encoded_intercept, b.encoded_intercept)
     for one, other in zip(a.blocks, b.blocks, strict=True):
         np.testing.assert_array_equal(one.theta, other.theta)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "no.such.host.invalid:6379", "127.0.0.1:x"])
+def test_an_address_that_nobody_answers_is_said_at_once(address: str) -> None:
+    said = pytest.raises(TrainingError, match=f"cannot reach the Ray cluster at {address}.*check tp.Ray")
+    with said, on_cluster(tp.Ray(address=address), {}):
+        raise AssertionError("there is no such cluster")
 
 
 def test_a_cluster_trains_the_same_model_and_survives_the_loss_of_a_node(

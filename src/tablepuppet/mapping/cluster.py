@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import socket
 import tempfile
 import time
 import uuid
@@ -17,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +34,7 @@ from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)
 _LIVES = 5  # workers that one call may cost before the run gives up
+_GREETING = 10.0  # seconds within which a cluster's address must answer
 _PATIENCE = 120.0  # seconds within which a worker must have found a place
 
 
@@ -243,8 +246,9 @@ def _connected(engine: Ray) -> Iterator[Any]:
     address = engine.address or os.environ.get("RAY_ADDRESS") or "local"
     given: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **given)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise TrainingError(
             f"cannot reach the Ray cluster at {address} ({type(error).__name__}); "
             'check tp.Ray(address="…") or RAY_ADDRESS, or leave both out to have one started'
@@ -253,6 +257,13 @@ def _connected(engine: Ray) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Opens a connection where the address names a host and a port: Ray itself would try for minutes, then give up."""
+    place = urlsplit(address if "://" in address else f"//{address}")
+    if place.hostname is not None and place.port is not None:
+        socket.create_connection((place.hostname, place.port), timeout=_GREETING).close()
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def prepare(connection: duckdb.DuckDBPyConnection, data: Path, out: Path) -> dic
 
 
 PRIVACY = paper_privacy(
-    {"mechanism": "bins", "bounds": (0.5, 5.5), "bins": 5},
+    {"epsilon": 3.0, "mechanism": "bins", "bounds": (1.0, 5.0), "bins": 5},  # the points are the ratings themselves
     {"r.days": (11_000.0, 12_200.0), "r.hour": (0.0, 23.0), "r.is_weekend": (0.0, 1.0), "g.released": (1919.0, 2000.0)},
     cap=200,
 )

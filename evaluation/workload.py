@@ -16,13 +16,13 @@ Prepare = Callable[[duckdb.DuckDBPyConnection, Path, Path], dict[str, Path]]
 def paper_privacy(
     label: dict[str, object], bounds: dict[str, tuple[float, float]], cap: int | dict[str, int]
 ) -> dict[str, object]:
-    """ε = 1, δ = 1e-5 and clipping at 1 for features, ε = 5.657 for labels; the server is trusted with predictions.
+    """ε = 1, δ = 1e-5 for features, ε = 5.657 for labels; the server is trusted with predictions.
 
     Public bounds stand in for statistics of the data, and at most `cap` joined rows of a base row take part.
     """
     return {
         "label": {"epsilon": 5.657, **label},
-        "features": {"epsilon": 1.0, "delta": 1e-5, "clip": 1.0, "cap": cap, "bounds": bounds},
+        "features": {"epsilon": 1.0, "delta": 1e-5, "cap": cap, "bounds": bounds},
         "allow_reconstruction": True,
     }
 

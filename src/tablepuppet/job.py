@@ -121,11 +121,10 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         )
     except msgspec.ValidationError as error:
         raise JobError(explained(error, Job, values)) from None
+    privacy = privacy_of(given.get("privacy"))
     if isinstance(options, Sgd):
-        options = options.settled(is_linear=job.spec.is_linear)
-    job = msgspec.structs.replace(
-        job, options=options, privacy=privacy_of(given.get("privacy")), engine=engine_of(given.get("engine"))
-    )
+        options = options.settled(is_linear=job.spec.is_linear, is_private=privacy.features is not None)
+    job = msgspec.structs.replace(job, options=options, privacy=privacy, engine=engine_of(given.get("engine")))
     if job.privacy.keys == "sha256":
         warnings.warn(
             'keys="sha256" hides no key that somebody can guess: whoever lists the possible ids, a million a second, '

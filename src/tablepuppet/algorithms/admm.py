@@ -386,7 +386,8 @@ def _local(setup: PartSetup, state: AdmmState, weight: float, centre: Array) -> 
     quadratic = state.factor * setup.multiplicity
     step = LocalStep(setup.model, setup.private, state.right, quadratic, setup.joined_rows, weight, centre)
     start = Moments.zero(state.iterate, "sgd")
-    theta, _ = step.solve(state.iterate, start, setup.private.privacy.learning_rate, "sgd")
+    rate = setup.private.privacy.learning_rate * setup.private.remaining
+    theta, _ = step.solve(state.iterate, start, rate, "sgd")
     return theta
 
 

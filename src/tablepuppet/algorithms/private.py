@@ -44,6 +44,11 @@ class PrivateGradient:
         return self.privacy.clips
 
     @property
+    def remaining(self) -> float:
+        """The share of all noisy gradients that is still to come: what a local learning rate falls with."""
+        return 1.0 - self.taken / self.privacy.limit
+
+    @property
     def counts(self) -> tuple[int, int]:
         """What a checkpoint keeps."""
         return self.taken, self.showings

@@ -130,7 +130,8 @@ class SgdServer:
             # power iteration approaches the eigenvalue from below
             bound = self.problem.loss.bound * (1.0 + 1.1 * sum(figures)) + self.problem.l2
             adaptive = 0.05 if self.problem.is_linear else 0.03
-            self._peak = 1.0 / bound if self.options.optimizer == "sgd" else adaptive
+            plain = self.problem.private_rate if self.problem.is_private else 1.0 / bound
+            self._peak = plain if self.options.optimizer == "sgd" else adaptive
         if self.problem.is_private and self.problem.has_intercept:
             # The best constant for the labels alone: it looks at no feature, and stays.
             tracker = Tracker(self.problem, 0, wants_curvature=False)

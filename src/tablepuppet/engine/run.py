@@ -28,8 +28,9 @@ from tablepuppet.mapping.mapping import Part
 from tablepuppet.operators.join import JoinOperator
 from tablepuppet.operators.union import UnionOperator
 from tablepuppet.plan.custody import held_blocks
+from tablepuppet.plan.exposure import check_exposure
 from tablepuppet.plan.plan import Plan
-from tablepuppet.plan.private import PrivatePlan, check_exposure, plan_privacy
+from tablepuppet.plan.private import PrivatePlan, plan_privacy
 from tablepuppet.prediction.model import BlockModel, mean_contribution
 from tablepuppet.tables.features import encoded_width
 from tablepuppet.transport.link import Link
@@ -76,6 +77,7 @@ def _run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None, rows: Si
         batch_size=job.batch_size,
         seed=job.seed,
         is_private=private.is_noisy,
+        private_rate=private.learning_rate,
         is_linear=job.spec.is_linear,
         has_intercept=job.has_intercept,
         widths=tuple(widths),

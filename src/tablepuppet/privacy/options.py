@@ -52,12 +52,12 @@ class FeaturePrivacy(_Part, frozen=True):
 
     epsilon: float | None = None
     delta: float = 1e-5
-    clip: float | None = None  # C; None: 1 for sgd, the mean multiplicity for admm
+    clip: float | None = None  # C; None: from labels, multiplicities and the noise (privacy/tuning.py)
     cap: int | dict[str, int] | None = None
     noise: float | None = None
     local_steps: int = 20  # of each θ-step of admm
     sample: float = 0.05  # Poisson rate of a local step of admm
-    learning_rate: float | None = None  # of a local step of admm; None: from the clip and the noise
+    learning_rate: float | None = None  # of a local step of admm, falling to 0; None: from the clip and the noise
     bounds: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:

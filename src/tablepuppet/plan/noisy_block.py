@@ -1,0 +1,169 @@
+"""One block under feature privacy: how many noisy steps, with how much noise, and what that releases.
+
+In: a job and its table mapping. Out: per block σ, what its clients do to gradients, and releases for the ledger. Steps,
+caps and rates are public (the join graph is), and so are labels that carry noise of their own or none: nothing here
+reads a feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tablepuppet.algorithms.options import Admm, Sgd
+from tablepuppet.job import Job
+from tablepuppet.mapping.index import count_rows
+from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.models.losses import Loss, Softmax
+from tablepuppet.privacy.accounting import composed_noise, participation
+from tablepuppet.privacy.gaussian import GradientPrivacy
+from tablepuppet.privacy.ledger import Release, Sampling
+from tablepuppet.privacy.options import FeaturePrivacy
+from tablepuppet.privacy.tuning import NoisySteps
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyBlock:
+    """One block's steps, noise and releases."""
+
+    job: Job
+    features: FeaturePrivacy
+    mapping: TableMapping
+    number: int
+    most: int  # κ, or the largest multiplicity
+    mean: float  # multiplicity
+    steps: int  # in the whole run
+
+    @classmethod
+    def of(cls, job: Job, features: FeaturePrivacy, mapping: TableMapping, number: int, rounds: int) -> NoisyBlock:
+        multiplicity = mapping.multiplicity[number]
+        most = int(multiplicity.max(initial=1))  # at most the cap, where there is one
+        mean = float(multiplicity.mean()) if len(multiplicity) else 1.0
+        steps = rounds * _steps_per_round(job, len(mapping.parts_of(number)))
+        return cls(job, features, mapping, number, most, mean, steps)
+
+    @property
+    def tables(self) -> list[str]:
+        return tables_of(self.mapping, self.number)
+
+    @property
+    def rate(self) -> float:
+        """Of joined rows in a batch (sgd), of base rows in a local step (admm)."""
+        if isinstance(self.job.options, Admm):
+            return self.features.sample
+        rows, size = self.mapping.train.rows, self.job.batch_size
+        return 1.0 if size is None or size >= rows else size / rows
+
+    @property
+    def cap(self) -> int:
+        return 1 if isinstance(self.job.options, Admm) else self.most
+
+    @property
+    def squared_norm(self) -> float:
+        """What ‖x‖² is at most: every feature, or entry of a vector, lies within ±1 or is one-hot."""
+        return float(sum(max(1, column.size) for column in self.mapping.bound.blocks[self.number].columns) or 1)
+
+    def noise(self, blocks: Sequence[NoisyBlock]) -> float:
+        """σ: enough for all that a row of each of the block's tables takes part in, here and in other blocks."""
+        if self.features.noise is not None:
+            return self.features.noise
+        assert self.features.epsilon is not None
+        found = []
+        for table in set(self.tables):
+            runs = [(b.steps, participation(b.rate, b.cap)) for b in blocks for t in b.tables if t == table]
+            found.append(composed_noise(self.features.epsilon, self.features.delta, tuple(sorted(runs))))
+        return max(found, default=1.0)
+
+    def descent(self, noise: float, loss: Loss, squared_norms: float) -> NoisySteps:
+        """The block's steps as their cost depends on them; `squared_norms` is the sum over all blocks."""
+        options = self.job.options
+        is_admm = isinstance(options, Admm)
+        if isinstance(options, Admm):
+            blocks = len(self.mapping.bound.blocks) if options.variant == "sharing" else 1
+            curvature = options.start_rho(self.job.spec.is_linear) * loss.bound * blocks * self.squared_norm
+        else:
+            curvature = loss.bound * (1.0 + squared_norms)
+        return NoisySteps(
+            features=self.squared_norm,
+            rows=max(1.0, self.mean * (1.0 if is_admm else self.rate)),
+            noise=noise,
+            steps=self.steps,
+            divisor=self.rate * self.mapping.train.rows,
+            rate=1.0 / (curvature + self.job.l2),
+            momentum=options.momentum if isinstance(options, Sgd) else 0.0,
+        )
+
+    def gradient(self, noise: float, clip: float, rate: float, shared: dict[str, Any] | None) -> GradientPrivacy:
+        """What the block's clients do; `rate` is of a local step of admm."""
+        given: dict[str, Any] = {"clip": clip, "noise": noise, "limit": self.steps, **(shared or {})}
+        if not isinstance(self.job.options, Admm):
+            return GradientPrivacy(batch_rate=self.rate, **given)
+        # A network's steps are those of its local optimiser, unless the user says how large they are.
+        rate = self.features.learning_rate or (rate if self.job.spec.is_linear else 0.0)
+        local = self.features.local_steps
+        return GradientPrivacy(learning_rate=rate, steps=local, rate=self.features.sample, **given)
+
+    def releases(self, noise: float) -> list[Release]:
+        """What outsiders learn, and what the server learns of updates alone: of each table, as often as it is read."""
+        is_admm = isinstance(self.job.options, Admm)
+        sampled: Sampling = "poisson" if self.rate < 1.0 else "none"
+        seen: Sampling = sampled if is_admm or self.rate == 1.0 else "known"
+        given: dict[str, Any] = {
+            "what": "features",
+            "noise": noise,
+            "steps": self.steps,
+            "rate": self.rate,
+            "cap": self.cap,
+            "multiplicity": self.most,
+            "delta": self.features.delta,
+        }
+        how = (
+            f"noisy {'local steps' if is_admm else 'gradients'} of block {self.mapping.bound.blocks[self.number].name}"
+        )
+        found = []
+        for table in self.tables:
+            own, alone = f"{how}; own table's updates", f"{how} alone, predictions apart"
+            found.append(Release(observer="outsider", table=table, sampling=sampled, mechanism=own, **given))
+            found.append(Release(observer="server", table=table, sampling=seen, mechanism=alone, **given))
+        return found
+
+
+def typical_slope(mapping: TableMapping, loss: Loss) -> float:
+    """r: the root mean square of ∂ℓ/∂a over joined training rows at the best constant, from labels alone."""
+    train = mapping.train
+    index = train.label_index.index
+    counts = np.ones(len(train.labels)) if index is None else count_rows(index, len(train.labels))
+    share = counts / max(1, counts.sum())
+    labels = np.where(counts > 0, train.labels, 0.0)
+    # At the best constant the slope is the target's distance from its mean, for each of the losses.
+    if isinstance(loss, Softmax):
+        classes = np.bincount(labels.astype(np.intp), weights=share, minlength=loss.outputs)
+        targets = np.eye(loss.outputs) if loss.targets is None else loss.targets
+        mean = classes @ targets
+        squares = classes @ (targets * targets).sum(axis=1) - mean @ mean
+    else:
+        mean = share @ labels
+        squares = share @ (labels - mean) ** 2
+    return float(np.sqrt(squares)) or 1.0
+
+
+def outer_rounds(job: Job, mapping: TableMapping) -> int:
+    """Outer rounds of the whole run."""
+    rows, size = mapping.train.rows, job.batch_size
+    is_batched = isinstance(job.options, Sgd) and size is not None and size < rows
+    return job.epochs * (-(-rows // (size or 1)) if is_batched else 1)
+
+
+def tables_of(mapping: TableMapping, block: int) -> list[str]:
+    """The tables that a block's rows come from: one for each scan, for a base row may be in several."""
+    scans = {part.scan for part in mapping.parts_of(block)}
+    return [mapping.bound.scans[scan].table for scan in sorted(scans)]
+
+
+def _steps_per_round(job: Job, clients: int) -> int:
+    if not isinstance(job.options, Admm) or job.privacy.features is None:
+        return 1
+    return job.privacy.features.local_steps * (job.options.inner_rounds if clients > 1 else 1)

@@ -1,0 +1,101 @@
+"""Clips and learning rates under noise follow from public figures, scale with the labels, and slow down in time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.plan.private import plan_privacy
+from tablepuppet.privacy.tuning import NoisySteps, clips, slow_down
+
+PLAIN: dict[str, Any] = {
+    "features": 2.0,
+    "rows": 4.0,
+    "noise": 10.0,
+    "steps": 100,
+    "divisor": 1e5,
+    "rate": 0.1,
+}
+
+
+def steps(**given: Any) -> NoisySteps:
+    return NoisySteps(**(PLAIN | given))
+
+
+def test_the_cost_of_noise_is_what_a_noisy_descent_pays() -> None:
+    """One column of ±1, squared loss, no signal: the loss that noise alone adds, by simulation."""
+    given = steps(features=1.0, noise=300.0, steps=60, rate=0.02)
+    generator, slope, clip = np.random.default_rng(0), 1.5, 2.0
+    theta = np.zeros(20_000)
+    for step in range(given.steps):
+        noise = generator.normal(0.0, given.noise * clip / given.divisor, theta.shape)
+        theta -= given.rate * (1 - step / given.steps) * (theta + noise)
+    paid = float(np.mean(theta**2)) / slope**2
+    assert 0.4 * given.cost(clip, slope, 1.0) < paid <= given.cost(clip, slope, 1.0) * 1.05
+
+
+def test_a_clip_lies_between_once_and_three_times_what_a_row_typically_sends() -> None:
+    typical = 1.5 * np.sqrt(2.0) * 4.0
+    quiet, loud = steps(noise=1e-3), steps(noise=1e5)
+    assert clips([quiet, loud], 1.5, 1.0) == pytest.approx([3 * typical, typical])
+
+
+def test_everything_scales_with_the_labels() -> None:
+    blocks = [steps(), steps(noise=40.0)]
+    for slope in (1e-3, 20.0):
+        assert clips(blocks, slope, 1.0) == pytest.approx([slope * c for c in clips(blocks, 1.0, 1.0)])
+        chosen = clips(blocks, slope, 1.0)
+        unit = slow_down(blocks, clips(blocks, 1.0, 1.0), 1.0, 1.0)
+        assert slow_down(blocks, chosen, slope, 1.0) == pytest.approx(unit)
+
+
+def test_more_noise_and_momentum_make_steps_smaller_until_the_share_is_kept() -> None:
+    for given in (steps(noise=3e4), steps(noise=3e3, momentum=0.9), steps(noise=3e3, steps=10_000)):
+        chosen = clips([given], 1.0, 1.0)
+        slower = slow_down([given], chosen, 1.0, 1.0)
+        assert slower < 0.2
+        after = replace(given, rate=given.rate * slower)
+        assert after.cost(chosen[0], 1.0, 1.0) == pytest.approx(0.01)
+    assert slow_down([steps(noise=1e-3)], [1.0], 1.0, 1.0) == 1.0
+
+
+def planned(scale: float, label: str, algorithm: str, **features: Any) -> Any:
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, 400)
+    y = scale * (x + generator.normal(size=400))
+    table = pa.table({"k": np.arange(400) % 20, "x": x, "y": y, "flag": y > 0})
+    other = pa.table({"k": np.arange(20), "z": generator.uniform(-1, 1, 20)})
+    bounds = {"x": (-1, 1), "z": (-1, 1)}
+    given = {"noise": 5.0, "bounds": bounds} | features
+    with tp.Federation({"t": table, "u": other}) as federation:
+        plan = federation.explain(
+            f"SELECT t.x, u.z, t.{label} FROM t JOIN u ON t.k = u.k",
+            label=label,
+            algorithm=algorithm,
+            epochs=5,
+            test_fraction=0.0,
+            privacy={"features": given, "allow_reconstruction": True},
+        )
+    return plan_privacy(plan.job, plan.mapping, plan.loss)
+
+
+@pytest.mark.parametrize("algorithm", ["sgd", "admm"])
+def test_a_plan_takes_clips_from_labels_and_multiplicities(algorithm: str) -> None:
+    unit, thousand = planned(1.0, "y", algorithm), planned(1000.0, "y", algorithm)
+    for one, other in zip(unit.gradients, thousand.gradients, strict=True):
+        assert other.clip == pytest.approx(1000 * one.clip)
+        assert other.learning_rate == pytest.approx(one.learning_rate)
+    assert thousand.learning_rate == pytest.approx(unit.learning_rate)
+    assert unit.gradients[1].clip > 5 * unit.gradients[0].clip  # a row of u has twenty joined rows
+    chosen = planned(1.0, "y", algorithm, clip=0.25)
+    assert [g.clip for g in chosen.gradients] == [0.25, 0.25]
+
+
+def test_classes_have_a_slope_too() -> None:
+    logistic = planned(1.0, "flag", "sgd")
+    assert 0.4 < logistic.gradients[0].clip < 3 * 0.5 * np.sqrt(1.0) + 1e-9

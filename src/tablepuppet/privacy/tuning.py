@@ -8,7 +8,7 @@ is stable; the slope r of the loss and its curvature L before training, which fo
 
 A tight clip bends gradients, and the tables of a join then pull against each other; a loose one brings more noise. So C
 is as loose as a small share e allows, between t and 3t, and η makes up for the rest: more epochs have more noise and
-smaller steps (docs/decisions/0024).
+smaller steps (docs/decisions/0025).
 """
 
 from __future__ import annotations

@@ -92,12 +92,68 @@ def test_what_single_clients_send_is_noise_and_its_sum_is_the_gradient() -> None
         tap = Tap(owners)
         train(owners, epochs=1, batch_size=None, learning_rate=0.1)
         masked = [a for a in answers(tap, m.Masked) if a.values]
-    sent = [a.values[0] for a in masked[:3]]
-    plain = summed(masked[:3])[0]
+    masked = masked[-3:]  # statistics of features come first
+    sent = [a.values[0] for a in masked]
+    plain = summed(masked)[0]
     assert np.abs(plain).max() < 1  # a mean gradient of a logistic loss on standardised features
     for one in sent:
         assert np.abs(one.astype(float)).max() > 2**59  # all 64 bits are in use
-    assert not np.allclose(summed(masked[:3])[0], sent[0].astype(float))
+    assert not np.allclose(plain, sent[0].astype(float))
+
+
+def with_gaps(clients: int) -> tp.Federation:
+    """Numbers of all sizes, vectors, missing values, and a client that has none but NULL."""
+    generator = np.random.default_rng(6)
+    rows = 300
+    size = generator.normal(1e9, 3.0, rows)
+    size[100:200] = np.nan
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(generator.normal(size=2 * rows)), 2)
+    table = pa.table(
+        {
+            "k": generator.integers(0, 9, rows),
+            "size": pa.array(size, from_pandas=True),
+            "tiny": generator.normal(0.0, 1e-7, rows),
+            "v": vectors,
+            "kind": pa.array([None if i % 7 == 0 else "abcd"[i % 4 if i < 200 else 0] for i in range(rows)]),
+            "y": generator.normal(size=rows) > 0,
+        }
+    )
+    return tp.Federation({"t": slices(table, clients), "u": pa.table({"k": np.arange(9), "z": np.arange(9.0)})})
+
+
+def test_statistics_of_features_are_summed_under_masks_and_give_the_same_encoders() -> None:
+    query = "SELECT t.size, t.tiny, t.v, t.kind, u.z, t.y FROM t JOIN u ON t.k = u.k"
+    given: dict[str, Any] = {"label": "y", "algorithm": "newton", "epochs": 2, "max_categories": 2}
+    with with_gaps(3) as owners:
+        tap = Tap(owners)
+        masked = owners.train(query, **given)
+        told = [a.columns for a in answers(tap, m.FeatureStatistics) if a.key is not None]
+        plain = owners.train(query, privacy=OFF, **given)
+    assert len(told) == 3
+    for column in (c for columns in told for c in columns):
+        if isinstance(column, m.NumberStatistics):
+            assert (column.weight, column.missing) == (0.0, 0.0)
+            assert not column.mean.any()
+            assert not column.spread.any()
+        else:
+            assert column.missing == 0.0
+            assert not column.weights.any()
+    for one, other in zip(masked.blocks[0].encoders, plain.blocks[0].encoders, strict=True):
+        if isinstance(one, m.NumberEncoder) and isinstance(other, m.NumberEncoder):
+            assert (np.abs(one.mean - other.mean) <= 1e-12 * other.scale + 1e-15 * np.abs(other.mean)).all()
+            np.testing.assert_allclose(one.scale, other.scale, rtol=1e-12)
+            assert one.has_missing == other.has_missing
+        else:
+            assert one == other
+
+
+def test_of_its_statistics_a_client_tells_sizes_in_steps_of_sixteen_doublings_only() -> None:
+    with with_gaps(3) as owners:
+        tap = Tap(owners)
+        owners.explain("SELECT t.size, t.kind, u.z, t.y FROM t JOIN u ON t.k = u.k", label="y")
+        exponents = {e for a in answers(tap, m.Masked) for e in a.exponents}
+    assert exponents
+    assert all(e % 16 == 0 for e in exponents)
 
 
 def test_the_server_cannot_slip_in_a_key_of_its_own() -> None:

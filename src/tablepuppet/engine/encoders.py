@@ -15,6 +15,7 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.tables.encoding import encoder, merge
 from tablepuppet.tables.features import encoded_width
 from tablepuppet.tables.statistics import Statistics
+from tablepuppet.tables.summands import first_totals, second_totals
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import (
     CategoryStatistics,
@@ -25,6 +26,7 @@ from tablepuppet.transport.messages import (
     Message,
     NumberEncoder,
     OpenPart,
+    SumStatistics,
 )
 
 
@@ -51,15 +53,13 @@ def private_encoder(statistics: Statistics, name: str, bounds: Mapping[str, tupl
 
 
 def agree_on_encoders(union: UnionOperator, mapping: TableMapping, job: Job) -> list[list[Encoder]]:
-    """Two rounds: statistics of every part, then the merged encoders to every part of a block."""
+    """Statistics of every part, then the merged encoders to every part of a block."""
     encoders = gather_statistics(union, mapping, job)
 
     def encode(part: Part) -> Message:
-        wants_key = union.is_masked[part.block]
-        return EncodeFeatures(job=union.job, part=part.number, encoders=encoders[part.block], wants_key=wants_key)
+        return EncodeFeatures(job=union.job, part=part.number, encoders=encoders[part.block])
 
     widths = union.ask(encode, "setup")
-    union.keep_keys(widths)
     for block in union.blocks:
         if len({cast(Encoded, widths[p.number][0]).width for p in block}) > 1:
             raise TransportError("the clients of one table encode to different widths")
@@ -67,7 +67,7 @@ def agree_on_encoders(union: UnionOperator, mapping: TableMapping, job: Job) -> 
 
 
 def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> list[list[Encoder]]:
-    """One round: every part's statistics, merged to the encoders of each block."""
+    """Every part's statistics, merged to the encoders of each block; masked sums of them take further rounds."""
 
     def open_part(part: Part) -> Message:
         multiplicity = mapping.multiplicity[part.block][part.train]
@@ -80,15 +80,19 @@ def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> 
             train_rows=part.train_rows,
             test_rows=part.test_rows,
             wants_moments=job.privacy.features is None,
+            wants_key=union.is_masked[part.block],
             multiplicity=None if (multiplicity == 1).all() else multiplicity.astype(np.int32 if fits else np.int64),
         )
 
     opened = union.ask(open_part, "setup")
-    encoders: list[list[Encoder]] = []
+    union.keep_keys(opened)
+    every = []
     for block in union.blocks:
         statistics = [cast(FeatureStatistics, opened[p.number][0]).columns for p in block]
-        columns = zip(*statistics, strict=True)
-        merged = [merge(c) for c in columns]
+        every.append([merge(c) for c in zip(*statistics, strict=True)])
+    every = _summed(union, every)
+    encoders: list[list[Encoder]] = []
+    for block, merged in zip(union.blocks, every, strict=True):
         if job.privacy.features is None:
             encoders.append([encoder(s, job.standardize, job.max_categories) for s in merged])
         else:
@@ -96,6 +100,19 @@ def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> 
             bounds = job.privacy.features.bounds
             encoders.append([private_encoder(s, n, bounds, job) for s, n in zip(merged, names, strict=True)])
     return encoders
+
+
+def _summed(union: UnionOperator, agreed: list[list[Statistics]]) -> list[list[Statistics]]:
+    """The statistics of masked blocks, of which so far only names are known, from sums over their clients."""
+    for is_second, totals in ((False, first_totals), (True, second_totals)):
+
+        def ask(part: Part, is_second: bool = is_second) -> Message:
+            columns, peers = agreed[part.block], union.peers(part)
+            return SumStatistics(job=union.job, part=part.number, columns=columns, peers=peers, is_second=is_second)
+
+        for block, found in union.masked_sums(ask).items():
+            agreed[block] = totals(agreed[block], found)
+    return agreed
 
 
 def block_widths(plan: Plan, link: Link, job_id: str) -> tuple[int, ...]:

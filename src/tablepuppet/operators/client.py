@@ -41,6 +41,7 @@ from tablepuppet.tables.labels import LabelNoise, Split, describe_labels, read_l
 from tablepuppet.tables.parts import BlockPart, Shelf
 from tablepuppet.tables.statistics import statistics, without_moments
 from tablepuppet.tables.store import ClientTables
+from tablepuppet.tables.summands import first_summands, names_only, second_summands
 from tablepuppet.tables.tokens import job_key, key_of, tokens
 from tablepuppet.transport import messages as m
 from tablepuppet.transport.codec import Frame, Wire, decode, encode
@@ -198,11 +199,24 @@ class Client:
     # -- features --------------------------------------------------------------------------
 
     def open_part(self, request: m.OpenPart) -> m.Message:
-        self._parts[request.job, request.part] = Part(request)
+        part = self._parts[request.job, request.part] = Part(request)
         columns = [self._column(request.job, request.scan, c) for c in request.columns]
         weights = None if request.multiplicity is None else request.multiplicity.astype(np.float64)
         found = [statistics(column, info, request.train_rows, weights) for column, info in columns]
-        return m.FeatureStatistics(columns=found if request.wants_moments else [without_moments(s) for s in found])
+        part.statistics = found if request.wants_moments else [without_moments(s) for s in found]
+        if not request.wants_key or self.key is None:
+            return m.FeatureStatistics(columns=[] if request.wants_key else part.statistics)
+        part.sealing = Sealing(request.job, self.name, request.part, self.key)
+        return m.FeatureStatistics(columns=[names_only(s) for s in part.statistics], key=part.sealing.offer())
+
+    def sum_statistics(self, request: m.SumStatistics) -> m.Message:
+        part = self._part(request)
+        if part.sealing is None:
+            raise TransportError("masks need a key of this part, which was not asked for")
+        part.sealing.meet(request.peers)
+        summands = second_summands if request.is_second else first_summands
+        values = summands(part.statistics, request.columns)
+        return part.sealed(m.Partial(values=values), "moments" if request.is_second else "counts")
 
     def encode_features(self, request: m.EncodeFeatures) -> m.Message:
         part = self._part(request)
@@ -212,10 +226,7 @@ class Client:
         part.train = encode_features(columns, infos, opened.train_rows, request.encoders)
         part.test = encode_features(columns, infos, opened.test_rows, request.encoders)
         part.encoders = tuple(request.encoders)
-        if not request.wants_key or self.key is None:
-            return m.Encoded(width=part.train.width)
-        part.sealing = Sealing(request.job, self.name, request.part, self.key)
-        return m.Encoded(width=part.train.width, key=part.sealing.offer())
+        return m.Encoded(width=part.train.width)
 
     def reveal_features(self, request: m.RevealFeatures) -> m.Message:
         part = self._part(request)
@@ -314,7 +325,7 @@ class Client:
         return part.sealed(m.Partial(values=[np.array([part.figure])]), "figure")
 
     def seal(self, request: m.Seal) -> m.Message:
-        part = self._started(request)
+        part = self._part(request)
         if part.sealing is None:
             raise TransportError("this part's sums are not masked")
         return part.sealing.again(request.scales)
@@ -439,7 +450,7 @@ class Client:
 
 
 # Requests that leave something behind at the client besides a part's state.
-SETUP = (m.OpenScan, m.SendKeys, m.OpenPart, m.EncodeFeatures, m.StartPart)
+SETUP = (m.OpenScan, m.SendKeys, m.OpenPart, m.SumStatistics, m.EncodeFeatures, m.StartPart)
 
 _ANSWERS: dict[type, Callable[[Client, Any], m.Message]] = {
     m.DescribeTable: Client.describe_table,
@@ -450,6 +461,7 @@ _ANSWERS: dict[type, Callable[[Client, Any], m.Message]] = {
     m.SendLabels: Client.send_labels,
     m.SendWeights: Client.send_weights,
     m.OpenPart: Client.open_part,
+    m.SumStatistics: Client.sum_statistics,
     m.EncodeFeatures: Client.encode_features,
     m.RevealFeatures: Client.reveal_features,
     m.StartPart: Client.start_part,

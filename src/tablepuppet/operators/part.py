@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.base import PartSetup
 from tablepuppet.operators.sealing import Sealing, SealState
 from tablepuppet.tables.features import Features
+from tablepuppet.tables.statistics import Statistics
 from tablepuppet.transport import messages as m
 
 _State = TypeVar("_State")
@@ -22,6 +24,7 @@ class Part:
     """One share of a block, from its rows to its trained parameters."""
 
     request: m.OpenPart
+    statistics: Sequence[Statistics] = ()  # of its own train rows
     train: Features | None = None
     test: Features | None = None
     setup: PartSetup | None = None

@@ -19,6 +19,8 @@ from tablepuppet.privacy.fixed_point import exponent_of, to_integers
 from tablepuppet.privacy.masks import MaskKey, Masks, check_key, mask_key, new_private
 from tablepuppet.transport.messages import Array, Masked, Partial
 
+_ROUGH, _STEP = ("counts", "moments"), 16  # leaves 40 of a sum's bits and more
+
 
 class SealState(msgspec.Struct, frozen=True):
     """What a checkpoint keeps: the key, the masks that were used, the scales in force, and summands not yet summed."""
@@ -85,7 +87,7 @@ class Sealing:
     def _masked(self) -> Masked:
         state = self.state
         self.state = msgspec.structs.replace(state, counter=state.counter + 1)  # used up, whatever follows
-        own = [exponent_of(v) for v in state.pending]
+        own = [_size(v, state.kind) for v in state.pending]
         kinds: list[Any] = [v.dtype.str for v in state.pending]
         scales = state.scales.get(state.kind, [])[: len(own)]
         if len(scales) < len(own) or any(e > scale for e, scale in zip(own, scales, strict=True)):
@@ -98,3 +100,9 @@ class Sealing:
 
     def _scale(self, kind: str, scales: list[int]) -> None:
         self.state = msgspec.structs.replace(self.state, scales=self.state.scales | {kind: list(scales)})
+
+
+def _size(values: Array, kind: str) -> int:
+    """The power of two that a client tells of an array: of sums of statistics, a client's own, only roughly."""
+    exponent = exponent_of(values)
+    return exponent if kind not in _ROUGH else -(-exponent // _STEP) * _STEP

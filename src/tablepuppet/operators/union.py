@@ -24,7 +24,7 @@ from tablepuppet.privacy.options import Privacy
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import (
     Combined,
-    Encoded,
+    FeatureStatistics,
     Masked,
     Message,
     MultiplyGram,
@@ -81,10 +81,10 @@ class UnionOperator:
             pending = self._exchange(requests, "training")
         return [self._gather(block, answers) for block, _ in asked]
 
-    def keep_keys(self, encoded: dict[int, list[Message]]) -> None:
+    def keep_keys(self, opened: dict[int, list[Message]]) -> None:
         """The keys that the parts of masked blocks offered; every one of them must have."""
         for part in self.parts:
-            key = cast(Encoded, encoded[part.number][0]).key
+            key = cast(FeatureStatistics, opened[part.number][0]).key
             if not self.is_masked[part.block]:
                 continue
             if key is None:
@@ -101,11 +101,15 @@ class UnionOperator:
 
     def sum_figures(self) -> dict[int, float]:
         """By masked block: the sum of the figures that its clients held back."""
+        found = self.masked_sums(lambda part: SendFigure(job=self.job, part=part.number))
+        return {number: float(total[0][0]) for number, total in found.items()}
+
+    def masked_sums(self, message: Callable[[Part], Message]) -> dict[int, list[Array]]:
+        """By masked block: the sum of what its clients answer."""
         masked = [number for number, is_masked in enumerate(self.is_masked) if is_masked]
-        parts = [p for number in masked for p in self.blocks[number]]
-        answers = self._exchange([(p, SendFigure(job=self.job, part=p.number)) for p in parts], "setup")
+        answers = self._exchange([(p, message(p)) for number in masked for p in self.blocks[number]], "setup")
         answers = self._settled(answers, "setup")
-        return {n: float(summed([answers[p.number][0] for p in self.blocks[n]])[0][0]) for n in masked}
+        return {n: summed([answers[p.number][0] for p in self.blocks[n]]) for n in masked}
 
     def largest_curvatures(self, widths: Sequence[int]) -> list[float]:
         """The largest eigenvalue of each block's T_iᵀ diag(G_i) T_i, by power iteration over its clients.

@@ -3,7 +3,7 @@
     minimum_rows = 50            # fewer distinct rows of a table than this never take part in training
     keys_in_plain = false        # join keys leave as tokens only
     second_moments = false       # no exact TᵀT: newton and admm(union="exact") on a partitioned table are refused
-    minimum_clients = 3          # gradients, parameters, second moments leave only in masked sums over so many clients
+    minimum_clients = 3          # statistics, gradients, parameters leave only in masked sums over so many clients
     release_parameters = true    # false: trained parameters stay here, and I predict with them
     predictions = true           # a trained model may be applied to my rows; "held": only one whose part I hold
     identifiers = true           # key values may be shown beside predictions
@@ -109,6 +109,10 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             case m.OpenPart():
                 self._columns(request, use, request.columns, "features")
                 self._minimum(request, use)
+                if not request.wants_key:
+                    self._masked(1)
+            case m.SumStatistics():
+                self._masked(len({peer.client for peer in request.peers}))
             case m.StartPart():
                 self._training(request)
             case m.MultiplyGram():
@@ -175,19 +179,21 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             )
 
     def _training(self, request: m.StartPart) -> None:
-        clients = max(1, len({peer.client for peer in request.peers}))
-        if clients < self.minimum_clients:
-            raise _refused(
-                "minimum_clients",
-                f"what is learnt from this owner's rows leaves only in masked sums over at least "
-                f"{self.minimum_clients} clients of a table, and here they would be {clients}",
-            )
+        self._masked(max(1, len({peer.client for peer in request.peers})))
         options = request.algorithm
         if request.clients > 1:
             self._release("the owners of a table agree on them through the server")
         sends_moments = isinstance(options, Newton) or (isinstance(options, Admm) and options.union == "exact")
         if request.clients > 1 and sends_moments:
             self._moments(f'algorithm="{options.name}" sums them over the owners of a table')
+
+    def _masked(self, clients: int) -> None:
+        if clients < self.minimum_clients:
+            raise _refused(
+                "minimum_clients",
+                f"what is learnt from this owner's rows leaves only in masked sums over at least "
+                f"{self.minimum_clients} clients of a table, and here they would be {clients}",
+            )
 
     def _moments(self, why: str) -> None:
         self._rule(

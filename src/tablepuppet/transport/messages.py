@@ -184,6 +184,7 @@ class OpenPart(Message, frozen=True):
     test_rows: RowNumbers
     multiplicity: RowNumbers | None  # G of the train rows; None: all one
     wants_moments: bool = True  # False: no mean and no spread of any number
+    wants_key: bool = False  # whether the block's sums are masked: then names of categories come, and no figure
 
 
 class NumberStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -205,6 +206,17 @@ class CategoryStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 class FeatureStatistics(Message, frozen=True):
     columns: list[NumberStatistics | CategoryStatistics]
+    key: MaskKey | None = None  # for masks; None: not wanted, or the client has no secret to vouch for it
+
+
+class SumStatistics(Message, frozen=True):
+    """Counts and sums over the block's categories and numbers, as summands (tables/summands.py). → Masked"""
+
+    job: str
+    part: int
+    columns: list[NumberStatistics | CategoryStatistics]  # agreed categories and lengths; the second time also means
+    peers: list[MaskKey]  # keys of all the block's parts
+    is_second: bool = False  # moments about the means
 
 
 class NumberEncoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -236,12 +248,10 @@ class EncodeFeatures(Message, frozen=True):
     job: str
     part: int
     encoders: list[Encoder]
-    wants_key: bool = False  # whether the block's sums will be masked
 
 
 class Encoded(Message, frozen=True):
     width: int
-    key: MaskKey | None = None  # for masks; None: not wanted, or the client has no secret to vouch for it
 
 
 class Done(Message, frozen=True):
@@ -504,6 +514,7 @@ REQUESTS = (
     | SendLabels
     | SendWeights
     | OpenPart
+    | SumStatistics
     | EncodeFeatures
     | StartPart
     | SendFigure

@@ -54,12 +54,22 @@ def _enter(namespace: str) -> None:
 
 
 def _stutter(twice: Path) -> None:
-    send = Stream.send
+    send, send_now = Stream.send, Stream.send_now
+
+    def again(stream: Stream, envelope: Any, frames: Any) -> None:
+        if isinstance(envelope, Request | Reply) and twice.exists():
+            twice.unlink()
+            send(stream, envelope, frames)
 
     def stuttering(self: Stream, envelope: Any, frames: Any = ()) -> None:
         send(self, envelope, frames)
-        if isinstance(envelope, Request | Reply) and twice.exists():
-            twice.unlink()
-            send(self, envelope, frames)
+        again(self, envelope, frames)
+
+    def stuttering_now(self: Stream, envelope: Any, frames: Any = ()) -> bool:
+        is_sent = send_now(self, envelope, frames)
+        if is_sent:
+            again(self, envelope, frames)
+        return is_sent
 
     Stream.send = stuttering  # type: ignore[method-assign]
+    Stream.send_now = stuttering_now  # type: ignore[method-assign]

@@ -107,6 +107,7 @@ def test_what_the_policy_forbids_is_refused(parties: Parties) -> None:
     impostor = meet(parties, policy="keys_in_plain = false\n" + POLICY)
     for asked, answer in zip(FORBIDDEN, impostor.ask(*FORBIDDEN), strict=True):
         assert isinstance(answer, m.Failure), asked
+    assert "no rule of" not in (parties.folder / "store-eu.log").read_text()
     impostor.close()
 
 
@@ -121,6 +122,7 @@ def test_without_a_policy_keys_leave_as_tokens_and_features_never(parties: Parti
     assert "tokens only" in plain.message
     assert isinstance(revealed, m.Failure)
     assert isinstance(tokens, m.Keys)
+    assert "no rule of store-eu speaks of table orders" in (parties.folder / "store-eu.log").read_text()
     impostor.close()
 
 

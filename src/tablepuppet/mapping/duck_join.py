@@ -8,7 +8,6 @@ time, so that what is sorted stays small and row numbers stream straight into co
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import pyarrow as pa
 from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
 from tablepuppet.mapping.free_memory import free_memory
 from tablepuppet.mapping.scan_keys import ScanKeys
+from tablepuppet.mapping.scratch import scratch_folder
 from tablepuppet.transport.messages import RowNumbers
 
 _SLICE = 1 << 23  # joined rows that are sorted at a time, about
@@ -83,9 +83,9 @@ class DuckJoin:
 @contextmanager
 def connected(keys: Sequence[ScanKeys]) -> Iterator[duckdb.DuckDBPyConnection]:
     """DuckDB with the keys of scan i as s<i>, within half of the free memory; what it spills is deleted."""
-    with tempfile.TemporaryDirectory(prefix="tablepuppet-join-") as folder:
+    with scratch_folder() as folder:
         config: dict[str, str | bool | int | float | list[str]] = {
-            "temp_directory": folder,
+            "temp_directory": str(folder),
             "memory_limit": f"{max(_LEAST, free_memory() // 2)}B",
         }
         with duckdb.connect(":memory:", config=config) as connection:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tablepuppet.errors import TablePuppetError
+from tablepuppet.network.handshakes import logged_handshakes
 from tablepuppet.network.join import Member
 from tablepuppet.network.keeper import Keeper
 from tablepuppet.network.serve import Server
@@ -36,7 +37,7 @@ def serve(
     on_ready: Callable[[Server], None],
 ) -> None:
     """Runs the coordinator, and clients of the same organisation beside it, until a signal comes."""
-    with _until_signal() as stop:
+    with _until_signal() as stop, logged_handshakes():
         server = Server(settings)
         on_ready(server)
         members = [_member(client, open_tables) for client in clients]
@@ -75,6 +76,7 @@ def join(settings: ClientSettings, open_tables: OpenTables) -> None:
 def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, ClientTables]:
     tables = open_tables(settings)
     policy = _CAREFUL if settings.policy is None else read_policy(settings.path(settings.policy))
+    _warn_of_silence(settings, policy)
     folder = _locked(settings.state_folder)
     client = Client(
         settings.name,
@@ -93,6 +95,19 @@ def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, 
     keeper = Keeper(client, folder, note)
     member = Member(settings.name, settings.server, settings.identity(), keeper)
     return member, tables
+
+
+def _warn_of_silence(settings: ClientSettings, policy: Policy) -> None:
+    """Says which tables no rule speaks of: whatever column of them a server asks for as its label, it gets."""
+    for table in sorted(set(settings.tables) - set(policy.tables)):
+        log.warning(
+            "no rule of %s speaks of table %s: the server may ask for any of its columns, and one that it calls its "
+            "label leaves as it is. Name the columns that may be used under [tables.%s] in %s",
+            settings.name,
+            table,
+            table,
+            settings.policy or "a policy file",
+        )
 
 
 def _locked(folder: Path) -> Path:

@@ -1,0 +1,58 @@
+"""Failed TLS handshakes as events of our log.
+
+Who shows no certificate, or one of another authority, is refused by gRPC before any code of ours hears of it; all that
+is left is a line of gRPC's own on the standard error of the process. In: such lines. Out: warnings in our log, in its
+format and at its level. Whatever else is written there passes unchanged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+log = logging.getLogger(__name__)
+_STANDARD_ERROR = 2
+_FAILED = re.compile(rb"ssl_transport_security\S*\] Handshake failed with error (?:.*SSL routines:\w*:)?(.*)")
+
+
+@contextmanager
+def logged_handshakes() -> Iterator[None]:
+    """While inside, lines about failed handshakes become warnings."""
+    original = os.dup(_STANDARD_ERROR)
+    reading, writing = os.pipe()
+    os.dup2(writing, _STANDARD_ERROR)
+    os.close(writing)
+    reader = threading.Thread(target=_pass_on, args=(os.fdopen(reading, "rb"), original), name="stderr", daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        os.dup2(original, _STANDARD_ERROR)  # the pipe has no writer any more, and the reader comes to its end
+        reader.join(timeout=5)
+        os.close(original)
+
+
+def reason(line: bytes) -> str | None:
+    """Why a handshake failed, if that is what a line says.
+
+    >>> reason(b"I0000 ssl_transport_security.cc:2158] Handshake failed with error SSL_ERROR_SSL: error:0A0000C7:SSL "
+    ...        b"routines::peer did not return a certificate\\n")
+    'peer did not return a certificate'
+    """
+    found = _FAILED.search(line)
+    return None if found is None else found[1].decode("ascii", "replace").strip()
+
+
+def _pass_on(lines: IO[bytes], target: int) -> None:
+    with lines:
+        for line in lines:
+            why = reason(line)
+            if why is None:
+                os.write(target, line)
+            else:
+                log.warning("refused somebody: the TLS handshake failed (%s)", why)

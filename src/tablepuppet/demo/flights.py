@@ -39,11 +39,16 @@ _TYPES = csv.ConvertOptions(null_values=["", "NA"], strings_can_be_null=True)
 
 def open_flights() -> Federation:
     """The owners of the flights' data, all in this process."""
+    flights, others = read_flights()
+    return Federation({"flights": by_airline(flights), **others})
+
+
+def read_flights() -> tuple[pa.Table, dict[str, pa.Table]]:
+    """The flights, and the tables of the other owners by name."""
     folder = _folder()
     with zipfile.ZipFile(folder / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
         flights = csv.read_csv(file, convert_options=_TYPES)
-    others = {name: csv.read_csv(folder / f"{name}.csv", convert_options=_TYPES) for name in _OTHERS}
-    return Federation({"flights": by_airline(flights), **others})
+    return flights, {name: csv.read_csv(folder / f"{name}.csv", convert_options=_TYPES) for name in _OTHERS}
 
 
 def by_airline(flights: pa.Table) -> list[pa.Table]:

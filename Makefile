@@ -40,6 +40,7 @@ test-all: check ## make test and the slow tests, with coverage
 
 bench: $(VENV)/.dev ## measure time, bytes and memory of every algorithm; DATA=folder adds MovieLens-1M
 	@$(BIN)/tablepuppet bench star chain many tpch-0.1 --out bench.json
+	@$(BIN)/tablepuppet bench --network 10 --out bench-network.json
 	@test -z "$(DATA)" || $(BIN)/tablepuppet bench movielens --data "$(DATA)" --out bench-movielens.json
 
 evaluation: $(VENV)/.dev ## re-run the paper's evaluation: make evaluation DATA=folder (docs/evaluation.md)

@@ -78,7 +78,7 @@ def test_a_cancelled_run_ends_and_leaves_no_checkpoint(tmp_path: Path) -> None:
 
 
 def assert_weathered(folder: Path, faults: int) -> None:
-    job = JOB | {"epochs": 1 + faults // 14}  # 20 rounds an epoch, and a few pass before a fault is over
+    job = JOB | {"epochs": 2 + faults // 8}  # 20 rounds an epoch, and a few pass before a fault is over
     with bad_weather(folder, tables(), seed=faults) as weather:
         result = weather.train(**job, faults=faults)
         states = [p for p in (folder / "state").rglob("*") if p.is_file() and p.name not in (*LASTING, "run")]

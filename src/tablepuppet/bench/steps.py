@@ -1,7 +1,8 @@
 """The server's step of ADMM by itself: gather, proximal map, dual update, collapse; nothing of the clients.
 
-In: a plan. Out: its seconds, how many cores it kept busy, and the time to copy the bytes that it must move at least
-once: row numbers, labels, and the one value that ADMM keeps per joined row, read and written.
+In: a plan. Out: its seconds, how many cores it kept busy, and the time in which one thread copies the bytes that it must
+move at least once: row numbers, the one value that ADMM keeps per joined row, read and written, labels, and a prediction
+and a signal for each row of the tables.
 """
 
 from __future__ import annotations
@@ -63,6 +64,6 @@ def server_step(plan: Plan) -> ServerStep:
 
 
 def moved_bytes(joined: JoinedRows) -> int:
-    """What one pass over joined rows moves: row numbers, labels as bytes, and a float32 read and written."""
+    """What one pass over joined rows moves, with labels as bytes and ADMM's state in single precision."""
     numbers = sum(p.index is not None for p in joined.indices)
-    return joined.rows * (4 * numbers + 1 + 8)
+    return joined.rows * (4 * numbers + 8) + len(joined.labels) + 16 * sum(p.rows for p in joined.indices)

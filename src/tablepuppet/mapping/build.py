@@ -7,7 +7,7 @@ comes from take no part in training (or testing): they are neither sent nor comp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +75,9 @@ def map_tables(
     blocks: list[list[ActiveRows]] = []
     for number, holds in enumerate(holds_labels):
         spread, places = spreads.pop(0)
-        blocks.append(of_labels if holds else [active_rows(spread, side, places[-1][3]) for side in sides])
-        train, test = blocks[-1]
+        train, test = of_labels if holds else (active_rows(spread, side, places[-1][3]) for side in sides)
+        del spread
+        blocks.append([train if holds else train.arranged(), test])
         parts += parts_of_block(number, places, train.rows, test.rows, len(parts))
     joined = []
     for k, (side, own) in enumerate(zip(sides, of_labels, strict=True)):
@@ -158,6 +159,10 @@ class ActiveRows:
     index: RowIndex
     rows: NDArray[np.int64]  # ascending
     multiplicity: NDArray[np.int64]
+
+    def arranged(self) -> ActiveRows:
+        """The same for faster walks."""
+        return replace(self, index=self.index.arranged())
 
 
 def active_rows(spread: RowNumbers, side: Side | None, rows: int) -> ActiveRows:

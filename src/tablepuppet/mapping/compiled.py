@@ -117,3 +117,18 @@ def _scatter_four(out: Array, base: int, index: RowNumbers, values: Array) -> No
 
 
 _SCATTER_FEW = (_scatter_two, _scatter_three, _scatter_four)
+
+
+@kernel
+def number_by_appearance(index: RowNumbers, number: RowNumbers, order: RowNumbers) -> None:
+    """Numbers rows anew, first come, first numbered; `number` is −1 at first, and row order[k] gets number k."""
+    count = 0
+    for j in range(len(index)):
+        i = index[j]
+        if i < 0:
+            continue
+        if number[i] < 0:
+            number[i] = count
+            order[count] = i
+            count += 1
+        index[j] = number[i]

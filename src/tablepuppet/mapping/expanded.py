@@ -47,7 +47,7 @@ def _both(test: JoinedRows, validation: JoinedRows) -> JoinedRows:
     if not validation.rows:
         return test
     places = [
-        np.concatenate([np.arange(side.rows) if p.index is None else p.index for side, p in pair])
+        np.concatenate([p.numbers(side.rows) for side, p in pair])
         for pair in (((test, a), (validation, b)) for a, b in zip(test.indices, validation.indices, strict=True))
     ]
     indices = tuple(RowIndex.of(place, p.rows) for place, p in zip(places, test.indices, strict=True))
@@ -67,7 +67,7 @@ def _expand(joined: JoinedRows, block: int, parts: tuple[Part, ...], side: str) 
     A joined row without a row in this block (−1) goes to the first part, as a row of zeros.
     """
     index = joined.indices[block]
-    rows = np.arange(joined.rows) if index.index is None else index.index
+    rows = index.numbers(joined.rows)
     if not parts:
         return [], RowIndex.of(rows, 0)
     starts = [getattr(part, side).start for part in parts]

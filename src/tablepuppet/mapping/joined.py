@@ -125,7 +125,10 @@ class JoinedRows:
         totals: Sequence[Array | None] = (),
     ) -> Iterator[LaneResult]:
         """What every lane gives, in order, as it comes; `totals`, if any, are written into instead."""
-        values, columns = ([np.ascontiguousarray(v) for v in vs] for vs in (per_row, columns))
+        values, columns = (
+            [np.ascontiguousarray(p.arrange(v)) for p, v in zip(self.indices, given, strict=False)]
+            for given in (per_row, columns)
+        )
 
         def one(lane: Lane) -> LaneResult:
             with np.errstate(over="ignore", invalid="ignore"):  # divergence is the engine's to notice
@@ -163,7 +166,8 @@ class JoinedRows:
 
     def expand(self, block: int, values: Array) -> Array:
         """expand_i of one block's values: (n_i, k) → (N, k). The centralised baseline alone wants them all at once."""
-        return self.indices[block].expand(self._moves, values, 0, self.rows)
+        p = self.indices[block]
+        return p.expand(self._moves, p.arrange(values), 0, self.rows)
 
     def joined_labels(self) -> Array:
         """The label of every joined row."""
@@ -189,7 +193,7 @@ class JoinedRows:
                 counts.append(np.ones(p.rows, np.int64))
             else:
                 found = p.index[p.index >= 0] if p.is_partial else p.index
-                counts.append(np.bincount(found, minlength=p.rows))
+                counts.append(p.restore(np.bincount(found, minlength=p.rows)))
         return counts
 
     @cached_property
@@ -260,7 +264,8 @@ class JoinedRows:
                 for total, (base, out) in zip(totals, own, strict=True):
                     total[base : base + len(out)] += out
         empty = [[np.zeros((p.rows, width)) for p in self.indices] for _ in range(signals)]
-        return Pass(merged or empty, add_sums(sums))
+        found = [[p.restore(total) for p, total in zip(self.indices, own, strict=True)] for own in merged or empty]
+        return Pass(found, add_sums(sums))
 
 
 def _weighted(shard: Shard, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ from tablepuppet.mapping.joined import JoinedRows, RowIndex
 from tablepuppet.transport.messages import RowNumbers
 
 NEAR = 1 << 17  # rows of a block that are sooner sent than numbered anew
-Used = slice | NDArray[np.int64]  # which of a block's rows a piece uses, ascending
+Used = slice | NDArray[np.int64]  # which of a block's rows a piece uses, in the order of its walks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,14 +123,14 @@ def _compact(p: RowIndex, start: int, stop: int, whole: int) -> tuple[Used, RowN
     if p.index is None:
         return slice(low, high), None
     index = p.index[start:stop]
-    if p.is_sorted or p.rows <= NEAR:
+    if p.order is None and (p.is_sorted or p.rows <= NEAR):
         return slice(low, high), index - low if low else index
     counts = np.zeros(p.rows + 1, np.bool_)
     counts[index] = True  # −1: the last
     used = np.flatnonzero(counts[:-1])
     place = np.full(p.rows + 1, -1, index.dtype)
     place[used] = np.arange(len(used), dtype=index.dtype)
-    return used, place[index]
+    return used if p.order is None else p.order[used].astype(np.int64), place[index]
 
 
 def load(storage: Storage, path: str) -> JoinedRows:

@@ -56,10 +56,11 @@ def test_tpch_is_made_once_and_trained_on(tmp_path: Path) -> None:
 
 def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "figures.json"
-    assert main(["bench", "many", "--rows", "2000", "--algorithm", "admm", "--out", str(out), "--epochs", "2"]) == 0
-    (figures,) = json.loads(out.read_text(encoding="utf-8"))
-    assert figures["algorithm"] == "admm"
-    assert figures["step"] > 0
+    rows = ["--rows", "2000", "--rows", "3000"]
+    assert main(["bench", "many", *rows, "--algorithm", "admm", "--out", str(out), "--epochs", "2"]) == 0
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert [figures["case"] for figures in found] == ["many-2,000", "many-3,000"]
+    assert all(figures["algorithm"] == "admm" and figures["step"] > 0 for figures in found)
     assert "admm" in capsys.readouterr().out
 
 

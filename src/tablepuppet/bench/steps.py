@@ -1,8 +1,8 @@
 """The server's step of ADMM by itself: gather, proximal map, dual update, collapse; nothing of the clients.
 
-In: a plan. Out: its seconds, how many cores it kept busy, and the time in which one thread copies the bytes that it must
-move at least once: row numbers, the one value that ADMM keeps per joined row, read and written, labels, and a prediction
-and a signal for each row of the tables.
+In: a plan. Out: its seconds, how many cores it kept busy, and the time in which one thread copies the bytes that it
+must move at least once: row numbers, the one value that ADMM keeps per joined row, read and written, labels, and for
+each row of the tables a prediction and a signal.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from tablepuppet.bench.cases import SYNTHETIC
 from tablepuppet.bench.figures import Figures
 from tablepuppet.bench.measure import measure
 from tablepuppet.bench.network import Overhead, measure_network
@@ -24,7 +25,9 @@ _ALGORITHMS = ("newton", "admm", "sgd", *FITS)
 
 def bench(
     cases: Annotated[list[str] | None, typer.Argument(help="star, chain, many, tpch-SCALE, movielens")] = None,
-    rows: Annotated[int, typer.Option(min=1000, help="Joined rows of the synthetic cases.")] = 1_000_000,
+    rows: Annotated[
+        list[int] | None, typer.Option(min=1000, help="Joined rows of the synthetic cases, 1000000; repeatable.")
+    ] = None,
     algorithm: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(_ALGORITHMS)}; repeatable.")] = None,
     model: Annotated[str, typer.Option(help="linear or logistic")] = "logistic",
     epochs: Annotated[int, typer.Option(min=2, help="At most; newton and admm stop at the optimum.")] = 10,
@@ -61,10 +64,12 @@ def bench(
         _finish(screen, out, asdict(overhead) | {"added": overhead.added, "median": overhead.median})
         return
     found: list[Figures] = []
+    sizes = rows or [1_000_000]
     for case in cases or ["star", "chain", "many"]:
-        for name in algorithm or _ALGORITHMS:
-            with screen.progress(f"{case}: {name}"):
-                found.append(measure(case, rows, data, name, model, epochs))
+        for size in sizes if case in SYNTHETIC else sizes[:1]:
+            for name in algorithm or _ALGORITHMS:
+                with screen.progress(f"{case}: {name}"):
+                    found.append(measure(case, size, data, name, model, epochs))
     screen.show(_table(found))
     if any(figures.step is not None for figures in found):
         screen.show(_steps(found))

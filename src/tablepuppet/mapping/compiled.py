@@ -132,3 +132,11 @@ def number_by_appearance(index: RowNumbers, number: RowNumbers, order: RowNumber
             order[count] = i
             count += 1
         index[j] = number[i]
+
+
+@kernel
+def put(out: NDArray[Any], values: NDArray[Any], order: RowNumbers) -> None:
+    """out[order[j]] = values[j]."""
+    for j in range(len(order)):
+        for k in range(out.shape[1]):
+            out[order[j], k] = values[j, k]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from tablepuppet.mapping.moves import Moves
 from tablepuppet.models.losses import COMPILED_FROM
 from tablepuppet.transport.messages import Array, RowNumbers
 
+T = TypeVar("T", bound=np.generic)
 FAR = 1 << 17  # rows of a block whose values do not stay in a core's cache
 _OFTEN = 4  # joined rows per row of a block, from which its rows are arranged
 
@@ -54,14 +56,22 @@ class RowIndex:
 
     def arrange(self, values: Array) -> Array:
         """Values per row in the order of walks."""
-        return values if self.order is None else np.take(values, self.order, axis=0)
+        if self.order is None:
+            return values
+        from tablepuppet.mapping.compiled import gather
 
-    def restore(self, values: Array) -> Array:
+        out = np.empty(values.shape)
+        gather(out, np.ascontiguousarray(values), self.order)
+        return out
+
+    def restore(self, values: NDArray[T]) -> NDArray[T]:
         """Values in the order of walks, per row."""
         if self.order is None:
             return values
+        from tablepuppet.mapping.compiled import put
+
         out = np.empty_like(values)
-        out[self.order] = values
+        put(out.reshape(self.rows, -1), values.reshape(self.rows, -1), self.order)
         return out
 
     def take(self, joined: RowNumbers) -> RowNumbers:

@@ -187,13 +187,13 @@ class JoinedRows:
 
     def multiplicities(self) -> list[NDArray[np.int64]]:
         """G_i = collapse_i(1)."""
-        counts = []
+        counts: list[NDArray[np.int64]] = []
         for p in self.indices:
             if p.index is None:
                 counts.append(np.ones(p.rows, np.int64))
             else:
                 found = p.index[p.index >= 0] if p.is_partial else p.index
-                counts.append(p.restore(np.bincount(found, minlength=p.rows)))
+                counts.append(p.restore(np.bincount(found, minlength=p.rows).astype(np.int64, copy=False)))
         return counts
 
     @cached_property

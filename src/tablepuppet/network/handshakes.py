@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import IO
 
 log = logging.getLogger(__name__)
@@ -23,18 +24,37 @@ _FAILED = re.compile(rb"ssl_transport_security\S*\] Handshake failed with error 
 @contextmanager
 def logged_handshakes() -> Iterator[None]:
     """While inside, lines about failed handshakes become warnings."""
-    original = os.dup(_STANDARD_ERROR)
+    try:
+        original = os.dup(_STANDARD_ERROR)
+    except OSError:  # it was closed before we came
+        yield
+        return
     reading, writing = os.pipe()
-    os.dup2(writing, _STANDARD_ERROR)
-    os.close(writing)
-    reader = threading.Thread(target=_pass_on, args=(os.fdopen(reading, "rb"), original), name="stderr", daemon=True)
-    reader.start()
+    lines, target = os.fdopen(reading, "rb"), os.fdopen(original, "w", buffering=1, errors="backslashreplace")
+    reader = threading.Thread(target=_pass_on, args=(lines, target), name="stderr", daemon=True)
+    with redirect_stderr(target), _logging_to(target):  # Python's own words take no part: a full pipe must not stop it
+        os.dup2(writing, _STANDARD_ERROR)
+        os.close(writing)
+        reader.start()
+        try:
+            yield
+        finally:
+            os.dup2(original, _STANDARD_ERROR)  # the pipe has no writer any more, and the reader comes to its end
+            reader.join(timeout=5)
+    if not reader.is_alive():  # unless a child of ours still writes to it
+        target.close()
+
+
+@contextmanager
+def _logging_to(target: IO[str]) -> Iterator[None]:
+    """Our log goes to this file instead of standard error."""
+    handlers = [h for h in logging.getLogger("tablepuppet").handlers if isinstance(h, logging.StreamHandler)]
+    before = [(handler, handler.setStream(target)) for handler in handlers if handler.stream is sys.__stderr__]
     try:
         yield
     finally:
-        os.dup2(original, _STANDARD_ERROR)  # the pipe has no writer any more, and the reader comes to its end
-        reader.join(timeout=5)
-        os.close(original)
+        for handler, stream in before:
+            handler.setStream(stream)
 
 
 def reason(line: bytes) -> str | None:
@@ -48,11 +68,11 @@ def reason(line: bytes) -> str | None:
     return None if found is None else found[1].decode("ascii", "replace").strip()
 
 
-def _pass_on(lines: IO[bytes], target: int) -> None:
+def _pass_on(lines: IO[bytes], target: IO[str]) -> None:
     with lines:
         for line in lines:
             why = reason(line)
             if why is None:
-                os.write(target, line)
+                target.write(line.decode("utf-8", "replace"))
             else:
                 log.warning("refused somebody: the TLS handshake failed (%s)", why)

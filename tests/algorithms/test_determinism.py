@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from tests.algorithms.neural_join import JOINS, federation
 
 from tablepuppet.mapping import joined
+from tablepuppet.mapping.pool import Pool
 from tablepuppet.transport.local import LocalTransport
 
 torch = pytest.importorskip("torch")
@@ -26,8 +26,9 @@ def trained(threads: int, monkeypatch: pytest.MonkeyPatch, clients: int, **optio
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with ThreadPoolExecutor(threads) as pool, federation(clients, rows=20_000) as owner:
-            monkeypatch.setattr(joined, "_POOL", [pool])
+        with federation(clients, rows=20_000) as owner:
+            pool = Pool(threads)
+            monkeypatch.setattr(joined, "pool", lambda: pool)
             owner._transport.close()
             handlers = {name: client.handle for name, client in owner._clients.items()}
             owner._transport = LocalTransport(handlers, threads=threads)

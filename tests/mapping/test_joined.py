@@ -72,7 +72,7 @@ def test_shard_borders_and_threads_do_not_show_in_the_result(monkeypatch: Any) -
     joined = JoinedRows(rows, indices, indices[0], rng.normal(size=rows))
     values = [rng.normal(size=(p.rows, 1)) for p in indices]
     threaded = joined.run(echo, values, signals=1)
-    monkeypatch.setattr(module, "_pool", lambda: _Sequential())
+    monkeypatch.setattr(module, "pool", lambda: _Sequential())
     alone = joined.run(echo, values, signals=1)
     assert threaded.sums == alone.sums
     for a, b in zip(threaded.signals[0], alone.signals[0], strict=True):

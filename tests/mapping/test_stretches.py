@@ -59,7 +59,7 @@ def test_a_fused_pass_gives_what_the_walk_over_shards_gives(joined: JoinedRows, 
 @pytest.mark.parametrize("loss", LOSSES, ids=["squared", "logistic"])
 def test_threads_do_not_show_in_a_fused_pass(joined: JoinedRows, loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
     threaded, u = run(joined, loss, is_fused=True)
-    monkeypatch.setattr(module, "_pool", lambda: _Sequential())
+    monkeypatch.setattr(module, "pool", lambda: _Sequential())
     alone, same_u = run(joined, loss, is_fused=True)
     assert u.tobytes() == same_u.tobytes()
     assert threaded.sums == alone.sums

@@ -13,9 +13,7 @@ the result.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -25,54 +23,19 @@ from numpy.typing import NDArray
 
 from tablepuppet.mapping.index import RowIndex, distinct
 from tablepuppet.mapping.moves import Moves, moves_for
+from tablepuppet.mapping.pool import pool
 from tablepuppet.mapping.stretches import lay_open, whole
+from tablepuppet.mapping.work import JoinStep, Lane, LaneResult, Pass, Shard, Sums, Work, add_sums
 from tablepuppet.models.weighted import Weighted
 from tablepuppet.threads import one_blas_thread
 from tablepuppet.transport.messages import Array, RowNumbers
 
-__all__ = ["JoinedRows", "Pass", "RowIndex", "Shard"]
+__all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]
 
 SHARD = 1 << 15
 LANES = 16
 _LANE = 1 << 24  # joined rows beyond which 16 lanes would be too few: a lane lies on one machine
 _LONGEST = 1 << 26  # joined rows of a lane, even where blocks are large
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Shard:
-    """What an algorithm's join step sees of some joined rows."""
-
-    scores: Array  # Σ_i expand_i(v_i), the step's to overwrite
-    columns: Sequence[Array]  # expand_i of each block's further columns
-    labels: Array
-    state: Mapping[str, Array]  # the algorithm's own joined values, writable where the walk says so
-    weights: Array | None = None  # of the rows; None: all one
-
-
-Sums = dict[str, Any]
-Lane = Sequence[tuple[int, int]]  # the borders of its shards
-LaneResult = tuple[list[list[tuple[int, Array]]], Sums]  # collapsed signals by block, each from some row on; sums
-JoinStep = Callable[..., tuple[Sequence[Array], Sums]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Work:
-    """What is done to joined rows in a walk."""
-
-    step: JoinStep
-    signals: int = 0
-    writes: tuple[str, ...] = ()
-    given: Mapping[str, Any] = field(default_factory=dict)
-    own: float = 0.0
-    fused: Callable[..., Sums] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pass:
-    """The outcome of one walk over all joined rows."""
-
-    signals: list[list[Array]]  # signals[s][i]: the s-th signal, collapsed to block i
-    sums: Sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +76,7 @@ class JoinedRows:
         """
         work = Work(step, signals, tuple(writes), given, own, None if self.weights is not None else fused)
         totals = whole(self.indices) if work.fused is not None else []
-        results = self.walk(work, per_row, columns, _pool().map, totals)
+        results = self.walk(work, per_row, columns, pool().map, totals)
         return self._merge(results, signals, per_row[0].shape[1], totals)
 
     def walk(
@@ -260,12 +223,18 @@ class JoinedRows:
         for buffers, of_lane in results:
             sums.append(of_lane)
             merged = merged or [[np.zeros((p.rows, own[0][1].shape[1])) for p in self.indices] for own in buffers]
-            for totals, own in zip(merged, buffers, strict=True):
-                for total, (base, out) in zip(totals, own, strict=True):
-                    total[base : base + len(out)] += out
+            _add(merged, buffers)
+            del buffers  # before the next lane's come
         empty = [[np.zeros((p.rows, width)) for p in self.indices] for _ in range(signals)]
         found = [[p.restore(total) for p, total in zip(self.indices, own, strict=True)] for own in merged or empty]
         return Pass(found, add_sums(sums))
+
+
+def _add(totals: Sequence[Sequence[Array]], buffers: Sequence[Sequence[tuple[int, Array]]]) -> None:
+    """What one lane has collapsed, to what all have."""
+    for into, own in zip(totals, buffers, strict=True):
+        for total, (base, out) in zip(into, own, strict=True):
+            total[base : base + len(out)] += out
 
 
 def _weighted(shard: Shard, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -292,22 +261,3 @@ def batch(
         indices.append(RowIndex(len(unique) - missing, inverse - missing, is_partial=bool(missing)))
     identity = RowIndex(len(labels), None, is_sorted=True)
     return JoinedRows(len(labels), tuple(indices), identity, labels, whole=whole, weights=weights), occurring
-
-
-def add_sums(parts: Sequence[Sums]) -> Sums:
-    """Sums of the same names, added in order."""
-    total: Sums = {}
-    for part in parts:
-        for name, value in part.items():
-            total[name] = total[name] + value if name in total else value
-    return total
-
-
-_POOL: list[ThreadPoolExecutor] = []
-
-
-def _pool() -> ThreadPoolExecutor:
-    """One pool of threads for all walks of this process."""
-    if not _POOL:
-        _POOL.append(ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="tablepuppet-joined"))
-    return _POOL[0]

@@ -18,7 +18,7 @@ def test_results_come_in_order_and_no_more_are_kept_than_there_are_threads() -> 
             begun.append(item)
         return item * item
 
-    taken = []
+    taken: list[int] = []
     for result in Pool(3).map(work, range(20)):
         assert len(begun) <= len(taken) + 3
         taken.append(result)

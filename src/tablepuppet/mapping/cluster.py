@@ -198,7 +198,7 @@ class ClusterRows:
             labels[place] = found[1]
             if weights is not None:
                 weights[place] = found[2]
-        return batch(numbers, labels, weights, self.rows)
+        return batch(numbers, labels, weights, [p.rows for p in self.indices], self.rows)
 
 
 def _add(merged: list[list[Array]], piece: Piece, lane: LaneResult) -> None:

@@ -15,6 +15,7 @@ from tablepuppet.transport.messages import Array, RowNumbers
 T = TypeVar("T", bound=np.generic)
 FAR = 1 << 17  # rows of a block whose values do not stay in a core's cache
 _OFTEN = 4  # joined rows per row of a block, from which its rows are arranged
+_DENSE = 8  # rows of a block per row of a batch, up to which it is faster to mark rows than to sort them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +79,7 @@ class RowIndex:
         """p_i of some joined rows."""
         if self.index is None:
             return joined
-        found = self.index[joined]
+        found = self.index.take(joined)
         return found if self.order is None else np.where(found < 0, found, self.order[found])
 
     def numbers(self, joined_rows: int) -> RowNumbers:
@@ -121,13 +122,20 @@ class RowIndex:
         moves.scatter_add(out[low - base : high - base], low, self.index[start:stop], values)
 
 
-def distinct(rows: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
-    """The different row numbers of a batch, ascending, and where each of the batch's lies among them.
+def distinct(rows: RowNumbers, size: int) -> tuple[RowNumbers, RowNumbers]:
+    """The different row numbers of a batch from a block of `size` rows, ascending (−1 the first of them), and where
+    each of the batch's lies among them.
 
-    >>> unique, where = distinct(np.array([7, 2, 7]))
+    >>> unique, where = distinct(np.array([7, 2, 7]), 8)
     >>> unique.tolist(), where.tolist()
     ([2, 7], [1, 0, 1])
     """
+    if size <= _DENSE * len(rows):
+        place = rows.astype(np.intp) + 1
+        occurs = np.zeros(size + 1, np.bool_)
+        occurs[place] = True
+        number = np.cumsum(occurs) - 1
+        return np.flatnonzero(occurs) - 1, number.take(place)
     if len(rows) >= 2**32 or int(rows.max(initial=0)) >= 2**31:
         unique, where = np.unique(rows, return_inverse=True)
         return unique, where

@@ -110,7 +110,7 @@ class JoinedRows:
 
     def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
         """A batch of joined rows, and for each block the rows that occur in it (ascending)."""
-        return batch(*self.look_up(joined), self.whole or self.rows)
+        return batch(*self.look_up(joined), [p.rows for p in self.indices], self.whole or self.rows)
 
     def look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
         """p_i of some joined rows, for each block, and their labels and weights."""
@@ -249,13 +249,13 @@ def _weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:
 
 
 def batch(
-    row_numbers: Sequence[RowNumbers], labels: Array, weights: Array | None, whole: int
+    row_numbers: Sequence[RowNumbers], labels: Array, weights: Array | None, sizes: Sequence[int], whole: int
 ) -> tuple[JoinedRows, list[RowNumbers]]:
     """Joined rows from p_i, labels and weights; blocks have just the rows that occur, which are returned ascending."""
     indices: list[RowIndex] = []
     occurring: list[RowNumbers] = []
-    for numbers in row_numbers:
-        unique, inverse = distinct(numbers)
+    for numbers, size in zip(row_numbers, sizes, strict=True):
+        unique, inverse = distinct(numbers, size)
         missing = int(len(unique) > 0 and unique[0] < 0)
         occurring.append(unique[missing:].astype(np.int32 if len(unique) == 0 or unique[-1] < 2**31 else np.int64))
         indices.append(RowIndex(len(unique) - missing, inverse - missing, is_partial=bool(missing)))

@@ -45,19 +45,17 @@ class Features:
 
     def dot(self, theta: Array, rows: RowNumbers | None = None) -> Array:
         """X θ: (d, k) → (n, k); with `rows`, of these rows only, in their order."""
-        dense = self.dense if rows is None else self.dense[rows]
-        out: Array = dense @ theta[self.dense_columns]
+        out: Array = self._dense(rows) @ theta[self.dense_columns]
         for codes, columns in self._categories():
-            add_picked(out, theta[columns], codes if rows is None else codes[rows])
+            add_picked(out, theta[columns], codes if rows is None else codes.take(rows))
         return out
 
     def transpose_dot(self, signal: Array, rows: RowNumbers | None = None) -> Array:
         """Xᵀ s: (n, k) → (d, k); with `rows`, s has one row for each of them."""
         out = np.zeros((self.width, signal.shape[1]))
-        dense = self.dense if rows is None else self.dense[rows]
-        out[self.dense_columns] = dense.T @ signal
+        out[self.dense_columns] = self._dense(rows).T @ signal
         for codes, columns in self._categories():
-            out[columns] = sum_by_code(codes if rows is None else codes[rows], signal, _size(columns))
+            out[columns] = sum_by_code(codes if rows is None else codes.take(rows), signal, _size(columns))
         return out
 
     def row_norms(self) -> Array:
@@ -122,6 +120,13 @@ class Features:
             present = np.flatnonzero(codes >= 0)
             out[present, columns.start + codes[present]] = 1.0
         return out
+
+    def _dense(self, rows: RowNumbers | None) -> Array:
+        if rows is None:
+            return self.dense
+        if self.dense.shape[1] == 1:  # NumPy is twice as fast along one axis
+            return self.dense.reshape(-1).take(rows)[:, None]
+        return self.dense.take(rows, axis=0)
 
     def _categories(self) -> Iterator[tuple[Codes, slice]]:
         return zip(self.codes, self.code_columns, strict=True)

@@ -40,6 +40,6 @@ one_blas_thread = _OneBlasThread()
 
 @cache
 def _controller() -> ThreadpoolController:
-    import scipy.linalg  # noqa: F401  it brings a BLAS of its own, which must be there to be found
-
+    """Of the BLAS libraries that are loaded: NumPy's is. SciPy's serves the centralised baseline alone, which keeps all
+    its threads."""
     return ThreadpoolController()

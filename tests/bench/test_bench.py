@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 import pytest
+from rich.console import Console
 
 from tablepuppet.bench.cases import SYNTHETIC, make_case
 from tablepuppet.bench.figures import copy_seconds
 from tablepuppet.bench.measure import _trained, measure
 from tablepuppet.bench.pooled import FITS, pooled
 from tablepuppet.cli.main import main
+from tablepuppet.cli.screen import Screen
 from tablepuppet.errors import JobError
 
 
@@ -68,3 +71,29 @@ def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFi
 def test_an_unknown_case_is_refused(name: str) -> None:
     with pytest.raises(JobError):
         make_case(name, 1000, None)
+
+
+def _shown(capsys: pytest.CaptureFixture[str], *, width: int | None) -> list[str]:
+    screen = Screen(wants_json=False)
+    if width is not None:
+        screen.out = Console(force_terminal=True, width=width, highlight=False)
+    headings = ("case", "algorithm", *(f"figure {i}" for i in range(12)))
+    screen.show_figures(headings, [("movielens", "sklearn-newton", *(f"{i}.123" for i in range(12)))], keys=2)
+    return re.sub("\x1b[^m]*m", "", capsys.readouterr().out).splitlines()
+
+
+def test_a_table_of_figures_is_whole_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    heading, row = _shown(capsys, width=None)
+    assert heading.split("  ")[0] == "case"
+    assert row.split() == ["movielens", "sklearn-newton", *(f"{i}.123" for i in range(12))]
+
+
+def test_a_table_of_figures_is_stacked_on_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _shown(capsys, width=80)
+    assert max(map(len, lines)) <= 80
+    rows = [line.split() for line in lines if line.startswith("movielens")]
+    assert [cell for row in rows for cell in row[2:]] == [f"{i}.123" for i in range(12)]
+    assert all(row[:2] == ["movielens", "sklearn-newton"] for row in rows)

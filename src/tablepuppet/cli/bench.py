@@ -70,9 +70,10 @@ def bench(
             for name in algorithm or _ALGORITHMS:
                 with screen.progress(f"{case}: {name}"):
                     found.append(measure(case, size, data, name, model, epochs))
-    screen.show(_table(found))
-    if any(figures.step is not None for figures in found):
-        screen.show(_steps(found))
+    screen.show_figures(_FIGURES, [_row(figures) for figures in found], keys=2)
+    if steps := _steps(found):
+        screen.show("")
+        screen.show_figures(_STEP_FIGURES, steps)
     _finish(screen, out, [asdict(figures) for figures in found])
 
 
@@ -94,33 +95,31 @@ def _overhead(found: Overhead) -> Table:
     return table
 
 
-def _steps(found: list[Figures]) -> Table:
+_STEP_FIGURES = ("server step of admm", "step s", "copy s", "× copy", "cores")
+_FIGURES = (
+    *("case", "algorithm", "mapping s", "epoch s", "server s", "× copy", "clients s", "total s", "CPU s"),
+    *("F", "MB/epoch", "peak MB", "B/row"),
+)
+
+
+def _steps(found: list[Figures]) -> list[list[str]]:
     """ADMM's server step by itself."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("server step of admm", "step s", "copy s", "× copy", "cores"):
-        table.add_column(heading, justify="left" if heading.startswith("server") else "right")
-    for f in found:
-        if f.step is not None and f.cores is not None:
-            ratio = f"{f.step / f.limit:.1f}"
-            table.add_row(f.case, f"{f.step:.4f}", f"{f.limit:.4f}", ratio, f"{f.cores:.1f}")
-    return table
+    return [
+        [f.case, f"{f.step:.4f}", f"{f.limit:.4f}", f"{f.step / f.limit:.1f}", f"{f.cores:.1f}"]
+        for f in found
+        if f.step is not None and f.cores is not None
+    ]
 
 
-def _table(found: list[Figures]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    headings = ("case", "algorithm", "mapping s", "epoch s", "server s", "× copy", "clients s", "total s", "CPU s")
-    for heading in (*headings, "F", "MB/epoch", "peak MB", "B/row"):
-        table.add_column(heading, justify="left" if heading in ("case", "algorithm") else "right")
-    for f in found:
-        table.add_row(
-            f.case,
-            f.algorithm,
-            *(f"{value:.3f}" for value in (f.mapping, f.epoch, f.server)),
-            f"{f.server / f.limit:.1f}",
-            *(f"{value:.3f}" for value in (f.clients, f.total, f.cpu)),
-            f"{f.objective:.8f}",
-            f"{f.bytes / 1e6:.2f}",
-            f"{f.peak / 1e6:.0f}",
-            f"{f.peak / f.joined_rows:.0f}",
-        )
-    return table
+def _row(f: Figures) -> list[str]:
+    return [
+        f.case,
+        f.algorithm,
+        *(f"{value:.3f}" for value in (f.mapping, f.epoch, f.server)),
+        f"{f.server / f.limit:.1f}",
+        *(f"{value:.3f}" for value in (f.clients, f.total, f.cpu)),
+        f"{f.objective:.8f}",
+        f"{f.bytes / 1e6:.2f}",
+        f"{f.peak / 1e6:.0f}",
+        f"{f.peak / f.joined_rows:.0f}",
+    ]

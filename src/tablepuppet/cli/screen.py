@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -22,6 +22,8 @@ from tablepuppet.engine.result import RoundEvent
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document for machines, no progress.")]
 
+_ENDLESS = 10_000  # columns
+
 
 class Screen:
     """Standard output and standard error of one command."""
@@ -29,6 +31,8 @@ class Screen:
     def __init__(self, wants_json: bool) -> None:
         self.wants_json = wants_json
         self.out = Console(highlight=False, soft_wrap=True)
+        if not self.out.is_terminal:
+            self.out.width = _ENDLESS  # a file has no edge; rich would cut a table at 80 columns
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def show(self, *shown: RenderableType) -> None:
@@ -69,6 +73,22 @@ class Screen:
                     bar.update(task, note=f"objective {event.record.objective:.6g}")
 
             yield on_round
+
+    def show_figures(self, headings: Sequence[str], rows: Sequence[Sequence[str]], *, keys: int = 1) -> None:
+        """One table, or, on a terminal too narrow for it, several below each other, each led by the first `keys`
+        columns."""
+        widths = [2 + max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+        rest = list(range(keys, len(headings)))
+        while rest:
+            shown = [*range(keys), rest.pop(0)]
+            while rest and sum(widths[i] for i in (*shown, rest[0])) <= self.out.width + 2:
+                shown.append(rest.pop(0))
+            made = table(*(headings[i] for i in shown))
+            for column in made.columns[:keys]:
+                column.justify = "left"
+            for row in rows:
+                made.add_row(*(row[i] for i in shown))
+            self.show(made, *([""] if rest else []))
 
 
 def table(*columns: str, title: str | None = None) -> Table:

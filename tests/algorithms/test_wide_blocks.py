@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,6 +12,26 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.algorithms import admm, conjugate, newton
 
+MEASURE = """
+import resource, sys
+import numpy as np, pyarrow as pa, tablepuppet as tp
+
+rows, names = 5_000_000, 100_000
+rng = np.random.default_rng(0)
+x = rng.normal(size=rows)
+code = pa.array(rng.integers(0, names, rows, np.int32))
+facts = pa.table({
+    "k": rng.integers(0, 1000, rows, np.int32),
+    "x": x,
+    "name": pa.DictionaryArray.from_arrays(code, pa.array([f"n{i}" for i in range(names)])),
+    "y": (x + rng.logistic(size=rows) > 0).astype(np.int8),
+})
+parts = pa.table({"k": np.arange(1000, dtype=np.int32), "z": rng.normal(size=1000)})
+with tp.Federation({"facts": facts, "parts": parts}) as federation:
+    result = federation.train(sys.argv[1], label="y", model="logistic", algorithm=sys.argv[2], epochs=2)
+assert len(result.blocks[0].theta) == names + 1
+print(result.objective, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
 QUERY = "SELECT f.x, f.name, d.z, f.y FROM facts f JOIN parts d ON f.k = d.k"
 
 
@@ -59,3 +82,13 @@ def test_conjugate_gradients_solve_what_they_are_given() -> None:
 def test_no_right_hand_side_gives_zero() -> None:
     products = conjugate.Products(lambda v: 0.0 * v, np.zeros(3))
     np.testing.assert_array_equal(products.solve(1.0, 0.0, np.zeros((3, 1)), to=1e-8), np.zeros((3, 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["newton", "admm"])
+def test_five_million_rows_with_a_hundred_thousand_categories_train_within_four_gigabytes(algorithm: str) -> None:
+    command = [sys.executable, "-c", MEASURE, QUERY, algorithm]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True)
+    objective, gigabytes = map(float, done.stdout.split())
+    assert objective < 0.61  # that of x alone, the only column that tells anything
+    assert gigabytes < 4

@@ -160,3 +160,15 @@ def test_several_jobs_are_done_one_after_another(tmp_path: Path) -> None:
             time.sleep(0.2)
         assert [user.wait(1) for user in users] == [0, 0, 0]
     assert busiest == 1
+
+
+@pytest.mark.parametrize("command", ["serve", "join"])
+def test_state_that_cannot_be_kept_is_said_before_anything_begins(tmp_path: Path, command: str) -> None:
+    parties = Parties(tmp_path)
+    parties.write(tables(20))
+    (tmp_path / "state").write_text("a file, where a folder should be")
+    file = parties.federation if command == "serve" else tmp_path / "supplier.toml"
+    words = [sys.executable, "-m", "tablepuppet", command, str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "cannot make the folder" in done.stderr

@@ -20,6 +20,7 @@ from tablepuppet.mapping.engines import Ray
 from tablepuppet.network.control import Failed, Kind, Waiting
 from tablepuppet.network.journal import Journal, RunTransport
 from tablepuppet.network.objects import to_frame
+from tablepuppet.network.records import make_folder
 from tablepuppet.network.runs import Run
 from tablepuppet.prediction.standing import Standing
 from tablepuppet.transport.codec import Frame
@@ -38,7 +39,7 @@ class Coordinator:
     ) -> None:
         self._tables, self._switchboard, self._patience = tables, switchboard, patience
         self._folder = folder / "runs"
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         self._runs: dict[str, Run] = {}
         self._queue: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._lock = threading.RLock()

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from tablepuppet.errors import TablePuppetError, TransportError
-from tablepuppet.network.records import is_full, read_record, write_record
+from tablepuppet.network.records import is_full, make_folder, read_record, write_record
 from tablepuppet.network.slots import Slots
 from tablepuppet.operators.client import SETUP, Client
 from tablepuppet.transport.codec import Frame, encode
@@ -72,7 +72,7 @@ class Keeper:
         self._on_note = on_note
         self._runs: dict[str, _Memory] = {}
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
 
     def answer(self, request: Request, frames: Sequence[Frame]) -> Sequence[Frame]:
         """The reply to a request, computed at most once."""

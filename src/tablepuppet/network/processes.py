@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tablepuppet.errors import TablePuppetError
+from tablepuppet.errors import TablePuppetError, TransportError
 from tablepuppet.network.handshakes import logged_handshakes
 from tablepuppet.network.join import Member
 from tablepuppet.network.keeper import Keeper
+from tablepuppet.network.records import make_folder
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
 from tablepuppet.operators.client import Client
@@ -112,8 +113,11 @@ def _warn_of_silence(settings: ClientSettings, policy: Policy) -> None:
 
 def _locked(folder: Path) -> Path:
     """The folder, held by this process alone: two clients in one folder would spoil each other's checkpoints."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = (folder / "lock").open("w")
+    make_folder(folder)
+    try:
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise TransportError(f"cannot write in the folder {folder} for state: {error.strerror}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -113,6 +113,14 @@ def load_record(path: Path, types: Any) -> Parcel:
     return parcel
 
 
+def make_folder(folder: Path) -> None:
+    """A folder for state, unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TransportError(f"cannot make the folder {folder} for state: {error.strerror}") from None
+
+
 def sync_folder(folder: Path) -> None:
     """Makes names in a folder as durable as the files' content."""
     descriptor = os.open(folder, os.O_RDONLY)

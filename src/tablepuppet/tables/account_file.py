@@ -60,14 +60,16 @@ def _read(path: Path) -> Account:
 
 def _replace(path: Path, content: bytes) -> None:
     """The file is the old one or the new one, whatever happens; only its owner can read it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".account-")  # readable by its owner alone
+    name = ""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".account-")  # readable by its owner alone
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(path)
     except OSError as error:
-        Path(name).unlink(missing_ok=True)
+        if name:
+            Path(name).unlink(missing_ok=True)
         raise PolicyError(f"cannot write {path}: {error.strerror}; nothing leaves before it is kept") from None

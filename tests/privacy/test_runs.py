@@ -21,7 +21,16 @@ from tablepuppet.mapping.joined import JoinedRows, RowIndex
 from tablepuppet.models.losses import Logistic
 from tablepuppet.tables.tokens import job_key, tokens
 from tablepuppet.transport.codec import Frame, decode
-from tablepuppet.transport.messages import REQUESTS, RESPONSES, ColumnInfo, Keys, Predictions, SendKeys
+from tablepuppet.transport.messages import (
+    REQUESTS,
+    RESPONSES,
+    ColumnInfo,
+    Evaluation,
+    Keys,
+    Predictions,
+    SendKeys,
+    SgdUpdate,
+)
 
 QUERY = "SELECT r.x, u.age, u.band, r.late FROM rides r JOIN users u ON r.uid = u.uid"
 BOUNDS = {"x": (-1.0, 1.0), "age": (18.0, 80.0)}
@@ -112,7 +121,9 @@ def test_what_is_logged_or_said_in_errors_holds_no_key_and_no_value(
         with pytest.raises(tp.TablePuppetError) as refused:
             train(federation, algorithm=algorithm, privacy={"features": {"epsilon": 1.0}})
     said = caplog.text + "".join(str(r.args) + str(r.msg) for r in caplog.records) + str(refused.value)
-    for value in (CANARY_KEY, 1_000_000_007, CANARY_AGE, f"{CANARY_AGE:.6g}", "kkkkkkkk", (b"k" * 32).hex()):
+    users = tables()["users"]
+    values = [*users["uid"].to_pylist(), *users["age"].to_pylist(), f"{CANARY_AGE:.6g}", "kkkkkkkk", (b"k" * 32).hex()]
+    for value in values:
         assert str(value) not in said
 
 
@@ -145,6 +156,30 @@ def reconstruction_error(privacy: dict[str, Any]) -> float:
 def test_exact_predictions_give_the_rows_away_and_noisy_ones_do_not() -> None:
     assert reconstruction_error({}) < 1e-3
     assert reconstruction_error({"predictions": {"mode": "local", "epsilon": 4.0}}) > 0.3
+
+
+def test_the_server_sees_noisy_predictions_of_test_rows_too_where_they_are_local() -> None:
+    with tp.Federation(tables()) as federation:
+        tap = Tap(federation)
+        train(federation, privacy={"predictions": {"mode": "local", "epsilon": 1.0, "bound": 1.0}})
+        shown = [a for a in (decode(f, RESPONSES) for f in tap.up) if isinstance(a, Evaluation)]
+    noisy = [values for a in shown for values in (a.test, a.train) if values is not None and len(values) > 20]
+    assert len(noisy) >= 4
+    assert all(np.abs(values).max() > 3.0 for values in noisy)  # without noise they lie within ±1
+
+
+def test_the_same_private_job_twice_draws_other_noise_and_other_batches() -> None:
+    privacy = {"features": {"noise": 2.0, "cap": 5, "bounds": BOUNDS}, "allow_reconstruction": True}
+    batches, thetas = [], []
+    for _ in range(2):
+        with tp.Federation(tables(), key=b"k" * 32) as federation:
+            tap = Tap(federation)
+            result = train(federation, privacy=privacy, batch_size=60, epochs=1)
+            asked = [r for r in (decode(f, REQUESTS) for f in tap.down) if isinstance(r, SgdUpdate)]
+        batches.append([r.next_rows.tolist() for r in asked if r.next_rows is not None])
+        thetas.append(result.blocks[0].theta)
+    assert batches[0] != batches[1]
+    assert not np.isclose(thetas[0], thetas[1], rtol=1e-3).any()
 
 
 def test_rows_take_part_as_often_as_the_ledger_counts() -> None:
@@ -193,6 +228,14 @@ def test_a_private_run_reports_what_it_spent_with_unit_observer_and_cap() -> Non
     assert result.privacy.epsilon("features", "users", "outsider") <= 4.0
     assert result.privacy.epsilon("features", "users", "outsider") > 3.8
     assert result.plan.mapping.dropped > 0
+    of_users = {r.observer: r for r in result.privacy.releases if r.table == "users"}
+    assert (of_users["outsider"].cap, of_users["outsider"].sampling, of_users["server"].sampling) == (
+        5,
+        "poisson",
+        "known",
+    )
+    assert of_users["outsider"].rate == pytest.approx(60 / result.plan.mapping.train.rows)
+    assert of_users["server"].spent() > of_users["outsider"].spent()
     assert any("base row of users with at most 5 joined rows" in line for line in result.privacy.lines())
 
 

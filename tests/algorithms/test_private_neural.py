@@ -137,7 +137,8 @@ def test_a_private_run_takes_as_many_noisy_steps_as_the_ledger_says(algorithm: s
         spent = [s for c in owner._clients.values() for s in c.account.account.spendings if s.what == "features"]
     releases = [r for r in result.privacy.releases if r.observer == "outsider"]
     rounds = -(-result.plan.mapping.train.rows // 100)
-    expected = 2 * 5 * (3 if clients > 1 else 1) if algorithm == "admm" else 2 * rounds
+    # three inner rounds share five steps: two each
+    expected = 2 * (3 * 2 if clients > 1 else 5) if algorithm == "admm" else 2 * rounds
     assert {r.steps for r in releases} == set(taken) == {s.steps for s in spent} == {expected}
     assert {s.noise for s in spent} == {r.noise for r in releases} == {3.0}
     assert np.isfinite(result.objective)

@@ -81,11 +81,16 @@ def test_two_generators_never_agree() -> None:
 
 def test_base_rows_are_sampled_at_the_stated_rate() -> None:
     private = PrivateGradient(GradientPrivacy(clip=1.0, noise=1.0, rate=0.07, limit=9), secure_generator())
-    counts = np.zeros(200)
+    counts, sizes = np.zeros(200), []
     for _ in range(1500):
-        counts[private.sample(200)] += 1
+        taken = private.sample(200)
+        counts[taken] += 1
+        sizes.append(len(taken))
     assert scipy.stats.chisquare(counts).pvalue > ALARM
     assert scipy.stats.binomtest(int(counts.sum()), 200 * 1500, 0.07).pvalue > ALARM
+    # each row for itself: a sample of a fixed size would not spread
+    spread = float(np.var(sizes)) * 1500 / (200 * 0.07 * 0.93)
+    assert ALARM < scipy.stats.chi2.cdf(spread, 1499) < 1 - ALARM
 
 
 def test_zero_features_and_zero_noise_still_move_theta_to_the_consensus() -> None:

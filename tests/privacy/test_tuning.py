@@ -11,7 +11,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.plan.private import plan_privacy
-from tablepuppet.privacy.tuning import NoisySteps, clips, slow_down
+from tablepuppet.privacy.tuning import NoisySteps, tuned
 
 PLAIN: dict[str, Any] = {
     "features": 2.0,
@@ -42,26 +42,33 @@ def test_the_cost_of_noise_is_what_a_noisy_descent_pays() -> None:
 def test_a_clip_lies_between_once_and_three_times_what_a_row_typically_sends() -> None:
     typical = 1.5 * np.sqrt(2.0) * 4.0
     quiet, loud = steps(noise=1e-3), steps(noise=1e5)
-    assert clips([quiet, loud], 1.5, 1.0) == pytest.approx([3 * typical, typical])
+    (first, _), (second, _) = tuned([quiet, loud], 1.5, 1.0, None)
+    assert (first, second) == pytest.approx((3 * typical, typical))
+    assert [clip for clip, _ in tuned([quiet, loud], 1.5, 1.0, 0.25)] == [0.25, 0.25]
 
 
 def test_everything_scales_with_the_labels() -> None:
-    blocks = [steps(), steps(noise=40.0)]
+    blocks = [steps(), steps(noise=4e3)]
+    unit = tuned(blocks, 1.0, 1.0, None)
     for slope in (1e-3, 20.0):
-        assert clips(blocks, slope, 1.0) == pytest.approx([slope * c for c in clips(blocks, 1.0, 1.0)])
-        chosen = clips(blocks, slope, 1.0)
-        unit = slow_down(blocks, clips(blocks, 1.0, 1.0), 1.0, 1.0)
-        assert slow_down(blocks, chosen, slope, 1.0) == pytest.approx(unit)
+        for (clip, rate), (one, as_before) in zip(tuned(blocks, slope, 1.0, None), unit, strict=True):
+            assert clip == pytest.approx(slope * one)
+            assert rate == pytest.approx(as_before)
 
 
 def test_more_noise_and_momentum_make_steps_smaller_until_the_share_is_kept() -> None:
     for given in (steps(noise=3e4), steps(noise=3e3, momentum=0.9), steps(noise=3e3, steps=10_000)):
-        chosen = clips([given], 1.0, 1.0)
-        slower = slow_down([given], chosen, 1.0, 1.0)
-        assert slower < 0.2
-        after = replace(given, rate=given.rate * slower)
-        assert after.cost(chosen[0], 1.0, 1.0) == pytest.approx(0.01)
-    assert slow_down([steps(noise=1e-3)], [1.0], 1.0, 1.0) == 1.0
+        ((clip, rate),) = tuned([given], 1.0, 1.0, None)
+        assert rate < 0.2 * given.rate
+        assert replace(given, rate=rate).cost(clip, 1.0, 1.0) == pytest.approx(0.01)
+    ((_, rate),) = tuned([steps(noise=1e-3)], 1.0, 1.0, None)
+    assert rate == PLAIN["rate"]
+
+
+def test_a_small_table_does_not_slow_a_large_one_down() -> None:
+    (_, small), (_, large) = tuned([steps(noise=1e5), steps()], 1.0, 1.0, None)
+    assert small < 0.1 * PLAIN["rate"]
+    assert large == PLAIN["rate"]
 
 
 def planned(scale: float, label: str, algorithm: str, **features: Any) -> Any:
@@ -90,7 +97,7 @@ def test_a_plan_takes_clips_from_labels_and_multiplicities(algorithm: str) -> No
     for one, other in zip(unit.gradients, thousand.gradients, strict=True):
         assert other.clip == pytest.approx(1000 * one.clip)
         assert other.learning_rate == pytest.approx(one.learning_rate)
-    assert thousand.learning_rate == pytest.approx(unit.learning_rate)
+    assert thousand.rates == pytest.approx(unit.rates)
     assert unit.gradients[1].clip > 5 * unit.gradients[0].clip  # a row of u has twenty joined rows
     chosen = planned(1.0, "y", algorithm, clip=0.25)
     assert [g.clip for g in chosen.gradients] == [0.25, 0.25]

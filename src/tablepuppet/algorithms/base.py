@@ -64,7 +64,9 @@ class Problem:
     batch_size: int | None
     seed: int
     is_private: bool = False  # gradients are noisy: batches are Poisson samples, and nothing else may look at features
-    private_rate: float = 0.0  # a learning rate of plain descent at which such noise costs little
+    private_rates: tuple[
+        float, ...
+    ] = ()  # each block's learning rate of plain descent, at which such noise costs little
     is_linear: bool = True  # whether every block is h = Tθ
     has_intercept: bool = True
     widths: tuple[int, ...] = ()  # d_i, of linear models

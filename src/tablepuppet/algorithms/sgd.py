@@ -102,6 +102,7 @@ class SgdServer:
         self._step = 0
         self._epoch_order: tuple[int, Any] = (-1, None)
         self._learning_rate = self._peak = self.options.learning_rate or 0.0
+        self._shares = [1.0] * self.problem.blocks  # of the learning rate: under noise, small tables take small steps
         self._batch: tuple[Any, list[RowNumbers] | None] = (joined, None)
         self._values: list[Array] = []
         self._generator = np.random.default_rng()  # of Poisson samples: see `sample_from`
@@ -130,8 +131,10 @@ class SgdServer:
             # power iteration approaches the eigenvalue from below
             bound = self.problem.loss.bound * (1.0 + 1.1 * sum(figures)) + self.problem.l2
             adaptive = 0.005 if self.problem.is_private else 0.05 if self.problem.is_linear else 0.03
-            plain = self.problem.private_rate if self.problem.is_private else 1.0 / bound
-            self._peak = plain if self.options.optimizer == "sgd" else adaptive
+            self._peak = 1.0 / bound if self.options.optimizer == "sgd" else adaptive
+            if self.problem.private_rates and self.options.optimizer == "sgd":
+                self._peak = max(self.problem.private_rates)
+                self._shares = [rate / self._peak for rate in self.problem.private_rates]
         if self.problem.is_private and self.problem.has_intercept:
             # The best constant for the labels alone: it looks at no feature, and stays.
             tracker = Tracker(self.problem, 0, wants_curvature=False)
@@ -168,7 +171,7 @@ class SgdServer:
             BlockUpdate(
                 SgdUpdate,
                 {"signal": None if signals is None else signals[i]},
-                {"count": count, "learning_rate": self._learning_rate},
+                {"count": count, "learning_rate": self._learning_rate * self._shares[i]},
                 rows=None if rows is None else rows[i],
                 next_rows=None if coming is None else coming[i],
                 wants_rows=True,

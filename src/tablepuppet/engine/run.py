@@ -77,7 +77,7 @@ def _run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None, rows: Si
         batch_size=job.batch_size,
         seed=job.seed,
         is_private=private.is_noisy,
-        private_rate=private.learning_rate,
+        private_rates=private.rates,
         is_linear=job.spec.is_linear,
         has_intercept=job.has_intercept,
         widths=tuple(widths),

@@ -35,6 +35,7 @@ class NoisyBlock:
     number: int
     most: int  # κ, or the largest multiplicity
     mean: float  # multiplicity
+    local: int  # steps at a stretch: those of a θ-step of admm are shared by its inner rounds
     steps: int  # in the whole run
 
     @classmethod
@@ -42,8 +43,11 @@ class NoisyBlock:
         multiplicity = mapping.multiplicity[number]
         most = int(multiplicity.max(initial=1))  # at most the cap, where there is one
         mean = float(multiplicity.mean()) if len(multiplicity) else 1.0
-        steps = rounds * _steps_per_round(job, len(mapping.parts_of(number)))
-        return cls(job, features, mapping, number, most, mean, steps)
+        inner = local = 1
+        if isinstance(job.options, Admm):
+            inner = job.options.inner_rounds if len(mapping.parts_of(number)) > 1 else 1
+            local = -(-features.local_steps // inner)
+        return cls(job, features, mapping, number, most, mean, local, rounds * inner * local)
 
     @property
     def tables(self) -> list[str]:
@@ -103,8 +107,7 @@ class NoisyBlock:
             return GradientPrivacy(batch_rate=self.rate, **given)
         # A network's steps are those of its local optimiser, unless the user says how large they are.
         rate = self.features.learning_rate or (rate if self.job.spec.is_linear else 0.0)
-        local = self.features.local_steps
-        return GradientPrivacy(learning_rate=rate, steps=local, rate=self.features.sample, **given)
+        return GradientPrivacy(learning_rate=rate, steps=self.local, rate=self.features.sample, **given)
 
     def releases(self, noise: float) -> list[Release]:
         """What outsiders learn, and what the server learns of updates alone: of each table, as often as it is read."""
@@ -161,9 +164,3 @@ def tables_of(mapping: TableMapping, block: int) -> list[str]:
     """The tables that a block's rows come from: one for each scan, for a base row may be in several."""
     scans = {part.scan for part in mapping.parts_of(block)}
     return [mapping.bound.scans[scan].table for scan in sorted(scans)]
-
-
-def _steps_per_round(job: Job, clients: int) -> int:
-    if not isinstance(job.options, Admm) or job.privacy.features is None:
-        return 1
-    return job.privacy.features.local_steps * (job.options.inner_rounds if clients > 1 else 1)

@@ -23,7 +23,7 @@ from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.labels import true_epsilon
 from tablepuppet.privacy.ledger import Ledger, Release, check_budget
 from tablepuppet.privacy.options import PredictionPrivacy
-from tablepuppet.privacy.tuning import clips, slow_down
+from tablepuppet.privacy.tuning import tuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class PrivatePlan:
     ledger: Ledger  # if every step is taken
     planned_rounds: int
     rounds: int  # outer rounds after which the budget is spent; no more are run
-    learning_rate: float = 0.0  # of sgd, where the user gave none
+    rates: tuple[float, ...] = ()  # each block's learning rate under sgd, where the user gave none
 
     @property
     def is_noisy(self) -> bool:
@@ -55,17 +55,17 @@ def plan_privacy(job: Job, mapping: TableMapping, loss: Loss) -> PrivatePlan:
     numbers = range(len(mapping.bound.blocks))
     shown = rounds + job.epochs + 2 + (not job.spec.is_linear)  # the opening, the end; a network's first values
     shared = _shared_predictions(predictions, shown)
-    releases, rate = list(labels), 0.0
+    releases, rates = list(labels), []
     gradients: list[GradientPrivacy | None]
     if features is None:
         gradients = [None if shared is None else GradientPrivacy(clip=0.0, noise=0.0, **shared)] * len(numbers)
     else:
         blocks = [NoisyBlock.of(job, features, mapping, number, rounds) for number in numbers]
         noises = [block.noise(blocks) for block in blocks]
-        chosen, rates = _tuned(blocks, noises, loss)
-        gradients = [b.gradient(n, c, r, shared) for b, n, c, r in zip(blocks, noises, chosen, rates, strict=True)]
+        chosen = _tuned(blocks, noises, loss)
+        gradients = [b.gradient(n, c, r, shared) for b, n, (c, r) in zip(blocks, noises, chosen, strict=True)]
         releases += [r for block, noise in zip(blocks, noises, strict=True) for r in block.releases(noise)]
-        rate = min(rates, default=0.0)
+        rates = [rate for _, rate in chosen]
     if shared is not None:
         tables = [table for number in numbers for table in tables_of(mapping, number)]
         releases += [_prediction_release(table, predictions, shown) for table in tables]
@@ -77,20 +77,16 @@ def plan_privacy(job: Job, mapping: TableMapping, loss: Loss) -> PrivatePlan:
         affordable = _affordable(ledger, budget.features, rounds)
         if affordable == 0 or features.epsilon is not None:
             check_budget(ledger, None, budget.features)
-    return PrivatePlan(tuple(gradients), ledger, rounds, affordable, rate)
+    return PrivatePlan(tuple(gradients), ledger, rounds, affordable, tuple(rates))
 
 
-def _tuned(blocks: Sequence[NoisyBlock], noises: Sequence[float], loss: Loss) -> tuple[list[float], list[float]]:
-    """C and the learning rate of each block (privacy/tuning.py); a clip that the user gave stays."""
+def _tuned(blocks: Sequence[NoisyBlock], noises: Sequence[float], loss: Loss) -> list[tuple[float, float]]:
+    """C and the learning rate of each block (privacy/tuning.py)."""
     if not blocks:
-        return [], []
-    slope = typical_slope(blocks[0].mapping, loss)
+        return []
     norms = sum(block.squared_norm for block in blocks)
     descents = [block.descent(noise, loss, norms) for block, noise in zip(blocks, noises, strict=True)]
-    given = blocks[0].features.clip
-    chosen = clips(descents, slope, loss.bound) if given is None else [given] * len(blocks)
-    slower = slow_down(descents, chosen, slope, loss.bound)
-    return chosen, [slower * descent.rate for descent in descents]
+    return tuned(descents, typical_slope(blocks[0].mapping, loss), loss.bound, blocks[0].features.clip)
 
 
 def _check(job: Job) -> None:

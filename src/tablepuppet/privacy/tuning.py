@@ -7,8 +7,8 @@ In: of each block, F (‖x‖² is at most F), g, σ, the number of steps, the d
 is stable; the slope r of the loss and its curvature L before training, which follow from labels alone. Out: C and η.
 
 A tight clip bends gradients, and the tables of a join then pull against each other; a loose one brings more noise. So C
-is as loose as a small share e allows, between t and 3t, and η makes up for the rest: more epochs have more noise and
-smaller steps (docs/decisions/0025).
+is as loose as a small share e allows, between t and 3t, and η makes up for the rest: the fewer rows a table has and the
+more epochs there are, the smaller its steps (docs/decisions/0025).
 """
 
 from __future__ import annotations
@@ -46,17 +46,19 @@ class NoisySteps:
         return min(max(affordable, typical), _LOOSEST * typical)
 
 
-def clips(blocks: Sequence[NoisySteps], slope: float, curvature: float) -> list[float]:
-    """C of every block, each with its part of the share.
+def tuned(
+    blocks: Sequence[NoisySteps], slope: float, curvature: float, clip: float | None
+) -> list[tuple[float, float]]:
+    """C and η of every block, each within its part of the share; a clip that is given stays.
 
     >>> steps = NoisySteps(features=2.0, rows=1.0, noise=1.0, steps=100, divisor=1e6, rate=0.1)
-    >>> [round(c, 3) for c in clips([steps], 1.0, 1.0)]
-    [4.243]
+    >>> [(round(c, 3), rate) for c, rate in tuned([steps], 1.0, 1.0, None)]
+    [(4.243, 0.1)]
     """
-    return [block.clip(slope, curvature, _SHARE / len(blocks)) for block in blocks]
-
-
-def slow_down(blocks: Sequence[NoisySteps], chosen: Sequence[float], slope: float, curvature: float) -> float:
-    """What all rates are multiplied by for the noise of all blocks together to stay within the share."""
-    cost = sum(block.cost(clip, slope, curvature) for block, clip in zip(blocks, chosen, strict=True))
-    return min(1.0, math.sqrt(_SHARE / cost)) if cost > 0 else 1.0
+    share = _SHARE / max(1, len(blocks))
+    found = []
+    for block in blocks:
+        chosen = block.clip(slope, curvature, share) if clip is None else clip
+        cost = block.cost(chosen, slope, curvature)
+        found.append((chosen, block.rate * min(1.0, math.sqrt(share / cost))))
+    return found

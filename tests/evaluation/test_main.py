@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from evaluation.__main__ import main
@@ -32,6 +33,46 @@ def test_one_command_writes_table_figures_records_and_page_and_another_shows_the
     assert evaluate(monkeypatch, "figures", "--out", str(out)) == 0
     drawn = [Path(line.removeprefix("figure: ")).name for line in capsys.readouterr().out.splitlines()]
     assert drawn == ["convergence.svg", "convergence.png", "time-rfl.svg", "time-rfl.png"]
+
+
+@pytest.mark.slow
+def test_one_command_runs_all_workloads_without_and_with_privacy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("EVALUATION_ENCODER", "hashed")
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    for name, make in {
+        "movielens1m": files.movielens,
+        "mimic3demo": files.mimic,
+        "yelp": files.yelp,
+        "nycflights13": files.flights,
+        "walmart": files.walmart,
+    }.items():
+        make(data / name)
+    given = (
+        "--out",
+        str(out),
+        "--seeds",
+        "1",
+        "--epochs",
+        "1",
+        "--no-search",
+        "--yelp-rows",
+        "300",
+        "--yelp-size",
+        "8",
+    )
+    assert evaluate(monkeypatch, "all", "--data", str(data), *given) == 0
+    assert "left out, there is no folder yelp_reviews" in capsys.readouterr().out
+    written = {page.stem for page in out.glob("*.md")}
+    ran = ("movielens-linear", "movielens-nn", "mimic", "yelp", "yelp-generated", "flights", "walmart")
+    assert written == {"corrections", *ran, *(f"{name}-private" for name in ran)}
+    assert written == {"corrections", *(page.stem for page in out.glob("*.html"))}
+    root = ElementTree.fromstring((out / "figures" / "convergence.svg").read_text(encoding="utf-8"))
+    legends = [g for g in root.iter("{http://www.w3.org/2000/svg}g") if g.get("id", "").startswith("legend_")]
+    assert len(legends) == 2 * len(ran)
 
 
 @pytest.mark.parametrize(

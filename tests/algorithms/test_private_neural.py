@@ -73,7 +73,7 @@ def test_without_noise_and_with_a_huge_clip_it_is_the_plain_step(clients: int, o
         local_learning_rate=0.05,
         inner_rounds=2,
     )
-    privacy = GradientPrivacy(clip=1e12, noise=0.0, steps=4, rate=1.0, limit=1000)
+    privacy = GradientPrivacy(clip=1e12, noise=0.0, steps=4, rate=1.0, limit=1000, learning_rate=0.05)
     private, plain = theta_step(setup(clients, privacy), options), theta_step(setup(clients), options)
     assert np.abs(private - setup().model.initial()).max() > 1e-3
     np.testing.assert_allclose(private, plain, atol=1e-10)

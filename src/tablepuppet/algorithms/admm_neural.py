@@ -82,13 +82,14 @@ def _solved(
     setup: PartSetup, options: Admm, state: NeuralAdmmState, pull: float, anchor: Array
 ) -> tuple[Array, Moments]:
     """min (1/N) l(θ) + ½ pull ‖θ − anchor‖², from where the part's own θ stands."""
-    rate = float(options.local_learning_rate / np.sqrt(state.outer))
+    slowing = float(np.sqrt(state.outer))
     if setup.private is None or not setup.private.clips:
         given = (state.iterate, state.moments, state.signal, state.factor)
+        rate = options.local_learning_rate / slowing
         return local.solve(setup, options, *given, learning_rate=rate, pull=pull, anchor=anchor)
     quadratic = state.factor * setup.multiplicity
     step = LocalStep(setup.model, setup.private, state.signal, quadratic, setup.joined_rows, pull, anchor)
-    rate = setup.private.privacy.learning_rate or rate
+    rate = setup.private.privacy.learning_rate / slowing
     return step.solve(state.iterate, state.moments, rate, options.local_optimizer)
 
 

@@ -130,7 +130,7 @@ class SgdServer:
         if self.options.learning_rate is None:
             # power iteration approaches the eigenvalue from below
             bound = self.problem.loss.bound * (1.0 + 1.1 * sum(figures)) + self.problem.l2
-            adaptive = 0.005 if self.problem.is_private else 0.05 if self.problem.is_linear else 0.03
+            adaptive = 0.01 if self.problem.is_private else 0.05 if self.problem.is_linear else 0.03
             self._peak = 1.0 / bound if self.options.optimizer == "sgd" else adaptive
             if self.problem.private_rates and self.options.optimizer == "sgd":
                 self._peak = max(self.problem.private_rates)

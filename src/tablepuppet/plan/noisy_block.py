@@ -24,6 +24,8 @@ from tablepuppet.privacy.ledger import Release, Sampling
 from tablepuppet.privacy.options import FeaturePrivacy
 from tablepuppet.privacy.tuning import NoisySteps
 
+_NEURAL = 3.0  # a network's noisy steps are few beside the plain ones, and so much longer
+
 
 @dataclass(frozen=True, slots=True)
 class NoisyBlock:
@@ -105,8 +107,9 @@ class NoisyBlock:
         given: dict[str, Any] = {"clip": clip, "noise": noise, "limit": self.steps, **(shared or {})}
         if not isinstance(self.job.options, Admm):
             return GradientPrivacy(batch_rate=self.rate, **given)
-        # A network's steps are those of its local optimiser, unless the user says how large they are.
-        rate = self.features.learning_rate or (rate if self.job.spec.is_linear else 0.0)
+        if not self.job.spec.is_linear:
+            rate = _NEURAL * self.job.options.local_learning_rate
+        rate = self.features.learning_rate or rate
         return GradientPrivacy(learning_rate=rate, steps=self.local, rate=self.features.sample, **given)
 
     def releases(self, noise: float) -> list[Release]:

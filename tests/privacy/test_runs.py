@@ -203,6 +203,7 @@ def test_rows_take_part_as_often_as_the_ledger_counts() -> None:
         taking_part.append(len(taken))
         server.absorb([BlockAnswer(np.zeros((len(taken), 1)), np.zeros(1))])
         updates = server.join_step()
+        assert updates[0].common["count"] == batch  # the divisor is what a batch holds on average, whatever it holds
     chance = 1 - (1 - batch / rows) ** multiplicity
     assert scipy.stats.binomtest(sum(taking_part), draws * bases, chance).pvalue > 1e-5
     # base rows take part independently of each other; in batches of a fixed size they would not

@@ -79,7 +79,7 @@ def _cells(workload: Workload, outcome: Outcome) -> list[str]:
     objectives = [run.objective for run in outcome.runs if run.objective is not None]
     return [
         outcome.entry.name,
-        f"{last.value:.5f} ± {last.spread:.5f}",
+        f"{last.value:.5f}" + (f" ± {last.spread:.5f}" if len(outcome.runs) > 1 else ""),
         f"{fmean(objectives):.6f}" if len(objectives) == len(outcome.runs) else "–",
         f"{epochs:.3g}",
         f"{rounds:,.4g}",

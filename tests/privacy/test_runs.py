@@ -26,7 +26,9 @@ from tablepuppet.transport.messages import (
     RESPONSES,
     ColumnInfo,
     Evaluation,
+    FeatureStatistics,
     Keys,
+    NumberStatistics,
     Predictions,
     SendKeys,
     SgdUpdate,
@@ -239,6 +241,20 @@ def test_a_private_run_reports_what_it_spent_with_unit_observer_and_cap() -> Non
     assert of_users["outsider"].rate == pytest.approx(60 / result.plan.mapping.train.rows)
     assert of_users["server"].spent() > of_users["outsider"].spent()
     assert any("base row of users with at most 5 joined rows" in line for line in result.privacy.lines())
+
+
+@pytest.mark.parametrize("algorithm", ["sgd", "admm"])
+def test_under_feature_privacy_no_moment_is_sent_and_the_intercept_follows_from_labels_alone(algorithm: str) -> None:
+    privacy = {"features": {"noise": 2.0, "bounds": BOUNDS}, "allow_reconstruction": True}
+    with tp.Federation(tables()) as federation:
+        tap = Tap(federation)
+        result = train(federation, privacy=privacy, algorithm=algorithm)
+        told = [a.columns for a in (decode(f, RESPONSES) for f in tap.up) if isinstance(a, FeatureStatistics)]
+    numbers = [c for columns in told for c in columns if isinstance(c, NumberStatistics)]
+    assert len(numbers) == 2
+    assert not any(c.mean.any() or c.spread.any() for c in numbers)
+    late = result.plan.mapping.train.joined_labels().mean()
+    assert result.encoded_intercept == pytest.approx([np.log(late / (1 - late))], abs=1e-3)
 
 
 def test_a_spent_budget_stops_training() -> None:

@@ -31,7 +31,7 @@ def test_whoever_writes_after_the_end_is_told_so() -> None:
         time.sleep(0.01)
     for send in (stream.send, stream.send_now):
         with pytest.raises(DisconnectedError):
-            send(e.Keep(runs=[]))
+            send(e.Forget(run=""))
     with pytest.raises(DisconnectedError):
         stream.beat()
     server.shutdown()
@@ -43,7 +43,7 @@ def test_only_a_small_parcel_is_sent_now() -> None:
             """Takes everything."""
 
     stream = Stream(None, Nothing(), e.FROM_CLIENT)
-    assert stream.send_now(e.Keep(runs=[]), [Frame(b"h", [bytes(1000)])])
-    assert not stream.send_now(e.Keep(runs=[]), [Frame(b"h", [bytes(1 << 20)])])
+    assert stream.send_now(e.Forget(run=""), [Frame(b"h", [bytes(1000)])])
+    assert not stream.send_now(e.Forget(run=""), [Frame(b"h", [bytes(1 << 20)])])
     with stream._whole:
-        assert not stream.send_now(e.Keep(runs=[]))
+        assert not stream.send_now(e.Forget(run=""))

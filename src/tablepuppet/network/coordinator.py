@@ -87,7 +87,7 @@ class Coordinator:
         run.stop.set()
         if run.state in ("queued", "interrupted") and not keep:
             run.move("cancelled", "cancelled by its user")
-            self._switchboard.announce(self.live())
+            self._switchboard.forget(run.id)
         return run
 
     def live(self) -> list[str]:
@@ -173,7 +173,8 @@ class Coordinator:
             finally:
                 with self._lock:
                     self._current = None
-                self._switchboard.announce(self.live())
+                if run.id not in self.live():
+                    self._switchboard.forget(run.id)
 
     def _execute(self, run: Run) -> None:
         journal = None if run.journal is None else Journal(run.journal)

@@ -79,8 +79,8 @@ class Member:
                 if isinstance(envelope, e.Goodbye):
                     self._leave(envelope)
                     return
-                if isinstance(envelope, e.Keep):
-                    self._keeper.keep_only(envelope.runs)
+                if isinstance(envelope, e.Forget):
+                    self._keeper.forget(envelope.run)
                     continue
                 if not isinstance(envelope, e.Request):
                     raise DisconnectedError(f"the server sent a {type(envelope).__name__} out of turn")

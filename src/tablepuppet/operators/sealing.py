@@ -67,6 +67,8 @@ class Sealing:
     def seal(self, partial: Partial, kind: str) -> Masked | Partial:
         """The summands under masks; of numbers that are none (a run that diverges) just that."""
         values = list(partial.values)
+        if not values:  # a block without numbers has no second moments
+            return partial
         if not all(np.isfinite(v).all() for v in values):
             return Partial(values=[np.full_like(v, np.nan) for v in values])
         self.state = msgspec.structs.replace(self.state, kind=kind, pending=values)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from tablepuppet.transport.parcels import Envelope
 
-PROTOCOL = 1  # changes when an older peer would misunderstand
+PROTOCOL = 2  # changes when an older peer would misunderstand
 Role = Literal["client", "user"]
 
 
@@ -61,10 +61,10 @@ class Heartbeat(Envelope, frozen=True):
     note: str = ""
 
 
-class Keep(Envelope, frozen=True):
-    """Server to client: forget all runs but these."""
+class Forget(Envelope, frozen=True):
+    """Server to client: this run is over for good. True whenever it arrives, for other parcels may overtake it."""
 
-    runs: list[str]
+    run: str
 
 
 class Request(Envelope, frozen=True):
@@ -80,5 +80,5 @@ class Reply(Envelope, frozen=True):
     step: int
 
 
-FROM_SERVER = Challenge | Welcome | Refused | Goodbye | Heartbeat | Keep | Request
+FROM_SERVER = Challenge | Welcome | Refused | Goodbye | Heartbeat | Forget | Request
 FROM_CLIENT = Hello | Goodbye | Heartbeat | Reply

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TransportError
 from tablepuppet.transport.codec import Frame
-from tablepuppet.transport.envelopes import Goodbye, Keep, Reply, Request
+from tablepuppet.transport.envelopes import Forget, Goodbye, Reply, Request
 from tablepuppet.transport.parcels import Envelope
 from tablepuppet.transport.stream import Stream
 
@@ -213,11 +213,11 @@ class Switchboard:
                 line.outbox.put(None)
                 self._detach(client, line)
 
-    def announce(self, runs: list[str]) -> None:
-        """Tells everybody which runs still matter."""
+    def forget(self, run: str) -> None:
+        """Tells everybody that a run is over for good."""
         with self._changed:
             for line in self._lines.values():
-                line.outbox.put((Keep(runs=runs), ()))
+                line.outbox.put((Forget(run=run), ()))
 
     def close(self, reason: str) -> None:
         """Says goodbye to everybody; runs under way are interrupted."""

@@ -1,7 +1,7 @@
 """What training costs: rounds and bytes of every algorithm, counted from the shape of the job.
 
 In: a Shape, an algorithm's name and options. Out: a Cost, to be compared with what the meter counts.
-The formulae are those of docs/algorithms.md ("Communication"), for the messages of transport/messages.py.
+The formulae are those of docs/algorithms.md ("Communication"), for the messages of transport/messages/.
 One epoch is an outer round to all blocks, and inner rounds for blocks with several clients.
 """
 

@@ -1,6 +1,6 @@
 """Kinds: what an Arrow type means to a federation.
 
-In: the type of a column as its owner's system gives it. Out: ColumnInfo (messages.py), whose
+In: the type of a column as its owner's system gives it. Out: ColumnInfo (messages/), whose
 kind is the same whichever system the column lives in.
 """
 

@@ -1,6 +1,6 @@
 """Labels: what they are, one number per row, each row's side of the split, and its sample weight.
 
-In: the label column of a scan. Out: LabelSummary, then Labels (messages.py): class
+In: the label column of a scan. Out: LabelSummary, then Labels (messages/): class
 numbers or numbers as float64, NaN where the label is missing.
 
 The split is a hash of (seed, row number in the whole label table), so it does not depend

@@ -1,6 +1,6 @@
 """Message ↔ frame: a MessagePack header and raw buffers beside it; no pickle.
 
-In: a message (messages.py). Out: a frame, the bytes that really travel. Every transport
+In: a message (messages/). Out: a frame, the bytes that really travel. Every transport
 carries frames and nothing else, so a run gives the same bits and the same byte counts
 in process and over a network.
 """

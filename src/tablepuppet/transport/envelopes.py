@@ -1,6 +1,6 @@
 """What travels around frames on a network: the handshake, numbered requests, signs of life.
 
-Every envelope that a client may send, or be sent, is here; frames (messages.py) lie inside
+Every envelope that a client may send, or be sent, is here; frames (messages/) lie inside
 `Request` and `Reply` only. A request is known by its run and step: sent twice, it is answered twice
 with the same reply and acted upon once.
 """

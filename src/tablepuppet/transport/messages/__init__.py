@@ -1,0 +1,185 @@
+"""Every message that may pass between the server and a client: the whitelist.
+
+The server asks, a client answers; nothing else ever crosses. Each request names its answer. Arrays travel as raw
+buffers beside a message (codec.py), never as pickles. In the order of a run: `setup` (tables, keys, labels),
+`features`, `training`, `prediction`.
+"""
+
+from __future__ import annotations
+
+from tablepuppet.transport.messages.base import Array, CloseJob, Done, Failure, Message, RowNumbers
+from tablepuppet.transport.messages.features import (
+    CategoryEncoder,
+    CategoryStatistics,
+    Encoded,
+    EncodeFeatures,
+    Encoder,
+    FeatureStatistics,
+    NumberEncoder,
+    NumberStatistics,
+    OpenPart,
+    RevealedFeatures,
+    RevealFeatures,
+    SumStatistics,
+)
+from tablepuppet.transport.messages.prediction import Identifiers, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
+from tablepuppet.transport.messages.setup import (
+    ColumnInfo,
+    CountRows,
+    DescribeLabels,
+    DescribeTable,
+    Keys,
+    Kind,
+    Labels,
+    LabelSummary,
+    OpenScan,
+    RowCount,
+    RowOrder,
+    ScanSchema,
+    SendKeys,
+    SendLabels,
+    SendWeights,
+    TableSchema,
+    Weights,
+)
+from tablepuppet.transport.messages.training import (
+    AdmmUpdate,
+    Combined,
+    Evaluate,
+    Evaluation,
+    HoldPart,
+    Keep,
+    Masked,
+    Move,
+    MultiplyGram,
+    NewtonUpdate,
+    Parameters,
+    Partial,
+    Predictions,
+    Release,
+    Restore,
+    Seal,
+    SendFigure,
+    SgdUpdate,
+    Started,
+    StartPart,
+)
+
+REQUESTS = (
+    DescribeTable
+    | OpenScan
+    | CountRows
+    | SendKeys
+    | DescribeLabels
+    | SendLabels
+    | SendWeights
+    | OpenPart
+    | SumStatistics
+    | EncodeFeatures
+    | StartPart
+    | SendFigure
+    | MultiplyGram
+    | Seal
+    | SgdUpdate
+    | AdmmUpdate
+    | NewtonUpdate
+    | Move
+    | Combined
+    | Evaluate
+    | Keep
+    | Restore
+    | Release
+    | HoldPart
+    | RevealFeatures
+    | ScoreRows
+    | ScoreOwnRows
+    | SendIdentifiers
+    | CloseJob
+)
+RESPONSES = (
+    TableSchema
+    | ScanSchema
+    | RowCount
+    | Keys
+    | LabelSummary
+    | Labels
+    | Weights
+    | FeatureStatistics
+    | Encoded
+    | Started
+    | Partial
+    | Masked
+    | Predictions
+    | Evaluation
+    | Parameters
+    | RevealedFeatures
+    | Scores
+    | Identifiers
+    | Done
+    | Failure
+)
+
+__all__ = [
+    "REQUESTS",
+    "RESPONSES",
+    "AdmmUpdate",
+    "Array",
+    "CategoryEncoder",
+    "CategoryStatistics",
+    "CloseJob",
+    "ColumnInfo",
+    "Combined",
+    "CountRows",
+    "DescribeLabels",
+    "DescribeTable",
+    "Done",
+    "EncodeFeatures",
+    "Encoded",
+    "Encoder",
+    "Evaluate",
+    "Evaluation",
+    "Failure",
+    "FeatureStatistics",
+    "HoldPart",
+    "Identifiers",
+    "Keep",
+    "Keys",
+    "Kind",
+    "LabelSummary",
+    "Labels",
+    "Masked",
+    "Message",
+    "Move",
+    "MultiplyGram",
+    "NewtonUpdate",
+    "NumberEncoder",
+    "NumberStatistics",
+    "OpenPart",
+    "OpenScan",
+    "Parameters",
+    "Partial",
+    "Predictions",
+    "Release",
+    "Restore",
+    "RevealFeatures",
+    "RevealedFeatures",
+    "RowCount",
+    "RowNumbers",
+    "RowOrder",
+    "ScanSchema",
+    "ScoreOwnRows",
+    "ScoreRows",
+    "Scores",
+    "Seal",
+    "SendFigure",
+    "SendIdentifiers",
+    "SendKeys",
+    "SendLabels",
+    "SendWeights",
+    "SgdUpdate",
+    "StartPart",
+    "Started",
+    "SumStatistics",
+    "TableSchema",
+    "Weights",
+]

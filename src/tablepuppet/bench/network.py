@@ -2,38 +2,27 @@
 
 In: how many clients. Out: Overhead, milliseconds a round both ways. All but one client hold a share of one table, so
 that every round sums over them; payloads are small, so that nothing but the transport counts: TLS, checkpoints,
-wake-ups. Processes are started by the very commands that an administrator types.
+wake-ups.
 """
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from tablepuppet.bench.processes import SECRET, processes
 from tablepuppet.engine.result import Result
-from tablepuppet.errors import TablePuppetError, TransportError
-from tablepuppet.federation import ConnectedFederation, Federation
-from tablepuppet.transport import certs
+from tablepuppet.federation import Federation
 
 _QUERY = "SELECT o.x, o.z, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"
 _JOB: dict[str, Any] = {"label": "y", "algorithm": "sgd", "batch_size": 20, "learning_rate": 0.1}
 _ROWS, _ITEMS = 540, 30
-_SECRET = b"the clients of a benchmark share no data worth hiding"
-_PATIENCE = 120.0  # seconds until all processes must be there
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +49,11 @@ def measure_network(clients: int, epochs: int = 12, repeats: int = 5) -> Overhea
     held = _tables(clients)
     *orders, items = held.values()
     given = _JOB | {"epochs": epochs}
-    with (
-        tempfile.TemporaryDirectory(prefix="tablepuppet-bench-") as folder,
-        _processes(Path(folder), held) as network,
-        Federation({"orders": orders, "items": items}, key=_SECRET) as local,
-    ):
+    named = {name: ("items" if table is items else "orders", table) for name, table in held.items()}
+    with processes(named) as network, Federation({"orders": orders, "items": items}, key=SECRET) as local:
         pairs = []
         for _ in range(repeats + 1):  # the first compiles and warms up
-            pairs.append((_timed(local, given), _timed(network, given)))
+            pairs.append((_timed(local, given), _timed(network.federation, given)))
     first, second = pairs[0][0][1], pairs[0][1][1]
     traffic = first.traffic
     return Overhead(
@@ -98,68 +84,3 @@ def _tables(clients: int) -> dict[str, pa.Table]:
     cuts = np.linspace(0, _ROWS, clients).astype(int)
     shares = {f"store-{i}": orders.slice(a, b - a) for i, (a, b) in enumerate(pairwise(cuts))}
     return shares | {"supplier": items}
-
-
-@contextmanager
-def _processes(folder: Path, held: dict[str, pa.Table]) -> Iterator[ConnectedFederation]:
-    """A server and clients, each a process of its own; none is left at the end."""
-    federation = _write(folder, held)
-    commands = [["serve", str(federation)], *(["join", str(folder / f"{name}.toml")] for name in held)]
-    running: list[subprocess.Popen[bytes]] = []
-    try:
-        with (folder / "log").open("wb") as log:
-            for command in commands:
-                words = [sys.executable, "-m", "tablepuppet", *command, "--log-level", "warning"]
-                running.append(subprocess.Popen(words, stdout=log, stderr=log))
-        yield _connected(federation, running, folder / "log")
-    finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.wait(timeout=60)
-
-
-def _connected(federation: Path, running: list[subprocess.Popen[bytes]], log: Path) -> ConnectedFederation:
-    until = time.monotonic() + _PATIENCE
-    while True:
-        connected = ConnectedFederation(federation)
-        try:
-            if not connected.status()["away"]:
-                return connected
-        except TablePuppetError:
-            pass  # the server is not there yet
-        if time.monotonic() > until or any(process.poll() is not None for process in running):
-            said = log.read_text(errors="replace")[-2000:]
-            raise TransportError(f"the processes of the benchmark did not all come up; they said:\n{said}")
-        time.sleep(0.2)
-
-
-def _write(folder: Path, held: dict[str, pa.Table]) -> Path:
-    """Certificates, tables and everybody's file; the federation's."""
-    address = f"grpc+tls://127.0.0.1:{_free_port()}"
-    certs.create_authority(folder / "certs")
-    certs.issue(folder / "certs", "server", "server", ["127.0.0.1"])
-    for name in (*held, "analyst"):
-        certs.issue(folder / "certs", name)
-    (folder / "clients.secret").write_bytes(_SECRET)
-    *stores, supplier = held
-    for name, table in held.items():
-        pq.write_table(table, folder / f"{name}.parquet")
-        client = f'name = "{name}"\nserver = "{address}"\nsecret = "clients.secret"\n[tables]\n'
-        of = "items" if name == supplier else "orders"
-        (folder / f"{name}.toml").write_text(f'{client}{of} = "{name}.parquet"\n', encoding="utf-8")
-    names = ", ".join(f'"{store}"' for store in stores)
-    user = '[user]\nname = "analyst"\ncertificate = "certs/analyst.pem"\nkey = "certs/analyst.key"\n'
-    path = folder / "federation.toml"
-    path.write_text(
-        f'users = ["analyst"]\n[server]\naddress = "{address}"\nhealth = ""\n'
-        f'[owners]\norders = [{names}]\nitems = "{supplier}"\n{user}',
-        encoding="utf-8",
-    )
-    return path
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

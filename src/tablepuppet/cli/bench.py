@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from tablepuppet.bench.apart import Apart, measure_apart
 from tablepuppet.bench.cases import SYNTHETIC
 from tablepuppet.bench.figures import Figures
 from tablepuppet.bench.measure import measure
@@ -20,7 +21,8 @@ from tablepuppet.errors import JobError
 from tablepuppet.writing import check_place, write_whole
 
 _MODELS = ("linear", "logistic")
-_ALGORITHMS = ("newton", "admm", "sgd", *FITS)
+_OURS = ("newton", "admm", "sgd")
+_ALGORITHMS = (*_OURS, *FITS)
 
 
 def bench(
@@ -35,6 +37,9 @@ def bench(
         int | None,
         typer.Option(min=2, max=100, metavar="CLIENTS", help="What processes and TLS add to a round instead."),
     ] = None,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="The server's own memory, with its clients in other processes, instead.")
+    ] = False,
     data: Annotated[Path | None, typer.Option(help="MovieLens' folder, or where TPC-H is kept.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
     as_json: JsonOption = False,
@@ -45,7 +50,8 @@ def bench(
     materialise the join first: their "mapping" is that, and their "epoch" the whole fit.
 
     With --network, a server and so many clients are started on this machine, and one job runs over them and in one
-    process by turns.
+    process by turns. With --processes, server and clients are processes of their own, too, and each case is trained
+    once: the table shows bytes and CPU nanoseconds per joined row, the server's apart.
 
     [bold]Example:[/bold] tablepuppet bench star many --rows 5000000 --algorithm admm --algorithm sklearn
     """
@@ -63,13 +69,28 @@ def bench(
         screen.show(_overhead(overhead))
         _finish(screen, out, asdict(overhead) | {"added": overhead.added, "median": overhead.median})
         return
-    found: list[Figures] = []
+    if processes and (pooled := [name for name in algorithm or () if name in FITS]):
+        raise JobError(f"{pooled[0]} pools the tables and has no server; leave it out, or leave --processes out")
+    chosen = algorithm or (_OURS if processes else _ALGORITHMS)
     sizes = rows or [1_000_000]
-    for case in cases or ["star", "chain", "many"]:
-        for size in sizes if case in SYNTHETIC else sizes[:1]:
-            for name in algorithm or _ALGORITHMS:
-                with screen.progress(f"{case}: {name}"):
-                    found.append(measure(case, size, data, name, model, epochs))
+    asked = [
+        (case, size, name)
+        for case in cases or list(SYNTHETIC)
+        for size in (sizes if case in SYNTHETIC else sizes[:1])
+        for name in chosen
+    ]
+    if processes:
+        apart: list[Apart] = []
+        for case, size, name in asked:
+            with screen.progress(f"{case}: {name}"):
+                apart.append(measure_apart(case, size, data, name, model, epochs))
+        screen.show_figures(_APART_FIGURES, [_apart_row(figures) for figures in apart], keys=2)
+        _finish(screen, out, [asdict(figures) for figures in apart])
+        return
+    found: list[Figures] = []
+    for case, size, name in asked:
+        with screen.progress(f"{case}: {name}"):
+            found.append(measure(case, size, data, name, model, epochs))
     screen.show_figures(_FIGURES, [_row(figures) for figures in found], keys=2)
     if steps := _steps(found):
         screen.show("")
@@ -100,6 +121,24 @@ _FIGURES = (
     *("case", "algorithm", "mapping s", "epoch s", "server s", "× copy", "clients s", "total s", "CPU s"),
     *("F", "MB/epoch", "peak MB", "B/row"),
 )
+
+_APART_FIGURES = (
+    *("case", "algorithm", "epochs", "F", "server MB", "B/row mapping", "B/row", "client B/row"),
+    *("mapping ns/row", "epoch ns/row", "server ns/row", "clients ns/row"),
+)
+
+
+def _apart_row(f: Apart) -> list[str]:
+    per_row = 1e9 / f.joined_rows
+    return [
+        f.case,
+        f.algorithm,
+        str(f.epochs),
+        f"{f.objective:.8f}",
+        f"{f.peak / 1e6:.0f}",
+        *(f"{value / f.joined_rows:.1f}" for value in (f.mapping_peak, f.peak, f.client_peak)),
+        *(f"{value * per_row:.0f}" for value in (f.mapping_cpu, f.epoch_cpu, f.server_cpu, f.clients_cpu)),
+    ]
 
 
 def _steps(found: list[Figures]) -> list[list[str]]:

@@ -1,0 +1,35 @@
+"""The server's own memory and time are measured over real processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tablepuppet.bench import apart
+from tablepuppet.bench.apart import measure_apart
+from tablepuppet.cli.main import main
+from tablepuppet.errors import JobError
+
+
+def test_the_command_shows_what_the_server_takes_for_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "figures.json"
+    asked = ["bench", "many", "--processes", "--rows", "20000", "--epochs", "2", "--out", str(out)]
+    assert main([*asked, "--algorithm", "newton"]) == 0
+    [found] = json.loads(out.read_text(encoding="utf-8"))
+    assert (found["case"], found["joined_rows"], found["algorithm"]) == ("many-20,000", 20_000, "newton")
+    assert found["peak"] > 0
+    assert min(found["server_cpu"], found["clients_cpu"], found["mapping_cpu"]) > 0
+    assert "server ns/row" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_baseline_has_no_server_to_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "many", "--processes", "--algorithm", "sklearn"]) == 2
+    assert "pools the tables" in capsys.readouterr().err
+
+
+def test_a_system_without_proc_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(apart, "_PROC", tmp_path)
+    with pytest.raises(JobError, match="/proc"):
+        measure_apart("many", 1000, None, "newton", "logistic", 2)

@@ -116,6 +116,13 @@ def test_data_frames_and_files_give_the_same_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(answers, answers[0], rtol=1e-12)
 
 
+def test_an_unknown_key_of_a_federation_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "federation.toml"
+    path.write_text('[tables]\norders = "orders.parquet"\n[policy]\norders = "rules.toml"\n')
+    with pytest.raises(tp.TablePuppetError, match="unknown key 'policy'; did you mean 'policies'"):
+        tp.Federation.from_toml(path)
+
+
 REFUSALS: list[tuple[str, dict[str, Any], type[tp.TablePuppetError], str]] = [
     ("o.x, o.stars", {"label": "stars", "model": "logistic"}, errors.MappingError, "two classes"),
     ("o.x, o.y", {"label": "y", "model": "logistic"}, errors.MappingError, 'use model="linear"'),

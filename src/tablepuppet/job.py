@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from tablepuppet.errors import JobError, PrivacyWarning
 from tablepuppet.mapping.engines import Engine, Local, engine_of
 from tablepuppet.models.spec import Activation, Dtype, ModelSpec
 from tablepuppet.privacy.options import Privacy, privacy_of
+from tablepuppet.suggest import nearest
 from tablepuppet.transport.codec import Wire
 
 MONITORS = ("loss", "log_loss", "accuracy", "auc", "rmse", "mae", "r2")  # figures of validation rows
@@ -213,8 +213,8 @@ def _check_stopping(job: Job) -> None:
 
 
 def _hint(name: Any, known: Any) -> str:
-    close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    near = nearest(str(name), list(known))
+    return "" if near is None else f"; did you mean {near!r}?"
 
 
 def _check(job: Job) -> None:

@@ -127,7 +127,7 @@ def test_a_private_run_takes_as_many_noisy_steps_as_the_ledger_says(algorithm: s
         taken: list[int] = []
 
         def note(_: Any) -> None:
-            parts = [p for c in owner._clients.values() for p in c._parts.values()]
+            parts = [p for c in owner._clients.values() for p in c.parts.values()]
             taken[:] = [p.setup.private.taken for p in parts if p.setup is not None and p.setup.private is not None]
 
         privacy = {"features": features, "allow_reconstruction": True}

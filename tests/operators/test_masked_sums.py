@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
 from tablepuppet.errors import PolicyError, PrivacyError, TransportError
+from tablepuppet.operators.client import _ANSWERS
+from tablepuppet.operators.holdings import Holdings
 from tablepuppet.operators.scales import is_settled, summed
 from tablepuppet.operators.sealing import Sealing
 from tablepuppet.privacy.policy import Policy
@@ -156,25 +159,20 @@ def test_of_its_statistics_a_client_tells_sizes_in_steps_of_sixteen_doublings_on
     assert all(e % 16 == 0 for e in exponents)
 
 
-def test_the_server_cannot_slip_in_a_key_of_its_own() -> None:
+def test_the_server_cannot_slip_in_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with federation(3) as owners:
         client = owners._clients["a[0]"]
-        inner = client.start_part
+        start = _ANSWERS[m.StartPart]
 
-        def meddled(request: m.StartPart) -> m.Message:
+        def meddled(own: Holdings, request: m.StartPart) -> m.Message:
+            if own is not client:
+                return start(own, request)
             other = Sealing(request.job, "a[1]", request.peers[1].part, b"the server's own guess" * 2)
-            peers = [request.peers[0], other.offer(), request.peers[2]]
-            return inner(m.StartPart(**{f: getattr(request, f) for f in request.__struct_fields__} | {"peers": peers}))
+            return start(own, replace(request, peers=[request.peers[0], other.offer(), request.peers[2]]))
 
-        from tablepuppet.operators import client as module
-
-        before = module._ANSWERS[m.StartPart]
-        module._ANSWERS[m.StartPart] = lambda c, r: meddled(r) if c is client else before(c, r)
-        try:
-            with pytest.raises(PrivacyError, match=r"a\[0\].*in the name of a\[1\] was not made by a client"):
-                train(owners)
-        finally:
-            module._ANSWERS[m.StartPart] = before
+        monkeypatch.setitem(_ANSWERS, m.StartPart, meddled)
+        with pytest.raises(PrivacyError, match=r"a\[0\].*in the name of a\[1\] was not made by a client"):
+            train(owners)
 
 
 def test_an_owner_can_insist_on_masked_sums() -> None:

@@ -143,7 +143,7 @@ def reconstruction_error(privacy: dict[str, Any]) -> float:
         tap = Tap(federation)
 
         def note(_: Any) -> None:
-            thetas.append(next(iter(federation._clients["users"]._parts.values())).state.theta[:, 0].copy())
+            thetas.append(next(iter(federation._clients["users"].parts.values())).state.theta[:, 0].copy())
 
         result = train(federation, epochs=12, learning_rate=0.7, privacy=privacy, on_round=note)
         users = [h[:, 0] for h in tap.predictions() if len(h) <= 30][-12:]

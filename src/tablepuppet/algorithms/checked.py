@@ -5,13 +5,13 @@ In: keyword arguments of a user. Out: a frozen struct, or one sentence: which op
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
 
 from tablepuppet.errors import JobError
+from tablepuppet.suggest import nearest
 
 
 class Checked(msgspec.StructMeta):
@@ -29,8 +29,8 @@ def checked(kind: Any, given: dict[str, Any], name: str) -> Any:
     fields = kind.__struct_fields__
     for option in given:
         if option not in fields:
-            near = difflib.get_close_matches(option, fields, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(fields) or 'none'}"
+            near = nearest(option, fields)
+            hint = f"did you mean {near!r}?" if near else f"it has {', '.join(fields) or 'none'}"
             raise JobError(f"{name} has no option {option!r}; {hint}")
     plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in given.items()}
     try:

@@ -8,8 +8,8 @@ from sqlglot import exp
 
 from tablepuppet.catalog.names import ResolvedBranch
 from tablepuppet.catalog.refusals import refuse
-from tablepuppet.query.suggest import did_you_mean
 from tablepuppet.query.ucq import Ucq
+from tablepuppet.suggest import did_you_mean
 
 
 def find_label(ucq: Ucq, branches: Sequence[ResolvedBranch], label: str) -> int:

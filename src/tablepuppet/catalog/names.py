@@ -18,8 +18,8 @@ from tablepuppet.errors import QueryError
 from tablepuppet.query.joins import JoinTree, join_tree
 from tablepuppet.query.scope import Scope, matches
 from tablepuppet.query.select import one_table
-from tablepuppet.query.suggest import did_you_mean
 from tablepuppet.query.ucq import Conjunctive, Item, Source, Star, Ucq
+from tablepuppet.suggest import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

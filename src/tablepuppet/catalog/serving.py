@@ -23,8 +23,8 @@ from tablepuppet.catalog.schemas import describe
 from tablepuppet.catalog.texts import shown
 from tablepuppet.errors import QueryError
 from tablepuppet.query.scope import matches
-from tablepuppet.query.suggest import did_you_mean
 from tablepuppet.query.ucq import Conjunctive, Item, Star, Ucq
+from tablepuppet.suggest import did_you_mean
 from tablepuppet.transport.link import Link
 
 Key = Sequence[Any]  # one value for each key column

@@ -12,7 +12,6 @@ Relative paths are relative to the file that names them.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,8 +20,10 @@ import typer
 
 from tablepuppet.algorithms.options import FAMILIES
 from tablepuppet.errors import JobError
-from tablepuppet.federation import Federation, read_toml, tables_from_toml
+from tablepuppet.federation import Federation
+from tablepuppet.federation.toml import read_toml, tables_from_toml
 from tablepuppet.job import Job
+from tablepuppet.suggest import nearest
 
 JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (TOML).", show_default=False)]
 FederationOption = Annotated[
@@ -78,8 +79,8 @@ def _check_names(path: Path, given: dict[str, Any]) -> None:
     known = {*_OF_THE_FILE, *_OF_A_JOB, *_OF_ALGORITHMS}
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, sorted(known), n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"a job has {', '.join((*_OF_A_JOB, *_OF_THE_FILE))}"
+            near = nearest(name, sorted(known))
+            hint = f"did you mean {near!r}?" if near else f"a job has {', '.join((*_OF_A_JOB, *_OF_THE_FILE))}"
             raise JobError(f"{path}: unknown key {name!r}; {hint}")
 
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tablepuppet.cli.screen import JsonOption, Screen, table
-from tablepuppet.federation import ConnectedFederation, tables_from_toml
+from tablepuppet.federation import ConnectedFederation
+from tablepuppet.federation.toml import tables_from_toml
 from tablepuppet.network import processes
 from tablepuppet.network.logs import configure
 from tablepuppet.network.serve import Server

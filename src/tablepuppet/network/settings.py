@@ -5,7 +5,6 @@ In: TOML. Out: frozen, checked settings; paths are relative to the file that nam
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -153,14 +152,6 @@ def read_client(path: str | Path) -> ClientSettings:
     settings: ClientSettings = _read(path, ClientSettings)
     _check_address(settings.server, path)
     return settings
-
-
-def names_a_server(path: str | Path) -> bool:
-    """Whether a federation file is about processes, and not about tables in this one."""
-    try:
-        return "server" in tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
 
 
 def _read(path: str | Path, kind: Any) -> Any:

@@ -11,7 +11,9 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import PartSetup
+from tablepuppet.errors import TransportError
 from tablepuppet.operators.sealing import Sealing, SealState
+from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.tables.features import Features
 from tablepuppet.tables.statistics import Statistics
 from tablepuppet.transport import messages as m
@@ -45,6 +47,27 @@ class Part:
     def sealed(self, partial: m.Partial, kind: str) -> m.Message:
         """A summand as it may leave."""
         return partial if self.sealing is None else self.sealing.seal(partial, kind)
+
+    def meet(self, peers: Sequence[MaskKey]) -> None:
+        """The block's parts are known, and sums among them can be masked."""
+        if self.sealing is None:
+            raise TransportError("masks need a key of this part, which was not asked for")
+        self.sealing.meet(peers)
+
+    def checkpoint(self) -> Checkpoint[Any]:
+        """All that rounds have changed."""
+        private = None if self.setup is None else self.setup.private
+        taken, showings = (0, 0) if private is None else private.counts
+        seal = None if self.sealing is None else self.sealing.state
+        return Checkpoint(self.state, self.kept, seal, taken, showings, self.shown)
+
+    def restore(self, found: Checkpoint[Any]) -> None:
+        """Goes on where a checkpoint was made."""
+        self.state, self.kept, self.shown = found.state, found.kept, found.shown
+        if self.setup is not None and self.setup.private is not None:
+            self.setup.private.counts = (found.taken, found.showings)
+        if self.sealing is not None and found.seal is not None:
+            self.sealing.restore(found.seal)
 
 
 class Kept(Struct, frozen=True):

@@ -13,7 +13,7 @@ from tablepuppet.errors import QueryError
 from tablepuppet.query.functions import VOLATILE, VOLATILE_BY_NAME, VOLATILE_STRINGS
 from tablepuppet.query.grammar import PARAMETER
 from tablepuppet.query.position import At, refusal, word_before, words
-from tablepuppet.query.suggest import nearest
+from tablepuppet.suggest import nearest
 from tablepuppet.tables.allowed import FUNCTIONS, NODES, TYPES
 
 _VIEW = "let the table's owner offer the result as a column of a view"

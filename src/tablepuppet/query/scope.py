@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from sqlglot import exp
 
 from tablepuppet.query.position import refusal
-from tablepuppet.query.suggest import did_you_mean
 from tablepuppet.query.ucq import Source
+from tablepuppet.suggest import did_you_mean
 
 
 def matches(identifier: exp.Identifier, names: Sequence[str]) -> list[int]:

@@ -1,17 +1,13 @@
-"""Federation: tables by name, each with one or several owners."""
+"""Federation: tables by name, each with one or several owners, and what can be asked of them."""
 
 from __future__ import annotations
 
-import hmac
 import itertools
-import secrets
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
-from urllib.parse import quote
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -19,11 +15,12 @@ from tablepuppet import train as story
 from tablepuppet.allocation import fix_thresholds
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
-from tablepuppet.errors import JobError, ModelError, TablePuppetError
+from tablepuppet.errors import JobError, ModelError
+from tablepuppet.federation.owners import make_clients, name_owners
+from tablepuppet.federation.toml import federation_from_toml, read_toml
 from tablepuppet.job import Job, make_job
 from tablepuppet.mapping.profile import Profile
 from tablepuppet.models.modules import Builder
-from tablepuppet.operators.client import Client
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.answer import check_file, write
 from tablepuppet.prediction.model import Model
@@ -31,13 +28,9 @@ from tablepuppet.prediction.predict import as_keys
 from tablepuppet.prediction.predictor import Predictor
 from tablepuppet.prediction.standing import Standing
 from tablepuppet.privacy.policy import Policy
-from tablepuppet.tables.parts import Shelf
-from tablepuppet.tables.policy_file import read_policy
-from tablepuppet.tables.source import Source, open_source, source
-from tablepuppet.tables.store import ClientTables
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.local import LocalTransport
-from tablepuppet.writing import as_path, check_place
+from tablepuppet.writing import check_place
 
 _NUMBERS = itertools.count(1)
 
@@ -73,39 +66,8 @@ class Federation:
         models: str | Path | None = None,
     ) -> None:
         fix_thresholds()
-        if not isinstance(tables, Mapping) or not tables:
-            found = "an empty one" if isinstance(tables, Mapping) else f"a {type(tables).__name__}"
-            raise JobError(
-                f"a federation is a mapping from table name to its source(s), not {found}; "
-                'write tp.Federation({"orders": orders, "items": "items.parquet"})'
-            )
-        sources: dict[str, dict[str, Source]] = {}
-        self._tables: dict[str, tuple[str, ...]] = {}
-        for table, given in tables.items():
-            if not isinstance(table, str) or not table:
-                raise JobError(f"a table's name must be text, not {type(table).__name__}")
-            owners = list(given) if isinstance(given, list | tuple) else [given]
-            if not owners:
-                raise JobError(f"table {table!r} has no source; give at least one")
-            names = [table] if len(owners) == 1 else [f"{table}[{i}]" for i in range(len(owners))]
-            for name, owner in zip(names, owners, strict=True):
-                sources.setdefault(name, {})[table] = _opened(owner, table, sources)
-            self._tables[table] = tuple(names)
-        shared = secrets.token_bytes(32) if key is None else bytes(key)
-        rules = self._policies(policies or {})
-        self._clients = {
-            name: Client(
-                name,
-                ClientTables(held),
-                rules[name],
-                may_reveal=True,
-                key=shared,
-                order_key=key or b"",
-                secret=hmac.digest(shared, f"tablepuppet owner {name}".encode(), "sha256"),
-                shelf=Shelf(None if models is None else as_path(models, "models") / quote(name, safe=" []")),
-            )
-            for name, held in sources.items()
-        }
+        self._tables = name_owners(tables)
+        self._clients = make_clients(self._tables, tables, key=key, policies=policies or {}, models=models)
         self._standing = Standing()
         self._transport = LocalTransport({name: client.handle for name, client in self._clients.items()})
 
@@ -115,34 +77,13 @@ class Federation:
         given = read_toml(path)
         if "server" in given:
             return cls.connect(path)
-        tables = given.get("tables")
-        if not isinstance(tables, dict):
-            raise JobError(f"{path}: a federation file needs a [tables] section")
-        policies = given.get("policies", {})
-        if not isinstance(policies, dict) or not all(isinstance(p, str) for p in policies.values()):
-            raise JobError(f"{path}: [policies] maps a client or a table to the path of its policy file")
-        folder = Path(path).parent
-        models = given.get("models")
-        if models is not None and not isinstance(models, str):
-            raise JobError(f"{path}: models is the path of a folder")
-        return cls(
-            tables_from_toml(tables, folder),
-            policies={name: folder / p for name, p in policies.items()},
-            models=None if models is None else folder / models,
-        )
-
-    def _policies(self, given: Mapping[str, str | Path | Policy]) -> dict[str, Policy]:
-        """Each client's policy: its own, or its table's, or none."""
-        clients = {client: table for table, owners in self._tables.items() for client in owners}
-        for name in given:
-            if name not in clients and name not in self._tables:
-                raise JobError(f"policies name {name!r}, which is no client; there are {', '.join(clients)}")
-        read = {name: p if isinstance(p, Policy) else read_policy(p) for name, p in given.items()}
-        return {client: read.get(client) or read.get(table) or Policy() for client, table in clients.items()}
+        return cls(**federation_from_toml(path, given))
 
     @classmethod
     def connect(cls, path: str | Path) -> Federation:
         """A federation of processes: its coordinator (`tablepuppet serve`) runs the jobs that are given here."""
+        from tablepuppet.federation.connected import ConnectedFederation
+
         return ConnectedFederation(path)
 
     def explain(
@@ -324,91 +265,8 @@ class Federation:
         return f"Federation({', '.join(tables)})"
 
 
-class ConnectedFederation(Federation):
-    """Tables of clients in processes of their own; a running coordinator does the work."""
-
-    def __init__(self, path: str | Path) -> None:
-        # Certificates and Arrow Flight, a tenth of a second and 17 MB: nobody else needs them.
-        from tablepuppet.network.remote import Desk
-        from tablepuppet.network.settings import read_federation
-
-        settings = read_federation(path)
-        self._tables = settings.tables
-        self._clients = {}
-        self._desk = Desk(settings)
-
-    def status(self) -> dict[str, Any]:
-        """Which clients are connected, which runs there are, and how far they are."""
-        return self._desk.status()
-
-    def cancel(self, run: str) -> None:
-        """Stops a run; its checkpoints go."""
-        self._desk.cancel(run)
-
-    def close(self) -> None:
-        """Nothing to end: the coordinator and its clients go on."""
-
-    def _explain(self, job: Job) -> Plan:
-        return cast(Plan, self._desk.do("explain", job))
-
-    def profile(self, query: str, *, label: str) -> Profile:
-        return cast(Profile, self._desk.do("profile", {"query": query, "label": label}))
-
-    def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
-        return cast(Result, self._desk.do("train", job, resume=resume, on_round=on_round))
-
-    def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
-        return self._desk.do("predict", {"model": model, "query": query, "options": options})
-
-    def _evaluate(self, model: Model, job: Job) -> Metrics:
-        return cast(Metrics, self._desk.do("evaluate", {"model": model, "job": job}))
-
-    @contextmanager
-    def _offered(self, name: str, builder: Builder | None) -> Iterator[None]:
-        if builder is not None:
-            raise JobError('a builder of torch modules cannot travel to other processes; use model="mlp"')
-        yield
-
-
 def _model_of(model: Model | Result) -> Model:
     chosen = model.model if isinstance(model, Result) else model
     if not isinstance(chosen, Model):
         raise ModelError(f"predict needs a Result or a loaded model, not a {type(model).__name__}; see tp.load(path)")
     return chosen
-
-
-def _opened(owner: Any, table: str, before: Mapping[str, Mapping[str, Source]]) -> Source:
-    """A source, or an error that leaves none of those opened before it open."""
-    try:
-        return open_source(owner, table)
-    except TablePuppetError:
-        for source in (s for held in before.values() for s in held.values()):
-            source.close()
-        raise
-
-
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """A TOML file's content; a clear error where there is none."""
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"cannot read {path}: {error.strerror if isinstance(error, OSError) else 'not text'}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise JobError(f"{path} is not valid TOML: {error}") from None
-
-
-def tables_from_toml(tables: Mapping[str, Any], folder: Path) -> dict[str, list[Any]]:
-    """Sources as TOML writes them; relative paths are relative to the file's folder."""
-
-    def one(table: str, given: Any) -> Any:
-        if isinstance(given, str):
-            is_url = "://" in given
-            return source(given) if is_url else folder / given
-        if isinstance(given, dict) and set(given) <= {"url", "table"} and isinstance(given.get("url"), str):
-            return source(given["url"], given.get("table"))
-        raise JobError(f"table {table!r}: a source is a path or {{url = …, table = …}}")
-
-    return {
-        t: [one(t, g) for g in (given if isinstance(given, Sequence) and not isinstance(given, str) else [given])]
-        for t, given in tables.items()
-    }

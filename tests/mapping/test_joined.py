@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,3 +90,34 @@ def test_an_identity_mapping_holds_no_array_and_others_hold_four_bytes_a_row() -
     index = RowIndex.of(np.array([0, 0, 1]), 2).index
     assert index is not None
     assert index.dtype == np.int32
+
+
+@given(mappings())
+def test_labels_alone_are_as_heavy_as_all_joined_rows(case: tuple[JoinedRows, np.random.Generator]) -> None:
+    joined, rng = case
+    owner = RowIndex.of(np.sort(rng.integers(0, 9, joined.rows)), 9)
+    several = JoinedRows(joined.rows, joined.indices, owner, np.round(rng.normal(size=9)))
+    for rows in (joined, several, replace(several, weights=rng.uniform(size=9))):
+        found, weights = rows.by_label(), rows.joined_weights()
+        assert found.weights is not None
+        assert len(set(found.labels.tolist())) == found.rows
+        for power in range(3):
+            expected = np.average(rows.joined_labels() ** power, weights=weights) * (
+                rows.rows if weights is None else weights.sum()
+            )
+            np.testing.assert_allclose(found.weights @ found.labels**power, expected, atol=1e-9)
+
+
+@given(mappings())
+def test_a_list_of_signals_gives_each_block_its_own(case: tuple[JoinedRows, np.random.Generator]) -> None:
+    joined, rng = case
+    values = [rng.normal(size=(p.rows, 1)) for p in joined.indices]
+    [everybody] = joined.run(echo, values, signals=1).signals
+    [each] = joined.run(multiples, values, signals=1, blocks=len(values)).signals
+    for block, (one, own) in enumerate(zip(everybody, each, strict=True)):
+        np.testing.assert_allclose(own, one * np.arange(1.0, block + 2.0), atol=1e-12)
+
+
+def multiples(shard: Any, *, blocks: int) -> tuple[Sequence[Any], dict[str, Any]]:
+    """A join step that sends block i the labels times 1, …, i + 1."""
+    return ([shard.labels[:, None] * np.arange(1.0, i + 2.0) for i in range(blocks)],), {}

@@ -23,6 +23,7 @@ import numpy as np
 
 from tablepuppet.algorithms.base import Answer, Array, BlockAnswer, BlockUpdate, PartSetup, Problem, squared_norm
 from tablepuppet.algorithms.conjugate import WIDE, Products
+from tablepuppet.algorithms.constant import best_intercept
 from tablepuppet.algorithms.optimizers import Moments
 from tablepuppet.algorithms.options import Admm
 from tablepuppet.algorithms.private import LocalStep
@@ -30,6 +31,7 @@ from tablepuppet.algorithms.spectrum import Spectrum
 from tablepuppet.algorithms.subspace import Tracker, Trail
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Fused, Loss
+from tablepuppet.models.tally import Tally
 from tablepuppet.transport.messages import AdmmUpdate, Combined, Done, Move, Partial, Predictions
 
 _RESTART = 3  # rounds between restarts from the reported model
@@ -115,7 +117,7 @@ class AdmmServer:
         self._iterates: list[Array] = []  # h of ADMM's own θ
         self._shift: Array = np.zeros(loss.outputs)  # and its intercept b
         self._before: Array = self._shift  # b of the last round
-        self._tracker = Tracker(self.problem, self.options.memory, wants_curvature=False)
+        self._tracker = Tracker(self.problem, self.options.memory)
         self._scales: list[float] = []
         self._unions = [ExactUnion() for _ in self.problem.rows]
         self._figures: dict[str, float] = {}
@@ -133,6 +135,10 @@ class AdmmServer:
         return self._tracker.predictions if self._averages else self._iterates
 
     @property
+    def tally(self) -> Tally | None:
+        return self._tracker.tally if self._averages else None
+
+    @property
     def _factor(self) -> float:
         """What multiplies G‖h‖²/2 in the θ-step: Mρ, or ρ as published."""
         return self.rho * (self.problem.blocks if self.options.variant == "sharing" else 1)
@@ -142,8 +148,10 @@ class AdmmServer:
 
     def begin(self, predictions: list[Array], figures: list[float]) -> None:
         self._scales = figures
-        if self.problem.has_intercept:
+        if self._averages:
             self._tracker.begin(predictions, [False] * self.problem.blocks)
+        elif self.problem.has_intercept:
+            self._tracker.intercept = best_intercept(self.problem, predictions)
         self._tracker.predictions = predictions
         self._restart()
 

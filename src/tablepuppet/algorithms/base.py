@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.models.linear import Model
 from tablepuppet.models.losses import Loss
+from tablepuppet.models.tally import Tally
+from tablepuppet.privacy.labels import Channel
 from tablepuppet.transport.messages import Message, Partial, Predictions
 
 Array = NDArray[np.float64]
@@ -47,6 +49,8 @@ class Walkable(Protocol):
 
     def take(self, joined: NDArray[np.int64]) -> tuple[Any, list[RowNumbers]]: ...
 
+    def by_label(self) -> Walkable: ...
+
     def collect(self, name: str) -> Array: ...
 
 
@@ -70,6 +74,7 @@ class Problem:
     is_linear: bool = True  # whether every block is h = Tθ
     has_intercept: bool = True
     widths: tuple[int, ...] = ()  # d_i, of linear models
+    channel: Channel | None = None  # that the labels went through
 
     @property
     def blocks(self) -> int:
@@ -108,6 +113,10 @@ class Server(Protocol):
     @property
     def predictions(self) -> list[Array] | None:
         """h of all train rows, where the server knows them."""
+
+    @property
+    def tally(self) -> Tally | None:
+        """What metrics are made of (models/tally.py) at these predictions, where the last walk has counted it."""
 
     def rounds_per_epoch(self) -> int: ...
 

@@ -14,6 +14,7 @@ so that only Y_i travels. In the first epoch light blocks may take a second step
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ from tablepuppet.algorithms.options import Newton
 from tablepuppet.algorithms.spectrum import Spectrum
 from tablepuppet.algorithms.subspace import Tracker, Trail
 from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.tally import Tally
 from tablepuppet.transport.messages import Combined, Done, Move, NewtonUpdate, Partial, Predictions
 
 _CLOSE = 1e-4  # residual of a wide block's direction
@@ -46,13 +48,13 @@ class NewtonServer:
     def __post_init__(self) -> None:
         loss = self.problem.loss
         self._unions: list[Spectrum | None] = [None] * self.problem.blocks
-        self._decrement = self._value = np.inf
+        self._decrement = self._before = self._value = math.inf
         varies = not loss.is_quadratic and loss.outputs == 1
         problem = self.problem
         given = (problem.rows, problem.widths, problem.epochs, loss.outputs)
         self._again = light_blocks(*given, has_curvature=varies)  # who takes a second step in the first epoch
         self._asked: Collection[int] = range(problem.blocks)
-        self._tracker = Tracker(self.problem, self.options.memory, wants_curvature=varies)
+        self._tracker = Tracker(self.problem, self.options.memory)
 
     @property
     def intercept(self) -> Array:
@@ -61,6 +63,10 @@ class NewtonServer:
     @property
     def predictions(self) -> list[Array]:
         return self._tracker.predictions
+
+    @property
+    def tally(self) -> Tally | None:
+        return self._tracker.tally
 
     def rounds_per_epoch(self) -> int:
         return 1
@@ -106,13 +112,16 @@ class NewtonServer:
         found = self._tracker.search(dict(zip(self._asked, answers, strict=True)))
         self._value = found.value
         if len(self._asked) == self.problem.blocks:  # some blocks alone cannot tell the gap
-            self._decrement = found.decrement
+            self._before, self._decrement = self._decrement, abs(found.decrement)
 
     def settle(self) -> list[dict[str, Any] | None]:
         return self._tracker.settle()
 
     def is_converged(self) -> bool:
-        return abs(self._decrement) <= self.options.tolerance * abs(self._value)
+        """The decrement estimates the gap before a round's step. Its step leaves as little of it as the last one did;
+        the square root is to be on the safe side."""
+        falls = self._decrement / self._before if 0 < self._before < math.inf else 1.0
+        return self._decrement * math.sqrt(min(falls, 1.0)) <= self.options.tolerance * abs(self._value)
 
     def residuals(self) -> dict[str, float]:
         return {"decrement": self._decrement}

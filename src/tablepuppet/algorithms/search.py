@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.base import Array, Walkable
+from tablepuppet.algorithms.base import Array, Problem
 from tablepuppet.models.losses import Loss
+from tablepuppet.models.tally import Tally, tally
+from tablepuppet.privacy.labels import Channel
 
 _ITERATIONS = 12
 _HALVINGS = 30
@@ -33,6 +35,7 @@ class Derivatives:
     signals: list[Array]  # collapse_i(∂ℓ/∂a)
     curvatures: list[Array] | None  # collapse_i(∂²ℓ/∂a²), where it was asked for
     residual: Array  # Σ ∂ℓ/∂a over joined rows
+    tally: Tally  # what metrics are made of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,43 +51,49 @@ class Found:
 
 
 def derivative_step(
-    shard: Any, *, loss: Loss, intercept: Array, wants_curvature: bool
+    shard: Any, *, loss: Loss, intercept: Array, channel: Channel | None, wants_curvature: bool
 ) -> tuple[Sequence[Array], dict[str, Any]]:
-    """∂ℓ/∂a, and ∂²ℓ/∂a² where it is asked for."""
+    """∂ℓ/∂a, and ∂²ℓ/∂a² where it is asked for; and what metrics are made of, now that the scores are at hand."""
     scores = np.add(shard.scores, intercept, out=shard.scores)
     total, gradient, curvature = loss.derivatives(scores, shard.labels, wants_curvature=wants_curvature)
-    sums = {"loss": total, "residual": gradient.sum(axis=0)}
+    sums = tally(loss, scores, shard.labels, channel, total) | {"residual": gradient.sum(axis=0)}
     return (gradient if curvature is None else _side_by_side([gradient, curvature]),), sums
 
 
 def derivatives(
-    joined: Walkable, loss: Loss, predictions: Sequence[Array], intercept: Array, *, wants_curvature: bool
+    problem: Problem, predictions: Sequence[Array], intercept: Array, *, wants_curvature: bool
 ) -> Derivatives:
     """One walk over all joined rows."""
-    given: dict[str, Any] = {"loss": loss, "intercept": intercept, "wants_curvature": wants_curvature}
-    done = joined.run(derivative_step, predictions, signals=1, **given)
+    joined, loss = problem.joined, problem.loss
+    given: dict[str, Any] = {"loss": loss, "channel": problem.channel, "wants_curvature": wants_curvature}
+    done = joined.run(derivative_step, predictions, signals=1, intercept=intercept, **given)
     signals, curvatures = done.signals[0], None
     if wants_curvature:
         both = [np.ascontiguousarray(total.T) for total in signals]
         signals, curvatures = ([rows.reshape(2, -1, loss.outputs)[k] for rows in both] for k in range(2))
-    return Derivatives(done.sums["loss"] / joined.rows, signals, curvatures, done.sums["residual"])
+    sums = done.sums
+    total = sums["weighted"] if "weighted" in sums else sums["loss"]
+    return Derivatives(total / joined.rows, signals, curvatures, sums.pop("residual"), sums)
 
 
 def hessian_step(
-    shard: Any, *, loss: Loss, intercept: Array, with_intercept: bool
-) -> tuple[Sequence[Array], dict[str, Any]]:
+    shard: Any, *, loss: Loss, intercept: Array, is_known: bool
+) -> tuple[Sequence[Array | list[Array]], dict[str, Any]]:
     """(∂²ℓ/∂a²) u of each new direction u, to be collapsed: its product with a row's vector is then a sum over rows.
 
-    With one output, all of them side by side in one signal, the intercept's last if it is wanted; with several, a
-    signal for each. The sums are products with the intercept.
+    With one output, all of them side by side in one signal, the intercept's last; where collapse_i(∂²ℓ/∂a²) is known,
+    a block only gets those of the others' directions. With several outputs, a signal for each. The sums are products
+    with the intercept.
     """
     scores = np.add(shard.scores, intercept, out=shard.scores)
     rows, outputs = scores.shape
     if outputs == 1:
         curvature = loss.curvature(scores)
-        curved = _side_by_side([*shard.columns, np.broadcast_to(1.0, (rows, 1))])
-        curved *= curvature
-        return (curved if with_intercept else curved[:, :-1],), {"intercept": curved.sum(axis=0)[:, None]}
+        curved = [block * curvature for block in shard.columns]
+        sums = {"intercept": np.concatenate([c.sum(axis=0) for c in (*curved, curvature)])[:, None]}
+        if is_known:
+            return ([_side_by_side([scores[:, :0], *curved[:i], *curved[i + 1 :]]) for i in range(len(curved))],), sums
+        return (_side_by_side([*curved, curvature]),), sums
     unit = np.broadcast_to(np.eye(outputs), (rows, outputs, outputs))
     vectors = np.concatenate([*(block.reshape(rows, -1, outputs) for block in shard.columns), unit], axis=1)
     products = loss.hessian_product(scores, vectors)

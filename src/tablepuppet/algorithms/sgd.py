@@ -28,9 +28,9 @@ from tablepuppet.algorithms.base import (
     RowNumbers,
     squared_norm,
 )
+from tablepuppet.algorithms.constant import best_intercept
 from tablepuppet.algorithms.optimizers import Moments, clipped, descend, scheduled
 from tablepuppet.algorithms.options import Sgd
-from tablepuppet.algorithms.subspace import Tracker
 from tablepuppet.models.losses import Loss
 from tablepuppet.transport.messages import Combined, Partial, Predictions, SgdUpdate
 
@@ -116,6 +116,10 @@ class SgdServer:
         return self._predictions
 
     @property
+    def tally(self) -> None:
+        return None
+
+    @property
     def _is_full(self) -> bool:
         return self._size == self.problem.joined.rows
 
@@ -137,9 +141,7 @@ class SgdServer:
                 self._shares = [rate / self._peak for rate in self.problem.private_rates]
         if self.problem.is_private and self.problem.has_intercept:
             # The best constant for the labels alone: it looks at no feature, and stays.
-            tracker = Tracker(self.problem, 0, wants_curvature=False)
-            tracker.begin(self.problem.zeros(), [False] * self.problem.blocks)
-            self._intercept = tracker.intercept
+            self._intercept = best_intercept(self.problem, self.problem.zeros())
         self._batch = self._next_batch()
         self._values = predictions
 

@@ -10,13 +10,16 @@ both halves apply them, and so neither sends what the other already knows.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import Array, BlockAnswer, Problem
+from tablepuppet.algorithms.constant import best_intercept
 from tablepuppet.algorithms.search import Derivatives, Found, derivatives, hessian_step, minimise
+from tablepuppet.models.tally import Tally
 
 
 class Trail(msgspec.Struct, frozen=True):
@@ -54,10 +57,11 @@ class Tracker:
     joined rows moves M + 1 vectors.
     """
 
-    def __init__(self, problem: Problem, memory: int, *, wants_curvature: bool) -> None:
+    def __init__(self, problem: Problem, memory: int) -> None:
         self.problem = problem
         self.memory = memory
-        self.wants_curvature = wants_curvature
+        self._varies = problem.loss.outputs == 1 and not problem.loss.is_quadratic
+        self._constant_curvatures: list[Array] | None = None  # collapse_i(∂²ℓ/∂a²), where it is the same everywhere
         self.predictions: list[Array] = []
         self.intercept: Array = np.zeros(problem.loss.outputs)
         self.pending: list[Array | None] = [None] * problem.blocks
@@ -82,11 +86,12 @@ class Tracker:
             self._constants.append(list(range(own)) if own else [-1 - c for c in range(outputs) if spans])
         size = sum(self._sizes) + outputs
         self._hessian = np.zeros((size, size))
-        self.at = self._evaluate(predictions, self.intercept)
-        self._refresh([[] for _ in predictions])
-        self._accept(
-            self._minimise([[h] for h in predictions], [[] for _ in predictions], [np.zeros((1, 1))] * len(predictions))
-        )
+        self.intercept = best_intercept(problem, predictions)
+        if problem.loss.is_quadratic:
+            first = derivatives(problem, predictions, self.intercept, wants_curvature=True)
+            self._constant_curvatures, self.at = first.curvatures, replace(first, curvatures=None)
+        else:
+            self.at = self._evaluate(predictions, self.intercept)
 
     def search(self, answers: Mapping[int, BlockAnswer]) -> Found:
         """Moves all blocks at once to the least F in reach; those that have not answered, by their known directions."""
@@ -122,6 +127,11 @@ class Tracker:
         return [None if c is None else {"coefficients": c} for c in self.take_pending()]
 
     @property
+    def tally(self) -> Tally | None:
+        """What metrics are made of, at the current model."""
+        return None if self.at is None else self.at.tally
+
+    @property
     def _sizes(self) -> list[int]:
         """How many slots each block has."""
         return [own + self.memory + 1 for own in self._own]
@@ -132,39 +142,44 @@ class Tracker:
         return np.broadcast_to(unit, (rows, len(unit)))
 
     def _evaluate(self, predictions: list[Array], intercept: Array) -> Derivatives:
-        problem = self.problem
-        return derivatives(problem.joined, problem.loss, predictions, intercept, wants_curvature=self.wants_curvature)
+        return derivatives(self.problem, predictions, intercept, wants_curvature=self._varies)
 
     def _refresh(self, fresh: Sequence[Sequence[int]]) -> None:
         """The Hessian's rows (and columns) for some slots of each block, and for the intercept."""
         problem, outputs = self.problem, self.problem.loss.outputs
         first = np.cumsum([0, *self._sizes])
         last = first[-1] + np.arange(outputs)
-        rows = np.array([a + slot for a, slots in zip(first, fresh, strict=False) for slot in slots], np.intp)
-        known = None if self.at is None else self.at.curvatures  # the intercept's signal, collapsed
+        rows = [a + np.array(slots, np.intp) for a, slots in zip(first, fresh, strict=False)]
+        new = np.concatenate(rows)
+        columns = [
+            _beside([own[s] for s in slots], h)
+            for own, slots, h in zip(self._slots, fresh, self.predictions, strict=True)
+        ]
+        assert self.at is not None
+        known = self.at.curvatures or self._constant_curvatures
         done = problem.joined.run(
             hessian_step,
             self.predictions,
-            columns=[
-                _beside([own[s] for s in new], h)
-                for own, new, h in zip(self._slots, fresh, self.predictions, strict=True)
-            ],
-            signals=1 if outputs == 1 else len(rows),
+            columns=columns,
+            signals=1 if outputs == 1 else len(new),
             loss=problem.loss,
             intercept=self.intercept,
-            with_intercept=known is None,
+            is_known=known is not None,
         )
-        hessian, scale, here = self._hessian, 1.0 / problem.joined.rows, np.array([*rows, *last])
+        hessian, scale = self._hessian, 1.0 / problem.joined.rows
         for i, (a, slots) in enumerate(zip(first, self._slots, strict=False)):
-            images = [signal[i] for signal in done.signals] + ([] if known is None else [known[i]])
+            images, found = [signal[i] for signal in done.signals], np.array([*new, *last])
+            if known is not None:  # a block's own directions and the intercept need no walk
+                images += [known[i] * columns[i], known[i]]
+                found = np.concatenate([*rows[:i], *rows[i + 1 :], rows[i], last])
             for slot, vector in slots.items():
                 if outputs == 1:
                     products = np.concatenate([image.T @ vector[:, 0] for image in images])
                 else:
                     products = np.array([np.vdot(image, vector) for image in images])
-                found = here[: len(products)]
-                hessian[found, a + slot] = hessian[a + slot, found] = scale * products
-        place = np.ix_([*rows, *last], last)
+                here = found[: len(products)]
+                hessian[here, a + slot] = hessian[a + slot, here] = scale * products
+        place = np.ix_([*new, *last], last)
         hessian[place] = scale * done.sums["intercept"]
         hessian.T[place] = hessian[place]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tablepuppet.algorithms.base import Array, Walkable
 from tablepuppet.models.losses import Loss, Squared
-from tablepuppet.models.weighted import Weighted
+from tablepuppet.models.tally import Tally, tally
 from tablepuppet.privacy.labels import Channel
 
 Metrics = dict[str, float]
@@ -19,33 +19,15 @@ _CHUNK = 1 << 18  # scores that are compared at a time: they stay in the cache
 def measure_step(
     shard: Any, *, loss: Loss, intercept: Array, channel: Channel | None
 ) -> tuple[Sequence[Array], dict[str, Any]]:
-    """Sums from which all metrics but the AUC follow; scores are kept where the state has room.
+    """Sums from which all metrics but the AUC follow; scores are kept where the state has room."""
+    sums = tally(loss, shard.scores + intercept, shard.labels, channel)
+    return (), sums | (score_step(shard, intercept=intercept)[1] if "scores" in shard.state else {})
 
-    Of labels that their owners made noisy, sums are estimates without bias of what the true labels would give.
-    """
-    scores = shard.scores + intercept
-    labels = shard.labels
-    plain = loss.plain if isinstance(loss, Weighted) else loss
-    if "scores" in shard.state:
-        shard.state["scores"][...] = _labelled(scores, labels[:, None])
-    sums = {"rows": len(labels), "loss": plain.total(scores, labels)}
-    if shard.weights is not None:
-        sums |= {"weighted": loss.total(scores, labels), "weight": float(shard.weights.sum())}
-    if isinstance(plain, Squared):
-        error = scores[:, 0] - labels
-        squares = labels * labels
-        extra = 0.0 if channel is None else float((channel.unbiased_square(labels) - squares).sum())
-        sums |= {
-            "squared": float(error @ error) + extra,
-            "absolute": float(np.abs(error).sum()),
-            "label": float(labels.sum()),
-            "label_squared": float(squares.sum()) + extra,
-        }
-    else:
-        guess = scores[:, 0] > 0 if loss.outputs == 1 else scores.argmax(axis=1)
-        seen = labels if channel is None or loss.outputs > 1 else labels > 0.5
-        sums["correct"] = int(np.count_nonzero(guess == seen))
-    return (), sums
+
+def score_step(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
+    """Keeps the scores, each with its row's class."""
+    shard.state["scores"][...] = _labelled(shard.scores + intercept, shard.labels[:, None])
+    return (), {}
 
 
 def measure(
@@ -56,18 +38,25 @@ def measure(
     *,
     wants_auc: bool,
     channel: Channel | None = None,
+    known: Tally | None = None,
 ) -> tuple[float, Metrics]:
     """The mean loss and the metrics of a model's predictions on some joined rows.
 
-    Where rows have weights, the loss is their weighted mean; metrics count every row alike.
+    Where rows have weights, the loss is their weighted mean; metrics count every row alike. `known`: the sums, where
+    an algorithm's own walk has counted them.
     """
     if joined.rows == 0:
         return float("nan"), {}
     wants_auc = wants_auc and loss.outputs == 1 and not isinstance(loss, Squared)
     if wants_auc:
         joined.allocate("scores", 1)
-    given: dict[str, Any] = {"loss": loss, "intercept": intercept, "channel": channel}
-    sums = joined.run(measure_step, per_row, writes=("scores",) if wants_auc else (), **given).sums
+    writes = ("scores",) if wants_auc else ()
+    if known is None:
+        sums = joined.run(measure_step, per_row, writes=writes, loss=loss, intercept=intercept, channel=channel).sums
+    else:
+        sums = known
+        if wants_auc:
+            joined.run(score_step, per_row, writes=writes, intercept=intercept)
     n = sums["rows"]
     plain_loss = mean_loss = sums["loss"] / n
     if "weighted" in sums:

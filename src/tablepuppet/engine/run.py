@@ -81,6 +81,7 @@ def _run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None, rows: Si
         is_linear=job.spec.is_linear,
         has_intercept=job.has_intercept,
         widths=tuple(widths),
+        channel=mapping.label.channel,
     )
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
     training = _Training(plan, union, problem, make_server(job.options, problem), on_round, private, patience, rows)
@@ -259,7 +260,8 @@ class _Training:
             "intercept": self.intercept,
             "channel": mapping.label.channel,
         }
-        loss, on_train = measure(self.sides.train, train, wants_auc=is_last, **given)
+        known = None if wants_train else server.tally
+        loss, on_train = measure(self.sides.train, train, wants_auc=is_last, known=known, **given)
         metrics = {"train": on_train}
         if self.sides.validation.rows:
             held, on_validation = measure(self.sides.validation, test, wants_auc=True, **given)

@@ -124,6 +124,7 @@ class ClusterRows:
     indices: tuple[RowIndex, ...]  # sizes alone count here
     pieces: list[Piece]
     cluster: Cluster
+    labels: JoinedRows
     has_weights: bool = False
     state: dict[str, Kept] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # of walks
@@ -185,6 +186,10 @@ class ClusterRows:
         calls = [(piece.path, name, state) for piece in self.pieces]
         return np.concatenate(list(self.cluster.ask("collect", calls)))
 
+    def by_label(self) -> JoinedRows:
+        """As JoinedRows.by_label: few rows, which stay here."""
+        return self.labels
+
     def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
         """A batch, looked up where its joined rows lie; it is small, and walked over here."""
         holder = np.searchsorted([piece.first for piece in self.pieces], joined, side="right") - 1
@@ -223,7 +228,9 @@ def on_cluster(engine: Ray, sides: dict[str, JoinedRows]) -> Iterator[dict[str, 
             cluster = Cluster(ray, max(map(len, pieces.values())), place)
             try:
                 yield {
-                    name: ClusterRows(side.rows, side.indices, pieces[name], cluster, side.weights is not None)
+                    name: ClusterRows(
+                        side.rows, side.indices, pieces[name], cluster, side.by_label(), side.weights is not None
+                    )
                     if side.rows
                     else side
                     for name, side in sides.items()

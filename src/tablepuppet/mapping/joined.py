@@ -73,6 +73,7 @@ class JoinedRows:
         step overwrites. What a block's rows get is the signal less `own` times the block's own values. A step that is
         given a loss gets it with the rows' weights, where they have any. Where they have none, `fused` does it all:
         one pass over a lane at a time (models/stretch.py), which reads and writes the state named in `writes`.
+        A signal is one array, collapsed to every block, or a list: what is collapsed to each of them.
         """
         work = Work(step, signals, tuple(writes), given, own, None if self.weights is not None else fused)
         totals = whole(self.indices) if work.fused is not None else []
@@ -148,6 +149,21 @@ class JoinedRows:
             return None
         return self.run(_weight_step, [np.zeros((p.rows, 1)) for p in self.indices], signals=1).signals[0]
 
+    def by_label(self) -> JoinedRows:
+        """The different labels, each as heavy as all joined rows that have it, in one block: while nothing is
+        predicted, sums over them are sums over all joined rows."""
+        p = self.label_index
+        heavy = np.ones(p.rows) if p.index is None else np.bincount(p.index, minlength=p.rows).astype(np.float64)
+        if self.weights is not None:
+            heavy *= self.weights
+        labels = np.unique(self.labels)
+        if len(labels) == len(self.labels):
+            labels = self.labels
+        else:
+            heavy = np.bincount(np.searchsorted(labels, self.labels), heavy, len(labels)).astype(np.float64, copy=False)
+        identity = RowIndex(len(labels), None, is_sorted=True)
+        return JoinedRows(len(labels), (identity,), identity, labels, weights=heavy)
+
     def multiplicities(self) -> list[NDArray[np.int64]]:
         """G_i = collapse_i(1)."""
         counts: list[NDArray[np.int64]] = []
@@ -184,13 +200,14 @@ class JoinedRows:
             shard = self._shard(values, columns, start, stop, work.writes)
             outcome, sums = work.step(shard, **_weighted(shard, work.given))
             totals.append(sums)
+            signals = [s if isinstance(s, list) else [s] * len(spans) for s in outcome[: work.signals]]
             if not buffers:
                 buffers = [
-                    [(low, np.zeros((high - low, signal.shape[1]))) for low, high in spans]
-                    for signal in outcome[: work.signals]
+                    [(low, np.zeros((high - low, s.shape[1]))) for s, (low, high) in zip(own, spans, strict=True)]
+                    for own in signals
                 ]
-            for block_buffers, signal in zip(buffers, outcome, strict=False):
-                for p, v, (base, out) in zip(self.indices, values, block_buffers, strict=True):
+            for block_buffers, own in zip(buffers, signals, strict=True):
+                for p, v, signal, (base, out) in zip(self.indices, values, own, block_buffers, strict=True):
                     less = signal - work.own * p.expand(self._moves, v, start, stop) if work.own else signal
                     p.collapse_add(self._moves, out, base, less, start, stop)
         return buffers, add_sums(totals)
@@ -222,7 +239,10 @@ class JoinedRows:
         sums: list[Sums] = []
         for buffers, of_lane in results:
             sums.append(of_lane)
-            merged = merged or [[np.zeros((p.rows, own[0][1].shape[1])) for p in self.indices] for own in buffers]
+            merged = merged or [
+                [np.zeros((p.rows, out.shape[1])) for p, (_, out) in zip(self.indices, own, strict=True)]
+                for own in buffers
+            ]
             _add(merged, buffers)
             del buffers  # before the next lane's come
         empty = [[np.zeros((p.rows, width)) for p in self.indices] for _ in range(signals)]

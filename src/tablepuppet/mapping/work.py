@@ -23,7 +23,8 @@ class Shard:
 Sums = dict[str, Any]
 Lane = Sequence[tuple[int, int]]  # the borders of its shards
 LaneResult = tuple[list[list[tuple[int, Array]]], Sums]  # collapsed signals by block, each from some row on; sums
-JoinStep = Callable[..., tuple[Sequence[Array], Sums]]
+Signal = Array | list[Array]  # to be collapsed to every block, or what each of them gets
+JoinStep = Callable[..., tuple[Sequence[Signal], Sums]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

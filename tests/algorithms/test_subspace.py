@@ -1,0 +1,113 @@
+"""What the search knows of F: the intercept to begin with, the Hessian, and metrics that a walk counts on the way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.algorithms.test_exactness import with_labels
+from tests.scenarios import Scenario, scenarios
+
+import tablepuppet as tp
+from tablepuppet.algorithms.base import BlockAnswer, Problem
+from tablepuppet.algorithms.constant import best_intercept
+from tablepuppet.algorithms.newton import NewtonServer
+from tablepuppet.algorithms.options import Newton
+from tablepuppet.algorithms.subspace import Tracker
+from tablepuppet.mapping.joined import JoinedRows, RowIndex
+from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
+
+Array = NDArray[np.float64]
+LOSSES: list[Loss] = [Squared(), Logistic(), Softmax(3)]
+
+
+def problem(loss: Loss, *, is_weighted: bool = False) -> Problem:
+    """Three blocks: one in order, one shuffled, one that an outer join does not always find."""
+    rng = np.random.default_rng(5)
+    rows, sizes = 400, (90, 30, 20)
+    numbers = [np.sort(rng.integers(0, 90, rows)), rng.integers(0, 30, rows), rng.integers(-1, 20, rows)]
+    numbers[0][: sizes[0]] = np.arange(sizes[0])
+    indices = tuple(RowIndex.of(np.sort(n) if i == 0 else n, sizes[i]) for i, n in enumerate(numbers))
+    labels = rng.normal(size=90) if loss.is_quadratic else rng.integers(0, max(2, loss.outputs), 90).astype(np.float64)
+    weights = rng.uniform(0.5, 1.5, 90) if is_weighted else None
+    joined = JoinedRows(rows, indices, indices[0], labels, weights=weights)
+    multiplicity = tuple(joined.multiplicities())
+    return Problem(loss, 1e-3, joined, sizes, (1, 1, 1), multiplicity, epochs=9, batch_size=None, seed=0)
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+def test_the_intercept_from_labels_alone_is_that_of_a_walk(loss: Loss, is_weighted: bool) -> None:
+    given = problem(loss, is_weighted=is_weighted)
+    nearly = [np.full((n, loss.outputs), 1e-300) for n in given.rows]  # predicts something, so all rows are looked at
+    np.testing.assert_allclose(best_intercept(given, given.zeros()), best_intercept(given, nearly), atol=1e-12)
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+def test_rows_of_the_hessian_are_those_of_the_joined_table(loss: Loss, is_weighted: bool) -> None:
+    given = problem(loss, is_weighted=is_weighted)
+    rng, tracker = np.random.default_rng(1), Tracker(given, 4)
+    tracker.begin(given.zeros(), [True, False, True])
+    for _ in range(3):
+        answers = {i: BlockAnswer(rng.normal(size=(n, loss.outputs)), np.zeros(0)) for i, n in enumerate(given.rows)}
+        before, intercept = tracker.predictions, tracker.intercept
+        tracker.search(answers)
+    expected = hessian(tracker, before, intercept)
+    newest = [slots[0] for slots in tracker._orders]
+    first = np.cumsum([0, *tracker._sizes])
+    for block, slot in enumerate(newest):
+        row = first[block] + slot
+        np.testing.assert_allclose(tracker._hessian[row], expected[row], atol=1e-12)
+        np.testing.assert_allclose(tracker._hessian[:, row], expected[:, row], atol=1e-12)
+
+
+def hessian(tracker: Tracker, predictions: list[Array], intercept: Array) -> Array:
+    """UᵀCU/N with every direction expanded to joined rows."""
+    given = tracker.problem
+    joined = given.joined
+    assert isinstance(joined, JoinedRows)
+    outputs = given.loss.outputs
+    scores = sum(joined.expand(i, h) for i, h in enumerate(predictions)) + intercept
+    expanded = np.zeros((joined.rows, len(tracker._hessian), outputs))
+    first = np.cumsum([0, *tracker._sizes])
+    for i, slots in enumerate(tracker._slots):
+        for slot, vector in slots.items():
+            expanded[:, first[i] + slot] = joined.expand(i, np.ascontiguousarray(vector))
+    expanded[:, len(tracker._hessian) - outputs :] = np.eye(outputs)
+    curved = given.loss.hessian_product(np.asarray(scores), expanded)
+    weights = joined.joined_weights()
+    if weights is not None:
+        curved = curved * weights[:, None, None]
+    return np.asarray(np.einsum("jak,jbk->ab", curved, expanded) / joined.rows)
+
+
+@pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])
+@pytest.mark.parametrize("algorithm", ["newton", "admm"])
+@pytest.mark.parametrize("scenario", scenarios()[:3], ids=lambda s: s.name)
+def test_metrics_counted_on_the_way_are_those_of_the_model(scenario: Scenario, algorithm: str, model: str) -> None:
+    scenario = with_labels(scenario, model)
+    with tp.Federation(scenario.tables) as federation:
+        given: dict[str, Any] = {"label": "y", "model": model, "algorithm": algorithm, "test_fraction": 0.0}
+        result = federation.train(scenario.query, epochs=3, **given)
+        again = federation.evaluate(result)
+    assert result.metrics["train"].keys() == again.keys()
+    for name, value in again.items():
+        assert result.metrics["train"][name] == pytest.approx(value, rel=1e-9), name
+    assert result.history[-1].metrics["train"] == result.metrics["train"]
+
+
+@pytest.mark.parametrize(
+    ("decrements", "is_over"),
+    [([1e-3, 1e-5], False), ([1e-3, 1e-6, 2e-10], True), ([3e-10, 2e-10], False), ([1e-3, 5e-11], True)],
+    ids=["much is left", "the last step left next to nothing", "steps hardly gain", "within the tolerance already"],
+)
+def test_newton_ends_when_the_next_step_has_nothing_to_gain(decrements: list[float], is_over: bool) -> None:
+    server = NewtonServer(replace(problem(Logistic()), widths=(1, 1, 1)), Newton())
+    server._value = 1.0
+    for decrement in decrements:
+        server._before, server._decrement = server._decrement, decrement
+    assert server.is_converged() is is_over

@@ -1,11 +1,13 @@
 """Moves as compiled loops (numba): one pass each, no temporaries, no interpreter lock.
 
-The contract is that of moves.py. Up to four columns have loops of their own, without an inner one: twice as
-fast as one column after the other, for a row that is far away is fetched once.
+The contract is that of moves.py. Scattering has a loop for each number of columns, without an inner one where they are
+few: twice as fast as one column after the other, for a row that is far away is fetched once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,10 +41,8 @@ def scatter_add(out: Array, base: int, index: RowNumbers, values: Array) -> None
     values = np.ascontiguousarray(values)
     if out.shape[1] == 1:
         _scatter_one(out.reshape(-1), base, index, values.reshape(-1))
-    elif out.shape[1] <= len(_SCATTER_FEW) + 1:
-        _SCATTER_FEW[out.shape[1] - 2](out, base, index, values)
     else:
-        _scatter_many(out, base, index, values)
+        _scatter_wide(out.shape[1])(out, base, index, values)
 
 
 @kernel
@@ -77,46 +77,19 @@ def _scatter_one(out: Array, base: int, index: RowNumbers, values: Array) -> Non
             out[i - base] += values[j]
 
 
-@kernel
-def _scatter_many(out: Array, base: int, index: RowNumbers, values: Array) -> None:
-    for j in range(len(index)):
-        i = index[j]
-        if i >= 0:
-            for k in range(out.shape[1]):
-                out[i - base, k] += values[j, k]
+@cache
+def _scatter_wide(columns: int) -> Callable[[Array, int, RowNumbers, Array], None]:
+    """The loop for so many columns, which the compiler writes out where they are few."""
 
+    @kernel
+    def scatter(out: Array, base: int, index: RowNumbers, values: Array) -> None:
+        for j in range(len(index)):
+            i = index[j]
+            if i >= 0:
+                for k in range(columns):
+                    out[i - base, k] += values[j, k]
 
-@kernel
-def _scatter_two(out: Array, base: int, index: RowNumbers, values: Array) -> None:
-    for j in range(len(index)):
-        i = index[j]
-        if i >= 0:
-            out[i - base, 0] += values[j, 0]
-            out[i - base, 1] += values[j, 1]
-
-
-@kernel
-def _scatter_three(out: Array, base: int, index: RowNumbers, values: Array) -> None:
-    for j in range(len(index)):
-        i = index[j]
-        if i >= 0:
-            out[i - base, 0] += values[j, 0]
-            out[i - base, 1] += values[j, 1]
-            out[i - base, 2] += values[j, 2]
-
-
-@kernel
-def _scatter_four(out: Array, base: int, index: RowNumbers, values: Array) -> None:
-    for j in range(len(index)):
-        i = index[j]
-        if i >= 0:
-            out[i - base, 0] += values[j, 0]
-            out[i - base, 1] += values[j, 1]
-            out[i - base, 2] += values[j, 2]
-            out[i - base, 3] += values[j, 3]
-
-
-_SCATTER_FEW = (_scatter_two, _scatter_three, _scatter_four)
+    return scatter
 
 
 @kernel

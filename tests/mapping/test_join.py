@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tablepuppet.catalog.bound import Branch, Join, KeyPair, Relation
-from tablepuppet.mapping import duck_join, tree_join
+from tablepuppet.mapping import duck_join, listed_side, tree_side
 from tablepuppet.mapping.duck_join import DuckJoin, connected
+from tablepuppet.mapping.listed_side import BranchSide, ListedJoin
 from tablepuppet.mapping.scan_keys import ScanKeys
 from tablepuppet.mapping.tree_join import TreeJoin
+from tablepuppet.transport.messages import RowNumbers
 
 
 @st.composite
@@ -43,17 +46,32 @@ def branches(draw: st.DrawFn) -> tuple[Branch, list[ScanKeys]]:
     return Branch(aliases, tuple(joins), label, 0), [draw(scans()) for _ in range(relations)]
 
 
+def written(side: BranchSide, start: int = 0, stop: int | None = None) -> list[RowNumbers]:
+    """Row numbers of some joined rows, in each relation."""
+    slices = list(side.read(start, side.rows if stop is None else stop))
+    return [np.concatenate([found[i] for found in slices]) for i in sorted(slices[0])] if slices else []
+
+
 @settings(max_examples=60, deadline=None)
-@given(branches())
-def test_counting_and_duckdb_agree_row_for_row(given: tuple[Branch, list[ScanKeys]]) -> None:
+@given(branches(), st.randoms(use_true_random=False))
+def test_counting_and_duckdb_agree_row_for_row(given: tuple[Branch, list[ScanKeys]], random: Random) -> None:
     branch, keys = given
     by_duckdb = DuckJoin(branch, keys)
     counted = TreeJoin.of(branch, keys)
     if counted is None:
         return
     assert counted.count() == by_duckdb.count()
-    for found, expected in zip(counted.rows(), by_duckdb.rows(), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    listed = ListedJoin(counted.sizes, branch.label_relation, by_duckdb.rows())
+    drawn = np.array([random.random() < 0.6 for _ in range(counted.sizes[branch.label_relation])], np.bool_)
+    for marks in (None, drawn):
+        one, other = counted.side(marks), listed.side(marks)
+        assert one.rows == other.rows
+        start, stop = sorted(random.randint(0, one.rows) for _ in range(2))
+        for borders in ((0, one.rows), (start, stop)):
+            for found, expected in zip(written(one, *borders), written(other, *borders), strict=True):
+                np.testing.assert_array_equal(found, expected)
+        for found, expected in zip(one.counts(), other.counts(), strict=True):
+            np.testing.assert_array_equal(found, expected)
 
 
 def _many_to_many(rows: int) -> tuple[Branch, list[ScanKeys]]:
@@ -66,12 +84,15 @@ def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     branch, keys = _many_to_many(60)
     whole = DuckJoin(branch, keys).rows()
     monkeypatch.setattr(duck_join, "_SLICE", 1)
-    monkeypatch.setattr(tree_join, "_SLICE", 5)
+    monkeypatch.setattr(tree_side, "SLICE", 5)
+    monkeypatch.setattr(listed_side, "SLICE", 5)
     counted = TreeJoin.of(branch, keys)
     assert counted is not None
-    for sliced in (DuckJoin(branch, keys).rows(), counted.rows()):
-        for found, expected in zip(sliced, whole, strict=True):
-            np.testing.assert_array_equal(found, expected)
+    listed = ListedJoin(counted.sizes, 0, DuckJoin(branch, keys).rows())
+    for side in (counted.side(None), listed.side(None)):
+        for start, stop in ((0, side.rows), (3, 4), (7, side.rows - 11), (9, 9)):
+            for found, expected in zip(written(side, start, stop), whole, strict=start < stop):
+                np.testing.assert_array_equal(found, expected[start:stop])
 
 
 def test_a_join_that_is_no_tree_is_left_to_duckdb() -> None:

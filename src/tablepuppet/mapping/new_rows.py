@@ -13,11 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import Block, BoundQuery, Branch
-from tablepuppet.mapping.build import active_rows, block_rows, default_limit, parts_of_block
+from tablepuppet.mapping.blocks import block_span, parts_of_block
+from tablepuppet.mapping.build import default_limit
 from tablepuppet.mapping.join import join_branch
 from tablepuppet.mapping.joined import JoinedRows, RowIndex
 from tablepuppet.mapping.keys import gather_keys
+from tablepuppet.mapping.listed_side import ListedSide
 from tablepuppet.mapping.mapping import Part
+from tablepuppet.mapping.side import Column, JoinedSide
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import RowNumbers
 
@@ -40,26 +43,30 @@ def map_new_rows(
     """The joined rows of a query to predict on; `incomplete` names the tables with a missing owner."""
     limit = max_joined_rows if max_joined_rows is not None else default_limit()
     keys, client_rows = gather_keys(bound, link, job)
-    branches, lenient = [], []
+    branches: list[ListedSide] = []
+    lenient = []
     for branch in bound.branches:
         relations = _out_of_reach(bound, branch, incomplete)
         lenient.append(relations)
-        rows = join_branch(bound, _outer(branch, relations), keys, limit, may_be_empty=True)
-        branches.append(rows)
-        limit -= len(rows[0])
-    total = sum(len(rows[0]) for rows in branches)
+        join = join_branch(bound, _outer(branch, relations), keys, limit, may_be_empty=True)
+        branches.append(ListedSide.of(join.side(None), join.sizes))
+        limit -= branches[-1].rows
+    total = sum(side.rows for side in branches)
+    counts, sizes = [side.counts() for side in branches], [side.join.sizes for side in branches]
     parts: list[Part] = []
-    indices: list[RowIndex] = []
+    columns: list[Column] = []
     assumed: list[NDArray[np.bool_] | None] = []
     for number, block in enumerate(bound.blocks):
-        spread, places = block_rows(bound, block, branches, client_rows)
-        active = active_rows(spread, None, places[-1][3])
-        indices.append(active.index)
-        parts += parts_of_block(number, places, np.empty(0, np.int64), active.rows, len(parts))
+        span, places = block_span(bound, block, client_rows)
+        rows = span.occurring(counts)
+        columns.append(Column.of(span, rows, sizes))
+        parts += parts_of_block(number, places, np.empty(0, np.int32), rows, len(parts))
         assumed.append(_assumed(block, lenient, branches))
+    numbers = JoinedSide(tuple(branches), tuple(columns)).numbers(0, total)
+    indices = tuple(RowIndex.of(own, column.rows) for own, column in zip(numbers, columns, strict=True))
     identity = RowIndex(total, None, is_sorted=True)
-    joined = JoinedRows(total, tuple(indices), identity, np.zeros(total))
-    base_rows = tuple(rows[b.label_relation] for b, rows in zip(bound.branches, branches, strict=True))
+    joined = JoinedRows(total, indices, identity, np.zeros(total))
+    base_rows = tuple(side.numbers(b.label_relation) for b, side in zip(bound.branches, branches, strict=True))
     return NewRows(bound, joined, tuple(parts), base_rows, tuple(client_rows), tuple(assumed))
 
 
@@ -79,11 +86,11 @@ def _outer(branch: Branch, relations: frozenset[int]) -> Branch:
 
 
 def _assumed(
-    block: Block, lenient: Sequence[frozenset[int]], branches: Sequence[Sequence[RowNumbers]]
+    block: Block, lenient: Sequence[frozenset[int]], branches: Sequence[ListedSide]
 ) -> NDArray[np.bool_] | None:
     marks = [
-        rows[member.relation] < 0 if member.relation in relations else np.zeros(len(rows[0]), np.bool_)
-        for member, relations, rows in zip(block.members, lenient, branches, strict=True)
+        side.numbers(member.relation) < 0 if member.relation in relations else np.zeros(side.rows, np.bool_)
+        for member, relations, side in zip(block.members, lenient, branches, strict=True)
     ]
     whole = np.concatenate(marks)
     return whole if whole.any() else None

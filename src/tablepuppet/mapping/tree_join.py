@@ -1,31 +1,29 @@
 """The join of numbered keys by counting: for queries whose joins form a tree, which are nearly all.
 
-In: numbered keys (keys.py). Out: the row number of every joined row in each relation, ordered by the
-label's row, then by the other relations' rows in the order of the query. Nothing is sorted or hashed but
-the tables themselves: a relation's rows are grouped by key once, the number of joined rows below each row
-is summed from the leaves to the label's relation, and then every joined row is written where it belongs,
-a slice at a time, straight into arrays of row numbers.
+In: numbered keys (keys.py). Out: for any rows of the label's relation the row numbers of their joined rows in each
+relation, ordered by the label's row, then by the other relations' rows in the order of the query. Nothing is sorted or
+hashed but the tables themselves: a relation's rows are grouped by key once, the number of joined rows below each row
+is summed from the leaves to the label's relation, and so every joined row's place is known before it is made
+(tree_side.py).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import Branch
+from tablepuppet.mapping.listed_side import Marks
 from tablepuppet.mapping.scan_keys import ScanKeys
+from tablepuppet.mapping.tree_side import TreeSide
 from tablepuppet.transport.messages import Array, RowNumbers
-
-_SLICE = 1 << 18  # joined rows that are written at a time: they stay in the cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Edge:
+class Edge:
     """A relation, and how its parent's rows find rows in it; the parent's row −1 finds none."""
 
     parent: int
@@ -36,20 +34,21 @@ class _Edge:
     starts: NDArray[np.int64]  # of each group in `grouped`, and the end; the last group is empty
     grouped: RowNumbers  # rows here, group by group, in order within a group; then −1
 
-    @property
-    def dtype(self) -> np.dtype[np.signedinteger[Any]]:
-        return (self.grouped if self.only is None else self.only).dtype
+    def per_group(self, values: Array) -> Array:
+        """The sum over the rows of each group."""
+        running = np.concatenate([[0.0], np.cumsum(values[self.grouped[:-1]])])
+        return np.diff(running[self.starts])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeJoin:
     """A branch whose joins form a tree that can be walked from the label's relation in the order of the query."""
 
-    relations: int
+    sizes: tuple[int, ...]  # rows of each relation
     root: int
     order: RowNumbers  # the root's rows
-    edges: tuple[_Edge, ...]  # parents first
-    below: Array | None  # for each row of the root the number of its joined rows; None: one each
+    edges: tuple[Edge, ...]  # parents first
+    below: tuple[Array | None, ...]  # for each row of each relation (and −1) the joined rows below it; None: one each
 
     @classmethod
     def of(cls, branch: Branch, keys: Sequence[ScanKeys]) -> TreeJoin | None:
@@ -62,31 +61,21 @@ class TreeJoin:
             _edge(parent, relation, kind == "left", columns, own) for relation, (parent, kind, columns) in tree.items()
         )
         root = branch.label_relation
-        return cls(len(own), root, _in_order(own[root]), edges, _below(root, edges, [scan.rows for scan in own]))
+        sizes = tuple(scan.rows for scan in own)
+        return cls(sizes, root, _in_order(own[root]), edges, _below(root, edges, sizes))
 
     def count(self) -> int:
         """N."""
-        return len(self.order) if self.below is None else int(self.below.sum())
+        below = self.below[self.root]
+        return len(self.order) if below is None else int(below[:-1].sum())
 
-    def rows(self) -> list[RowNumbers]:
-        """The row number of each joined row in each relation; −1 where there is none."""
-        if self.below is None:
-            found = self._expand(self.order)
-            return [found[i] for i in range(self.relations)]
-        ends = np.cumsum(self.below[self.order])
-        total = int(ends[-1]) if len(ends) else 0
-        dtypes = {self.root: self.order.dtype} | {edge.relation: edge.dtype for edge in self.edges}
-        out: list[RowNumbers] = [np.empty(total, dtypes[i]) for i in range(self.relations)]
-        borders = np.unique(np.append(np.searchsorted(ends, np.arange(_SLICE, total, _SLICE)), len(ends)))
-        written = 0
-        for first, last in itertools.pairwise([0, *borders.tolist()]):
-            found = self._expand(self.order[first:last])
-            for i, rows in found.items():
-                out[i][written : written + len(rows)] = rows
-            written += len(found[self.root])
-        return out
+    def side(self, marks: Marks | None) -> TreeSide:
+        """The joined rows whose row of the root is marked; None: all."""
+        if marks is None or bool(marks.all()):
+            return TreeSide.of(self, self.order)
+        return TreeSide.of(self, self.order[marks[self.order]])
 
-    def _expand(self, rows: RowNumbers) -> dict[int, RowNumbers]:
+    def expand(self, rows: RowNumbers) -> dict[int, RowNumbers]:
         """All joined rows of some rows of the root."""
         found = {self.root: rows}
         for edge in self.edges:
@@ -141,7 +130,7 @@ def _tree(branch: Branch) -> dict[int, tuple[int, str, list[tuple[int, int]]]] |
     return tree
 
 
-def _edge(parent: int, relation: int, is_outer: bool, columns: list[tuple[int, int]], own: Sequence[ScanKeys]) -> _Edge:
+def _edge(parent: int, relation: int, is_outer: bool, columns: list[tuple[int, int]], own: Sequence[ScanKeys]) -> Edge:
     above, here = _common([own[parent].column(a) for a, _ in columns], [own[relation].column(b) for _, b in columns])
     groups = int(max(above.max(initial=-1), here.max(initial=-1))) + 1
     order = _in_order(own[relation])
@@ -154,11 +143,11 @@ def _edge(parent: int, relation: int, is_outer: bool, columns: list[tuple[int, i
         only = np.empty(len(above) + 1, order.dtype)  # the last is for row −1
         np.take(row_of, above, mode="wrap", out=only[:-1])
         only[-1] = -1
-        return _Edge(parent, relation, is_outer, only, only[:0], np.zeros(0, np.int64), only[:0])
+        return Edge(parent, relation, is_outer, only, only[:0], np.zeros(0, np.int64), only[:0])
     starts = np.concatenate([[0], np.cumsum(counts[1:]), [len(here) - counts[0]]])
     grouped = order[np.argsort(here, kind="stable")][counts[0] :]
     group = np.append(np.where(above < 0, groups, above), groups).astype(np.int32)
-    return _Edge(parent, relation, is_outer, None, group, starts, np.append(grouped, grouped.dtype.type(-1)))
+    return Edge(parent, relation, is_outer, None, group, starts, np.append(grouped, grouped.dtype.type(-1)))
 
 
 def _common(above: list[RowNumbers], below: list[RowNumbers]) -> tuple[RowNumbers, RowNumbers]:
@@ -174,28 +163,26 @@ def _common(above: list[RowNumbers], below: list[RowNumbers]) -> tuple[RowNumber
     return joint[: len(above[0])], joint[len(above[0]) :]
 
 
-def _below(root: int, edges: Sequence[_Edge], rows: Sequence[int]) -> Array | None:
-    """How many joined rows each row of the root has; None: one each. As float64, so that no count overflows."""
-    below: list[Array | None] = [None] * len(rows)  # the last entry is for row −1
+def _below(root: int, edges: Sequence[Edge], sizes: Sequence[int]) -> tuple[Array | None, ...]:
+    """How many joined rows each row makes with the relations below it. As float64, so that no count overflows."""
+    below: list[Array | None] = [None] * len(sizes)
     for edge in reversed(edges):
         here, above = below[edge.relation], below[edge.parent]
         if here is None and edge.parent == root and _finds_one(edge):
             continue
-        known = np.ones(rows[edge.relation] + 1) if here is None else here
+        known = np.ones(sizes[edge.relation] + 1) if here is None else here
         if edge.only is not None:
             found = known[edge.only] if edge.is_outer else np.where(edge.only < 0, 0.0, known[edge.only])
         else:
-            running = np.concatenate([[0.0], np.cumsum(known[edge.grouped[:-1]])])
-            found = np.diff(running[edge.starts])
+            found = edge.per_group(known)
             if edge.is_outer:
                 found = np.where(np.diff(edge.starts) == 0, known[-1], found)
             found = found[edge.group]
         below[edge.parent] = found if above is None else above * found
-    whole = below[root]
-    return None if whole is None else whole[:-1]
+    return tuple(below)
 
 
-def _finds_one(edge: _Edge) -> bool:
+def _finds_one(edge: Edge) -> bool:
     """Whether every row of the parent makes exactly one joined row with this relation."""
     return edge.only is not None and (edge.is_outer or int(edge.only[:-1].min(initial=0)) >= 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,7 +10,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from tests.network.parties import OWNERS, QUERY, Parties, assert_same, in_process, running, tables
 
@@ -37,6 +40,35 @@ def test_a_neural_model_is_the_same_over_the_network(tmp_path: Path) -> None:
     for ours, theirs in zip(network.model.blocks, local.model.blocks, strict=True):
         assert ours.theta.tobytes() == theirs.theta.tobytes()
     assert network.objective == local.objective
+
+
+def test_a_private_neural_model_is_trained_over_the_network_as_in_process(tmp_path: Path) -> None:
+    """Real sockets and TLS; the clients live with the coordinator, so that torch is loaded once."""
+    pytest.importorskip("torch")
+    bounds = {"x": (-3, 3), "z": (-3, 3), "price": (-3, 3)}
+    features = {"noise": 1e-9, "clip": 1e3, "bounds": bounds}  # as good as none: runs can be compared
+    privacy = {"features": features, "allow_reconstruction": True}
+    given = {"label": "y", "model": "mlp", "algorithm": "sgd", "batch_size": None, "epochs": 3, "hidden": (4,)}
+    job: dict[str, Any] = given | {"learning_rate": 0.5, "privacy": privacy}
+    parties = Parties(tmp_path)
+    parties.write(tables(100))
+    parties.extra["server"] = [word for name in OWNERS for word in ("--with", f"{tmp_path}/{name}.toml")]
+    parties.start("server")
+    try:
+        parties.await_clients()
+        network = parties.connect().train(QUERY, **job)
+        accounts = [json.loads((tmp_path / "state" / name / "account.json").read_text()) for name in OWNERS]
+    finally:
+        parties.kill("server")
+    with in_process(tables(100)) as federation:
+        local = federation.train(QUERY, **job)
+    for ours, theirs in zip(network.model.blocks, local.model.blocks, strict=True):
+        np.testing.assert_allclose(ours.theta, theirs.theta, atol=1e-4)
+    assert network.objective == pytest.approx(local.objective, rel=1e-4)
+    assert network.objective < network.history[0].objective - 1e-3
+    assert network.privacy.to_dict() == local.privacy.to_dict()
+    for account in accounts:
+        assert [spent["steps"] for spent in account["spendings"] if spent["what"] == "features"] == [3]
 
 
 def test_the_coordinator_may_live_with_a_client(tmp_path: Path) -> None:

@@ -46,6 +46,39 @@ def test_after_training_the_counted_figures_stand_beside_the_estimates() -> None
     check("newton-trained", result.explain())
 
 
+def test_the_documentation_quotes_plans_as_they_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text(encoding="utf-8").splitlines()
+    quoted = [line[4:] for line in page if line.startswith("    ") and line.strip()]
+    printed = {line for golden in ("newton", "newton-trained") for line in _lines(golden)}
+    assert len(quoted) > 15
+    assert [line for line in quoted if line not in printed] == []
+
+
+def _lines(golden: str) -> list[str]:
+    return (GOLDENS / f"{golden}.txt").read_text(encoding="utf-8").splitlines()
+
+
+def test_a_plan_says_which_statistics_of_features_are_read_from_whom() -> None:
+    label, query = LABELS["logistic"]
+    private = {"features": {"epsilon": 1.0, "delta": 1e-5, "bounds": {"quantity": (0, 9), "price": (0, 99)}}}
+    with shop(3) as federation:
+        plain = _learns(federation.explain(query, label=label))
+        secret = _learns(
+            federation.explain(query, label=label, algorithm="sgd", privacy={**private, "allow_reconstruction": True})
+        )
+    categories = "the names and counts of the categories of i.category"
+    masked = "summed over the 3 clients of o, and of no single one (masked), before training: the "
+    assert f"{masked}mean, spread and number of missing values of o.quantity" in plain["server"]
+    assert f"{masked}number of missing values of o.quantity" in secret["server"]
+    assert any(line.endswith(f"number of missing values of i.price; {categories}") for line in plain["server"])
+    assert any("over all clients of o" in line for line in plain["3 clients of orders (o)"])
+    assert not any("spread" in line for learns in secret.values() for line in learns)
+
+
+def _learns(plan: tp.Plan) -> dict[str, tuple[str, ...]]:
+    return {insight.party: insight.learns for insight in plan.insights}
+
+
 def test_a_plan_says_what_privacy_the_job_will_spend() -> None:
     label, query = LABELS["logistic"]
     with shop(2) as federation:

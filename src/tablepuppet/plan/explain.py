@@ -106,7 +106,9 @@ def _rows(plan: Plan) -> list[str]:
     for block in plan.shape.blocks:
         if block.unmatched:
             rows = plural(block.unmatched, "training row")
-            lines.append(f"  LEFT JOIN: {rows} without a partner in {block.name} stay, with zeros in its columns")
+            stay = f"LEFT JOIN: {rows} without a partner in {block.name} stay, with zeros in its encoded columns"
+            weight = f"on the original scale that is a weight of its own, {block.name} IS NOT NULL"
+            lines += wrap(f"{stay}; {weight}", _LINE, initial_indent="  ", subsequent_indent="    ")
     return lines
 
 

@@ -16,8 +16,10 @@ from tablepuppet.plan.custody import held_blocks
 from tablepuppet.plan.shape import BlockShape, Shape
 from tablepuppet.plan.text import plural
 from tablepuppet.privacy.options import KeyMode
+from tablepuppet.tables.columns import STRING_KINDS
 
 _QUOTED = re.compile(r'"(\w+)"')  # a quoted name that needs no quotes
+_NAMED = 6  # features of a block that are listed by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
     split = [name for name in (job.test_where, job.validation_where) if name is not None]
     if split:
         server.append(f"for which label rows {' and '.join(split)} hold{'s' * (len(split) == 1)}")
+    server += [_about_features(mapping, block, job) for block in shape.blocks if block.features]
     if job.algorithm == "centralized":
         server.append("every encoded feature of every row: the baseline pools them, in this process")
     else:
@@ -86,6 +89,9 @@ def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
     held = held_blocks(job, mapping)
     for block, is_held in zip(shape.blocks, held, strict=True):
         learns = [f"which of its rows take part, and in how many joined rows (up to {block.most:,})"]
+        if block.is_split and block.features:
+            agreed = _statistics(mapping, block, job, has_counts=block.is_masked)
+            learns.append(f"over all clients of {block.name}: {agreed}")
         if job.algorithm != "centralized":
             if job.weight is not None or job.class_weight is not None:
                 learns.append("the weights of those joined rows, summed for each of its rows")
@@ -118,8 +124,37 @@ def _about_labels(mapping: TableMapping, job: Job) -> str:
     return f"the label {mapping.bound.label} of {rows}, noised by its owner (ε = {job.privacy.label.epsilon:g} a row)"
 
 
+def _about_features(mapping: TableMapping, block: BlockShape, job: Job) -> str:
+    """What the server learns of a block's columns before training, to make their encoders."""
+    text = _named(mapping, block, is_text=True)
+    names = f"; from each of them the names of the categories of {text}" if block.is_masked and text else ""
+    return f"{_whose(block)}, before training: {_statistics(mapping, block, job, has_counts=True)}{names}"
+
+
+def _statistics(mapping: TableMapping, block: BlockShape, job: Job, has_counts: bool) -> str:
+    """The figures that a block's encoders are made from, or those that are left in the encoders: no counts."""
+    numbers, text = (_named(mapping, block, is_text) for is_text in (False, True))
+    missing = "number of missing values" if has_counts else "presence of missing values"
+    moments = "mean, spread and " if job.privacy.features is None else ""
+    found = [f"the {moments}{missing} of {numbers}"] if numbers else []
+    if text:
+        found.append(f"the names{' and counts' * has_counts} of the categories of {text}")
+    return "; ".join(found)
+
+
+def _named(mapping: TableMapping, block: BlockShape, is_text: bool) -> str:
+    """The block's features of a kind: the first few by name."""
+    bound = next(b for b in mapping.bound.blocks if b.name == block.name)
+    pairs = zip(bound.features, bound.columns, strict=True)
+    names = [name for name, column in pairs if (column.kind in STRING_KINDS) == is_text]
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def _whose(block: BlockShape) -> str:
-    """Of whom the server sees gradients or parameters."""
+    """Of whom the server sees figures of features, gradients or parameters."""
+    if not block.is_split:
+        return f"from {_owners(block)}"
     if not block.is_masked:
         return f"from each of the {len(block.parts)} clients of {block.name}"
     return f"summed over the {len(block.parts)} clients of {block.name}, and of no single one (masked)"

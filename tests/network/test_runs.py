@@ -67,6 +67,15 @@ def test_a_coordinator_remembers_its_runs_and_passes_over_a_damaged_one(
         coordinator.close()
 
 
+def test_a_run_that_goes_on_waits_for_nobody_any_more(tmp_path: Path) -> None:
+    run = Run(ID, "train", JOB, tmp_path / ID)
+    run.state, run.waiting = "waiting", {"supplier": 20.0}
+    run.move("interrupted", "supplier has been away for too long")
+    run.move("running")
+    assert run.describe()["waiting"] == {}
+    assert run.follow(rounds=False).empty()
+
+
 def test_a_line_of_the_log_is_an_object_for_machines() -> None:
     record = logging.LogRecord("tablepuppet.network.x", logging.WARNING, "x.py", 1, "client %s is gone", ("a",), None)
     line = json.loads(JsonLines().format(record))

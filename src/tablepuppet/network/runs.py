@@ -91,7 +91,7 @@ class Run:
 
     def move(self, state: State, message: str = "") -> None:
         """A new state, on the disk before anybody hears of it."""
-        self.state, self.message = state, message
+        self.state, self.message, self.waiting = state, message, {}
         self.save()
         if self.is_over:
             with self._lock:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from tablepuppet.errors import JobError
+from tablepuppet.suggest import nearest
 
 KeyMode = Literal["hmac", "sha256", "plain"]
 
@@ -141,4 +142,31 @@ def privacy_of(given: Any) -> Privacy:
     try:
         return msgspec.convert(given, Privacy, strict=True)
     except msgspec.ValidationError as error:
-        raise JobError(f"privacy: {error}") from None
+        raise JobError(_explained(error)) from None
+
+
+def _explained(error: msgspec.ValidationError) -> str:
+    """What is wrong with which option, as the user wrote it.
+
+    >>> _explained(msgspec.ValidationError("Expected `float`, got `str` - at `$.label.epsilon`"))
+    'privacy.label.epsilon: expected float, got str'
+    >>> _explained(msgspec.ValidationError("Object contains unknown field `lable`"))
+    "privacy has no option 'lable'; did you mean 'label'?"
+    """
+    what, _, where = str(error).replace("`", "").partition(" - at $")
+    name = what.rpartition(" unknown field ")[2]
+    if name == what:
+        return f"privacy{where}: {what[0].lower()}{what[1:]}"
+    known = _SECTIONS.get(where, Privacy).__struct_fields__
+    near = nearest(name, known)
+    return f"privacy{where} has no option {name!r}; " + (
+        f"did you mean {near!r}?" if near else f"it has {', '.join(known)}"
+    )
+
+
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    ".label": LabelPrivacy,
+    ".features": FeaturePrivacy,
+    ".predictions": PredictionPrivacy,
+    ".budget": Budget,
+}

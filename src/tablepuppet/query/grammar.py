@@ -53,7 +53,7 @@ def _complaint(text: str, tokens: Sequence[Token], found: dict[str, object]) -> 
         return QueryError(TOO_DEEP)
     position = found.get("position")
     if not isinstance(position, str):
-        return QueryError(f"{INVALID}: {what[:1].lower()}{what[1:]}")
+        return QueryError(f"{INVALID}: {what if what[:2].isupper() else what[:1].lower() + what[1:]}")
     at = len(text.encode()[: int(position)].decode(errors="ignore"))  # DuckDB counts bytes
     if is_parameter(text, at):
         return refusal(text, PARAMETER, at)

@@ -226,7 +226,10 @@ def _reason(error: duckdb.Error) -> str:
     if isinstance(error, _SAFE_ERRORS):
         return str(error).splitlines()[0]
     if isinstance(error, duckdb.ConversionException):
-        return "some row has a value that cannot be converted; use TRY_CAST, or filter such rows out"
+        return (
+            "some row has a value that cannot be converted, or the query itself has (text where a number belongs); "
+            "use TRY_CAST, or filter such rows out"
+        )
     if isinstance(error, duckdb.OutOfRangeException):
         return "some row has a value out of range; filter such rows out"
     if isinstance(error, duckdb.OutOfMemoryException):

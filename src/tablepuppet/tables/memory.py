@@ -38,8 +38,10 @@ def _to_arrow(value: object, name: str) -> pa.Table:
     if hasattr(value, "__arrow_c_stream__"):  # polars, and whatever else speaks Arrow
         return pa.table(value)
     hint = "; call .collect() on it first" if hasattr(value, "collect") else ""
+    module, kind = type(value).__module__, type(value).__name__
+    found = f"a value of type {kind}" if module == "builtins" else f"a {module}.{kind}"
     raise SourceError(
-        f"table {name}: a {type(value).__module__}.{type(value).__name__} is not a source{hint}. Give a path, "
+        f"table {name}: {found} is not a source{hint}. Give a path, "
         "a pyarrow.Table, a pandas or polars DataFrame, or tp.source(url, table=…)"
     )
 

@@ -47,7 +47,10 @@ class Identity:
         try:
             return self.authority.read_bytes(), self.certificate.read_bytes(), self.key.read_bytes()
         except OSError as error:
-            raise TransportError(f"cannot read {error.filename}: {error.strerror}") from None
+            raise TransportError(
+                f"cannot read {error.filename}: {error.strerror}; whoever keeps the federation's authority makes "
+                "certificates (tablepuppet certs party NAME)"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,9 @@ class Connection:
             self._writer, reader = self._client.do_exchange(flight.FlightDescriptor.for_command(role.encode()))
         except (pa.ArrowException, OSError) as error:
             self._client.close()
-            raise DisconnectedError(f"no server answers at {address}: {_first_line(error)}") from None
+            raise DisconnectedError(
+                f"no server answers at {address} ({_first_line(error)}); see that `tablepuppet serve` runs there"
+            ) from None
         self.stream = Stream(reader, self._writer, types, cancel=reader.cancel)
         alarm = threading.Timer(timeout, self.stream.cancel)
         alarm.daemon = True
@@ -251,4 +256,11 @@ def _say(stream: Stream, last: Envelope) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).partition(". gRPC")[0][:200]
+    """What went wrong, without the names of those who pass it on.
+
+    >>> _first_line(OSError("Flight returned unavailable error, with message: failed to connect to all addresses; "
+    ...                     "last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused. gRPC client debug context: …"))
+    'ipv4:127.0.0.1:1: Connection refused'
+    """
+    said = str(error).partition(". gRPC")[0]
+    return said.rpartition("with message: ")[2].rpartition("last error: ")[2].removeprefix("UNKNOWN: ")[:200]

@@ -123,6 +123,22 @@ def test_an_unknown_key_of_a_federation_file_is_refused(tmp_path: Path) -> None:
         tp.Federation.from_toml(path)
 
 
+@pytest.mark.parametrize("owners", [1, 2])
+def test_a_client_with_another_secret_is_named_and_its_rows_are_not_just_missing(owners: int) -> None:
+    orders = [ORDERS] if owners == 1 else [ORDERS[:60], ORDERS[60:]]
+    query = "SELECT o.x, i.price, o.y FROM orders o JOIN items i ON o.item = i.item"
+    with tp.Federation({"orders": orders, "items": ITEMS}, key=b"k" * 32) as federation:
+        model = federation.train(query, label="y").model
+        federation._clients["items"].key = b"another key" * 3
+        for ask in (
+            lambda: federation.train(query, label="y"),
+            lambda: federation.explain(query, label="y"),
+            lambda: federation.predict(model, query),
+        ):
+            with pytest.raises(errors.MappingError, match="do not share one secret: items has another than orders"):
+                ask()
+
+
 REFUSALS: list[tuple[str, dict[str, Any], type[tp.TablePuppetError], str]] = [
     ("o.x, o.stars", {"label": "stars", "model": "logistic"}, errors.MappingError, "two classes"),
     ("o.x, o.y", {"label": "y", "model": "logistic"}, errors.MappingError, 'use model="linear"'),

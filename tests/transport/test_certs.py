@@ -93,3 +93,24 @@ def test_a_certificate_of_another_authority_is_refused(folder: Path, tmp_path: P
     signature = certs.sign((other / "store-eu.key").read_bytes(), b"challenge")
     with pytest.raises(TransportError, match="not of this authority"):
         certs.verify((folder / "ca.pem").read_bytes(), (other / "store-eu.pem").read_bytes(), b"challenge", signature)
+
+
+def test_what_is_wrong_with_ones_own_files_is_said_before_dialling(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    certs.create_authority(other)
+    for place in (folder, other):
+        certs.issue(place, "store-eu")
+    certs.issue(folder, "store-us", days=0)
+    own, key = folder / "store-eu.pem", folder / "store-eu.key"
+    certs.check_own(folder / "ca.pem", own, key)
+    wrong = {
+        "was not issued by the authority": (other / "ca.pem", own, key),
+        "ended on": (folder / "ca.pem", folder / "store-us.pem", folder / "store-us.key"),
+        "is not the key of": (folder / "ca.pem", own, other / "store-eu.key"),
+        "is not a private key": (folder / "ca.pem", own, own),
+        "cannot read the key": (folder / "ca.pem", own, folder / "nobody.key"),
+        "cannot read the certificate .*tablepuppet certs party": (folder / "ca.pem", folder / "nobody.pem", key),
+    }
+    for message, files in wrong.items():
+        with pytest.raises(TransportError, match=message):
+            certs.check_own(*files)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import BoundQuery
-from tablepuppet.errors import TransportError
+from tablepuppet.errors import MappingError, TransportError
 from tablepuppet.mapping.moves import preload
 from tablepuppet.mapping.scan_keys import ScanKeys
 from tablepuppet.privacy.options import KeyMode
@@ -47,6 +47,7 @@ def gather_keys(
             )
     answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
     received = [[cast(Keys, next(answers[client])) for client in scan.clients] for scan in bound.scans]
+    _check_keys(bound, received)
     tables = _plain(received, wanted) if tokens == "plain" else _numbered(received, wanted, domains)
     keys = [
         ScanKeys(sum(k.rows for k in given), table, _merged([k.order for k in given]), is_numbered=tokens != "plain")
@@ -57,6 +58,22 @@ def gather_keys(
         for scan, given in zip(bound.scans, received, strict=True)
     ]
     return keys, rows
+
+
+def _check_keys(bound: BoundQuery, received: Sequence[Sequence[Keys]]) -> None:
+    """With different secrets clients have no key in common: rows would be missing, and nobody would know."""
+    clients: dict[bytes, set[str]] = {}
+    for scan, given in zip(bound.scans, received, strict=True):
+        for client, keys in zip(scan.clients, given, strict=True):
+            if keys.check:
+                clients.setdefault(keys.check, set()).add(client)
+    if len(clients) > 1:
+        *others, most = sorted((sorted(names) for names in clients.values()), key=lambda names: (len(names), names))
+        strangers = sorted(name for names in others for name in names)
+        raise MappingError(
+            f"the clients do not share one secret: {', '.join(strangers)} has another than {', '.join(most)}, so that "
+            "their keys never meet; give all clients the same secret, and start them again"
+        )
 
 
 def _offsets(bound: BoundQuery, link: Link, job: str) -> list[dict[str, int]]:

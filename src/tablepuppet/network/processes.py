@@ -75,6 +75,9 @@ def join(settings: ClientSettings, open_tables: OpenTables) -> None:
 
 
 def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, ClientTables]:
+    identity = settings.identity()
+    if identity is not None:
+        identity.check()
     tables = open_tables(settings)
     policy = _CAREFUL if settings.policy is None else read_policy(settings.path(settings.policy))
     _warn_of_silence(settings, policy)
@@ -94,7 +97,7 @@ def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, 
         member.note = text
 
     keeper = Keeper(client, folder, note)
-    member = Member(settings.name, settings.server, settings.identity(), keeper)
+    member = Member(settings.name, settings.server, identity, keeper)
     return member, tables
 
 

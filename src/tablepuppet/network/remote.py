@@ -26,6 +26,8 @@ class Desk:
     def __init__(self, settings: FederationSettings) -> None:
         self._address = settings.server.address
         self._name, self._identity = settings.user_identity()
+        if self._identity is not None:
+            self._identity.check()
         self._limit = settings.server.limit
         self._patience = settings.server.wait
 

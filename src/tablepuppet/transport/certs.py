@@ -106,7 +106,10 @@ def read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
-        raise TransportError(f"cannot read the certificate {path}: {error.strerror}") from None
+        raise TransportError(
+            f"cannot read the certificate {path}: {error.strerror}; whoever keeps the federation's authority makes "
+            "certificates (tablepuppet certs party NAME)"
+        ) from None
     except ValueError:
         raise TransportError(f"{path} is not a certificate in PEM form") from None
 
@@ -134,6 +137,26 @@ def verify(authority: bytes, certificate: bytes, challenge: bytes, signature: by
     if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
         raise TransportError("the certificate is not valid now; renew it")
     return found
+
+
+def check_own(authority: Path, certificate: Path, key: Path) -> None:
+    """Says what is wrong with one's own files, which a server only ever answers by hanging up."""
+    own = read_certificate(certificate)
+    ask = f"ask whoever keeps the authority for another (tablepuppet certs renew {certificate.stem})"
+    try:
+        own.verify_directly_issued_by(read_certificate(authority))
+    except (ValueError, TypeError, InvalidSignature):
+        raise TransportError(f"{certificate} was not issued by the authority of {authority}; {ask}") from None
+    if datetime.now(UTC) > own.not_valid_after_utc:
+        raise TransportError(f"{certificate} ended on {own.not_valid_after_utc:%Y-%m-%d}; {ask}")
+    try:
+        private = serialization.load_pem_private_key(key.read_bytes(), password=None)
+    except OSError as error:
+        raise TransportError(f"cannot read the key {key}: {error.strerror}") from None
+    except (ValueError, TypeError):
+        raise TransportError(f"{key} is not a private key in PEM form without a password") from None
+    if private.public_key() != own.public_key():
+        raise TransportError(f"{key} is not the key of {certificate}; copy both of one pair")
 
 
 def party_name(certificate: x509.Certificate) -> str:

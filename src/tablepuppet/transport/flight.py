@@ -43,14 +43,15 @@ class Identity:
     certificate: Path
     key: Path
 
+    def check(self) -> None:
+        """Fails where the three do not fit together."""
+        certs.check_own(self.authority, self.certificate, self.key)
+
     def read(self) -> tuple[bytes, bytes, bytes]:
         try:
             return self.authority.read_bytes(), self.certificate.read_bytes(), self.key.read_bytes()
         except OSError as error:
-            raise TransportError(
-                f"cannot read {error.filename}: {error.strerror}; whoever keeps the federation's authority makes "
-                "certificates (tablepuppet certs party NAME)"
-            ) from None
+            raise TransportError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
 @dataclass(frozen=True, slots=True)

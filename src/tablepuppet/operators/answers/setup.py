@@ -13,7 +13,7 @@ from tablepuppet.allocation import give_back
 from tablepuppet.operators.holdings import Holdings
 from tablepuppet.tables.labels import LabelNoise, Split, read_labels, read_weights
 from tablepuppet.tables.labels import describe_labels as describe
-from tablepuppet.tables.tokens import job_key, key_of, tokens
+from tablepuppet.tables.tokens import job_key, key_check, key_of, tokens
 from tablepuppet.transport import messages as m
 
 
@@ -43,7 +43,8 @@ def send_keys(own: Holdings, request: m.SendKeys) -> m.Keys:
         values, info = own.column(request.job, request.scan, column)
         columns[f"c{column}"] = tokens(values, info, request.tokens, key, domain)
     give_back()
-    return m.Keys(rows=table.num_rows, columns=pa.table(columns), order=order)
+    check = key_check(key) if request.tokens == "hmac" else b""
+    return m.Keys(rows=table.num_rows, columns=pa.table(columns), order=order, check=check)
 
 
 def _shuffle(own: Holdings, request: m.SendKeys, order: m.RowOrder) -> NDArray[np.int64] | None:

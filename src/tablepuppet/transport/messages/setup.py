@@ -95,6 +95,7 @@ class Keys(Message, frozen=True):
     rows: int
     columns: pa.Table
     order: NDArray[np.int64] | None = None  # ascending, where the order is shared
+    check: bytes = b""  # of hmac tokens: the same from all clients that share a key
 
 
 class DescribeLabels(Message, frozen=True):

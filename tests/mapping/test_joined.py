@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.mapping import joined as module
-from tablepuppet.mapping.joined import JoinedRows, RowIndex
+from tablepuppet.mapping.joined import JoinedRows, RowIndex, Work
 
 
 @st.composite
@@ -78,6 +78,21 @@ def test_shard_borders_and_threads_do_not_show_in_the_result(monkeypatch: Any) -
     assert threaded.sums == alone.sums
     for a, b in zip(threaded.signals[0], alone.signals[0], strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_lanes_that_share_a_whole_give_the_bits_of_lanes_that_do_not(monkeypatch: Any) -> None:
+    """Rows in order that occur in many joined rows: one of them spans several shards, and others two lanes."""
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(module, "SHARD", 16)
+    numbers = np.sort(np.concatenate([rng.integers(0, 90, 600), np.full(200, 45)]))
+    indices = (RowIndex.of(numbers, 90), RowIndex.of(np.arange(800), 800), RowIndex.of(rng.integers(-1, 9, 800), 9))
+    joined = JoinedRows(800, indices, indices[0], rng.normal(size=90))
+    values = [rng.normal(size=(p.rows, 1)) for p in indices]
+    assert len(joined.cut) > 2
+    shared = joined.run(multiples, values, signals=1, blocks=3)
+    apart = joined._merge(joined.walk(Work(multiples, 1, given={"blocks": 3}), values, ()), 1, 1)
+    for a, b in zip(shared.signals[0], apart.signals[0], strict=True):
+        assert np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
 class _Sequential:

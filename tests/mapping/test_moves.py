@@ -34,22 +34,24 @@ def test_gather_and_scatter_follow_their_definition(
     expected = np.concatenate([values, np.zeros((1, outputs))])[index]
 
     out = np.full((joined, outputs), 7.0)
-    moves.gather(out, values, index)
+    place = moves.place(index, is_partial=True)
+    moves.gather(out, values, place)
     np.testing.assert_array_equal(out, expected)
-    moves.gather_add(out, values, index)
+    moves.gather_add(out, values, place)
     np.testing.assert_array_equal(out, 2 * expected)
 
     collapsed = np.zeros((rows + 1, outputs))
     np.add.at(collapsed, index, signal)
     found = np.zeros((rows, outputs))
-    moves.scatter_add(found, 0, index, signal)
+    moves.scatter_add(found, 0, place, [signal[:, :1], signal[:, 1:]])
     np.testing.assert_allclose(found, collapsed[:rows], atol=1e-12)
 
 
 @pytest.mark.parametrize("moves", WAYS, ids=["numpy", "compiled"])
 def test_scatter_counts_from_its_base(moves: Moves) -> None:
     out = np.zeros((2, 1))
-    moves.scatter_add(out, 5, np.array([5, 6, 6], np.int32), np.ones((3, 1)))
+    place = moves.place(np.array([5, 6, 6], np.int32), is_partial=False)
+    moves.scatter_add(out, 5, place, [np.ones((3, 1))])
     np.testing.assert_array_equal(out[:, 0], [1.0, 2.0])
 
 
@@ -59,8 +61,8 @@ def test_both_ways_give_the_same_bits(columns: int) -> None:
     index = rng.integers(-1, 40, 3000).astype(np.int32)
     values = np.asfortranarray(rng.normal(size=(3000, columns)))
     one, other = np.ones((40, columns)), np.ones((40, columns))
-    WAYS[0].scatter_add(one, 0, index, values)
-    WAYS[1].scatter_add(other, 0, index, values)
+    for moves, out in zip(WAYS, (one, other), strict=True):
+        moves.scatter_add(out, 0, moves.place(index, is_partial=True), [values])
     assert one.tobytes() == other.tobytes()
 
 

@@ -52,12 +52,12 @@ class Found:
 
 def derivative_step(
     shard: Any, *, loss: Loss, intercept: Array, channel: Channel | None, wants_curvature: bool
-) -> tuple[Sequence[Array], dict[str, Any]]:
+) -> tuple[Sequence[Any], dict[str, Any]]:
     """∂ℓ/∂a, and ∂²ℓ/∂a² where it is asked for; and what metrics are made of, now that the scores are at hand."""
     scores = np.add(shard.scores, intercept, out=shard.scores)
     total, gradient, curvature = loss.derivatives(scores, shard.labels, wants_curvature=wants_curvature)
     sums = tally(loss, scores, shard.labels, channel, total) | {"residual": gradient.sum(axis=0)}
-    return (gradient if curvature is None else _side_by_side([gradient, curvature]),), sums
+    return (gradient if curvature is None else (gradient, curvature),), sums
 
 
 def derivatives(
@@ -76,9 +76,7 @@ def derivatives(
     return Derivatives(total / joined.rows, signals, curvatures, sums.pop("residual"), sums)
 
 
-def hessian_step(
-    shard: Any, *, loss: Loss, intercept: Array, is_known: bool
-) -> tuple[Sequence[Array | list[Array]], dict[str, Any]]:
+def hessian_step(shard: Any, *, loss: Loss, intercept: Array, is_known: bool) -> tuple[Sequence[Any], dict[str, Any]]:
     """(∂²ℓ/∂a²) u of each new direction u, to be collapsed: its product with a row's vector is then a sum over rows.
 
     With one output, all of them side by side in one signal, the intercept's last; where collapse_i(∂²ℓ/∂a²) is known,
@@ -92,19 +90,13 @@ def hessian_step(
         curved = [block * curvature for block in shard.columns]
         sums = {"intercept": np.concatenate([c.sum(axis=0) for c in (*curved, curvature)])[:, None]}
         if is_known:
-            return ([_side_by_side([scores[:, :0], *curved[:i], *curved[i + 1 :]]) for i in range(len(curved))],), sums
-        return (_side_by_side([*curved, curvature]),), sums
+            return ([(*curved[:i], *curved[i + 1 :]) for i in range(len(curved))],), sums
+        return ((*curved, curvature),), sums
     unit = np.broadcast_to(np.eye(outputs), (rows, outputs, outputs))
     vectors = np.concatenate([*(block.reshape(rows, -1, outputs) for block in shard.columns), unit], axis=1)
     products = loss.hessian_product(scores, vectors)
     new = range(products.shape[1] - outputs)
     return [products[:, k] for k in new], {"intercept": products.sum(axis=0)}
-
-
-def _side_by_side(blocks: Sequence[Array]) -> Array:
-    """Columns of one array, each of them whole in memory: so they are computed with and summed fast."""
-    out = np.empty((len(blocks[0]), sum(block.shape[1] for block in blocks)), order="F")
-    return np.concatenate(blocks, axis=1, out=out)
 
 
 def minimise(

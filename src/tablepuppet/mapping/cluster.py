@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import JobError, TrainingError
 from tablepuppet.mapping.engines import Ray
 from tablepuppet.mapping.joined import JoinedRows, JoinStep, LaneResult, Pass, RowIndex, Sums, Work, add_sums, batch
+from tablepuppet.mapping.moves import empty_sums
 from tablepuppet.mapping.pieces import Piece, Storage, cut
 from tablepuppet.mapping.worker import Kept, Walk, Worker
 from tablepuppet.transport.messages import Array, RowNumbers
@@ -153,7 +154,7 @@ class ClusterRows:
         for piece, results in zip(self.pieces, self.cluster.ask("walk", calls), strict=True):
             for lane in results:
                 merged = merged or [
-                    [np.zeros((len(v), out.shape[1])) for v, (_, out) in zip(per_row, blocks, strict=True)]
+                    [empty_sums(len(v), out.shape[1], self.rows) for v, (_, out) in zip(per_row, blocks, strict=True)]
                     for blocks in lane[0]
                 ]
                 _add(merged, piece, lane)

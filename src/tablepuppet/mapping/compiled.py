@@ -6,7 +6,7 @@ few: twice as fast as one column after the other, for a row that is far away is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,11 @@ from tablepuppet.models.jit import kernel
 
 Array = NDArray[np.float64]
 RowNumbers = NDArray[np.signedinteger[Any]]
+
+
+def place(index: RowNumbers, *, is_partial: bool) -> RowNumbers:
+    """Row numbers as they are: loops look for −1 anyway."""
+    return index
 
 
 def gather(out: Array, values: Array, index: RowNumbers) -> None:
@@ -36,9 +41,9 @@ def gather_add(out: Array, values: Array, index: RowNumbers) -> None:
         _gather_many(out, values, index)
 
 
-def scatter_add(out: Array, base: int, index: RowNumbers, values: Array) -> None:
-    """out[index[j] − base] += values[j]."""
-    values = np.ascontiguousarray(values)
+def scatter_add(out: Array, base: int, index: RowNumbers, columns: Sequence[Array]) -> None:
+    """out[index[j] − base] += the columns' j-th entries, side by side."""
+    values = np.ascontiguousarray(columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1))
     if out.shape[1] == 1:
         _scatter_one(out.reshape(-1), base, index, values.reshape(-1))
     else:

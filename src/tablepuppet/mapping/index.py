@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.mapping.moves import Moves
+from tablepuppet.mapping.moves import Moves, Place
 from tablepuppet.models.losses import COMPILED_FROM
 from tablepuppet.transport.messages import Array, RowNumbers
 
@@ -88,20 +89,26 @@ class RowIndex:
             return np.arange(joined_rows)
         return self.index if self.order is None else np.where(self.index < 0, self.index, self.order[self.index])
 
-    def expand(self, moves: Moves, values: Array, start: int, stop: int) -> Array:
-        """v[p_i(j)] for joined rows start ≤ j < stop: (n_i, k) → (stop − start, k)."""
+    def place(self, moves: Moves, start: int, stop: int) -> Place:
+        """The rows of joined rows start ≤ j < stop, to be used by all that follows."""
         if self.index is None:
-            return values[start:stop]
-        out = np.empty((stop - start, values.shape[1]))
-        moves.gather(out, values, self.index[start:stop])
+            return slice(start, stop)
+        return moves.place(self.index[start:stop], is_partial=self.is_partial)
+
+    def expand(self, moves: Moves, values: Array, place: Place, joined_rows: int) -> Array:
+        """v[p_i(j)] of so many joined rows: (n_i, k) → (joined rows, k)."""
+        if isinstance(place, slice):
+            return values[place]
+        out = np.empty((joined_rows, values.shape[1]))
+        moves.gather(out, values, place)
         return out
 
-    def expand_add(self, moves: Moves, out: Array, values: Array, start: int, stop: int) -> None:
-        """out[j − start] += v[p_i(j)] for joined rows start ≤ j < stop."""
-        if self.index is None:
-            out += values[start:stop]
+    def expand_add(self, moves: Moves, out: Array, values: Array, place: Place) -> None:
+        """out[j] += v[p_i(j)]."""
+        if isinstance(place, slice):
+            out += values[place]
         else:
-            moves.gather_add(out, values, self.index[start:stop])
+            moves.gather_add(out, values, place)
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """The rows that joined rows start ≤ j < stop can come from."""
@@ -113,13 +120,15 @@ class RowIndex:
             return int(self.index[start]), int(self.index[stop - 1]) + 1
         return 0, self.rows
 
-    def collapse_add(self, moves: Moves, out: Array, base: int, values: Array, start: int, stop: int) -> None:
-        """out[p_i(j) − base] += values[j] for joined rows start ≤ j < stop."""
-        if self.index is None:
-            out[start - base : stop - base] += values
+    def collapse_add(self, moves: Moves, out: Array, base: int, columns: Sequence[Array], place: Place) -> None:
+        """out[p_i(j) − base] += the columns' j-th entries, side by side."""
+        if not isinstance(place, slice):
+            moves.scatter_add(out, base, place, columns)
             return
-        low, high = self.span(start, stop)
-        moves.scatter_add(out[low - base : high - base], low, self.index[start:stop], values)
+        inside, first = slice(place.start - base, place.stop - base), 0
+        for values in columns:
+            out[inside, first : first + values.shape[1]] += values
+            first += values.shape[1]
 
 
 def distinct(rows: RowNumbers, size: int) -> tuple[RowNumbers, RowNumbers]:

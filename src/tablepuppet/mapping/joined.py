@@ -13,7 +13,7 @@ the result.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.mapping.collapsing import Wholes
 from tablepuppet.mapping.index import RowIndex, distinct
-from tablepuppet.mapping.moves import Moves, moves_for
+from tablepuppet.mapping.moves import Moves, empty_sums, moves_for
 from tablepuppet.mapping.pool import pool
 from tablepuppet.mapping.stretches import lay_open, whole
+from tablepuppet.mapping.walking import walk_lane
 from tablepuppet.mapping.work import JoinStep, Lane, LaneResult, Pass, Shard, Sums, Work, add_sums
-from tablepuppet.models.weighted import Weighted
 from tablepuppet.threads import one_blas_thread
 from tablepuppet.transport.messages import Array, RowNumbers
 
@@ -73,12 +74,13 @@ class JoinedRows:
         step overwrites. What a block's rows get is the signal less `own` times the block's own values. A step that is
         given a loss gets it with the rows' weights, where they have any. Where they have none, `fused` does it all:
         one pass over a lane at a time (models/stretch.py), which reads and writes the state named in `writes`.
-        A signal is one array, collapsed to every block, or a list: what is collapsed to each of them.
+        A signal (arrays side by side) is collapsed to every block; a list says what is collapsed to each of them.
         """
         work = Work(step, signals, tuple(writes), given, own, None if self.weights is not None else fused)
         totals = whole(self.indices) if work.fused is not None else []
-        results = self.walk(work, per_row, columns, pool().map, totals)
-        return self._merge(results, signals, per_row[0].shape[1], totals)
+        wholes = Wholes(self.indices, self.all_rows)
+        results = self.walk(work, per_row, columns, pool().map, totals, wholes)
+        return self._merge(results, signals, per_row[0].shape[1], totals, wholes)
 
     def walk(
         self,
@@ -87,8 +89,10 @@ class JoinedRows:
         columns: Sequence[Array],
         each: Callable[[Callable[[Lane], LaneResult], Sequence[Lane]], Iterable[LaneResult]] = map,
         totals: Sequence[Array | None] = (),
+        wholes: Wholes | None = None,
     ) -> Iterator[LaneResult]:
-        """What every lane gives, in order, as it comes; `totals`, if any, are written into instead."""
+        """What every lane gives, in order, as it comes; `totals` (of a fused step) and `wholes`, if there are any, are
+        written into instead."""
         values, columns = (
             [np.ascontiguousarray(p.arrange(v)) for p, v in zip(self.indices, given, strict=False)]
             for given in (per_row, columns)
@@ -97,7 +101,7 @@ class JoinedRows:
         def one(lane: Lane) -> LaneResult:
             with np.errstate(over="ignore", invalid="ignore"):  # divergence is the engine's to notice
                 if work.fused is None:
-                    return self._walk(lane, work, values, columns)
+                    return walk_lane(self, lane, work, values, columns, wholes)
                 targets = totals or [None] * len(self.indices)
                 stretch, collapsed = lay_open(self, lane[0][0], lane[-1][1], values, work.writes, work.own, targets)
                 return [collapsed], work.fused(stretch, **work.given)
@@ -111,7 +115,7 @@ class JoinedRows:
 
     def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
         """A batch of joined rows, and for each block the rows that occur in it (ascending)."""
-        return batch(*self.look_up(joined), [p.rows for p in self.indices], self.whole or self.rows)
+        return batch(*self.look_up(joined), [p.rows for p in self.indices], self.all_rows)
 
     def look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
         """p_i of some joined rows, for each block, and their labels and weights."""
@@ -131,7 +135,7 @@ class JoinedRows:
     def expand(self, block: int, values: Array) -> Array:
         """expand_i of one block's values: (n_i, k) → (N, k). The centralised baseline alone wants them all at once."""
         p = self.indices[block]
-        return p.expand(self._moves, p.arrange(values), 0, self.rows)
+        return p.expand(self.moves, p.arrange(values), p.place(self.moves, 0, self.rows), self.rows)
 
     def joined_labels(self) -> Array:
         """The label of every joined row."""
@@ -176,8 +180,13 @@ class JoinedRows:
         return counts
 
     @cached_property
-    def _moves(self) -> Moves:
-        return moves_for(self.whole or self.rows)
+    def moves(self) -> Moves:
+        return moves_for(self.all_rows)
+
+    @property
+    def all_rows(self) -> int:
+        """Joined rows of the whole, whose size decides how values are moved."""
+        return self.whole or self.rows
 
     @cached_property
     def cut(self) -> Sequence[Lane]:
@@ -192,62 +201,40 @@ class JoinedRows:
         size = max(1, -(-len(shards) // lanes))
         return [shards[i : i + size] for i in range(0, len(shards), size)]
 
-    def _walk(self, lane: Lane, work: Work, values: Sequence[Array], columns: Sequence[Array]) -> LaneResult:
-        spans = [p.span(lane[0][0], lane[-1][1]) for p in self.indices]
-        buffers: list[list[tuple[int, Array]]] = []
-        totals: list[Sums] = []
-        for start, stop in lane:
-            shard = self._shard(values, columns, start, stop, work.writes)
-            outcome, sums = work.step(shard, **_weighted(shard, work.given))
-            totals.append(sums)
-            signals = [s if isinstance(s, list) else [s] * len(spans) for s in outcome[: work.signals]]
-            if not buffers:
-                buffers = [
-                    [(low, np.zeros((high - low, s.shape[1]))) for s, (low, high) in zip(own, spans, strict=True)]
-                    for own in signals
-                ]
-            for block_buffers, own in zip(buffers, signals, strict=True):
-                for p, v, signal, (base, out) in zip(self.indices, values, own, block_buffers, strict=True):
-                    less = signal - work.own * p.expand(self._moves, v, start, stop) if work.own else signal
-                    p.collapse_add(self._moves, out, base, less, start, stop)
-        return buffers, add_sums(totals)
-
-    def _shard(
-        self, values: Sequence[Array], columns: Sequence[Array], start: int, stop: int, writes: Collection[str]
-    ) -> Shard:
-        moves = self._moves
-        state = {name: kept[start:stop] for name, kept in self.state.items()}
-        for name, kept in state.items():
-            kept.flags.writeable = name in writes
-        labels = self.label_index.expand(moves, self.labels[:, None], start, stop)[:, 0]
-        scores = np.zeros((stop - start, values[0].shape[1]))
-        for p, v in zip(self.indices, values, strict=True):
-            p.expand_add(moves, scores, v, start, stop)
-        beside = [p.expand(moves, v, start, stop) for p, v in zip(self.indices, columns, strict=bool(columns))]
-        weights = self.weights
-        if weights is not None:
-            weights = self.label_index.expand(moves, weights[:, None], start, stop)[:, 0]
-        return Shard(scores, beside, labels, state, weights)
-
     def _merge(
-        self, results: Iterable[LaneResult], signals: int, width: int, totals: Sequence[Array | None] = ()
+        self,
+        results: Iterable[LaneResult],
+        signals: int,
+        width: int,
+        totals: Sequence[Array | None] = (),
+        wholes: Wholes | None = None,
     ) -> Pass:
         """Lanes added up in order, each as soon as it comes: a lane's arrays can be as large as the tables."""
         merged: list[list[Array]] = []
-        if totals:
-            merged = [[np.zeros((p.rows, 1)) if t is None else t for p, t in zip(self.indices, totals, strict=True)]]
         sums: list[Sums] = []
         for buffers, of_lane in results:
             sums.append(of_lane)
-            merged = merged or [
-                [np.zeros((p.rows, out.shape[1])) for p, (_, out) in zip(self.indices, own, strict=True)]
-                for own in buffers
-            ]
+            if not merged:
+                known = [totals] if totals else wholes.arrays if wholes is not None else []
+                merged = self._totals(buffers, known)
             _add(merged, buffers)
             del buffers  # before the next lane's come
         empty = [[np.zeros((p.rows, width)) for p in self.indices] for _ in range(signals)]
         found = [[p.restore(total) for p, total in zip(self.indices, own, strict=True)] for own in merged or empty]
         return Pass(found, add_sums(sums))
+
+    def _totals(
+        self, buffers: Sequence[Sequence[tuple[int, Array]]], known: Sequence[Sequence[Array | None]]
+    ) -> list[list[Array]]:
+        """By signal and block, what lanes are added to: what they write into themselves, or zeros."""
+        known = known or [[None] * len(self.indices) for _ in buffers]
+        return [
+            [
+                empty_sums(p.rows, out.shape[1], self.all_rows) if total is None else total
+                for p, (_, out), total in zip(self.indices, own, totals, strict=True)
+            ]
+            for own, totals in zip(buffers, known, strict=True)
+        ]
 
 
 def _add(totals: Sequence[Sequence[Array]], buffers: Sequence[Sequence[tuple[int, Array]]]) -> None:
@@ -255,12 +242,6 @@ def _add(totals: Sequence[Sequence[Array]], buffers: Sequence[Sequence[tuple[int
     for into, own in zip(totals, buffers, strict=True):
         for total, (base, out) in zip(into, own, strict=True):
             total[base : base + len(out)] += out
-
-
-def _weighted(shard: Shard, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    if shard.weights is None or "loss" not in given:
-        return given
-    return {**given, "loss": Weighted(given["loss"], shard.weights)}
 
 
 def _weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:

@@ -8,7 +8,8 @@ NumPy here, compiled loops in compiled.py for many joined rows, where loading th
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +18,23 @@ from tablepuppet.models.losses import COMPILED_FROM
 
 Array = NDArray[np.float64]
 RowNumbers = NDArray[np.signedinteger[Any]]
+Place = Any  # row numbers as one way of moving wants them; of a block in order, a slice
 
 
 class Moves(Protocol):
     """One way of moving values; both ways add in the order of the joined rows."""
 
-    def gather(self, out: Array, values: Array, index: RowNumbers) -> None:
+    def place(self, index: RowNumbers, *, is_partial: bool) -> Place:
+        """Row numbers as the others want them: made once for a shard; `is_partial`: some may be −1."""
+
+    def gather(self, out: Array, values: Array, place: Place) -> None:
         """out[j] = values[index[j]]; 0 where index[j] is −1."""
 
-    def gather_add(self, out: Array, values: Array, index: RowNumbers) -> None:
+    def gather_add(self, out: Array, values: Array, place: Place) -> None:
         """out[j] += values[index[j]]."""
 
-    def scatter_add(self, out: Array, base: int, index: RowNumbers, values: Array) -> None:
-        """out[index[j] − base] += values[j]."""
+    def scatter_add(self, out: Array, base: int, place: Place, columns: Sequence[Array]) -> None:
+        """out[index[j] − base] += the columns' j-th entries, side by side."""
 
 
 def moves_for(joined_rows: int) -> Moves:
@@ -42,6 +47,11 @@ def moves_for(joined_rows: int) -> Moves:
     return cast(Moves, compiled)
 
 
+def empty_sums(rows: int, columns: int, joined_rows: int) -> Array:
+    """Sums per row to begin with, as the faster way wants them: loops fetch a far row once, NumPy goes by columns."""
+    return np.zeros((rows, columns), order="F" if joined_rows < COMPILED_FROM else "C")
+
+
 def preload(rows: int) -> None:
     """Begins to load the compiled way where a table of this size is to be joined: while clients and DuckDB work."""
     if rows >= COMPILED_FROM:
@@ -51,37 +61,50 @@ def preload(rows: int) -> None:
 def _try_out() -> None:
     """One value each way: the compiler's runtime starts with the first call."""
     moves = moves_for(COMPILED_FROM)
-    values, index = np.zeros((1, 1)), np.zeros(1, np.int32)
-    moves.gather(values, values.copy(), index)
-    moves.gather_add(values, values.copy(), index)
-    moves.scatter_add(values, 0, index, values.copy())
+    values, place = np.zeros((1, 1)), moves.place(np.zeros(1, np.int32), is_partial=False)
+    moves.gather(values, values.copy(), place)
+    moves.gather_add(values, values.copy(), place)
+    moves.scatter_add(values, 0, place, [values.copy()])
+
+
+class _Found(NamedTuple):
+    """Row numbers, and which of them are there; None: all."""
+
+    rows: NDArray[np.intp]
+    is_there: NDArray[np.bool_] | None
 
 
 class NumpyMoves:
     """Moves by NumPy alone, as fast as compiled loops while values lie in one column."""
 
-    def gather(self, out: Array, values: Array, index: RowNumbers) -> None:
+    def place(self, index: RowNumbers, *, is_partial: bool) -> _Found:
+        found = index.astype(np.intp, copy=False)  # which NumPy would do in every call
+        is_there = found >= 0 if is_partial else None
+        return _Found(found, None if is_there is None or bool(is_there.all()) else is_there)
+
+    def gather(self, out: Array, values: Array, place: _Found) -> None:
         if not len(values):
             out[...] = 0.0
             return
-        place = index.astype(np.intp, copy=False)
         if out.shape[1] == 1:
-            np.take(values.reshape(-1), place, out=out.reshape(-1), mode="clip")
+            np.take(values.reshape(-1), place.rows, out=out.reshape(-1), mode="clip")
         else:
-            np.take(values, place, axis=0, out=out, mode="clip")
-        if int(place.min(initial=0)) < 0:
-            out[place < 0] = 0.0
+            np.take(values, place.rows, axis=0, out=out, mode="clip")
+        if place.is_there is not None:
+            out[~place.is_there] = 0.0
 
-    def gather_add(self, out: Array, values: Array, index: RowNumbers) -> None:
+    def gather_add(self, out: Array, values: Array, place: _Found) -> None:
         found = np.empty_like(out)
-        self.gather(found, values, index)
+        self.gather(found, values, place)
         out += found
 
-    def scatter_add(self, out: Array, base: int, index: RowNumbers, values: Array) -> None:
-        if int(index.min(initial=0)) < 0:
-            found = index >= 0
-            index, values = index[found], values[found]
-        place = index.astype(np.intp)
-        place -= base
-        for k in range(values.shape[1]):  # whole columns: `add.at` is fast along one axis only
-            np.add.at(out[:, k], place, values[:, k])
+    def scatter_add(self, out: Array, base: int, place: _Found, columns: Sequence[Array]) -> None:
+        index, is_there = place
+        if is_there is not None:
+            index, columns = index[is_there], [values[is_there] for values in columns]
+        if base:
+            index = index - base
+        into = iter(out.T)
+        for values in columns:
+            for column in values.T:  # whole columns: `add.at` is fast along one axis only
+                np.add.at(next(into), index, column)

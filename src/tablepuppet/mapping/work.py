@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tablepuppet.transport.messages import Array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Shard:
     """What an algorithm's join step sees of some joined rows."""
 
     scores: Array  # Σ_i expand_i(v_i), the step's to overwrite
     columns: Sequence[Array]  # expand_i of each block's further columns
-    labels: Array
     state: Mapping[str, Array]  # the algorithm's own joined values, writable where the walk says so
+    read_labels: Callable[[], Array]
     weights: Array | None = None  # of the rows; None: all one
+
+    @cached_property
+    def labels(self) -> Array:
+        """Looked up when a step asks for them."""
+        return self.read_labels()
 
 
 Sums = dict[str, Any]
 Lane = Sequence[tuple[int, int]]  # the borders of its shards
 LaneResult = tuple[list[list[tuple[int, Array]]], Sums]  # collapsed signals by block, each from some row on; sums
-Signal = Array | list[Array]  # to be collapsed to every block, or what each of them gets
+Columns = Array | tuple[Array, ...]  # (rows, k), whole or as arrays side by side
+Signal = Columns | list[Columns]  # to be collapsed to every block, or what each of them gets
 JoinStep = Callable[..., tuple[Sequence[Signal], Sums]]
 
 

@@ -39,12 +39,6 @@ def scan(folder: Path, stem: str, columns: str = "") -> str:
     return f"read_csv('{name}', header = true, nullstr = ['', 'NA'])"
 
 
-def has_column(connection: duckdb.DuckDBPyConnection, relation: str, column: str) -> bool:
-    """Whether a relation has a column of this name."""
-    described = connection.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
-    return column.lower() in {str(row[0]).lower() for row in described}
-
-
 def write(connection: duckdb.DuckDBPyConnection, sql: str, path: Path) -> Path:
     """Writes a query's result as Parquet, in an order that does not depend on threads."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -139,6 +139,14 @@ def test_a_client_with_another_secret_is_named_and_its_rows_are_not_just_missing
                 ask()
 
 
+def test_a_closed_federation_says_so() -> None:
+    with tp.Federation({"orders": ORDERS}) as federation:
+        pass
+    with pytest.raises(errors.TransportError, match="this federation is closed") as refused:
+        federation.train("SELECT o.x, o.y FROM orders o", label="y")
+    assert refused.value.__context__ is None
+
+
 REFUSALS: list[tuple[str, dict[str, Any], type[tp.TablePuppetError], str]] = [
     ("o.x, o.stars", {"label": "stars", "model": "logistic"}, errors.MappingError, "two classes"),
     ("o.x, o.y", {"label": "y", "model": "logistic"}, errors.MappingError, 'use model="linear"'),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dp_accounting
+import msgspec
 import pytest
 from dp_accounting import rdp
 
@@ -77,8 +78,9 @@ def test_a_claim_names_unit_observer_delta_sampling_and_cap() -> None:
 
 def test_the_ledger_survives_being_saved() -> None:
     ledger = Ledger((release(), Release(what="label", table="r", observer="everyone", mechanism="m", epsilon=3.0)))
-    assert Ledger.from_dict(ledger.to_dict()) == ledger
-    assert ledger.to_dict()["releases"][0]["spent"] == pytest.approx(1.828, abs=1e-3)
+    saved = ledger.to_dict()["releases"]
+    assert [row.pop("spent") for row in saved] == [pytest.approx(1.828, abs=1e-3), 3.0]
+    assert msgspec.convert({"releases": saved}, Ledger) == ledger
 
 
 def test_half_of_the_steps_cost_less_and_labels_are_spent_at_once() -> None:

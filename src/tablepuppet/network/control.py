@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tablepuppet.transport.envelopes import Challenge, Goodbye, Heartbeat, Hello, Refused, Reply, Welcome
+from tablepuppet.transport.envelopes import FROM_CLIENT, Challenge, Goodbye, Heartbeat, Hello, Refused, Welcome
 from tablepuppet.transport.parcels import Envelope
 
 Kind = Literal["train", "explain", "profile", "predict", "evaluate"]
@@ -73,5 +73,5 @@ class Failed(Envelope, frozen=True):
 
 News = Round | Waiting | Finished | Failed
 FROM_USER = Hello | Goodbye | Heartbeat | Submit | Follow | Cancel | AskStatus
-FROM_ANYBODY = FROM_USER | Reply
+FROM_ANYBODY = FROM_USER | FROM_CLIENT
 TO_USER = Challenge | Welcome | Refused | Goodbye | Heartbeat | Accepted | Status | News

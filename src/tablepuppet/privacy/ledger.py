@@ -115,11 +115,6 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         rows = [msgspec.to_builtins(r) | {"spent": r.spent()} for r in self.releases]
         return {"releases": rows}
 
-    @classmethod
-    def from_dict(cls, given: dict[str, Any]) -> Ledger:
-        rows = [{k: v for k, v in r.items() if k != "spent"} for r in given["releases"]]
-        return msgspec.convert({"releases": rows}, cls)
-
 
 def check_budget(ledger: Ledger, label: float | None, features: float | None) -> None:
     """Refuses a ledger that is past a budget."""

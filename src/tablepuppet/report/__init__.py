@@ -2,7 +2,8 @@
 
 from tablepuppet.report.history import history_frame, write_history
 from tablepuppet.report.page import render, write_report
-from tablepuppet.report.record import RunRecord, read_record, record_of, to_json
+from tablepuppet.report.record import RunRecord, read_record, to_json
+from tablepuppet.report.recording import record_of
 
 __all__ = [
     "RunRecord",

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from tablepuppet.errors import TransportError
 from tablepuppet.transport.codec import Frame
 
 Handler = Callable[[Frame], Frame]
@@ -21,8 +22,14 @@ class LocalTransport:
         self._handlers = dict(handlers)
         workers = min(len(self._handlers) or 1, threads or os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tablepuppet-client")
+        self._is_closed = False
 
     def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]:
+        if self._is_closed:
+            if not wait:  # a last word to clients that are gone
+                return {}
+            raise TransportError("this federation is closed; make it again, or ask inside its `with` block")
+
         def serve(client: str) -> list[Frame]:
             handler = self._handlers[client]
             return [handler(frame) for frame in frames[client]]
@@ -30,4 +37,5 @@ class LocalTransport:
         return dict(zip(frames, self._pool.map(serve, frames), strict=True))
 
     def close(self) -> None:
+        self._is_closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,190 @@
+"""A run, recorded: Result → RunRecord (record.py). Numbers that are not finite become None."""
+
+from __future__ import annotations
+
+import math
+import platform
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from tablepuppet.report.record import (
+    AccountRecord,
+    BlockRecord,
+    Coefficients,
+    DataRecord,
+    Epoch,
+    ExposureRecord,
+    InsightRecord,
+    PartRecord,
+    RelationRecord,
+    ReleaseRecord,
+    RunRecord,
+    TrafficRecord,
+)
+from tablepuppet.tables.features import encoded_width
+
+if TYPE_CHECKING:
+    from tablepuppet.engine.result import EpochRecord, Result
+    from tablepuppet.prediction.model import BlockModel
+    from tablepuppet.transport.meter import Account
+
+LIBRARIES = ("numpy", "scipy", "pandas", "pyarrow", "duckdb", "sqlglot")
+
+
+def record_of(result: Result, name: str | None = None) -> RunRecord:
+    """A result as plain data."""
+    job = result.plan.job
+    is_linear = job.spec.is_linear
+    intercept = np.atleast_1d(np.asarray(result.intercept if is_linear else result.encoded_intercept, dtype=float))
+    counted = replace(
+        result.plan,
+        job=msgspec.structs.replace(job, epochs=max(1, len(result.history))),
+        widths=tuple(_width(block) for block in result.blocks),
+    )
+    return RunRecord(
+        name=name or job.algorithm,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        job=msgspec.json.decode(msgspec.json.encode(job)),
+        data=_data(result),
+        objective=_finite(result.objective),
+        metrics=_metrics(result.metrics),
+        history=_history(result),
+        coefficients=_coefficients(result) if is_linear else None,
+        intercept=[_finite(value) for value in intercept],
+        traffic=TrafficRecord(
+            training=_account(result.traffic),
+            setup=_account(result.traffic.setup),
+            evaluation=_account(result.traffic.evaluation),
+        ),
+        explanation=result.explain(),
+        insights=[InsightRecord(party=i.party, learns=list(i.learns)) for i in counted.insights],
+        exposures=[ExposureRecord(block=e.block, numbers=e.numbers, width=e.width) for e in counted.exposures],
+        ledger=[
+            ReleaseRecord(
+                what=release.what,
+                table=release.table,
+                observer=release.observer,
+                epsilon=_finite(release.spent()),
+                delta=release.delta,
+                claim=release.line(),
+            )
+            for release in result.privacy.releases
+        ],
+        environment=_environment(),
+    )
+
+
+def _finite(value: float) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _metrics(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
+    return {side: {name: _finite(value) for name, value in of.items()} for side, of in metrics.items()}
+
+
+def _data(result: Result) -> DataRecord:
+    mapping = result.plan.mapping
+    relations = [
+        RelationRecord(
+            alias=fit.alias,
+            table=fit.table,
+            clients=fit.clients,
+            rows=fit.rows,
+            matched=fit.matched,
+            max_fan_out=fit.max_fan_out,
+            mean_fan_out=_finite(fit.mean_fan_out),
+            is_outer=fit.is_outer,
+        )
+        for fit in mapping.fits
+    ]
+    blocks = [
+        BlockRecord(
+            name=model.name,
+            table=model.table,
+            features=list(model.features),
+            width=_width(model),
+            rows=mapping.train.indices[number].rows,
+            max_multiplicity=int(mapping.multiplicity[number].max(initial=0)),
+            parts=[
+                PartRecord(client=part.client, train_rows=len(part.train_rows), test_rows=len(part.test_rows))
+                for part in mapping.parts_of(number)
+            ],
+        )
+        for number, model in enumerate(result.blocks)
+    ]
+    return DataRecord(
+        relations=relations,
+        blocks=blocks,
+        train_rows=mapping.train.rows,
+        test_rows=mapping.test.rows,
+        validation_rows=mapping.validation.rows,
+        outputs=result.plan.loss.outputs,
+    )
+
+
+def _width(block: BlockModel) -> int:
+    """d_i: encoded columns."""
+    return sum(encoded_width(encoder) for encoder in block.encoders)
+
+
+def _history(result: Result) -> list[Epoch]:
+    slowest = np.concatenate([[0], np.cumsum([r.slowest for r in result.traffic.each_round], dtype=np.int64)])
+
+    def epoch(record: EpochRecord) -> Epoch:
+        return Epoch(
+            epoch=record.epoch,
+            objective=_finite(record.objective),
+            metrics=_metrics(record.metrics),
+            rounds=record.rounds,
+            bytes=record.bytes,
+            slowest_bytes=int(slowest[record.rounds]),
+            seconds=record.seconds,
+            residuals={name: _finite(value) for name, value in record.residuals.items()},
+        )
+
+    return [epoch(record) for record in result.history]
+
+
+def _coefficients(result: Result) -> Coefficients:
+    frame = result.coefficients()
+    scaled: list[float | None] = []
+    for block in result.blocks:  # the order of Result.coefficients
+        for k in range(block.theta.shape[1]):
+            scaled += [_finite(value) for value in block.theta[:, k]]
+            scaled += [None] * block.is_outer
+    return Coefficients(
+        table=frame["table"].tolist(),
+        feature=frame["feature"].tolist(),
+        class_=frame["class_"].tolist(),
+        weight=[_finite(value) for value in frame["weight"]],
+        scaled=scaled,
+    )
+
+
+def _account(account: Account) -> AccountRecord:
+    return AccountRecord(
+        rounds=account.rounds,
+        bytes_up=account.bytes_up,
+        bytes_down=account.bytes_down,
+        payload_up=account.payload_up,
+        payload_down=account.payload_down,
+        slowest_bytes=sum(r.slowest for r in account.each_round),
+        by_message=dict(account.by_message),
+        by_client=dict(account.by_client),
+    )
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "tablepuppet": str(import_module("tablepuppet").__version__),  # by name: the package imports this module
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "system": f"{platform.system()} {platform.machine()}",
+        **{name: version(name) for name in LIBRARIES},
+    }

@@ -63,7 +63,7 @@ class Problem:
     joined: Walkable
     rows: tuple[int, ...]  # n_i
     clients: tuple[int, ...]  # Q_i
-    multiplicity: tuple[NDArray[np.int64], ...]  # G_i
+    multiplicity: tuple[RowNumbers, ...]  # G_i
     epochs: int
     batch_size: int | None
     seed: int

@@ -30,7 +30,7 @@ def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:
         [[h] for h in predictions],
         [np.zeros((1, 1))] * len(predictions),
         start,
-        evaluate(predictions, start),
+        partial(evaluate, predictions, start),
         bent / joined.rows,
         problem.l2,
         joined.rows,

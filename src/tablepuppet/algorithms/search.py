@@ -24,6 +24,7 @@ from tablepuppet.privacy.labels import Channel
 
 _ITERATIONS = 12
 _HALVINGS = 30
+_PIECE = 1 << 14  # rows that are combined at a time
 _ENOUGH = 1e-3  # of what a round has gained: less than that is left to the next round
 
 
@@ -69,8 +70,9 @@ def derivatives(
     done = joined.run(derivative_step, predictions, signals=1, intercept=intercept, **given)
     signals, curvatures = done.signals[0], None
     if wants_curvature:
-        both = [np.ascontiguousarray(total.T) for total in signals]
-        signals, curvatures = ([rows.reshape(2, -1, loss.outputs)[k] for rows in both] for k in range(2))
+        for i, both in enumerate(signals):  # one block at a time: they are as large as the tables
+            signals[i] = np.ascontiguousarray(both.T)
+        signals, curvatures = ([both.reshape(2, -1, loss.outputs)[k] for both in signals] for k in range(2))
     sums = done.sums
     total = sums["weighted"] if "weighted" in sums else sums["loss"]
     return Derivatives(total / joined.rows, signals, curvatures, sums.pop("residual"), sums)
@@ -104,7 +106,7 @@ def minimise(
     vectors: Sequence[Sequence[Array]],
     products: Sequence[Array],
     intercept: Array,
-    at: Derivatives,
+    start: Callable[[], Derivatives],
     hessian: Array,
     l2: float,
     rows: int,
@@ -113,8 +115,10 @@ def minimise(
 ) -> Found:
     """min over α of F(θ + Σ α s), one α for every direction of every block, and the intercept.
 
-    `vectors[i]` holds h_i and its directions, newest first; `hessian` is that of the mean loss.
+    `vectors[i]` holds h_i and its directions, newest first; `start` gives up the derivatives at h, so that they go as
+    soon as others are known; `hessian` is that of the mean loss.
     """
+    at = start()
     sizes = [len(block) - 1 for block in vectors]
     borders = np.cumsum([0, *sizes])
     outputs = len(intercept)
@@ -142,14 +146,14 @@ def minimise(
     alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(outputs, np.bool_)])
     point, predictions = np.zeros(borders[-1] + outputs), [block[0] for block in vectors]
     value, slope = total(point, at)
-    start = value
+    first = value
     newest = [a for a, size in zip(borders[:-1], sizes, strict=True) if size]
     decrement = 0.5 * (-float(slope[newest].sum()) + _intercept_gap(slope, hessian, borders[-1]))
     for _ in range(_ITERATIONS):
         step = np.zeros(len(point))
         step[alive] = -_pseudo_solve(hessian[np.ix_(alive, alive)], slope[alive])
         expected = -0.5 * float(slope @ step)
-        if expected <= max(_ENOUGH * (start - value), 1e-15 * abs(value)):
+        if expected <= max(_ENOUGH * (first - value), 1e-15 * abs(value)):
             break
         for halving in range(_HALVINGS):  # the full Newton step, halved until F falls
             new = point + step / 2**halving
@@ -168,10 +172,14 @@ def minimise(
 
 def _combined(block: Sequence[Array], coefficients: Array) -> Array:
     """h of a block after a step."""
-    step = np.zeros_like(block[0])
-    for c, v in zip(coefficients, block[1:], strict=True):
-        step += c * v
-    return np.add(block[0], step, out=step)
+    out = np.empty_like(block[0])
+    for start in range(0, len(out), _PIECE):  # what is summed stays in the cache
+        here = slice(start, start + _PIECE)
+        step = np.zeros_like(out[here])
+        for c, v in zip(coefficients, block[1:], strict=True):
+            step += c * v[here]
+        np.add(block[0][here], step, out=out[here])
+    return out
 
 
 def _alive(gram: Array) -> NDArray[np.bool_]:

@@ -187,7 +187,6 @@ class Tracker:
         self, vectors: Sequence[Sequence[Array]], orders: Sequence[Sequence[int]], products: Sequence[Array]
     ) -> Found:
         problem = self.problem
-        assert self.at is not None
         last = len(self._hessian) - problem.loss.outputs
         first = np.cumsum([0, *self._sizes])
         place = [
@@ -201,12 +200,18 @@ class Tracker:
             vectors,
             products,
             self.intercept,
-            self.at,
+            self._give_up,
             self._hessian[np.ix_(place, place)],
             problem.l2,
             problem.joined.rows,
             is_quadratic=problem.loss.is_quadratic,
         )
+
+    def _give_up(self) -> Derivatives:
+        """F's derivatives where the model stands, which it is about to leave."""
+        at, self.at = self.at, None
+        assert at is not None
+        return at
 
     def _accept(self, found: Found) -> None:
         self.predictions, self.intercept, self.at = found.predictions, found.intercept, found.at

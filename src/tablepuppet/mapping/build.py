@@ -75,9 +75,7 @@ def map_tables(
     if label == len(spans):
         columns.append(of_labels)
     occurring = [[span.occurring(count) for span in columns] for count in counts]
-    multiplicity = tuple(
-        span.total(counts[0])[rows].astype(np.int64) for (span, _), rows in zip(spans, occurring[0], strict=False)
-    )
+    multiplicity = tuple(span.total(counts[0])[rows] for (span, _), rows in zip(spans, occurring[0], strict=False))
     del counts
     parts: list[Part] = []
     for number, (_, places) in enumerate(spans):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from tablepuppet.transport.messages import Array, RowNumbers
 T = TypeVar("T", bound=np.generic)
 FAR = 1 << 17  # rows of a block whose values do not stay in a core's cache
 _OFTEN = 4  # joined rows per row of a block, from which its rows are arranged
+_PIECE = 1 << 16  # row numbers that are looked at together
 _DENSE = 8  # rows of a block per row of a batch, up to which it is faster to mark rows than to sort them
 
 
@@ -32,10 +33,10 @@ class RowIndex:
     @classmethod
     def of(cls, index: RowNumbers, rows: int) -> RowIndex:
         """The most compact form of a mapping to `rows` rows."""
-        if len(index) == rows and bool((index == np.arange(rows, dtype=index.dtype)).all()):
+        if len(index) == rows and all(_counts_up(index[piece], piece.start) for piece in pieces(rows)):
             return cls(rows, None, is_sorted=True)
         is_partial = bool(len(index)) and int(index.min()) < 0
-        is_sorted = not is_partial and bool((index[1:] >= index[:-1]).all())
+        is_sorted = not is_partial and all(_rises(index[p.start : p.stop + 1]) for p in pieces(len(index)))
         small = index.astype(np.int32, copy=False) if rows < 2**31 else index
         return cls(rows, np.ascontiguousarray(small), is_sorted, is_partial)
 
@@ -160,11 +161,25 @@ def distinct(rows: RowNumbers, size: int) -> tuple[RowNumbers, RowNumbers]:
     return ordered[is_new], where
 
 
-def count_rows(rows: RowNumbers, size: int) -> NDArray[np.int64]:
-    """How often each of `size` rows occurs; −1 is none. In pieces, for NumPy makes a copy in eight bytes a number."""
-    counts = np.zeros(size, np.int64)
-    step = max(1 << 20, size // 8)
-    for start in range(0, len(rows), step):
-        piece = rows[start : start + step]
-        counts += np.bincount(piece[piece >= 0] if int(piece.min()) < 0 else piece, minlength=size)
+def count_rows(rows: RowNumbers, size: int) -> RowNumbers:
+    """How often each of `size` rows occurs; −1 is none."""
+    counts: RowNumbers = np.zeros(size, np.int32 if len(rows) < 2**31 else np.int64)
+    ones = np.ones(_PIECE, counts.dtype)
+    for piece in pieces(len(rows)):
+        here = rows[piece]
+        here = (here[here >= 0] if int(here.min()) < 0 else here).astype(np.intp, copy=False)
+        np.add.at(counts, here, ones[: len(here)])
     return counts
+
+
+def pieces(size: int) -> Iterator[slice]:
+    """Stretches of a long array that stay in the cache: what NumPy makes of one on the way is as short."""
+    return (slice(start, min(start + _PIECE, size)) for start in range(0, size, _PIECE))
+
+
+def _counts_up(index: RowNumbers, start: int) -> bool:
+    return bool((index == np.arange(start, start + len(index), dtype=index.dtype)).all())
+
+
+def _rises(index: RowNumbers) -> bool:
+    return bool((index[1:] >= index[:-1]).all())

@@ -219,8 +219,10 @@ class JoinedRows:
                 merged = self._totals(buffers, known)
             _add(merged, buffers)
             del buffers  # before the next lane's come
-        empty = [[np.zeros((p.rows, width)) for p in self.indices] for _ in range(signals)]
-        found = [[p.restore(total) for p, total in zip(self.indices, own, strict=True)] for own in merged or empty]
+        found = merged or [[np.zeros((p.rows, width)) for p in self.indices] for _ in range(signals)]
+        for own in found:
+            for i, p in enumerate(self.indices):
+                own[i] = p.restore(own[i])
         return Pass(found, add_sums(sums))
 
     def _totals(

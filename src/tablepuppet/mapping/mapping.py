@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.mapping.joined import JoinedRows
 from tablepuppet.privacy.labels import Channel
@@ -67,7 +64,7 @@ class TableMapping:
     label: LabelInfo
     fits: tuple[Fit, ...]
     parts: tuple[Part, ...]
-    multiplicity: tuple[NDArray[np.int64], ...]  # G_i of the train rows
+    multiplicity: tuple[RowNumbers, ...]  # G_i of the train rows
     train: JoinedRows
     test: JoinedRows
     validation: JoinedRows

@@ -24,5 +24,7 @@ class JoinOperator:
         """Compute, scatter, (inner rounds,) gather."""
         updates: Sequence[BlockUpdate | None] | None = self.server.join_step()
         while updates is not None:
-            self.server.absorb(self.union.run(updates, self.server.union_step))
+            answers = self.union.run(updates, self.server.union_step)
+            del updates  # as large as the tables, and no longer needed
+            self.server.absorb(answers)
             updates = self.server.second_step()

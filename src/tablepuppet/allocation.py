@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from functools import cache
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,10 +24,8 @@ _SPARE = 16 << 20  # bytes that may stay behind, unused, for the next small arra
 @cache
 def fix_thresholds() -> None:
     """Once in a process."""
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # musl has none
+    mallopt = _of_glibc("mallopt")
+    if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGE)
         mallopt(_TRIM_THRESHOLD, _SPARE)
         mallopt(_ARENA_MAX, 1)
@@ -35,3 +34,11 @@ def fix_thresholds() -> None:
 def give_back() -> None:
     """Returns what was freed to the system: between stages, the next of which needs other arrays."""
     pa.default_memory_pool().release_unused()
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Any:
+    """A function of the C library; None where it has none: musl, and systems other than Linux."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

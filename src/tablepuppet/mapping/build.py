@@ -77,6 +77,7 @@ def map_tables(
     occurring = [[span.occurring(count) for span in columns] for count in counts]
     multiplicity = tuple(span.total(counts[0])[rows] for (span, _), rows in zip(spans, occurring[0], strict=False))
     del counts
+    give_back()
     parts: list[Part] = []
     for number, (_, places) in enumerate(spans):
         parts += parts_of_block(number, places, occurring[0][number], occurring[1][number], len(parts))

@@ -159,6 +159,18 @@ def test_of_its_statistics_a_client_tells_sizes_in_steps_of_sixteen_doublings_on
     assert all(e % 16 == 0 for e in exponents)
 
 
+def test_clients_are_told_names_and_means_of_all_and_no_count() -> None:
+    with federation(3) as owners:
+        tap = Tap(owners)
+        train(owners)
+    asked = [r for r in (decode(f, m.REQUESTS) for f in tap.down) if isinstance(r, m.SumStatistics)]
+    assert {r.is_second for r in asked} == {False, True}
+    for column in (c for r in asked for c in r.columns):
+        assert column.missing == 0.0
+        assert not np.any(column.weight if isinstance(column, m.NumberStatistics) else column.weights)
+    assert all(np.any(c.mean) for r in asked if r.is_second for c in r.columns if isinstance(c, m.NumberStatistics))
+
+
 def test_the_server_cannot_slip_in_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with federation(3) as owners:
         client = owners._clients["a[0]"]

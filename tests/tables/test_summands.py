@@ -8,7 +8,15 @@ import pytest
 
 from tablepuppet.errors import TransportError
 from tablepuppet.tables.statistics import Statistics, merge, statistics
-from tablepuppet.tables.summands import Array, first_summands, first_totals, names_only, second_summands, second_totals
+from tablepuppet.tables.summands import (
+    Array,
+    first_summands,
+    first_totals,
+    means_only,
+    names_only,
+    second_summands,
+    second_totals,
+)
 from tablepuppet.transport.messages import CategoryStatistics, ColumnInfo, NumberStatistics
 
 NUMBER, TEXT = ColumnInfo("x", "float"), ColumnInfo("c", "string")
@@ -37,7 +45,7 @@ def test_two_sums_give_what_merging_gives() -> None:
     held = clients()
     agreed = [merge([names_only(s) for s in column]) for column in zip(*held, strict=True)]
     first = first_totals(agreed, added([first_summands(own, agreed) for own in held]))
-    found = second_totals(first, added([second_summands(own, first) for own in held]))
+    found = second_totals(first, added([second_summands(own, means_only(first)) for own in held]))
     number, category = (merge(column) for column in zip(*held, strict=True))
     assert isinstance(found[0], NumberStatistics)
     assert isinstance(number, NumberStatistics)

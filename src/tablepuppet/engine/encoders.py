@@ -15,7 +15,7 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.tables.encoding import encoder, merge
 from tablepuppet.tables.features import encoded_width
 from tablepuppet.tables.statistics import Statistics
-from tablepuppet.tables.summands import first_totals, second_totals
+from tablepuppet.tables.summands import first_totals, means_only, second_totals
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.messages import (
     CategoryStatistics,
@@ -108,6 +108,7 @@ def _summed(union: UnionOperator, agreed: list[list[Statistics]]) -> list[list[S
 
         def ask(part: Part, is_second: bool = is_second) -> Message:
             columns, peers = agreed[part.block], union.peers(part)
+            columns = means_only(columns) if is_second else columns
             return SumStatistics(job=union.job, part=part.number, columns=columns, peers=peers, is_second=is_second)
 
         for block, found in union.masked_sums(ask).items():

@@ -90,7 +90,7 @@ def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
     for block, is_held in zip(shape.blocks, held, strict=True):
         learns = [f"which of its rows take part, and in how many joined rows (up to {block.most:,})"]
         if block.is_split and block.features:
-            agreed = _statistics(mapping, block, job, has_counts=block.is_masked)
+            agreed = _statistics(mapping, block, job, has_counts=False)
             learns.append(f"over all clients of {block.name}: {agreed}")
         if job.algorithm != "centralized":
             if job.weight is not None or job.class_weight is not None:

@@ -68,6 +68,17 @@ def first_totals(agreed: Sequence[Statistics], totals: Sequence[Array]) -> list[
     return found
 
 
+def means_only(agreed: Sequence[Statistics]) -> list[Statistics]:
+    """What a client needs for the second sum: the means, and no count of anything."""
+    found: list[Statistics] = []
+    for common in agreed:
+        if isinstance(common, CategoryStatistics):
+            found.append(CategoryStatistics([], np.empty(0), 0.0))
+        else:
+            found.append(NumberStatistics(weight=0.0, missing=0.0, mean=common.mean, spread=np.zeros(common.mean.size)))
+    return found
+
+
 def second_summands(own: Sequence[Statistics], agreed: Sequence[Statistics]) -> list[Array]:
     """First and second moments of every number about the agreed mean."""
     found: list[Array] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,18 @@ def test_whatever_is_raised_becomes_an_exit_code_and_one_message(
     assert shown.out == ""
     assert shown.err.startswith("Error: ")
     assert "Traceback" not in shown.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_full_disk_behind_standard_output_costs_no_model_and_shows_no_traceback(
+    tmp_path: Path, words: list[str]
+) -> None:
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{i},{i % 7}.5\n" for i in range(60)))
+    (tmp_path / "job.toml").write_text('query = "SELECT t.x, t.y FROM t"\nlabel = "y"\n[tables]\nt = "t.csv"\n')
+    command = [sys.executable, "-m", "tablepuppet", "train", "job.toml", "--save", "model", *words]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "Error: cannot write to standard output: No space left on device; send it elsewhere\n"
+    assert (tmp_path / "model" / "model.json").exists()

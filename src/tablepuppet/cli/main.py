@@ -24,7 +24,7 @@ from tablepuppet.cli.demo import demo
 from tablepuppet.cli.explain import explain
 from tablepuppet.cli.predict import predict
 from tablepuppet.cli.report import report
-from tablepuppet.cli.screen import Screen
+from tablepuppet.cli.screen import Screen, drop_output
 from tablepuppet.cli.train import train
 from tablepuppet.errors import TablePuppetError, TrainingError, TransportError
 
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         screen.error(type(error).__name__, str(error))
         return 1 if isinstance(error, TrainingError | TransportError) else 2
     except BrokenPipeError:  # the reader of our output has left; Python must not complain again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 1
     except MemoryError:
         screen.error("MemoryError", "the machine has not enough memory; add a WHERE or set max_joined_rows")

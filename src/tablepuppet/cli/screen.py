@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -19,6 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tablepuppet.engine.result import RoundEvent
+from tablepuppet.errors import JobError
+from tablepuppet.writing import reason
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document for machines, no progress.")]
 
@@ -38,14 +42,17 @@ class Screen:
     def show(self, *shown: RenderableType) -> None:
         """A result for people; nothing with --json."""
         if not self.wants_json:
-            for one in shown:
-                # Plain text may hold brackets, which rich would take for mark-up.
-                self.out.print(Text(one) if isinstance(one, str) else one)
+            with _written():
+                for one in shown:
+                    # Plain text may hold brackets, which rich would take for mark-up.
+                    self.out.print(Text(one) if isinstance(one, str) else one)
 
     def show_json(self, document: Callable[[], Any]) -> None:
         """A result for machines; nothing without --json. Numbers that JSON does not have become null."""
         if self.wants_json:
-            typer.echo(json.dumps(_finite(document()), ensure_ascii=False, indent=2, allow_nan=False))
+            text = json.dumps(_finite(document()), ensure_ascii=False, indent=2, allow_nan=False)
+            with _written():
+                typer.echo(text)
 
     def error(self, kind: str, message: str) -> None:
         """One clear message on standard error, and with --json as a document on standard output."""
@@ -89,6 +96,23 @@ class Screen:
             for row in rows:
                 made.add_row(*(row[i] for i in shown))
             self.show(made, *([""] if rest else []))
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """Standard output may lead to a disk that is full; Python must not complain of that again at exit."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_output()
+        raise JobError(f"cannot write to standard output: {reason(error)}; send it elsewhere") from None
+
+
+def drop_output() -> None:
+    """Whatever is still written to standard output goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def table(*columns: str, title: str | None = None) -> Table:

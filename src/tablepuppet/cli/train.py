@@ -63,14 +63,16 @@ def train(
     arguments = asked.arguments | ({} if engine is None else {"engine": engine})
     with screen.progress(f"training {asked.path.stem}") as on_round, asked.open_federation(federation) as tables:
         result = tables.train(asked.query, **arguments, on_round=on_round, resume=resume)
+    if save is not None:  # before anything is shown: standard output may fail, and the model must not be lost with it
+        result.save(save)
     if explain:
         screen.show(result.explain(), "")
     show_result(screen, result)
     if save is not None:
-        result.save(save)
         screen.show(f"Model: {save}")
     if report is not None:
         screen.show(f"Report: {result.report(report)}")
+    screen.show_json(lambda: as_document(result))
 
 
 def show_result(screen: Screen, result: Result) -> None:
@@ -92,7 +94,6 @@ def show_result(screen: Screen, result: Result) -> None:
         f"{traffic.seconds('us-us'):.2f} s",
     )
     screen.show(quality, "", spent)
-    screen.show_json(lambda: as_document(result))
 
 
 def as_document(result: Result) -> dict[str, Any]:

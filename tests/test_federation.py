@@ -243,5 +243,5 @@ def test_test_rows_are_never_copies_of_training_rows() -> None:
         plan = federation.explain(f"SELECT o.x, i.price, o.y {JOIN}", label="y", test_fraction=0.3)
     train, test = plan.mapping.train, plan.mapping.test
     assert train.rows + test.rows == 2 * ROWS
-    assert train.label_index.rows + test.label_index.rows == ROWS
-    assert abs(test.label_index.rows / ROWS - 0.3) < 0.15
+    assert len(train.labels) + len(test.labels) == ROWS
+    assert abs(len(test.labels) / ROWS - 0.3) < 0.15

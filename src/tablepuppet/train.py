@@ -22,6 +22,7 @@ from tablepuppet.engine.run import OnRound, run
 from tablepuppet.errors import JobError, RunInterruptedError
 from tablepuppet.job import Job
 from tablepuppet.mapping.build import map_tables
+from tablepuppet.mapping.cluster import Cluster, at_work
 from tablepuppet.mapping.keys import gather_keys
 from tablepuppet.mapping.profile import Profile, profile_keys
 from tablepuppet.plan.plan import Plan, make_plan, task_of
@@ -40,8 +41,8 @@ Tables = Mapping[str, tuple[str, ...]]  # table name → its clients
 
 def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None, job_id: str | None = None) -> Result:
     """Trains a job's model on tables that stay with their clients; a resumed run has the id it had."""
-    with _session(tables, link, job_id) as job_id:
-        plan = plan_job(job, tables, link, job_id)
+    with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
+        plan = plan_job(job, tables, link, job_id, cluster)
         if job.algorithm == "centralized":
             return run_centralized(plan, link, job_id, on_round)
         with one_blas_thread:
@@ -50,8 +51,8 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
 
 def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> Plan:
     """What training would do and cost."""
-    with _session(tables, link, job_id) as job_id:
-        plan = plan_job(job, tables, link, job_id)
+    with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
+        plan = plan_job(job, tables, link, job_id, cluster)
         plan_privacy(plan.job, plan.mapping, plan.loss)  # what training would refuse is refused here
         return replace(plan, widths=block_widths(plan, link, job_id))
 
@@ -100,8 +101,8 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link) -> Metrics:
         return evaluate_model(model, plan_job(job, tables, link, job_id), link, job_id)
 
 
-def plan_job(job: Job, tables: Tables, link: Link, job_id: str) -> Plan:
-    """Text → Ucq → BoundQuery → TableMapping → Plan."""
+def plan_job(job: Job, tables: Tables, link: Link, job_id: str, cluster: Cluster | None = None) -> Plan:
+    """Text → Ucq → BoundQuery → TableMapping → Plan; joined rows lie on the cluster, if there is one."""
     ucq = parse(job.query)
     beside = Beside(job.weight, job.test_where, job.validation_where)
     bound = bind(ucq, label=job.label, tables=tables, link=link, job=job_id, beside=beside)
@@ -115,6 +116,7 @@ def plan_job(job: Job, tables: Tables, link: Link, job_id: str) -> Plan:
         validation_fraction=job.validation_fraction,
         max_joined_rows=job.max_joined_rows,
         privacy=job.privacy,
+        cluster=cluster,
     )
     return make_plan(mapping, job)
 

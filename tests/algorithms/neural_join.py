@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 import tablepuppet as tp
+from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.tables.order import order_bits
 
 JOINS = {
@@ -82,14 +83,14 @@ class Joined:
                 bits = order_bits(b"", f"{block.table} None", result.plan.job.seed, int(starts[k]), int(own))
                 base.append(starts[k] + np.argsort(bits, kind="stable")[part.train_rows])
             rows = np.concatenate(base)
-            index = mapping.train.indices[number].index
+            index = rows_here(mapping.train).indices[number].index
             place = np.arange(mapping.train.rows) if index is None else index
             found = place >= 0
             chosen = rows[np.where(found, place, 0)]
             encoded = _encoded(table, [name.partition(".")[2] for name in block.features], chosen, found)
             self.features.append(torch.tensor(encoded, dtype=dtype))
             self.found.append(torch.tensor(found[:, None], dtype=dtype))
-        labels = mapping.train.joined_labels()
+        labels = rows_here(mapping.train).joined_labels()
         self.labels = torch.tensor(labels, dtype=dtype)
         self.loss = LOSSES[label]
 

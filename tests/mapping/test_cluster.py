@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import tablepuppet as tp
 from tablepuppet.bench.cases import make_case
 from tablepuppet.errors import TrainingError
 from tablepuppet.mapping import joined as joined_module
-from tablepuppet.mapping.cluster import on_cluster
-from tablepuppet.mapping.pieces import Storage, cut
+from tablepuppet.mapping.cluster import Cluster, at_work
+from tablepuppet.mapping.storage import Storage
 
 ray = pytest.importorskip("ray")
 _STORE = 80 << 20
@@ -69,7 +69,7 @@ def assert_same(a: tp.Result, b: tp.Result) -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "no.such.host.invalid:6379", "127.0.0.1:x"])
 def test_an_address_that_nobody_answers_is_said_at_once(address: str) -> None:
     said = pytest.raises(TrainingError, match=f"cannot reach the Ray cluster at {address}.*check tp.Ray")
-    with said, on_cluster(tp.Ray(address=address), {}):
+    with said, at_work(tp.Ray(address=address)):
         raise AssertionError("there is no such cluster")
 
 
@@ -140,11 +140,42 @@ def test_nodes_may_go_while_they_work(nodes: Nodes, algorithm: str, caplog: pyte
 @pytest.mark.slow
 def test_a_folder_that_nodes_do_not_see_is_named(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nodes.fill(1)
+    monkeypatch.setattr(Storage, "create", lambda self: None)
+    with pytest.raises(tp.TablePuppetError, match="does not see the folder"):
+        trained("star", 2000, tp.Ray(workers=1, storage=str(tmp_path)))
 
-    def elsewhere(joined: Any, pieces: int, storage: Any, name: str) -> Any:
-        (tmp_path / "only here").mkdir(exist_ok=True)
-        return cut(joined, pieces, Storage(str(tmp_path / "only here")), name)
 
-    monkeypatch.setattr("tablepuppet.mapping.cluster.cut", elsewhere)
-    with pytest.raises(tp.TablePuppetError, match="does not see the pieces"):
-        trained("star", 2000, tp.Ray(workers=1, storage=str(tmp_path / "shared")))
+@pytest.mark.parametrize("when", ["look_over", "write"])
+def test_a_node_may_go_while_the_tables_are_joined(
+    nodes: Nodes, when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(joined_module, "SHARD", 256)
+    nodes.fill(2)
+    ask = Cluster.ask
+    lost: list[str] = []
+
+    def interrupted(cluster: Cluster, method: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        if method == when and cluster._workers and not lost:
+            lost.append(method)
+            nodes.lose_one()
+        return ask(cluster, method, calls)
+
+    options: dict[str, Any] = {"model": "logistic", "algorithm": "newton", "epochs": 2}
+    alone = trained("many", 3000, "local", **options)
+    monkeypatch.setattr(Cluster, "ask", interrupted)
+    with caplog.at_level(logging.WARNING, logger="tablepuppet"):
+        spread = trained("many", 3000, tp.Ray(workers=2), **options)
+    assert lost == [when]
+    assert "Ray lost a worker" in caplog.text
+    assert_same(spread, alone)
+
+
+def test_a_join_that_is_no_tree_is_made_here_and_trained_there(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined_module, "SHARD", 256)
+    nodes.fill(2)
+    options: dict[str, Any] = {"model": "logistic", "algorithm": "newton", "privacy": {"keys": "plain"}}
+    engine = tp.Ray(workers=2)
+    spread, alone = (trained("many", 3000, e, **options) for e in (engine, "local"))
+    assert "joined here first" in spread.plan.explain()
+    assert "each makes its own joined rows" in trained("many", 3000, engine, model="logistic").plan.explain()
+    assert_same(spread, alone)

@@ -12,7 +12,9 @@ import pytest
 from tablepuppet.mapping import index as module
 from tablepuppet.mapping import joined as joined_module
 from tablepuppet.mapping.joined import JoinedRows, RowIndex
-from tablepuppet.mapping.pieces import Storage, cut, load
+from tablepuppet.mapping.pieces import cuts, load, write_labels
+from tablepuppet.mapping.spread import cut_piece
+from tablepuppet.mapping.storage import Storage
 
 ROWS, BLOCK = 5000, 60
 
@@ -57,9 +59,11 @@ def test_walks_give_the_same_bits_in_either_order(indices: tuple[RowIndex, RowIn
         found.append(np.zeros_like(found[0]))
         storage = Storage(str(tmp_path / f"{p.order is None}"))
         storage.create()
-        for piece in cut(rows, 3, storage, "train"):
+        for cut in cuts(rows.cut, 3, "train"):
+            piece = cut_piece(rows, storage, cut)
+            write_labels(storage, piece, "labels", rows.labels, None)
             used = piece.used[0]
-            part = load(storage, piece.path)
+            part = load(storage, piece.path, "labels")
             done = part.run(echo, [values[0][used]], columns=[columns[0][used]], signals=1)
             found[-1][used] += done.signals[0][0]
             np.testing.assert_array_equal(

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from tablepuppet.mapping import joined as module
 from tablepuppet.mapping import pieces as on_disk
 from tablepuppet.mapping.joined import JoinedRows, RowIndex, Work
-from tablepuppet.mapping.pieces import Storage, cut, load
-from tablepuppet.mapping.worker import Kept, Walk, Worker
+from tablepuppet.mapping.pieces import Piece, cuts, load, write_labels
+from tablepuppet.mapping.spread import cut_piece
+from tablepuppet.mapping.storage import Storage
+from tablepuppet.mapping.worker import Kept, Source, Walk, Worker
 
 ROWS = 20_000
 
@@ -44,6 +46,14 @@ def joined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> J
     return table(request.param)
 
 
+def cut(joined: JoinedRows, pieces: int, storage: Storage) -> list[Piece]:
+    """Joined rows and their labels, on disk."""
+    found = [cut_piece(joined, storage, of) for of in cuts(joined.cut, pieces, "train")]
+    for piece in found:
+        write_labels(storage, piece, "labels", joined.labels, joined.weights)
+    return found
+
+
 def walked(workers: list[Worker], joined: JoinedRows, given: list[Any], number: int, kept: Kept, values: Any) -> Any:
     """One walk over all pieces: signals and sums as the whole would give them."""
     walk = Walk(number, Work(add_up, 1, ("u",), {"factor": 0.3}), len(joined.indices), {"u": kept})
@@ -51,7 +61,7 @@ def walked(workers: list[Worker], joined: JoinedRows, given: list[Any], number: 
     sums = []
     for worker, piece in zip(workers, given, strict=True):
         for blocks, lane_sums in worker.walk(
-            piece.path, walk, *(v[u] for v, u in zip(values, piece.used, strict=True))
+            Source(piece.path, "labels"), walk, *(v[u] for v, u in zip(values, piece.used, strict=True))
         ):
             for i, (base, out) in enumerate(blocks[0]):
                 rows = np.arange(joined.indices[i].rows)[piece.used[i]]
@@ -62,7 +72,7 @@ def walked(workers: list[Worker], joined: JoinedRows, given: list[Any], number: 
 
 @pytest.mark.parametrize("pieces", [1, 3, 100])
 def test_pieces_give_what_the_whole_gives(joined: JoinedRows, pieces: int, tmp_path: Path) -> None:
-    given = cut(joined, pieces, Storage(str(tmp_path)), "train")
+    given = cut(joined, pieces, Storage(str(tmp_path)))
     assert len(given) == min(pieces, len(joined.cut))
     workers = [Worker(str(tmp_path)) for _ in given]
     rng = np.random.default_rng(1)
@@ -81,7 +91,7 @@ def test_pieces_give_what_the_whole_gives(joined: JoinedRows, pieces: int, tmp_p
 def test_a_new_worker_takes_over_where_a_lost_one_stood_even_if_it_had_gone_on(
     joined: JoinedRows, tmp_path: Path
 ) -> None:
-    given = cut(joined, 2, Storage(str(tmp_path)), "train")
+    given = cut(joined, 2, Storage(str(tmp_path)))
     values = [np.ones((p.rows, 1)) for p in joined.indices]
     first = [Worker(str(tmp_path)) for _ in given]
     for number, kept in ((1, Kept(1, "<f8")), (2, Kept(1, "<f8", 1)), (3, Kept(1, "<f8", 2))):
@@ -93,20 +103,20 @@ def test_a_new_worker_takes_over_where_a_lost_one_stood_even_if_it_had_gone_on(
 
 
 def test_old_states_do_not_pile_up_on_disk(joined: JoinedRows, tmp_path: Path) -> None:
-    given = cut(joined, 1, Storage(str(tmp_path)), "train")
+    given = cut(joined, 1, Storage(str(tmp_path)))
     worker = Worker(str(tmp_path))
     values = [np.ones((p.rows, 1)) for p in joined.indices]
     for number in range(1, 6):
         walked([worker], joined, given, number, Kept(1, "<f8", number - 1), values)
-    assert sorted(p.name for p in tmp_path.glob("*-u-*")) == ["train-0-u-4.arrow", "train-0-u-5.arrow"]
+    assert sorted(p.name for p in tmp_path.glob("*-u-*")) == ["train-0-labels-u-4.arrow", "train-0-labels-u-5.arrow"]
 
 
 def test_joined_rows_are_looked_up_by_their_own_numbers(joined: JoinedRows, tmp_path: Path) -> None:
     storage = Storage(tmp_path.as_uri())
     rng = np.random.default_rng(2)
-    for piece in cut(joined, 4, storage, "train"):
+    for piece in cut(joined, 4, storage):
         own = rng.integers(0, piece.rows, 50)
-        found, labels, weights = load(storage, piece.path).look_up(own)
+        found, labels, weights = load(storage, piece.path, "labels").look_up(own)
         expected, expected_labels, expected_weights = joined.look_up(own + piece.first)
         assert weights is not None
         assert expected_weights is not None

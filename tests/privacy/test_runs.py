@@ -18,6 +18,7 @@ from tablepuppet.algorithms.sgd import SgdServer
 from tablepuppet.errors import PrivacyError
 from tablepuppet.mapping.cap import within_cap
 from tablepuppet.mapping.joined import JoinedRows, RowIndex
+from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.models.losses import Logistic
 from tablepuppet.tables.tokens import job_key, tokens
 from tablepuppet.transport.codec import Frame, decode
@@ -253,7 +254,7 @@ def test_under_feature_privacy_no_moment_is_sent_and_the_intercept_follows_from_
     numbers = [c for columns in told for c in columns if isinstance(c, NumberStatistics)]
     assert len(numbers) == 2
     assert not any(c.mean.any() or c.spread.any() for c in numbers)
-    late = result.plan.mapping.train.joined_labels().mean()
+    late = rows_here(result.plan.mapping.train).joined_labels().mean()
     assert result.encoded_intercept == pytest.approx([np.log(late / (1 - late))], abs=1e-3)
 
 

@@ -8,7 +8,7 @@ only what a walk over joined rows gives back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,7 +51,7 @@ class Walkable(Protocol):
 
     def by_label(self) -> Walkable: ...
 
-    def collect(self, name: str) -> Array: ...
+    def ordered(self, name: str) -> Iterator[Array]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

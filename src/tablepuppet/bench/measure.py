@@ -18,6 +18,7 @@ from tablepuppet.bench.pooled import FITS, pooled
 from tablepuppet.bench.steps import moved_bytes, server_step
 from tablepuppet.federation import Federation
 from tablepuppet.job import make_job
+from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.train import plan_job, train
 from tablepuppet.transport.codec import Frame
 from tablepuppet.transport.link import Link, Transport
@@ -88,7 +89,7 @@ def _trained(case: Case, algorithm: str, model: str, epochs: int) -> Figures:
         objective=result.objective,
         bytes=result.traffic.bytes // max(1, len(result.history)),
         peak=highest,
-        limit=copy_seconds(moved_bytes(result.plan.mapping.train)),
+        limit=copy_seconds(moved_bytes(rows_here(result.plan.mapping.train))),
         step=None if step is None else step.seconds,
         cores=None if step is None else step.cores,
     )

@@ -14,6 +14,7 @@ from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
+from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.models.weighted import Weighted
 from tablepuppet.operators.union import UnionOperator
 from tablepuppet.plan.plan import Plan
@@ -36,7 +37,7 @@ def run_centralized(plan: Plan, link: Link, job_id: str, on_round: OnRound | Non
             tables.append((np.concatenate([r.train for r in pooled]), np.concatenate([r.test for r in pooled])))
         else:
             tables.append((np.zeros((0, 0)), np.zeros((0, 0))))
-    train = mapping.train
+    train = rows_here(mapping.train)
     joined = np.concatenate([train.expand(block, t) for block, (t, _) in enumerate(tables)], axis=1)
     weights = train.joined_weights()
     loss = plan.loss if weights is None else Weighted(plan.loss, weights)

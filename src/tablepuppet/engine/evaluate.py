@@ -13,8 +13,7 @@ import numpy as np
 
 from tablepuppet.engine.metrics import Metrics, measure
 from tablepuppet.errors import ModelError
-from tablepuppet.mapping.joined import JoinedRows
-from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.mapping.mapping import Joined, TableMapping
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
 from tablepuppet.operators.union import UnionOperator
 from tablepuppet.plan.plan import Plan
@@ -49,7 +48,7 @@ def _loss(model: Model) -> Loss:
     return Logistic() if model.outputs == 1 else Softmax(len(model.classes))
 
 
-def _in_classes_of(model: Model, mapping: TableMapping) -> JoinedRows:
+def _in_classes_of(model: Model, mapping: TableMapping) -> Joined:
     """The joined rows with their labels numbered as the model numbers classes."""
     classes = mapping.label.classes
     if classes == model.classes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ def measure(
     agreement = sums["correct"] / n
     metrics = {"accuracy": agreement if channel is None else channel.accuracy(agreement), "log_loss": plain_loss}
     if wants_auc:
-        area, share = _area(joined.collect("scores")[:, 0])
+        area, share = _area(joined.ordered("scores"))
         metrics["auc"] = area if channel is None else channel.auc(area, share)
     return mean_loss, metrics
 
@@ -88,7 +88,7 @@ def area_under_curve(scores: Array, labels: Array) -> float:
     >>> area_under_curve(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0.0, 0.0, 1.0, 1.0]))
     0.75
     """
-    return _area(_labelled(scores, labels))[0]
+    return _area([np.sort(_labelled(scores, labels))])[0]
 
 
 def _labelled(scores: Array, labels: Array) -> Array:
@@ -99,22 +99,40 @@ def _labelled(scores: Array, labels: Array) -> Array:
     return bits.view(np.float64)
 
 
-def _area(labelled: Array) -> tuple[float, float]:
-    """The area under the curve, and the share of positive rows; the scores are sorted where they lie."""
-    labelled.sort()
-    bits = labelled.view(np.int64)
-    above, below, pairs, start = 0, 0, 0.0, 0
-    while start < len(bits):
-        last = bits[min(start + _CHUNK, len(bits)) - 1]
-        tie = np.array([last | 1, last & ~np.int64(1)]).view(np.float64).max()
-        stop = int(np.searchsorted(labelled, tie, side="right"))
-        chunk = bits[start:stop]
-        first = np.flatnonzero(np.diff(chunk >> 1, prepend=~(chunk[0] >> 1)))
-        high = np.add.reduceat(chunk & 1, first)
-        low = np.diff(first, append=len(chunk)) - high
-        pairs += float(high @ (below + np.cumsum(low) - 0.5 * low))
+def _area(stretches: Iterable[Array]) -> tuple[float, float]:
+    """The area under the curve, and the share of positive rows, from labelled scores in order, in any stretches.
+
+    Pairs are counted in whole numbers, so that it does not matter which.
+    """
+    above, below, twice = 0, 0, 0  # positive rows, negative ones, and twice the pairs
+    for chunk in _whole_ties(stretches):
+        bits = chunk.view(np.int64)
+        first = np.flatnonzero(np.diff(bits >> 1, prepend=~(bits[0] >> 1)))
+        high = np.add.reduceat(bits & 1, first)
+        low = np.diff(first, append=len(bits)) - high
+        twice += int(high @ (2 * (below + np.cumsum(low)) - low))
         above += int(high.sum())
         below += int(low.sum())
-        start = stop
-    share = above / max(1, len(bits))
-    return pairs / (above * below) if above and below else float("nan"), share
+    share = above / max(1, above + below)
+    return twice / (2 * above * below) if above and below else float("nan"), share
+
+
+def _whole_ties(stretches: Iterable[Array]) -> Iterator[Array]:
+    """The same scores in chunks whose borders part no tie."""
+    held = np.empty(0)  # the last tie, which may go on in the next stretch
+    for values in stretches:
+        found = np.concatenate([held, values]) if len(held) else values
+        start, end = 0, int(np.searchsorted(found, _tie(found[-1]).min())) if len(found) else 0
+        while start < end:
+            stop = int(np.searchsorted(found, _tie(found[min(start + _CHUNK, end) - 1]).max(), side="right"))
+            yield found[start:stop]
+            start = stop
+        held = found[end:].copy()
+    if len(held):
+        yield held
+
+
+def _tie(labelled: np.float64) -> Array:
+    """A score with either class."""
+    bits = np.array(labelled).view(np.int64)
+    return np.array([bits | 1, bits & ~np.int64(1)]).view(np.float64)

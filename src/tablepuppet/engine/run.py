@@ -21,7 +21,6 @@ from tablepuppet.algorithms.sgd import SgdServer
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, measure
 from tablepuppet.engine.patience import Patience
-from tablepuppet.engine.places import Sides, joined_rows
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.errors import TrainingError
 from tablepuppet.mapping.mapping import Part
@@ -55,11 +54,6 @@ OnRound = Callable[[RoundEvent], None]
 
 def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
     """Trains the plan's model."""
-    with joined_rows(plan) as rows:
-        return _run(plan, link, job_id, on_round, rows)
-
-
-def _run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None, rows: Sides) -> Result:
     mapping, job = plan.training_mapping, plan.job
     private = plan_privacy(job, mapping, plan.loss)
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs, job.privacy)
@@ -69,7 +63,7 @@ def _run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None, rows: Si
     problem = Problem(
         loss=plan.loss,
         l2=job.l2,
-        joined=rows.train,
+        joined=mapping.train,
         rows=tuple(index.rows for index in mapping.train.indices),
         clients=tuple(max(1, len(block)) for block in union.blocks),
         multiplicity=mapping.multiplicity,
@@ -84,7 +78,7 @@ def _run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None, rows: Si
         channel=mapping.label.channel,
     )
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
-    training = _Training(plan, union, problem, make_server(job.options, problem), on_round, private, patience, rows)
+    training = _Training(plan, union, problem, make_server(job.options, problem), on_round, private, patience)
     training.start()
     training.loop()
     return training.finish(encoders)
@@ -101,7 +95,6 @@ class _Training:
     on_round: OnRound | None
     private: PrivatePlan
     patience: Patience | None
-    sides: Sides
 
     def __post_init__(self) -> None:
         self.history: list[EpochRecord] = []
@@ -261,12 +254,12 @@ class _Training:
             "channel": mapping.label.channel,
         }
         known = None if wants_train else server.tally
-        loss, on_train = measure(self.sides.train, train, wants_auc=is_last, known=known, **given)
+        loss, on_train = measure(mapping.train, train, wants_auc=is_last, known=known, **given)
         metrics = {"train": on_train}
-        if self.sides.validation.rows:
-            held, on_validation = measure(self.sides.validation, test, wants_auc=True, **given)
+        if mapping.validation.rows:
+            held, on_validation = measure(mapping.validation, test, wants_auc=True, **given)
             metrics["validation"] = {"loss": held} | on_validation
-        _, metrics["test"] = measure(self.sides.test, test, wants_auc=True, **given)
+        _, metrics["test"] = measure(mapping.test, test, wants_auc=True, **given)
         return loss + 0.5 * self.plan.job.l2 * penalty, metrics
 
     def finish(self, encoders: list[list[Encoder]]) -> Result:

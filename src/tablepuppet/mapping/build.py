@@ -16,18 +16,18 @@ from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.blocks import block_span, parts_of_block
 from tablepuppet.mapping.cap import within_cap
+from tablepuppet.mapping.cluster import Cluster
+from tablepuppet.mapping.cluster_rows import ClusterRows
 from tablepuppet.mapping.free_memory import free_memory
 from tablepuppet.mapping.join import BYTES_PER_JOINED_ROW, BranchJoin, join_branch
-from tablepuppet.mapping.joined import JoinedRows
 from tablepuppet.mapping.keys import gather_keys
 from tablepuppet.mapping.labels import LabelSpace, Task, read_labels
 from tablepuppet.mapping.listed_side import BranchSide, Counts, ListedSide, Marks
-from tablepuppet.mapping.mapping import Fit, Part, TableMapping
-from tablepuppet.mapping.side import Column, JoinedSide, Span
-from tablepuppet.mapping.written import write_rows
+from tablepuppet.mapping.mapping import Fit, Part, Placement, TableMapping
+from tablepuppet.mapping.side import Span
+from tablepuppet.mapping.written import Writer, is_made_there
 from tablepuppet.privacy.options import Privacy
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import RowNumbers
 
 
 def map_tables(
@@ -41,10 +41,11 @@ def map_tables(
     validation_fraction: float = 0.0,
     max_joined_rows: int | None = None,
     privacy: Privacy | None = None,
+    cluster: Cluster | None = None,
 ) -> TableMapping:
-    """The table mapping of a bound query."""
+    """The table mapping of a bound query; with a cluster, its joined rows lie there."""
     privacy = privacy or Privacy()
-    limit = max_joined_rows if max_joined_rows is not None else default_limit()
+    limit = max_joined_rows if max_joined_rows is not None else default_limit(cluster)
     keys, client_rows = gather_keys(bound, link, job, privacy.keys, seed)
     joins: list[BranchJoin] = []
     for branch in bound.branches:
@@ -72,8 +73,7 @@ def map_tables(
 
     columns = [span for span, _ in spans]
     label = _label_column(columns, of_labels)
-    if label == len(spans):
-        columns.append(of_labels)
+    columns += [of_labels] if label == len(spans) else []
     occurring = [[span.occurring(count) for span in columns] for count in counts]
     multiplicity = tuple(span.total(counts[0])[rows] for (span, _), rows in zip(spans, occurring[0], strict=False))
     del counts
@@ -81,23 +81,19 @@ def map_tables(
     parts: list[Part] = []
     for number, (_, places) in enumerate(spans):
         parts += parts_of_block(number, places, occurring[0][number], occurring[1][number], len(parts))
-
-    def written(side: Sequence[BranchSide], rows: Sequence[RowNumbers], *, is_walked: bool = False) -> JoinedRows:
-        sizes = [join.sizes for join in joins]
-        joined = JoinedSide(tuple(side), tuple(Column.of(*given, sizes) for given in zip(columns, rows, strict=True)))
-        weights = None if labels.weights is None else labels.weights[rows[label]]
-        return write_rows(joined, len(spans), label, labels.values[rows[label]], weights, is_walked=is_walked)
-
+    writer = Writer(len(spans), columns, label, [join.sizes for join in joins], labels, cluster)
+    joined = writer.write("train", train, occurring[0])
     mapping = TableMapping(
         bound=bound,
         label=labels.info,
         fits=fits,
         parts=tuple(parts),
         multiplicity=multiplicity,
-        train=written(train, occurring[0], is_walked=True),
-        test=written(_side(joins, of_labels, labels.is_test & ~labels.is_validation), occurring[1]),
-        validation=written(_side(joins, of_labels, labels.is_validation), occurring[1]),
+        train=joined,
+        test=writer.write("test", _side(joins, of_labels, is_held & ~labels.is_validation), occurring[1]),
+        validation=writer.write("validation", _side(joins, of_labels, labels.is_validation), occurring[1]),
         dropped=dropped,
+        placement=Placement(len(joined.pieces), is_made_there(train)) if isinstance(joined, ClusterRows) else None,
     )
     give_back()
     return mapping
@@ -196,6 +192,7 @@ def _fits(bound: BoundQuery, counts: Sequence[Sequence[Sequence[Counts]]]) -> tu
     return tuple(fits)
 
 
-def default_limit() -> int:
-    """As many joined rows as three quarters of the free memory hold."""
-    return max(1_000_000, int(0.75 * free_memory() / BYTES_PER_JOINED_ROW))
+def default_limit(cluster: Cluster | None = None) -> int:
+    """As many joined rows as three quarters of the free memory hold, here or of the cluster."""
+    memory = free_memory() if cluster is None else max(cluster.memory, free_memory())
+    return max(1_000_000, int(0.75 * memory / BYTES_PER_JOINED_ROW))

@@ -1,36 +1,28 @@
-"""Joined rows on a Ray cluster: each worker walks over its piece, and lanes are added up here, in order.
+"""A Ray cluster: some workers (worker.py), and a folder that they share.
 
-In: joined rows, cut into pieces on disk (pieces.py). Out: something that algorithms walk over as they
-do over local rows, with the same results bit for bit. A call that was lost with its worker, or with
-the worker's node, is made again to a new one, which Ray places where there is room.
+In: where the cluster is, or nothing. Out: answers to calls, one of each worker, in order. A call that was lost with its
+worker, or with the worker's node, is made again to a new one, which Ray places where there is room.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from tablepuppet.errors import JobError, TrainingError
-from tablepuppet.mapping.engines import Ray
-from tablepuppet.mapping.joined import JoinedRows, JoinStep, LaneResult, Pass, RowIndex, Sums, Work, add_sums, batch
-from tablepuppet.mapping.moves import empty_sums
-from tablepuppet.mapping.pieces import Piece, Storage, cut
-from tablepuppet.mapping.worker import Kept, Walk, Worker
-from tablepuppet.transport.messages import Array, RowNumbers
+from tablepuppet.mapping.engines import Engine, Local, Ray
+from tablepuppet.mapping.storage import Storage
+from tablepuppet.mapping.worker import Worker
 from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)
@@ -42,20 +34,29 @@ _PATIENCE = 120.0  # seconds within which a worker must have found a place
 class Cluster:
     """Some workers, each of which can be replaced at any time."""
 
-    def __init__(self, ray: Any, workers: int, place: str) -> None:
+    def __init__(self, ray: Any, size: int, place: str) -> None:
         self._ray, self._place, self._lost = ray, place, 0
         self._actor = ray.remote(Worker)
-        spread = self._actor.options(num_cpus=1, scheduling_strategy="SPREAD")
-        self._workers = [spread.remote(place) for _ in range(workers)]
-        for number in range(workers):
-            self._settle(number)
+        self._workers: list[Any] = []
+        self.size = size  # workers that there may be
+        self.storage = Storage(place)
 
-    def put(self, array: Array) -> Any:
-        """An array that several workers are sent: it travels once to each node."""
-        return self._ray.put(array)
+    @property
+    def memory(self) -> int:
+        """Bytes that all nodes together offer to workers."""
+        return int(self._ray.cluster_resources().get("memory", 0))
+
+    def put(self, value: Any) -> Any:
+        """What several workers are sent: it travels once to each node."""
+        return self._ray.put(value)
 
     def ask(self, method: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-        """The answers of the first workers, one call each, in order."""
+        """The answers of the first workers, one call each, in order; workers start when they are first needed."""
+        spread = self._actor.options(num_cpus=1, scheduling_strategy="SPREAD")
+        new = range(len(self._workers), len(calls))
+        self._workers += [spread.remote(self._place) for _ in new]
+        for number in new:
+            self._settle(number)
         pending = [getattr(worker, method).remote(*call) for worker, call in zip(self._workers, calls, strict=False)]
         for number, call in enumerate(calls):
             yield self._answer(number, pending[number], method, call)
@@ -68,7 +69,7 @@ class Cluster:
             except errors.RayTaskError as error:
                 raise _cause(error, self._place) from None
             except (errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError, errors.WorkerCrashedError):
-                log.warning("Ray lost a worker; another takes its piece of the joined table over from disk")
+                log.warning("Ray lost a worker; another takes its piece of the joined table over")
                 self._ray.kill(self._workers[number])
                 time.sleep(life)  # Ray learns of a node's end a little later than we do
                 self._workers[number] = self._stand_in()
@@ -117,127 +118,18 @@ class Cluster:
             self._ray.kill(worker)
 
 
-@dataclass(frozen=True, eq=False)
-class ClusterRows:
-    """Joined rows whose pieces lie with workers: what algorithms and metrics need of JoinedRows."""
-
-    rows: int
-    indices: tuple[RowIndex, ...]  # sizes alone count here
-    pieces: list[Piece]
-    cluster: Cluster
-    labels: JoinedRows
-    has_weights: bool = False
-    state: dict[str, Kept] = field(default_factory=dict)
-    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # of walks
-
-    def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
-        self.state[name] = Kept(outputs, np.dtype(dtype).str)
-
-    def run(
-        self,
-        step: JoinStep,
-        per_row: Sequence[Array],
-        *,
-        columns: Sequence[Array] = (),
-        signals: int = 0,
-        writes: Collection[str] = (),
-        own: float = 0.0,
-        fused: Callable[..., Sums] | None = None,
-        **given: Any,
-    ) -> Pass:
-        """As JoinedRows.run: the pieces at once, their lanes added up in order."""
-        work = Work(step, signals, tuple(writes), given, own, None if self.has_weights else fused)
-        walk = Walk(next(self.numbers), work, len(per_row), dict(self.state))
-        calls = self._calls(walk, per_row, columns)
-        merged: list[list[Array]] = []
-        sums = []
-        for piece, results in zip(self.pieces, self.cluster.ask("walk", calls), strict=True):
-            for lane in results:
-                merged = merged or [
-                    [empty_sums(len(v), out.shape[1], self.rows) for v, (_, out) in zip(per_row, blocks, strict=True)]
-                    for blocks in lane[0]
-                ]
-                _add(merged, piece, lane)
-                sums.append(lane[1])
-        for name in writes:
-            self.state[name] = Kept(self.state[name].outputs, self.state[name].dtype, walk.number)
-        return Pass(merged, add_sums(sums))
-
-    def _calls(self, walk: Walk, per_row: Sequence[Array], columns: Sequence[Array]) -> list[tuple[Any, ...]]:
-        """For each piece: its path, the walk, and the values of the rows that it uses."""
-        given = [(i % len(per_row), np.ascontiguousarray(v)) for i, v in enumerate((*per_row, *columns))]
-        shared: dict[int, Any] = {}
-        calls = []
-        for piece in self.pieces:
-            own = []
-            for place, (block, values) in enumerate(given):
-                used = piece.used[block]
-                if isinstance(used, slice) and used.stop - used.start == len(values):
-                    if place not in shared:
-                        shared[place] = self.cluster.put(values)
-                    own.append(shared[place])
-                else:
-                    own.append(values[used])
-            calls.append((piece.path, walk, *own))
-        return calls
-
-    def collect(self, name: str) -> Array:
-        """A value per joined row, gathered here."""
-        state = {name: self.state.pop(name)}
-        calls = [(piece.path, name, state) for piece in self.pieces]
-        return np.concatenate(list(self.cluster.ask("collect", calls)))
-
-    def by_label(self) -> JoinedRows:
-        """As JoinedRows.by_label: few rows, which stay here."""
-        return self.labels
-
-    def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
-        """A batch, looked up where its joined rows lie; it is small, and walked over here."""
-        holder = np.searchsorted([piece.first for piece in self.pieces], joined, side="right") - 1
-        places = [np.flatnonzero(holder == k) for k in range(len(self.pieces))]
-        calls = [(p.path, joined[place] - p.first) for p, place in zip(self.pieces, places, strict=True)]
-        numbers = [np.empty(len(joined), np.int64) for _ in self.indices]
-        labels, weights = np.empty(len(joined)), np.empty(len(joined)) if self.has_weights else None
-        for piece, place, found in zip(self.pieces, places, self.cluster.ask("look_up", calls), strict=True):
-            for block, own in enumerate(found[0]):
-                numbers[block][place] = piece.number(block, own)
-            labels[place] = found[1]
-            if weights is not None:
-                weights[place] = found[2]
-        return batch(numbers, labels, weights, [p.rows for p in self.indices], self.rows)
-
-
-def _add(merged: list[list[Array]], piece: Piece, lane: LaneResult) -> None:
-    """total[rows] += what a lane collapsed to them."""
-    for blocks, totals in zip(lane[0], merged, strict=True):
-        for block, (base, out) in enumerate(blocks):
-            used = piece.used[block]
-            if isinstance(used, slice):
-                totals[block][used.start + base : used.start + base + len(out)] += out
-            else:
-                totals[block][used[base : base + len(out)]] += out
-
-
 @contextmanager
-def on_cluster(engine: Ray, sides: dict[str, JoinedRows]) -> Iterator[dict[str, JoinedRows | ClusterRows]]:
-    """The sides of a joined table on a cluster; sides without rows stay here."""
-    with _connected(engine) as ray:
-        wanted = engine.workers or max(1, int(ray.available_resources().get("CPU", 1)))
-        with _storage(engine) as place:
-            storage = Storage(place)
-            pieces = {name: cut(side, wanted, storage, name) for name, side in sides.items() if side.rows}
-            cluster = Cluster(ray, max(map(len, pieces.values())), place)
-            try:
-                yield {
-                    name: ClusterRows(
-                        side.rows, side.indices, pieces[name], cluster, side.by_label(), side.weights is not None
-                    )
-                    if side.rows
-                    else side
-                    for name, side in sides.items()
-                }
-            finally:
-                cluster.close()
+def at_work(engine: Engine) -> Iterator[Cluster | None]:
+    """The cluster that a job names, as long as the job lasts; None: its joined rows are walked over here."""
+    if isinstance(engine, Local):
+        yield None
+        return
+    with _connected(engine) as ray, _storage(engine) as place:
+        cluster = Cluster(ray, engine.workers or max(1, int(ray.available_resources().get("CPU", 1))), place)
+        try:
+            yield cluster
+        finally:
+            cluster.close()
 
 
 @contextmanager
@@ -296,7 +188,7 @@ def _cause(error: Any, place: str) -> Exception:
     cause: Exception = error.cause
     if isinstance(cause, FileNotFoundError):
         return TrainingError(
-            f"a Ray node does not see the pieces of the joined table under {place}; "
+            f"a Ray node does not see the folder {place} for pieces of the joined table; "
             'give a folder that all nodes share: engine=tp.Ray(storage="…")'
         )
     return cause

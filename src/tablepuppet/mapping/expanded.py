@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from tablepuppet.mapping.joined import JoinedRows, RowIndex
-from tablepuppet.mapping.mapping import Part, TableMapping
+from tablepuppet.mapping.mapping import Part, TableMapping, rows_here
 from tablepuppet.transport.messages import RowNumbers
 
 
@@ -19,10 +19,11 @@ def expanded(mapping: TableMapping) -> TableMapping:
     """The mapping whose blocks are X_i instead of T_i; a joined row lies with the client of its base row."""
     parts: list[Part] = []
     sides: dict[str, list[RowIndex]] = {"train": [], "test": []}
-    held = _both(mapping.test, mapping.validation)
+    whole, tested, validated = (rows_here(side) for side in (mapping.train, mapping.test, mapping.validation))
+    held = _both(tested, validated)
     for number in range(len(mapping.bound.blocks)):
         own = mapping.parts_of(number)
-        train_rows, train = _expand(mapping.train, number, own, "train")
+        train_rows, train = _expand(whole, number, own, "train")
         test_rows, test = _expand(held, number, own, "test")
         sides["train"].append(train)
         sides["test"].append(test)
@@ -36,9 +37,9 @@ def expanded(mapping: TableMapping) -> TableMapping:
         mapping,
         parts=tuple(parts),
         multiplicity=tuple(np.ones(index.rows, np.int64) for index in sides["train"]),
-        train=replace(mapping.train, indices=tuple(sides["train"]), state={}),
-        test=replace(mapping.test, indices=_cut(sides["test"], 0, mapping.test.rows), state={}),
-        validation=replace(mapping.validation, indices=_cut(sides["test"], mapping.test.rows, held.rows), state={}),
+        train=replace(whole, indices=tuple(sides["train"]), state={}),
+        test=replace(tested, indices=_cut(sides["test"], 0, tested.rows), state={}),
+        validation=replace(validated, indices=_cut(sides["test"], tested.rows, held.rows), state={}),
     )
 
 

@@ -30,6 +30,10 @@ class RowIndex:
     is_partial: bool = False
     order: RowNumbers | None = None  # rows as walks number them (`arranged`); None: as they are
 
+    @property
+    def is_identity(self) -> bool:
+        return self.index is None
+
     @classmethod
     def of(cls, index: RowNumbers, rows: int) -> RowIndex:
         """The most compact form of a mapping to `rows` rows."""
@@ -47,9 +51,7 @@ class RowIndex:
         join, joined rows that follow each other fetch neighbours. A walk puts values into this order first, and sums
         back from it, so it must go over many more joined rows than the block has.
         """
-        if self.index is None or self.is_sorted or self.rows < FAR:
-            return self
-        if len(self.index) < max(COMPILED_FROM, _OFTEN * self.rows):
+        if self.index is None or self.is_sorted or not is_worth_arranging(self.rows, len(self.index)):
             return self
         from tablepuppet.mapping.compiled import number_by_appearance
 
@@ -130,6 +132,11 @@ class RowIndex:
         for values in columns:
             out[inside, first : first + values.shape[1]] += values
             first += values.shape[1]
+
+
+def is_worth_arranging(rows: int, joined_rows: int) -> bool:
+    """Whether walks over so many joined rows are faster where a block's rows are arranged, if they are not sorted."""
+    return rows >= FAR and joined_rows >= max(COMPILED_FROM, _OFTEN * rows)
 
 
 def distinct(rows: RowNumbers, size: int) -> tuple[RowNumbers, RowNumbers]:

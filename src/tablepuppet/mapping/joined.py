@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.mapping.collapsing import Wholes
-from tablepuppet.mapping.index import RowIndex, distinct
+from tablepuppet.mapping.index import RowIndex, count_rows, distinct
 from tablepuppet.mapping.moves import Moves, empty_sums, moves_for
 from tablepuppet.mapping.pool import pool
 from tablepuppet.mapping.stretches import lay_open, whole
@@ -151,22 +151,26 @@ class JoinedRows:
         """collapse_i of the rows' weights; None: they are the multiplicities."""
         if self.weights is None:
             return None
-        return self.run(_weight_step, [np.zeros((p.rows, 1)) for p in self.indices], signals=1).signals[0]
+        return self.run(weight_step, [np.zeros((p.rows, 1)) for p in self.indices], signals=1).signals[0]
+
+    def weighted(self, weights: Array | None) -> JoinedRows:
+        """The same joined rows with other weights, per row of the label table."""
+        return replace(self, weights=weights, state={})
+
+    def label_counts(self) -> RowNumbers:
+        """How many joined rows have their label from each label row."""
+        p = self.label_index
+        return np.ones(p.rows, np.int32) if p.index is None else count_rows(p.index, p.rows)
 
     def by_label(self) -> JoinedRows:
-        """The different labels, each as heavy as all joined rows that have it, in one block: while nothing is
-        predicted, sums over them are sums over all joined rows."""
-        p = self.label_index
-        heavy = np.ones(p.rows) if p.index is None else np.bincount(p.index, minlength=p.rows).astype(np.float64)
-        if self.weights is not None:
-            heavy *= self.weights
-        labels = np.unique(self.labels)
-        if len(labels) == len(self.labels):
-            labels = self.labels
-        else:
-            heavy = np.bincount(np.searchsorted(labels, self.labels), heavy, len(labels)).astype(np.float64, copy=False)
-        identity = RowIndex(len(labels), None, is_sorted=True)
-        return JoinedRows(len(labels), (identity,), identity, labels, weights=heavy)
+        """The different labels, each as heavy as all joined rows that have it."""
+        return by_label(self.labels, self.label_counts(), self.weights)
+
+    def ordered(self, name: str) -> Iterator[Array]:
+        """The values that a walk left in the state, which gives them up, in ascending order, a stretch at a time."""
+        values = self.state.pop(name).reshape(-1)
+        values.sort()
+        yield values
 
     def multiplicities(self) -> list[NDArray[np.int64]]:
         """G_i = collapse_i(1)."""
@@ -193,13 +197,7 @@ class JoinedRows:
         """The lanes: fewer where blocks are large, for each lane sums an unsorted block on its own."""
         if self.lanes is not None:
             return self.lanes
-        borders = [*list(range(0, self.rows, SHARD)), self.rows]
-        shards = list(itertools.pairwise(borders))
-        scattered = sum(p.rows for p in self.indices if not p.is_sorted)
-        most, least = max(LANES, self.rows // _LANE), max(2, self.rows // _LONGEST)
-        lanes = min(most, max(least, self.rows // max(1, scattered)))
-        size = max(1, -(-len(shards) // lanes))
-        return [shards[i : i + size] for i in range(0, len(shards), size)]
+        return lanes_of(self.rows, sum(p.rows for p in self.indices if not p.is_sorted))
 
     def _merge(
         self,
@@ -239,16 +237,42 @@ class JoinedRows:
         ]
 
 
+def lanes_of(rows: int, scattered: int) -> list[Lane]:
+    """The lanes of so many joined rows; `scattered`: rows of the blocks that are not sorted."""
+    borders = [*list(range(0, rows, SHARD)), rows]
+    shards = list(itertools.pairwise(borders))
+    most, least = max(LANES, rows // _LANE), max(2, rows // _LONGEST)
+    lanes = min(most, max(least, rows // max(1, scattered)))
+    size = max(1, -(-len(shards) // lanes))
+    return [shards[i : i + size] for i in range(0, len(shards), size)]
+
+
+def by_label(labels: Array, counts: RowNumbers, weights: Array | None) -> JoinedRows:
+    """The different labels, each as heavy as all joined rows that have it, in one block: while nothing is
+    predicted, sums over them are sums over all joined rows. `counts`: joined rows per label row."""
+    heavy = counts.astype(np.float64)
+    if weights is not None:
+        heavy *= weights
+    found = np.unique(labels)
+    if len(found) == len(labels):
+        found = labels
+    else:
+        heavy = np.bincount(np.searchsorted(found, labels), heavy, len(found)).astype(np.float64, copy=False)
+    identity = RowIndex(len(found), None, is_sorted=True)
+    return JoinedRows(len(found), (identity,), identity, found, weights=heavy)
+
+
+def weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:
+    """The rows' weights."""
+    assert shard.weights is not None
+    return (shard.weights[:, None],), {}
+
+
 def _add(totals: Sequence[Sequence[Array]], buffers: Sequence[Sequence[tuple[int, Array]]]) -> None:
     """What one lane has collapsed, to what all have."""
     for into, own in zip(totals, buffers, strict=True):
         for total, (base, out) in zip(into, own, strict=True):
             total[base : base + len(out)] += out
-
-
-def _weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:
-    assert shard.weights is not None
-    return (shard.weights[:, None],), {}
 
 
 def batch(

@@ -6,9 +6,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tablepuppet.catalog.bound import BoundQuery
+from tablepuppet.errors import MappingError
+from tablepuppet.mapping.cluster_rows import ClusterRows
 from tablepuppet.mapping.joined import JoinedRows
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.transport.messages import RowNumbers
+
+Joined = JoinedRows | ClusterRows
+
+
+def rows_here(joined: Joined) -> JoinedRows:
+    """Joined rows of this process: all that baselines and benchmarks know."""
+    if isinstance(joined, ClusterRows):
+        raise MappingError('these joined rows lie on a cluster; leave engine="ray" out for work that needs them here')
+    return joined
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +64,14 @@ class LabelInfo:
     channel: Channel | None = None  # what their owners did to the labels
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How joined training rows lie on a cluster."""
+
+    pieces: int
+    is_joined_there: bool  # by the workers; or here, and cut into pieces
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TableMapping:
     """The joined table as row numbers, split in training, validation and test rows.
@@ -65,10 +84,11 @@ class TableMapping:
     fits: tuple[Fit, ...]
     parts: tuple[Part, ...]
     multiplicity: tuple[RowNumbers, ...]  # G_i of the train rows
-    train: JoinedRows
-    test: JoinedRows
-    validation: JoinedRows
+    train: Joined
+    test: Joined
+    validation: Joined
     dropped: int = 0  # joined training rows beyond the cap on multiplicity
+    placement: Placement | None = None  # None: all in this process
 
     @property
     def joined_rows(self) -> int:

@@ -62,7 +62,7 @@ def map_new_rows(
         columns.append(Column.of(span, rows, sizes))
         parts += parts_of_block(number, places, np.empty(0, np.int32), rows, len(parts))
         assumed.append(_assumed(block, lenient, branches))
-    numbers = JoinedSide(tuple(branches), tuple(columns)).numbers(0, total)
+    numbers = JoinedSide(tuple(branches), tuple(columns), len(columns), len(columns)).numbers(0, total)
     indices = tuple(RowIndex.of(own, column.rows) for own, column in zip(numbers, columns, strict=True))
     identity = RowIndex(total, None, is_sorted=True)
     joined = JoinedRows(total, indices, identity, np.zeros(total))

@@ -73,7 +73,9 @@ class JoinedSide:
     """The joined rows of one side."""
 
     branches: tuple[BranchSide, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[Column, ...]  # of the blocks, then that of the labels, if it is none of theirs
+    blocks: int
+    label: int  # which column is the labels'
 
     @property
     def rows(self) -> int:
@@ -94,3 +96,13 @@ class JoinedSide:
                 written = end
             begin += branch.rows
         return out
+
+    def label_counts(self) -> RowNumbers:
+        """How many joined rows have their label from each label row."""
+        column = self.columns[self.label]
+        total: RowNumbers = np.zeros(column.rows, np.int32 if self.rows < 2**31 else np.int64)
+        for branch, relation, becomes in zip(self.branches, column.relations, column.becomes, strict=True):
+            counts = branch.counts()[relation]
+            rows = np.flatnonzero(counts)
+            total[rows if becomes is None else becomes[rows]] += counts[rows]
+        return total

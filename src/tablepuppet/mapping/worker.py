@@ -1,23 +1,37 @@
-"""A worker of a cluster: holds pieces of a joined table and walks over them.
+"""A worker of a cluster: makes pieces of a joined table, holds them and walks over them.
 
 In: calls that name a piece and say which version of the algorithm's state they start from. Out: what
-each lane of the piece gives. Nothing here cannot be made again: a piece is loaded from disk when it is
-first asked for, and the state is written there after every walk that changed it, so any worker can
-answer any call, and the same call twice is answered the same.
+each lane of the piece gives. Nothing here cannot be made again: what a piece is made of comes with the call, a piece is
+loaded from disk when it is first asked for, and the state is written there after every walk that changed it, so any
+worker can answer any call, and the same call twice is answered the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.mapping.index import RowIndex
 from tablepuppet.mapping.joined import JoinedRows, LaneResult, Work
-from tablepuppet.mapping.pieces import Storage, load
+from tablepuppet.mapping.pieces import Cut, IndexFacts, Piece, load, write_piece
+from tablepuppet.mapping.side import JoinedSide
+from tablepuppet.mapping.storage import Storage
+from tablepuppet.mapping.survey import Seen, look_over
 from tablepuppet.transport.messages import Array, RowNumbers
 from tablepuppet.version import __version__
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A piece with its labels, by their names on disk."""
+
+    path: str
+    labels: str
+
+    def __str__(self) -> str:
+        return f"{self.path}-{self.labels}"
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -37,64 +51,108 @@ class Walk(msgspec.Struct, frozen=True):
     state: dict[str, Kept]
 
 
+class Layout(msgspec.Struct, frozen=True):
+    """How the columns of a joined table are written."""
+
+    facts: list[IndexFacts]
+    orders: list[RowNumbers | None]  # of rows in walks
+    blocks: int
+    label: int
+
+
 class Worker:
     """Pieces, each with its state at some version."""
 
     def __init__(self, place: str) -> None:
         self._storage = Storage(place)
-        self._pieces: dict[str, JoinedRows] = {}
-        self._versions: dict[tuple[str, str], int] = {}
-        self._written: dict[tuple[str, str], list[int]] = {}
+        self._pieces: dict[Source, JoinedRows] = {}
+        self._versions: dict[tuple[Source, str], int] = {}
+        self._written: dict[tuple[Source, str], list[int]] = {}
+        self._ordered: dict[tuple[Source, str], Array] = {}
 
     def version(self) -> str:
         """What is installed on this worker's node."""
         return __version__
 
-    def walk(self, path: str, walk: Walk, *arrays: Array) -> list[LaneResult]:
+    def look_over(self, side: JoinedSide, start: int, stop: int, wants_order: Sequence[bool]) -> list[Seen]:
+        """What some joined rows are like."""
+        return look_over(side, start, stop, wants_order)
+
+    def write(self, side: JoinedSide, layout: Layout, cut: Cut) -> Piece:
+        """Makes a piece and writes it to disk."""
+        columns = []
+        for numbers, facts, order in zip(side.numbers(cut.start, cut.stop), layout.facts, layout.orders, strict=True):
+            own: RowNumbers = numbers
+            if order is not None:
+                place = np.full(facts.rows + 1, -1, numbers.dtype)
+                place[order] = np.arange(facts.rows, dtype=numbers.dtype)
+                own = place[numbers]
+            index = None if facts.is_identity else own
+            columns.append(RowIndex(facts.rows, index, facts.is_sorted, facts.is_partial, order))
+        return write_piece(self._storage, cut, columns, layout.label, layout.blocks)
+
+    def walk(self, source: Source, walk: Walk, *arrays: Array) -> list[LaneResult]:
         """Walks over a piece; what it wrote is on disk before it answers."""
-        piece = self._at(path, walk.state)
+        piece = self._at(source, walk.state)
         per_row, columns = arrays[: walk.blocks], arrays[walk.blocks :]
         results = list(piece.walk(walk.work, per_row, columns))
         for name in walk.work.writes:
-            self._keep(path, name, walk.number)
+            self._keep(source, name, walk.number)
         return results
 
-    def collect(self, path: str, name: str, state: dict[str, Kept]) -> Array:
-        """A state's value for every joined row of a piece, which gives it up."""
-        values = self._at(path, state).collect(name)
-        del self._versions[path, name]
-        return values
+    def sample(self, source: Source, name: str, state: dict[str, Kept], count: int) -> Array:
+        """About so many of a state's values, evenly spread over their order."""
+        values = self._in_order(source, name, state)
+        return values[:: max(1, len(values) // count)]
 
-    def look_up(self, path: str, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
+    def between(
+        self, source: Source, name: str, state: dict[str, Kept], low: float | None, high: float | None
+    ) -> Array:
+        """A state's values low < v ≤ high, in order; None: from the first, to the last."""
+        values = self._in_order(source, name, state)
+        start, stop = (None if v is None else int(np.searchsorted(values, v, side="right")) for v in (low, high))
+        if high is None:
+            del self._ordered[source, name]  # nobody asks for more
+        return values[start:stop]
+
+    def _in_order(self, source: Source, name: str, state: dict[str, Kept]) -> Array:
+        if (source, name) not in self._ordered:
+            values = self._at(source, state).collect(name).reshape(-1)
+            del self._versions[source, name]
+            values.sort()
+            self._ordered[source, name] = values
+        return self._ordered[source, name]
+
+    def look_up(self, source: Source, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
         """p_i, labels and weights of some of a piece's joined rows."""
-        return self._at(path, {}).look_up(joined)
+        return self._at(source, {}).look_up(joined)
 
-    def _at(self, path: str, state: Mapping[str, Kept]) -> JoinedRows:
+    def _at(self, source: Source, state: Mapping[str, Kept]) -> JoinedRows:
         """A piece, with its state as a call wants it."""
-        if path not in self._pieces:
-            self._pieces[path] = load(self._storage, path)
-        piece = self._pieces[path]
+        if source not in self._pieces:
+            self._pieces[source] = load(self._storage, source.path, source.labels)
+        piece = self._pieces[source]
         for name, kept in state.items():
-            if self._versions.get((path, name)) == kept.version:
+            if self._versions.get((source, name)) == kept.version:
                 continue
             piece.allocate(name, kept.outputs, np.dtype(kept.dtype).type)
             if kept.version:
-                columns, _ = self._storage.read(_name(path, name, kept.version))
+                columns, _ = self._storage.read(_name(source, name, kept.version))
                 piece.state[name][...] = columns["values"].reshape(piece.rows, kept.outputs)
-            self._versions[path, name] = kept.version
+            self._versions[source, name] = kept.version
         return piece
 
-    def _keep(self, path: str, name: str, version: int) -> None:
+    def _keep(self, source: Source, name: str, version: int) -> None:
         """Writes a state; the version before stays, for whoever must answer the same call again."""
-        values = self._pieces[path].state[name]
-        self._storage.write(_name(path, name, version), {"values": values.reshape(-1)})
-        self._versions[path, name] = version
-        written = self._written.setdefault((path, name), [])
+        values = self._pieces[source].state[name]
+        self._storage.write(_name(source, name, version), {"values": values.reshape(-1)})
+        self._versions[source, name] = version
+        written = self._written.setdefault((source, name), [])
         written.append(version)
         for old in written[:-2]:
-            self._storage.remove(_name(path, name, old))
+            self._storage.remove(_name(source, name, old))
         del written[:-2]
 
 
-def _name(path: str, state: str, version: int) -> str:
-    return f"{path}-{state}-{version}"
+def _name(source: Source, state: str, version: int) -> str:
+    return f"{source}-{state}-{version}"

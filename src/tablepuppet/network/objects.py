@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import TransportError
+from tablepuppet.mapping.cluster_rows import ClusterRows
 from tablepuppet.mapping.joined import JoinedRows, RowIndex
 from tablepuppet.mapping.mapping import Part, TableMapping
 from tablepuppet.plan.plan import Plan
@@ -133,7 +134,7 @@ def _released(value: Any) -> Any:
         return replace(value, multiplicity=largest)
     if isinstance(value, Part):
         return replace(value, train_rows=_NOTHING, test_rows=_NOTHING)
-    if isinstance(value, JoinedRows):
+    if isinstance(value, JoinedRows | ClusterRows):
         sizes = tuple(RowIndex(index.rows, None, is_partial=index.is_partial) for index in value.indices)
-        return JoinedRows(value.rows, sizes, RowIndex(value.label_index.rows, None), np.zeros(0))
+        return JoinedRows(value.rows, sizes, RowIndex(len(value.labels), None), np.zeros(0))
     return value

@@ -15,7 +15,6 @@ import numpy as np
 
 from tablepuppet.algorithms.options import Admm, Sgd
 from tablepuppet.job import Job
-from tablepuppet.mapping.index import count_rows
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.models.losses import Loss, Softmax
 from tablepuppet.privacy.accounting import composed_noise, participation
@@ -140,8 +139,7 @@ class NoisyBlock:
 def typical_slope(mapping: TableMapping, loss: Loss) -> float:
     """r: the root mean square of ∂ℓ/∂a over joined training rows at the best constant, from labels alone."""
     train = mapping.train
-    index = train.label_index.index
-    counts = np.ones(len(train.labels)) if index is None else count_rows(index, len(train.labels))
+    counts = train.label_counts()
     share = counts / max(1, counts.sum())
     labels = np.where(counts > 0, train.labels, 0.0)
     # At the best constant the slope is the target's distance from its mean, for each of the losses.

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.light import light_blocks
-from tablepuppet.mapping.joined import JoinedRows
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
@@ -123,7 +122,7 @@ def shape_of(
     epochs: int,
 ) -> Shape:
     """The shape of a job over a mapping."""
-    train: JoinedRows = mapping.train
+    train = mapping.train
     varies = not loss.is_quadratic and loss.outputs == 1
     blocks = []
     for number, block in enumerate(mapping.bound.blocks):
@@ -147,7 +146,7 @@ def shape_of(
                 strings=strings,
                 width=width,
                 parameters=_parameters(spec, width, loss.outputs),
-                is_identity=train.indices[number].index is None,
+                is_identity=train.indices[number].is_identity,
                 unmatched=unmatched,
                 parts=tuple(parts),
                 is_masked=privacy.masks(len({part.client for part in own})),

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import JobError, PrivacyError
 from tablepuppet.job import Job, class_text
-from tablepuppet.mapping.joined import JoinedRows
-from tablepuppet.mapping.mapping import LabelInfo, TableMapping
+from tablepuppet.mapping.mapping import Joined, LabelInfo, TableMapping
 
 Array = NDArray[np.float64]
 
@@ -31,15 +30,15 @@ def weighted(mapping: TableMapping, job: Job) -> TableMapping:
         )
     factors = _class_factors(mapping, job)
     train, validation = (_of_label_rows(side, factors) for side in (mapping.train, mapping.validation))
-    total = float(_per_joined(mapping.train, train).sum())
+    total = float(mapping.train.label_counts() @ train)
     if not total > 0:
         raise JobError("the weights of all training rows are 0; there is nothing to learn")
     scale = mapping.train.rows / total
     return replace(
         mapping,
-        train=replace(mapping.train, weights=scale * train, state={}),
-        validation=replace(mapping.validation, weights=scale * validation, state={}),
-        test=replace(mapping.test, weights=None, state={}),
+        train=mapping.train.weighted(scale * train),
+        validation=mapping.validation.weighted(scale * validation),
+        test=mapping.test.weighted(None),
     )
 
 
@@ -53,8 +52,8 @@ def _class_factors(mapping: TableMapping, job: Job) -> Array | None:
     if given != "balanced":
         return _mapped(given, label)
     present = _of_label_rows(mapping.train, None)
-    codes = mapping.train.joined_labels().astype(np.intp)
-    counts = np.bincount(codes, _per_joined(mapping.train, present), minlength=len(label.classes))
+    codes = mapping.train.labels.astype(np.intp)
+    counts = np.bincount(codes, mapping.train.label_counts() * present, minlength=len(label.classes))
     is_there = counts > 0
     share = counts.sum() / max(1, int(is_there.sum()))
     return np.asarray(np.divide(share, counts, out=np.ones(len(counts)), where=is_there))
@@ -71,12 +70,7 @@ def _mapped(given: dict[str, float], label: LabelInfo) -> Array:
     return np.array([given.get(name, 1.0) for name in known])
 
 
-def _of_label_rows(side: JoinedRows, factors: Array | None) -> Array:
+def _of_label_rows(side: Joined, factors: Array | None) -> Array:
     """One weight per row of the label table."""
     weights = np.ones(len(side.labels)) if side.weights is None else side.weights
     return weights if factors is None else weights * factors[side.labels.astype(np.intp)]
-
-
-def _per_joined(side: JoinedRows, weights: Array) -> Array:
-    index = side.label_index.index
-    return weights if index is None else weights[index]

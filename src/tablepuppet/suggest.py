@@ -28,3 +28,15 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
         return f"Did you mean {near}?"
     more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
     return f"Known: {', '.join(known[:_SHOWN])}{more}." if known else "There is none."
+
+
+def hint(name: str, known: Sequence[str], whose: str = "it") -> str:
+    """What to say after an unknown option: the nearest known one, or all of them.
+
+    >>> hint("epoch", ["epochs", "seed"])
+    "did you mean 'epochs'?"
+    >>> hint("zzz", ["epochs", "seed"], "a job")
+    'a job has epochs, seed'
+    """
+    near = nearest(name, known)
+    return f"did you mean {near!r}?" if near is not None else f"{whose} has {', '.join(known) or 'none'}"

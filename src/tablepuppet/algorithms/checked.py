@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.errors import JobError
-from tablepuppet.suggest import nearest
+from tablepuppet.suggest import hint
 
 
 class Checked(msgspec.StructMeta):
@@ -29,9 +29,7 @@ def checked(kind: Any, given: dict[str, Any], name: str) -> Any:
     fields = kind.__struct_fields__
     for option in given:
         if option not in fields:
-            near = nearest(option, fields)
-            hint = f"did you mean {near!r}?" if near else f"it has {', '.join(fields) or 'none'}"
-            raise JobError(f"{name} has no option {option!r}; {hint}")
+            raise JobError(f"{name} has no option {option!r}; {hint(option, fields)}")
     plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in given.items()}
     try:
         return msgspec.convert(plain, kind, strict=True)

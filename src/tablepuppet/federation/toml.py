@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tablepuppet.errors import JobError
-from tablepuppet.suggest import nearest
+from tablepuppet.suggest import hint
 from tablepuppet.tables.source import source
 
 _KEYS = ("tables", "policies", "models")
@@ -55,9 +55,7 @@ def federation_from_toml(path: str | Path, given: Mapping[str, Any]) -> dict[str
     """The arguments of Federation, as a file gives them."""
     for name in given:
         if name not in _KEYS:
-            near = nearest(name, _KEYS)
-            hint = f"did you mean {near!r}?" if near else f"a federation file has {', '.join(_KEYS)}"
-            raise JobError(f"{path}: unknown key {name!r}; {hint}")
+            raise JobError(f"{path}: unknown key {name!r}; {hint(name, _KEYS, 'a federation file')}")
     tables = given.get("tables")
     if not isinstance(tables, dict):
         raise JobError(f"{path}: a federation file needs a [tables] section")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from tablepuppet.errors import JobError
-from tablepuppet.suggest import nearest
+from tablepuppet.suggest import hint
 
 KeyMode = Literal["hmac", "sha256", "plain"]
 
@@ -158,10 +158,7 @@ def _explained(error: msgspec.ValidationError) -> str:
     if name == what:
         return f"privacy{where}: {what[0].lower()}{what[1:]}"
     known = _SECTIONS.get(where, Privacy).__struct_fields__
-    near = nearest(name, known)
-    return f"privacy{where} has no option {name!r}; " + (
-        f"did you mean {near!r}?" if near else f"it has {', '.join(known)}"
-    )
+    return f"privacy{where} has no option {name!r}; {hint(name, known)}"
 
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {

@@ -37,9 +37,10 @@ def look_over(side: JoinedSide, start: int, stop: int, wants_order: Sequence[boo
         is_partial = int(numbers.min()) < 0
         is_sorted = not is_partial and bool((numbers[1:] >= numbers[:-1]).all())
         is_identity = column.rows == side.rows and bool((numbers == np.arange(start, stop)).all())
+        first, last = int(numbers[0]), int(numbers[-1])
         wanted = wants and is_worth_arranging(column.rows, side.rows)
-        appearing = _appearing(numbers, column.rows) if wanted else None
-        found.append(Seen(int(numbers[0]), int(numbers[-1]), is_sorted, is_partial, is_identity, appearing))
+        appearing = _appearing(numbers, column.rows) if wanted else None  # which leaves other numbers behind
+        found.append(Seen(first, last, is_sorted, is_partial, is_identity, appearing))
     return found
 
 
@@ -55,11 +56,12 @@ def conclude(rows: int, stretches: Sequence[Seen]) -> tuple[IndexFacts, RowNumbe
 
 
 def _appearing(numbers: RowNumbers, rows: int) -> RowNumbers:
+    """The rows as they first come; `numbers` are overwritten."""
     from tablepuppet.mapping.compiled import number_by_appearance
 
     number = np.full(rows, -1, numbers.dtype)
     order = np.empty(rows, numbers.dtype)
-    number_by_appearance(numbers, number, order)  # `numbers` are no longer needed as they were
+    number_by_appearance(numbers, number, order)
     return order[: int(np.count_nonzero(number >= 0))].copy()
 
 

@@ -77,7 +77,8 @@ def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bo
         return LabelSummary(kind="boolean", classes=[0.0, 1.0], missing=missing)
     if not wants_classes:
         return LabelSummary(kind="number", missing=missing)
-    found = np.unique(values[~is_missing])
+    present = np.sort(values)[: len(values) - missing]  # NaN comes last
+    found = present[np.append(True, present[1:] != present[:-1])[: len(present)]]
     classes: list[str | float] = found.tolist() if len(found) <= MAX_NUMBER_CLASSES else []
     return LabelSummary(kind="number", classes=classes, missing=missing)
 
@@ -165,6 +166,8 @@ def split(rows: int, offset: int, seed: int, test_fraction: float) -> NDArray[np
     """
     if not 0 <= test_fraction <= 1:
         raise JobError(f"test_fraction is {test_fraction}; it must lie between 0 and 1")
+    if test_fraction == 0:
+        return np.zeros(rows, np.bool_)
     # splitmix64: seeds start far apart on one sequence, which `_mix` then scrambles.
     start = _mix(np.array([seed % 2**64], np.uint64) + _GOLDEN)
     position = np.arange(offset, offset + rows, dtype=np.uint64)
@@ -206,7 +209,8 @@ def _number_classes(values: Array, info: ColumnInfo, classes: list[str | float])
     table = np.append(np.asarray(classes, np.float64), np.nan)
     order = np.argsort(table, kind="stable")
     position = np.searchsorted(table[order], values)
-    if not np.array_equal(table[order][position], values, equal_nan=True):
+    other = values[table[order][position] != values]
+    if not np.isnan(other).all():
         raise _unknown_class(info)
     numbered = np.append(np.arange(len(classes), dtype=np.float64), np.nan)
     return numbered[order][position]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tablepuppet.allocation import give_back
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.operators.holdings import Holdings
 from tablepuppet.operators.part import Part
@@ -20,6 +21,7 @@ def open_part(own: Holdings, request: m.OpenPart) -> m.FeatureStatistics:
     weights = None if request.multiplicity is None else request.multiplicity.astype(np.float64)
     found = [statistics(column, info, request.train_rows, weights) for column, info in columns]
     part.statistics = found if request.wants_moments else [without_moments(s) for s in found]
+    give_back()
     if not request.wants_key or own.key is None:
         return m.FeatureStatistics(columns=[] if request.wants_key else list(part.statistics))
     part.sealing = Sealing(request.job, own.name, request.part, own.key)
@@ -42,6 +44,7 @@ def encode_features(own: Holdings, request: m.EncodeFeatures) -> m.Encoded:
     part.train = encode(columns, infos, opened.train_rows, request.encoders)
     part.test = encode(columns, infos, opened.test_rows, request.encoders)
     part.encoders = tuple(request.encoders)
+    give_back()  # before training: what encoding took would stay with Arrow's pool
     return m.Encoded(width=part.train.width)
 
 

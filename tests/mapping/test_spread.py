@@ -135,3 +135,16 @@ def test_values_come_in_order_a_stretch_at_a_time(
 def keep_scores(shard: Any) -> tuple[tuple[()], dict[str, Any]]:
     shard.state["s"][...] = shard.scores
     return (), {}
+
+
+def test_what_this_machine_must_join_has_to_fit_here(
+    federation: tp.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tablepuppet.mapping.build.default_limit", lambda cluster=None: 100 if cluster is None else 10**9
+    )
+    neighbours = Neighbours(2, tmp_path / "spread")
+    assert mapped(federation, QUERIES["many to many"], neighbours).joined_rows > 100
+    no_tree = "SELECT a.x, b.z, a.y FROM b JOIN a ON a.k = b.k JOIN c ON b.l = c.l AND a.k = c.l"
+    with pytest.raises(tp.TablePuppetError, match="more than the limit of 100"):
+        mapped(federation, no_tree, neighbours)

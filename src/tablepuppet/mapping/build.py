@@ -45,12 +45,15 @@ def map_tables(
 ) -> TableMapping:
     """The table mapping of a bound query; with a cluster, its joined rows lie there."""
     privacy = privacy or Privacy()
-    limit = max_joined_rows if max_joined_rows is not None else default_limit(cluster)
+    caps = [None if privacy.features is None else privacy.features.cap_of(block.table) for block in bound.blocks]
+    limits = (
+        [max_joined_rows] * 2 if max_joined_rows else [default_limit(None if any(caps) else cluster), default_limit()]
+    )
     keys, client_rows = gather_keys(bound, link, job, privacy.keys, seed)
     joins: list[BranchJoin] = []
     for branch in bound.branches:
-        joins.append(join_branch(bound, branch, keys, limit))
-        limit -= joins[-1].count()
+        joins.append(join_branch(bound, branch, keys, limits[0], max_here=limits[1]))
+        limits = [limit - joins[-1].count() for limit in limits]
     del keys
     labels = read_labels(bound, link, job, task, client_rows, seed, test_fraction, validation_fraction, privacy.label)
 
@@ -64,7 +67,6 @@ def map_tables(
         is_tested = not bool(labels.is_validation[of_labels.total(counts[1]) > 0].any())
         raise MappingError(_nothing_left(_rows(held), is_tested))
     spans = [block_span(bound, block, client_rows) for block in bound.blocks]
-    caps = [None if privacy.features is None else privacy.features.cap_of(block.table) for block in bound.blocks]
     dropped = _rows(train)
     if any(caps):
         train = _within_caps(train, joins, [span for span, _ in spans], caps, seed)

@@ -35,11 +35,19 @@ class BranchJoin(Protocol):
 
 
 def join_branch(
-    bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys], max_rows: int, *, may_be_empty: bool = False
+    bound: BoundQuery,
+    branch: Branch,
+    keys: Sequence[ScanKeys],
+    max_rows: int,
+    *,
+    max_here: int | None = None,
+    may_be_empty: bool = False,
 ) -> BranchJoin:
-    """The joined rows of a branch, if they are not too many."""
+    """The joined rows of a branch, if they are not too many; `max_here`: where they must be made by this machine."""
     join = TreeJoin.of(branch, keys) or DuckJoin(branch, keys)
     count = join.count()
+    if isinstance(join, DuckJoin) and max_here is not None:
+        max_rows = min(max_rows, max_here)
     if count == 0 and not may_be_empty:
         raise MappingError(why_empty(bound, branch, keys))
     if count > max_rows:

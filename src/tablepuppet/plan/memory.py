@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tablepuppet.algorithms.options import Admm, Newton, Options
 from tablepuppet.mapping.join import BYTES_PER_JOINED_ROW
+from tablepuppet.mapping.mapping import Placement
 from tablepuppet.plan.shape import BlockShape, PartShape, Shape
 
 _INDEX = 4  # bytes of a row number
@@ -16,10 +17,13 @@ _SINGLE = 4  # bytes of what ADMM keeps per joined row, where that only steers i
 _CODE = 4  # bytes of a category
 
 
-def server_memory(shape: Shape, algorithm: str, options: Options) -> int:
-    """The join of the keys, or the training after it, whichever is more."""
+def server_memory(shape: Shape, algorithm: str, options: Options, placement: Placement | None = None) -> int:
+    """The join of the keys, or the training after it, whichever is more; with a placement, without what lies there."""
     joining = BYTES_PER_JOINED_ROW * (shape.joined + shape.test_joined)
-    return int(max(joining, _mapping(shape) + _training(shape, algorithm, options)))
+    training = _training(shape, algorithm, options)
+    if placement is None or algorithm.startswith("vfl-") or algorithm == "centralized":  # baselines run here
+        return int(max(joining, _mapping(shape) + training))
+    return int(max(0 if placement.is_joined_there else joining, training - _state(shape, options)))
 
 
 def client_memory(shape: Shape, algorithm: str, options: Options) -> int:
@@ -42,11 +46,18 @@ def _training(shape: Shape, algorithm: str, options: Options) -> int:
         return _FLOAT * n * (shape.outputs * (options.memory + 5) + shape.curvature_varies)
     if isinstance(options, Admm):
         averages = options.averages and shape.is_linear
-        kept, state = (options.memory + 5, _SINGLE) if averages else (4, _FLOAT)
-        return shape.outputs * (_FLOAT * n * kept + state * shape.joined)
+        kept = options.memory + 5 if averages else 4
+        return shape.outputs * _FLOAT * n * kept + _state(shape, options)
     if algorithm == "centralized":
         return 3 * _FLOAT * shape.joined * sum(block.width for block in shape.blocks)
     return _FLOAT * (shape.joined + 4 * n * shape.outputs)
+
+
+def _state(shape: Shape, options: Options) -> int:
+    """What ADMM keeps per joined row."""
+    if not isinstance(options, Admm):
+        return 0
+    return shape.outputs * shape.joined * (_SINGLE if options.averages and shape.is_linear else _FLOAT)
 
 
 def _part(shape: Shape, block: BlockShape, part: PartShape, algorithm: str, options: Options) -> float:

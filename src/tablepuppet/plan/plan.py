@@ -79,7 +79,8 @@ class Plan:
             if not (self.shape.is_linear or family in (Sgd, Admm)):
                 continue
             options = self.job.options if name == self.job.algorithm else family()
-            memory = (server_memory(self.shape, name, options), client_memory(self.shape, name, options))
+            placement = self.mapping.placement
+            memory = (server_memory(self.shape, name, options, placement), client_memory(self.shape, name, options))
             found.append(AlgorithmCost(name, self.cost(name, 1, after=1), self.cost(name, RUN_EPOCHS), *memory))
         return found
 

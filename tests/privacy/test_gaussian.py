@@ -93,15 +93,26 @@ def test_base_rows_are_sampled_at_the_stated_rate() -> None:
     assert ALARM < scipy.stats.chi2.cdf(spread, 1499) < 1 - ALARM
 
 
-def test_zero_features_and_zero_noise_still_move_theta_to_the_consensus() -> None:
+def test_zero_features_and_zero_noise_still_shrink_theta_by_the_penalty() -> None:
     nothing = features(np.zeros((10, 4)))
     model = LinearModel(nothing, nothing, 1, nothing.row_norms())
-    privacy = GradientPrivacy(clip=1.0, noise=0.0, steps=200, rate=0.5, limit=999)
-    centre = np.arange(4.0)[:, None]
+    privacy = GradientPrivacy(clip=1.0, noise=0.0, steps=20, rate=0.5, limit=999)
+    start = np.arange(4.0)[:, None]
     private = PrivateGradient(privacy, secure_generator())
-    step = LocalStep(model, private, np.ones((10, 1)), np.ones(10), 10, weight=0.3, centre=centre)
-    theta, _ = step.solve(np.zeros((4, 1)), Moments.zero(centre, "sgd"), 0.5, "sgd")
-    np.testing.assert_allclose(theta, centre, atol=1e-6)
+    step = LocalStep(model, private, np.ones((10, 1)), np.ones(10), 10, l2=0.3)
+    theta, _ = step.solve(start, Moments.zero(start, "sgd"), 0.5, "sgd")
+    np.testing.assert_allclose(theta, start * 0.85**20, rtol=1e-12)
+
+
+def test_a_part_without_joined_rows_stays_where_it_is_and_takes_no_noisy_step() -> None:
+    nothing = features(np.zeros((10, 4)))
+    model = LinearModel(nothing, nothing, 1, nothing.row_norms())
+    privacy = GradientPrivacy(clip=1.0, noise=2.0, steps=20, rate=0.5, limit=999)
+    private, start = PrivateGradient(privacy, secure_generator()), np.arange(4.0)[:, None]
+    step = LocalStep(model, private, np.ones((10, 1)), np.ones(10), 0, l2=0.3)
+    theta, _ = step.solve(start, Moments.zero(start, "sgd"), 0.5, "sgd")
+    np.testing.assert_array_equal(theta, start)
+    assert private.taken == 0
 
 
 def test_local_steps_without_noise_find_the_solution_of_the_theta_step() -> None:
@@ -111,7 +122,7 @@ def test_local_steps_without_noise_find_the_solution_of_the_theta_step() -> None
     expected = np.linalg.solve(2.0 * x.T @ x / 40 + 0.1 * np.eye(3), -x.T @ signal / 40)
     privacy = GradientPrivacy(clip=1e9, noise=0.0, steps=600, rate=1.0, limit=999)
     private = PrivateGradient(privacy, secure_generator())
-    step = LocalStep(model, private, signal, quadratic, 40, weight=0.1, centre=np.zeros((3, 1)))
+    step = LocalStep(model, private, signal, quadratic, 40, l2=0.1)
     theta, _ = step.solve(np.zeros((3, 1)), Moments.zero(np.zeros((3, 1)), "sgd"), 0.2, "sgd")
     np.testing.assert_allclose(theta, expected, atol=1e-6)
 

@@ -211,6 +211,8 @@ class AdmmServer:
         ridge = self.problem.joined.rows * self.problem.l2
         if self.options.union == "exact":
             return [self._unions[block].solve(total, self._factor, ridge)]
+        if self.problem.is_private:
+            return total  # the parts' shares add up to one
         return [consensus_step(total[0], clients, self.problem.l2, self._factor * self._scales[block] / clients)]
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
@@ -335,9 +337,7 @@ def client_step(
         return state, Done()
     right = message.signal if setup.is_private else -setup.model.gradient(state.iterate, message.signal)
     if setup.clients == 1 and setup.is_private:
-        noisy = _local(
-            setup, replace(state, right=right, factor=message.factor), setup.l2, np.zeros_like(state.iterate)
-        )
+        noisy = _local(setup, replace(state, right=right, factor=message.factor), state.iterate)
         return _predicted(setup, options, state, noisy)
     if setup.clients == 1:
         ridge = setup.joined_rows * setup.l2
@@ -371,7 +371,7 @@ def _agreed(setup: PartSetup, options: Admm, state: AdmmState, agreed: Array) ->
     """The coordinator's word: the block's exact θ, or w of an inner round."""
     if options.union == "exact":
         return _predicted(setup, options, state, agreed)
-    gap = state.gap + state.iterate - agreed
+    gap = state.gap if setup.is_private else state.gap + state.iterate - agreed
     state = msgspec.structs.replace(state, consensus=agreed, gap=gap, inner=state.inner + 1)
     if state.inner >= options.inner_rounds:
         return _predicted(setup, options, state, agreed)
@@ -379,23 +379,22 @@ def _agreed(setup: PartSetup, options: Admm, state: AdmmState, agreed: Array) ->
 
 
 def _proposed(setup: PartSetup, options: Admm, state: AdmmState) -> tuple[AdmmState, Answer]:
-    """θ_q = argmin (1/N) l_q(θ) + ρ_u/2 ‖θ − w + u_q‖²; θ_q + u_q is sent."""
+    """θ_q = argmin (1/N) l_q(θ) + ρ_u/2 ‖θ − w + u_q‖²; θ_q + u_q is sent, under privacy the part's share of θ_q."""
     if setup.is_private:
-        noisy = _local(setup, state, state.union_rho, state.consensus - state.gap)
-        return msgspec.structs.replace(state, iterate=noisy), Partial(values=[noisy + state.gap])
+        return state, Partial(values=[setup.share * _local(setup, state, state.consensus)])
     right = state.right / setup.joined_rows + state.union_rho * (state.consensus - state.gap)
     iterate = _solve(setup, options, state, state.factor / setup.joined_rows, state.union_rho, right)
     return msgspec.structs.replace(state, iterate=iterate), Partial(values=[iterate + state.gap])
 
 
-def _local(setup: PartSetup, state: AdmmState, weight: float, centre: Array) -> Array:
-    """The θ-step by clipped and noised gradients (private.py); the proximal term comes after the noise."""
+def _local(setup: PartSetup, state: AdmmState, start: Array) -> Array:
+    """The θ-step by clipped and noised gradients (private.py)."""
     assert setup.private is not None
     quadratic = state.factor * setup.multiplicity
-    step = LocalStep(setup.model, setup.private, state.right, quadratic, setup.joined_rows, weight, centre)
-    start = Moments.zero(state.iterate, "sgd")
-    rate = setup.private.privacy.learning_rate * setup.private.remaining
-    theta, _ = step.solve(state.iterate, start, rate, "sgd")
+    rows = setup.share * setup.joined_rows
+    step = LocalStep(setup.model, setup.private, state.right, quadratic, rows, setup.l2)
+    rate = setup.private.privacy.learning_rate
+    theta, _ = step.solve(start, Moments.zero(start, "sgd"), rate, "sgd", fades=True)
     return theta
 
 

@@ -4,7 +4,7 @@
     several      θ_q = argmin (1/N) l_q(θ) + ρ_u/2 ‖θ − w + u_q‖²,  u_q ← u_q + θ_q − w,  inner rounds
 
 Under feature privacy the local solver takes clipped and noised gradients of samples instead (private.py), as many as
-the ledger counts; penalty and proximal term are added after the noise.
+the ledger counts, from the agreed w and without u_q; the penalty is added after the noise.
 
 The server half is that of linear models (admm.py), but the reported model is the last iterate: a
 combination of networks is no network.
@@ -56,7 +56,10 @@ def client_step(
     replace = msgspec.structs.replace
     if isinstance(message, Combined):
         agreed = message.values[0]
-        state = replace(state, theta=agreed, gap=state.gap + state.iterate - agreed, inner=state.inner + 1)
+        if setup.is_private:
+            state = replace(state, theta=agreed, iterate=agreed, inner=state.inner + 1)
+        else:
+            state = replace(state, theta=agreed, gap=state.gap + state.iterate - agreed, inner=state.inner + 1)
         if state.inner >= options.inner_rounds:
             return state, _predicted(setup, state)
         return _proposed(setup, options, state)
@@ -73,9 +76,10 @@ def client_step(
 
 
 def _proposed(setup: PartSetup, options: Admm, state: NeuralAdmmState) -> tuple[NeuralAdmmState, Answer]:
-    """θ_q of this inner round; θ_q + u_q is sent."""
+    """θ_q of this inner round; θ_q + u_q is sent, under privacy the part's share of θ_q."""
     iterate, moments = _solved(setup, options, state, state.union_rho, state.theta - state.gap)
-    return msgspec.structs.replace(state, iterate=iterate, moments=moments), Partial(values=[iterate + state.gap])
+    sent = setup.share * iterate if setup.is_private else iterate + state.gap
+    return msgspec.structs.replace(state, iterate=iterate, moments=moments), Partial(values=[sent])
 
 
 def _solved(
@@ -83,12 +87,13 @@ def _solved(
 ) -> tuple[Array, Moments]:
     """min (1/N) l(θ) + ½ pull ‖θ − anchor‖², from where the part's own θ stands."""
     slowing = float(np.sqrt(state.outer))
-    if setup.private is None or not setup.private.clips:
+    if not setup.is_private:
         given = (state.iterate, state.moments, state.signal, state.factor)
         rate = options.local_learning_rate / slowing
         return local.solve(setup, options, *given, learning_rate=rate, pull=pull, anchor=anchor)
+    assert setup.private is not None
     quadratic = state.factor * setup.multiplicity
-    step = LocalStep(setup.model, setup.private, state.signal, quadratic, setup.joined_rows, pull, anchor)
+    step = LocalStep(setup.model, setup.private, state.signal, quadratic, setup.share * setup.joined_rows, setup.l2)
     rate = setup.private.privacy.learning_rate / slowing
     return step.solve(state.iterate, state.moments, rate, options.local_optimizer)
 

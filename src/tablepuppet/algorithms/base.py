@@ -159,6 +159,7 @@ class PartSetup:
     clients: int  # Q_i
     joined_rows: int  # N
     l2: float
+    share: float = 1.0  # of the joined rows that the block has a row in: how many have one of the part
     seed: int = 0
     private: PrivateGradient | None = None  # where gradients are clipped and noised, or predictions are
 

@@ -1,8 +1,8 @@
 """Gradients under differential privacy, and the θ-step of ADMM made of them.
 
 In: a part's model, a signal per base row, and what its owner does to gradients (privacy/gaussian.py). Out: a sum over
-base rows, each clipped once whatever its multiplicity, plus noise. Penalties and proximal terms are added after the
-noise, and sums are divided by what a sample holds on average, a constant: neither depends on any row.
+base rows, each clipped once whatever its multiplicity, plus noise. Penalties are added after the noise, and sums are
+divided by what a sample holds on average, a constant: neither depends on any row.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class PrivateGradient:
 
     @property
     def remaining(self) -> float:
-        """The share of all noisy gradients that is still to come: what a local learning rate falls with."""
-        return 1.0 - self.taken / self.privacy.limit
+        """The share of all noisy gradients that is still to come, the latest included."""
+        return 1.0 - (self.taken - 1) / self.privacy.limit
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -80,26 +80,36 @@ def _past(what: str, limit: int) -> PrivacyError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalStep:
-    """argmin_θ (1/N) Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] + ½ r ‖θ − c‖², approached by noisy gradients."""
+    """argmin_θ (1/N) Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] + ½ β ‖θ‖², approached by noisy gradients.
+
+    Where a block has several clients, each takes a few steps from the agreed θ, on its own rows' mean loss; the sum of
+    what they reach, each times its part's share of the joined rows, is agreed next. There is no dual variable: it would
+    sum up the noise of all rounds (docs/decisions/0027).
+    """
 
     model: Model
     private: PrivateGradient
     signal: Array  # Y
     quadratic: Array  # q = MρG
-    joined_rows: int  # N
-    weight: float  # r: of the penalty (c = 0), or of the proximal term of a consensus round
-    centre: Array  # c
+    joined_rows: float  # N, or the part's share of it
+    l2: float
 
     def solve(
-        self, theta: Array, moments: Moments, learning_rate: float, optimizer: Optimizer
+        self, theta: Array, moments: Moments, learning_rate: float, optimizer: Optimizer, *, fades: bool = False
     ) -> tuple[Array, Moments]:
-        """θ after the client's local steps; what an optimiser makes of noisy gradients costs no privacy."""
+        """θ after the client's local steps; what an optimiser makes of noisy gradients costs no privacy.
+
+        `fades`: the learning rate falls to 0 with the noisy gradients that are left of the run's.
+        """
+        if not self.joined_rows:
+            return theta, moments  # no row of the part is trained on
         privacy, descent = self.private.privacy, Sgd(optimizer=optimizer)
         for _ in range(privacy.steps):
             rows = self.private.sample(len(self.signal))
             h = self.model.predict(theta, rows, moments.step)
             slope = self.signal[rows] + self.quadratic[rows, None] * h
             total = self.private.gradient(self.model, theta, slope, rows, moments.step)
-            gradient = total / (privacy.rate * self.joined_rows) + self.weight * (theta - self.centre)
-            theta, moments = descend(theta, gradient, moments, learning_rate, descent)
+            gradient = total / (privacy.rate * self.joined_rows) + self.l2 * theta
+            rate = learning_rate * self.private.remaining if fades else learning_rate
+            theta, moments = descend(theta, gradient, moments, rate, descent)
         return theta, moments

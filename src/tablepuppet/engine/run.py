@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Array, Problem, Server
 from tablepuppet.algorithms.options import Admm, Sgd
@@ -125,6 +126,7 @@ class _Training:
                 blocks=problem.blocks,
                 clients=problem.clients[part.block],
                 joined_rows=problem.joined.rows,
+                share=_share(part, problem.multiplicity[part.block]),
                 l2=job.l2,
                 seed=job.seed,
                 privacy=self.private.gradients[part.block],
@@ -310,3 +312,8 @@ class _Training:
             epoch=best,
             id=job_id if any(held) else "",
         )
+
+
+def _share(part: Part, multiplicity: NDArray[np.int64]) -> float:
+    """Of the joined rows that the part's block has a row in: how many have one of the part."""
+    return float(multiplicity[part.train].sum() / max(1, multiplicity.sum()))

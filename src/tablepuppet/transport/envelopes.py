@@ -11,7 +11,7 @@ from typing import Literal
 
 from tablepuppet.transport.parcels import Envelope
 
-PROTOCOL = 2  # changes when an older peer would misunderstand
+PROTOCOL = 3  # changes when an older peer would misunderstand
 Role = Literal["client", "user"]
 
 

@@ -42,6 +42,7 @@ def start_part(own: Holdings, request: m.StartPart) -> m.Started:
         blocks=request.blocks,
         clients=request.clients,
         joined_rows=request.joined_rows,
+        share=request.share,
         l2=request.l2,
         seed=request.seed,
         private=None if request.privacy is None else PrivateGradient(request.privacy, secure_generator()),

@@ -31,6 +31,7 @@ class StartPart(Message, frozen=True):
     blocks: int  # M
     clients: int  # how many parts the block has
     joined_rows: int  # N, training rows
+    share: float  # of those that rows of the block take part in: how many are the part's
     l2: float
     seed: int
     privacy: GradientPrivacy | None = None

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from evaluation.curves import curve
 from evaluation.lineup import LINEUP, Group
@@ -110,6 +111,9 @@ def _panel(axes: Axes, study: Study, group: Group, kind: Kind) -> None:
             places += x
     if kind == "time" and is_wide(places):
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("epochs" if kind == "convergence" else f"communication time on {NETWORK.upper()}, seconds")
     axes.set_ylabel(f"test {TITLES.get(metric, metric)}")
     axes.legend(fontsize=7.5, frameon=False)

@@ -19,6 +19,7 @@ from tablepuppet.algorithms.base import Array, Problem, Server
 from tablepuppet.algorithms.options import Admm, Sgd
 from tablepuppet.algorithms.servers import make_server
 from tablepuppet.algorithms.sgd import SgdServer
+from tablepuppet.allocation import give_back
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, measure
 from tablepuppet.engine.patience import Patience
@@ -59,6 +60,7 @@ def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) ->
     private = plan_privacy(job, mapping, plan.loss)
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs, job.privacy)
     encoders = agree_on_encoders(union, mapping, job)
+    give_back()  # what mapping and statistics took
     widths = [sum(encoded_width(encoder) for encoder in block) for block in encoders]
     check_exposure(job, mapping, widths, plan.loss.outputs)
     problem = Problem(

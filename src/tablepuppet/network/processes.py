@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tablepuppet.allocation import fix_thresholds
 from tablepuppet.errors import TablePuppetError, TransportError
 from tablepuppet.network.handshakes import logged_handshakes
 from tablepuppet.network.join import Member
@@ -38,6 +39,7 @@ def serve(
     on_ready: Callable[[Server], None],
 ) -> None:
     """Runs the coordinator, and clients of the same organisation beside it, until a signal comes."""
+    fix_thresholds()  # before threads have heaps of their own, which keep what messages took
     with _until_signal() as stop, logged_handshakes():
         server = Server(settings)
         on_ready(server)
@@ -56,6 +58,7 @@ def serve(
 
 def join(settings: ClientSettings, open_tables: OpenTables) -> None:
     """Runs one client until a signal comes; a refusal by the server is an error."""
+    fix_thresholds()
     member, tables = _member(settings, open_tables)
     with _until_signal() as stop:
 

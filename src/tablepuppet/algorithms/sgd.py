@@ -195,10 +195,13 @@ class SgdServer:
             return batch, rows
         epoch, place = divmod(self._step, self.rounds_per_epoch())
         if self._epoch_order[0] != epoch:
-            order = np.random.default_rng((self.problem.seed, epoch)).permutation(self.problem.joined.rows)
+            self._epoch_order = (-1, None)  # before the next one comes: it is as long as the joined table
+            count = self.problem.joined.rows
+            order = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64)
+            np.random.default_rng((self.problem.seed, epoch)).shuffle(order)
             self._epoch_order = (epoch, order)
         chosen = self._epoch_order[1][place * self._size : (place + 1) * self._size]
-        batch, rows = self.problem.joined.take(chosen)
+        batch, rows = self.problem.joined.take(chosen.astype(np.int64))
         return batch, rows
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:

@@ -29,3 +29,27 @@ print((before - resident()) * 4096 >> 20)
 def test_freed_arrays_leave_the_process_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", _FREED], capture_output=True, text=True, check=True)
     assert int(done.stdout) >= 200
+
+
+_GIVEN_BACK = """
+import numpy as np
+from tablepuppet.allocation import fix_thresholds, give_back
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
+
+fix_thresholds()
+arrays = [np.ones(1 << 17) for _ in range(64)]
+kept = arrays[-1:]  # at the top of the heap, where it keeps the rest from going
+del arrays
+before = resident()
+give_back()
+print((before - resident()) * 4096 >> 20)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_what_smaller_arrays_took_goes_between_stages() -> None:
+    done = subprocess.run([sys.executable, "-c", _GIVEN_BACK], capture_output=True, text=True, check=True)
+    assert int(done.stdout) >= 40

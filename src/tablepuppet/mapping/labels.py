@@ -111,7 +111,16 @@ def read_labels(
             is_validation[inside] = labels.is_validation
         if weights is not None:
             weights[inside] = cast(Weights, next(answers[client])).values
+    if info.kind == "class" and privacy is None and _is_constant(values):
+        raise MappingError(f"label {bound.label} has only one class; there is nothing to learn")
+    if any(place.test >= 0 for place in places) and not is_test.any():
+        raise MappingError("test_where holds for no row that WHERE keeps; change the condition, or leave it out")
     return LabelSpace(info, values, is_test, is_validation, weights, offsets)
+
+
+def _is_constant(values: NDArray[np.float64]) -> bool:
+    """Whether there are labels, and all that are not missing are the same."""
+    return len(values) > 0 and bool(np.fmin.reduce(values) == np.fmax.reduce(values))
 
 
 def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelInfo:

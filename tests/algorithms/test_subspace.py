@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.algorithms.test_exactness import with_labels
+from tests.mapping.counted import multiplicities
 from tests.scenarios import Scenario, scenarios
 
 import tablepuppet as tp
@@ -34,7 +35,7 @@ def problem(loss: Loss, *, is_weighted: bool = False) -> Problem:
     labels = rng.normal(size=90) if loss.is_quadratic else rng.integers(0, max(2, loss.outputs), 90).astype(np.float64)
     weights = rng.uniform(0.5, 1.5, 90) if is_weighted else None
     joined = JoinedRows(rows, indices, indices[0], labels, weights=weights)
-    multiplicity = tuple(joined.multiplicities())
+    multiplicity = tuple(multiplicities(joined))
     return Problem(loss, 1e-3, joined, sizes, (1, 1, 1), multiplicity, epochs=9, batch_size=None, seed=0)
 
 

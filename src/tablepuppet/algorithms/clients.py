@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tablepuppet.algorithms import admm, admm_neural, newton, sgd
+from tablepuppet.algorithms import admm_linear, admm_neural, newton, sgd
 from tablepuppet.algorithms.base import Answer, PartSetup
 from tablepuppet.algorithms.options import Admm, Newton, Options, Sgd
 from tablepuppet.algorithms.sensitivity import sensitivity
@@ -19,7 +19,7 @@ def start(setup: PartSetup, options: Options) -> tuple[Any, float]:
         is_told = isinstance(setup.model, LinearModel) or setup.is_private
         return sgd.client_start(setup, options), 0.0 if is_told else sensitivity(setup)
     if isinstance(options, Admm):
-        half = admm if isinstance(setup.model, LinearModel) else admm_neural
+        half = admm_linear if isinstance(setup.model, LinearModel) else admm_neural
         curvature = 1.0 if setup.is_private else half.mean_curvature(setup)
         return half.client_start(setup, options), curvature
     if isinstance(options, Newton):
@@ -36,7 +36,7 @@ def step(setup: PartSetup, options: Options, state: Any, message: Any) -> tuple[
         if isinstance(message, AdmmUpdate | Combined):
             return admm_neural.client_step(setup, options, state, message)
     elif isinstance(options, Admm) and isinstance(message, AdmmUpdate | Move | Combined):
-        return admm.client_step(setup, options, state, message)
+        return admm_linear.client_step(setup, options, state, message)
     if isinstance(options, Newton) and isinstance(message, NewtonUpdate | Move | Combined):
         return newton.client_step(setup, options, state, message)
     raise TransportError(f"a {type(message).__name__} does not belong to algorithm {options.name}")

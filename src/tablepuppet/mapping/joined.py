@@ -123,15 +123,6 @@ class JoinedRows:
         weights = None if self.weights is None else self.weights[rows]
         return [p.take(joined) for p in self.indices], self.labels[rows], weights
 
-    def only(self, chosen: NDArray[np.bool_]) -> JoinedRows:
-        """Some of the joined rows, over the same rows of the blocks and of the label table."""
-        if bool(chosen.all()):
-            return self
-        joined = np.flatnonzero(chosen)
-        indices = tuple(RowIndex.of(p.take(joined), p.rows) for p in self.indices)
-        labels = RowIndex.of(self.label_index.take(joined), self.label_index.rows)
-        return replace(self, rows=len(joined), indices=indices, label_index=labels, state={})
-
     def expand(self, block: int, values: Array) -> Array:
         """expand_i of one block's values: (n_i, k) → (N, k). The centralised baseline alone wants them all at once."""
         p = self.indices[block]
@@ -171,17 +162,6 @@ class JoinedRows:
         values = self.state.pop(name).reshape(-1)
         values.sort()
         yield values
-
-    def multiplicities(self) -> list[NDArray[np.int64]]:
-        """G_i = collapse_i(1)."""
-        counts: list[NDArray[np.int64]] = []
-        for p in self.indices:
-            if p.index is None:
-                counts.append(np.ones(p.rows, np.int64))
-            else:
-                found = p.index[p.index >= 0] if p.is_partial else p.index
-                counts.append(p.restore(np.bincount(found, minlength=p.rows).astype(np.int64, copy=False)))
-        return counts
 
     @cached_property
     def moves(self) -> Moves:

@@ -197,7 +197,7 @@ class Switchboard:
                 if seconds > patience:
                     raise RunInterruptedError(
                         f"client {client} has been away for {seconds:.0f} s, longer than this run waits "
-                        f"({patience:.0f} s); the run can be resumed once it is back"
+                        f"({patience:.0f} s); when it is back, train the same job again with --resume (resume=True)"
                     )
             if set(away) != said:
                 said = set(away)

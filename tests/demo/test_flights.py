@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pyarrow as pa
 import pytest
 
@@ -24,10 +22,16 @@ def test_no_feature_is_known_only_after_departure() -> None:
     assert not any(word in features for word in ("dep_", "arr_", "air_time"))
 
 
-def test_a_missing_extra_is_a_kind_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert main(["demo"]) == 2
-    assert "pip install 'tablepuppet[demo]'" in capsys.readouterr().err
+def test_the_data_is_shipped_with_the_package() -> None:
+    table, others = flights.read_flights()
+    rows = {name: found.num_rows for name, found in others.items()}
+    assert (table.num_rows, rows) == (336_776, {"weather": 26_115, "planes": 3_322, "airports": 1_458})
+
+
+def test_a_sample_of_the_flights_has_all_airlines() -> None:
+    with flights.open_flights(20_000) as federation:
+        plan = federation.explain(flights.QUERY, label=flights.LABEL)
+    assert len(plan.mapping.bound.scans[0].clients) == 16
 
 
 @pytest.mark.slow

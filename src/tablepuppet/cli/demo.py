@@ -15,11 +15,17 @@ from tablepuppet.writing import check_place
 
 ReportOption = Annotated[Path, typer.Option("--report", metavar="FILE", help="The HTML report to write.")]
 EpochsOption = Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Epochs of every algorithm, at most.")]
+FlightsOption = Annotated[
+    int | None, typer.Option("--flights", min=1_000, metavar="N", help="Use about so many flights; default: all.")
+]
 _ALGORITHMS = ("centralized", "sgd", "admm", "newton")
 
 
 def demo(
-    report: ReportOption = Path("tablepuppet-demo.html"), epochs: EpochsOption = 10, as_json: JsonOption = False
+    report: ReportOption = Path("tablepuppet-demo.html"),
+    epochs: EpochsOption = 10,
+    flights: FlightsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Predict late arrivals from New York's flights of 2013: nineteen owners, nothing pooled.
 
@@ -31,7 +37,7 @@ def demo(
     screen = Screen(as_json)
     check_place(report, "the report")
     with screen.progress("reading flights"):
-        federation = open_flights()
+        federation = open_flights(flights)
     with federation:
         with screen.progress("joining tokens of the keys"):
             plan = federation.explain(QUERY, label=LABEL, model="logistic", algorithm="newton", epochs=epochs)

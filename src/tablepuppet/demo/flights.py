@@ -1,7 +1,8 @@
 """Flights, weather, planes and airports as tables of nineteen owners.
 
-In: the Parquet files beside this one (tools/make_demo_data.py says where they come from). Out: a Federation: sixteen airlines hold one table, each its own
-flights and their delays; a weather service, an aircraft registry and an airport authority hold one each.
+In: the Parquet files beside this one (tools/make_demo_data.py says where they come from). Out: a Federation: sixteen
+airlines hold one table, each its own flights and their delays; a weather service, an aircraft registry and an airport
+authority hold one each.
 
 The question: will a flight arrive more than a quarter of an hour late? Features are what is known at the
 scheduled departure, so no departure delay and no arrival time.

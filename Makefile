@@ -13,14 +13,18 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 # torch comes first and exactly pinned: whatever else depends on it then takes this one and no other build.
 TORCH ?= torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq install -c constraints.txt
+# The first packages of a new .venv instead of those that its Python brings: make check-install takes the oldest.
+SEED ?=
+
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq install
+PIP := $(INSTALL) -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
 SOURCES := $(foreach d,src tests examples evaluation tools,$(if $(wildcard $(d)/*.py $(d)/*/*.py),$(d)))
 
-.PHONY: help demo test check test-all bench evaluation fmt clean
+.PHONY: help demo test check check-install test-all bench evaluation fmt clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## train on New York's flights of 2013: sixteen airlines, three other owners, nothing pooled
 	@$(BIN)/tablepuppet demo $(if $(FLIGHTS),--flights $(FLIGHTS))
@@ -34,6 +38,9 @@ check: $(VENV)/.dev ## format, lint, types and import rules
 	@echo "mypy: checking types"
 	@$(BIN)/mypy $(SOURCES)
 	@$(BIN)/lint-imports --no-cache --no-logo
+
+check-install: ## make demo as on a new machine: fresh clone of HEAD, oldest pip, no cache, nothing built
+	@tools/check_install.sh "$(PYTHON)" $(FLIGHTS)
 
 test-all: check ## make test and the slow tests, with coverage
 	@$(PYTEST) -m "not root and not network" --cov --cov-report=term
@@ -63,6 +70,7 @@ $(VENV)/.created: constraints.txt
 		echo "Install one, or name it: make PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "Creating $(VENV) with $$($(PYTHON) --version)."
 	@$(PYTHON) -m venv --clear $(VENV)
+	@$(if $(SEED),$(INSTALL) $(SEED))
 	@$(PIP) hatchling editables
 	@touch $@
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+import tablepuppet
+
 OPTIONAL = (
     "adbc_driver_manager",
     "adbc_driver_postgresql",
@@ -50,15 +54,45 @@ def test_the_core_imports_without_any_extra() -> None:
     assert process.returncode == 0, process.stderr
 
 
-def test_importing_the_package_does_not_load_torch_even_where_it_is_installed() -> None:
-    process = run("import sys, tablepuppet; print('torch' in sys.modules)")
-    assert process.stdout.strip() == "False", process.stderr
+LIBRARIES = (
+    "cryptography",
+    "dp_accounting",
+    "duckdb",
+    "msgspec",
+    "numba",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "rich",
+    "scipy",
+    "sqlglot",
+    "torch",
+    "typer",
+)
 
 
-def test_importing_the_package_loads_neither_pandas_nor_scipys_rooms() -> None:
-    heavy = ("pandas", "pyarrow.dataset", "scipy.linalg", "scipy.optimize", "scipy.sparse", "numba")
-    process = run(f"import sys, tablepuppet; print([name for name in {heavy!r} if name in sys.modules])")
+@pytest.mark.parametrize(
+    "code",
+    ["import tablepuppet as tp; tp.TablePuppetError", "from tablepuppet.cli.main import main; main(['--version'])"],
+    ids=["import", "version"],
+)
+def test_importing_the_package_and_asking_for_its_version_load_no_library(code: str) -> None:
+    process = run(f"import sys; {code}; print([name for name in {LIBRARIES!r} if name in sys.modules])")
+    assert process.stdout.splitlines()[-1] == "[]", process.stderr
+
+
+def test_using_a_federation_loads_neither_torch_nor_pandas_nor_scipys_rooms() -> None:
+    heavy = ("torch", "pandas", "pyarrow.dataset", "scipy.linalg", "scipy.optimize", "scipy.sparse", "numba")
+    code = f"import sys; from tablepuppet import *; print([name for name in {heavy!r} if name in sys.modules])"
+    process = run(code)
     assert process.stdout.strip() == "[]", process.stderr
+
+
+def test_every_public_name_is_there_listed_and_no_other() -> None:
+    assert {*tablepuppet.__all__} <= {*dir(tablepuppet)}
+    assert all(getattr(tablepuppet, name) for name in tablepuppet.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Federatoin'"):
+        tablepuppet.Federatoin  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_a_training_run_loads_neither_pandas_nor_the_compiler() -> None:

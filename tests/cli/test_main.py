@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import tablepuppet
-from tablepuppet.cli import main as program
-from tablepuppet.cli.main import app, main
+from tablepuppet.cli import app as commands
+from tablepuppet.cli.main import main
 from tablepuppet.errors import TablePuppetError, TrainingError
 
-COMMANDS = sorted(command.name or command.callback.__name__ for command in app.registered_commands if command.callback)
+COMMANDS = sorted(
+    command.name or command.callback.__name__ for command in commands.app.registered_commands if command.callback
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -66,7 +69,7 @@ def test_whatever_is_raised_becomes_an_exit_code_and_one_message(
     def fail(*_: object, **__: object) -> None:
         raise raised
 
-    monkeypatch.setattr(program, "app", fail)
+    monkeypatch.setattr(commands, "app", fail)
     assert main(["train", "job.toml"]) == code
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -87,3 +90,38 @@ def test_a_full_disk_behind_standard_output_costs_no_model_and_shows_no_tracebac
     assert done.returncode == 2
     assert done.stderr == "Error: cannot write to standard output: No space left on device; send it elsewhere\n"
     assert (tmp_path / "model" / "model.json").exists()
+
+
+def test_an_interrupt_while_libraries_load_is_one_message(tmp_path: Path) -> None:
+    # A module of the same name stands for a library whose loading is interrupted.
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "tablepuppet", "demo"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "Error: interrupted from the keyboard\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_options(shell: str) -> None:
+    def complete(words: str) -> str:
+        # What each shell hands over: the words so far, and for bash the number of the one to complete.
+        told = {"_TYPER_COMPLETE_ARGS": words, "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        asked = {"_TABLEPUPPET_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args", **told}
+        program = "import sys; from tablepuppet.cli.main import main; sys.exit(main([]))"
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, **asked},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stderr == ""
+        return done.stdout
+
+    assert "predict" in complete("tablepuppet pr")
+    assert "--report" in complete("tablepuppet train --re")

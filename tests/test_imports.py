@@ -15,6 +15,7 @@ OPTIONAL = (
     "adbc_driver_sqlite",
     "connectorx",
     "mlflow",
+    "numba",
     "opacus",
     "polars",
     "ray",

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.mapping.moves import Moves, Place
+from tablepuppet.mapping.moves import Moves, Place, loops
 from tablepuppet.models.losses import COMPILED_FROM
 from tablepuppet.transport.messages import Array, RowNumbers
 
@@ -53,30 +53,24 @@ class RowIndex:
         """
         if self.index is None or self.is_sorted or not is_worth_arranging(self.rows, len(self.index)):
             return self
-        from tablepuppet.mapping.compiled import number_by_appearance
-
         index, order = self.index.copy(), np.empty(self.rows, self.index.dtype)
-        number_by_appearance(index, np.full(self.rows, -1, order.dtype), order)
+        loops().number_by_appearance(index, np.full(self.rows, -1, order.dtype), order)
         return replace(self, index=index, order=order)
 
     def arrange(self, values: Array) -> Array:
         """Values per row in the order of walks."""
         if self.order is None:
             return values
-        from tablepuppet.mapping.compiled import gather
-
         out = np.empty(values.shape)
-        gather(out, np.ascontiguousarray(values), self.order)
+        loops().gather(out, np.ascontiguousarray(values), self.order)
         return out
 
     def restore(self, values: NDArray[T]) -> NDArray[T]:
         """Values in the order of walks, per row."""
         if self.order is None:
             return values
-        from tablepuppet.mapping.compiled import put
-
         out = np.empty_like(values)
-        put(out.reshape(self.rows, -1), values.reshape(self.rows, -1), self.order)
+        loops().put(out.reshape(self.rows, -1), values.reshape(self.rows, -1), self.order)
         return out
 
     def take(self, joined: RowNumbers) -> RowNumbers:

@@ -2,7 +2,8 @@
 
 In: values (n, k), row numbers (m,), −1 for a row that does not exist. Out: what numpy indexing
 would give, written into arrays that exist already. Two implementations of one contract, which give the same bits:
-NumPy here, compiled loops in compiled.py for many joined rows, where loading them is won back (docs/decisions).
+NumPy here, compiled loops in compiled.py for many joined rows, where loading them is won back (docs/decisions) and
+the compiler is installed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.models.losses import COMPILED_FROM
+from tablepuppet.mapping import plain
+from tablepuppet.models.compiler import is_installed, wins
 
 Array = NDArray[np.float64]
 RowNumbers = NDArray[np.signedinteger[Any]]
@@ -39,28 +41,32 @@ class Moves(Protocol):
 
 def moves_for(joined_rows: int) -> Moves:
     """The faster way for a joined table of this size."""
-    if joined_rows < COMPILED_FROM:
-        return NumpyMoves()
-    # Loading the compiler's runtime costs a third of a second and 100 MB: only where that is won back.
-    from tablepuppet.mapping import compiled
+    return cast(Moves, loops()) if is_installed() and wins(joined_rows) else NumpyMoves()
 
-    return cast(Moves, compiled)
+
+def loops() -> Any:
+    """Compiled loops over joined rows; where there is no compiler, the same by NumPy."""
+    if not is_installed():
+        return plain
+    from tablepuppet.mapping import compiled  # here, not above: it takes a third of a second and 100 MB
+
+    return compiled
 
 
 def empty_sums(rows: int, columns: int, joined_rows: int) -> Array:
     """Sums per row to begin with, as the faster way wants them: loops fetch a far row once, NumPy goes by columns."""
-    return np.zeros((rows, columns), order="F" if joined_rows < COMPILED_FROM else "C")
+    return np.zeros((rows, columns), order="C" if is_installed() and wins(joined_rows) else "F")
 
 
 def preload(rows: int) -> None:
     """Begins to load the compiled way where a table of this size is to be joined: while clients and DuckDB work."""
-    if rows >= COMPILED_FROM:
+    if is_installed() and wins(rows):
         threading.Thread(target=_try_out, name="tablepuppet-preload", daemon=True).start()
 
 
 def _try_out() -> None:
     """One value each way: the compiler's runtime starts with the first call."""
-    moves = moves_for(COMPILED_FROM)
+    moves = cast(Moves, loops())
     values, place = np.zeros((1, 1)), moves.place(np.zeros(1, np.int32), is_partial=False)
     moves.gather(values, values.copy(), place)
     moves.gather_add(values, values.copy(), place)

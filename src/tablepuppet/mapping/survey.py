@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tablepuppet.mapping.index import is_worth_arranging
+from tablepuppet.mapping.moves import loops
 from tablepuppet.mapping.pieces import IndexFacts
 from tablepuppet.mapping.side import JoinedSide
 from tablepuppet.transport.messages import RowNumbers
@@ -57,11 +58,9 @@ def conclude(rows: int, stretches: Sequence[Seen]) -> tuple[IndexFacts, RowNumbe
 
 def _appearing(numbers: RowNumbers, rows: int) -> RowNumbers:
     """The rows as they first come; `numbers` are overwritten."""
-    from tablepuppet.mapping.compiled import number_by_appearance
-
     number = np.full(rows, -1, numbers.dtype)
     order = np.empty(rows, numbers.dtype)
-    number_by_appearance(numbers, number, order)
+    loops().number_by_appearance(numbers, number, order)
     return order[: int(np.count_nonzero(number >= 0))].copy()
 
 

@@ -47,7 +47,7 @@ def document(plan: Plan) -> dict[str, Any]:
             }
             for row in plan.costs
         ],
-        "advice": asdict(plan.advice),
+        "advice": asdict(plan.advice) | ({} if plan.hint is None else {"hint": plan.hint}),
         "who_learns_what": [asdict(insight) for insight in plan.insights],
         "privacy": plan.ledger.to_dict(),
         "exposure": [asdict(e) | {"reconstructs": e.reconstructs} for e in plan.exposures],

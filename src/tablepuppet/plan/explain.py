@@ -156,7 +156,9 @@ def _comparison(plan: Plan, counted: Account, epochs: int) -> list[str]:
 
 def _advice(plan: Plan) -> list[str]:
     advice = plan.advice
-    return [f"Advice: {advice.algorithm}", *wrap(advice.why, _LINE, initial_indent="  ", subsequent_indent="  ")]
+    said = [advice.why] if plan.hint is None else [advice.why, plan.hint]
+    lines = [line for text in said for line in wrap(text, _LINE, initial_indent="  ", subsequent_indent="  ")]
+    return [f"Advice: {advice.algorithm}", *lines]
 
 
 def _knowledge(plan: Plan) -> list[str]:

@@ -15,7 +15,8 @@ from tablepuppet.job import Job
 from tablepuppet.mapping.expanded import expanded
 from tablepuppet.mapping.labels import Task
 from tablepuppet.mapping.mapping import TableMapping
-from tablepuppet.models.losses import COMPILED_FROM, Logistic, Loss, Softmax, Squared
+from tablepuppet.models.compiler import HINT, is_installed, wins
+from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
 from tablepuppet.plan.advice import Advice, advise
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
 from tablepuppet.plan.custody import check_custody
@@ -87,6 +88,12 @@ class Plan:
     @property
     def advice(self) -> Advice:
         return advise(self.shape, self.job.batch_size)
+
+    @property
+    def hint(self) -> str | None:
+        """What would make the run faster on this machine; None: nothing that is known."""
+        is_slow = wins(self.mapping.train.rows, is_dear=_is_dear(self.job, self.mapping)) and not is_installed()
+        return HINT if is_slow else None
 
     @property
     def insights(self) -> list[Insight]:
@@ -178,12 +185,17 @@ def _loss(job: Job, mapping: TableMapping) -> Loss:
     is_binary = job.loss_name == "logistic" or (job.loss_name != "softmax" and classes == 2)
     channel = mapping.label.channel
     targets = None if channel is None or is_number else channel.targets(classes)
-    # Proximal maps iterate, and several classes are several exponentials: there compiled loops win much sooner.
-    is_dear = not is_number and (job.options.name == "admm" or not is_binary)
-    if mapping.train.rows < COMPILED_FROM >> 4 * is_dear:
+    if not (is_installed() and wins(mapping.train.rows, is_dear=_is_dear(job, mapping))):
         return Squared() if is_number else Logistic() if is_binary else Softmax(classes, targets)
-    # Loading the compiler's runtime costs a third of a second and 100 MB: only where that is won back.
     from tablepuppet.models.compiled import CompiledLogistic, CompiledSquared
     from tablepuppet.models.compiled_softmax import CompiledSoftmax
 
     return CompiledSquared() if is_number else CompiledLogistic() if is_binary else CompiledSoftmax(classes, targets)
+
+
+def _is_dear(job: Job, mapping: TableMapping) -> bool:
+    """Whether the loss is dear for each row: proximal maps iterate, and several classes are several exponentials."""
+    if mapping.label.kind == "number":
+        return False
+    is_binary = job.loss_name == "logistic" or (job.loss_name != "softmax" and len(mapping.label.classes) == 2)
+    return job.options.name == "admm" or not is_binary

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,6 +57,40 @@ def test_scikit_learn_clones_it_and_sets_its_parameters() -> None:
     assert copy.set_params(l2=1.0, hidden=(3,)).get_params()["hidden"] == (3,)
     assert model.get_params()["l2"] == 0.1
     assert repr(copy).startswith("RelationalClassifier(algorithm=Admm(")
+
+
+def test_scikit_learn_knows_what_it_is() -> None:
+    base: Any = pytest.importorskip("sklearn.base")
+    classifier, regressor = tp.RelationalClassifier(), tp.RelationalRegressor()
+    assert base.is_classifier(classifier)
+    assert not base.is_regressor(classifier)
+    assert base.is_regressor(regressor)
+    assert not base.is_classifier(regressor)
+
+
+@pytest.mark.parametrize("tool", ["cross_val_score", "GridSearchCV"])
+def test_what_cuts_arrays_into_folds_is_told_why_it_cannot(tool: str) -> None:
+    selection: Any = pytest.importorskip("sklearn.model_selection")
+    tools: dict[str, Callable[..., Any]] = {
+        "cross_val_score": partial(selection.cross_val_score, tp.RelationalRegressor()),
+        "GridSearchCV": selection.GridSearchCV(tp.RelationalRegressor(), {"l2": [0.1, 1.0]}).fit,
+    }
+    with federation() as owner, pytest.raises(tp.TablePuppetError, match="cannot cut it into folds"):
+        tools[tool](owner)
+
+
+def test_a_fitted_estimator_saves_the_model_that_it_has(tmp_path: Path) -> None:
+    with federation() as owner:
+        model = tp.RelationalClassifier().fit(owner, QUERY.format(y="class"), label="class")
+        model.save(tmp_path / "model")
+        loaded = tp.load(tmp_path / "model")
+        assert np.array_equal(owner.predict(loaded)["prediction"].to_numpy(), model.predict(owner))
+    assert loaded.coefficients().equals(model.result_.coefficients())
+
+
+def test_an_estimator_that_was_not_fitted_saves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(tp.TablePuppetError, match="is not fitted yet"):
+        tp.RelationalClassifier().save(tmp_path / "model")
 
 
 def test_a_parameter_search_by_hand_finds_the_best() -> None:

@@ -41,14 +41,14 @@ def _in_sqlite(folder: Path, weather: pa.Table) -> SourceSpec:
     connection.executemany(f"INSERT INTO weather VALUES ({places})", zip(*columns, strict=True))
     connection.commit()
     connection.close()
-    return tp.source(f"sqlite://{folder / 'weather.sqlite'}", table="weather")
+    return tp.source(f"sqlite:///{folder / 'weather.sqlite'}", table="weather")
 
 
 def _in_duckdb(folder: Path, planes: pa.Table) -> SourceSpec:
     with duckdb.connect(str(folder / "planes.duckdb")) as connection:
         connection.register("given", planes)
         connection.execute("CREATE TABLE planes AS SELECT * FROM given")
-    return tp.source(f"duckdb://{folder / 'planes.duckdb'}", table="planes")
+    return tp.source(f"duckdb:///{folder / 'planes.duckdb'}", table="planes")
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def sqlite_file(folder: Path, *statements: str) -> str:
         connection.execute(statement)
     connection.commit()
     connection.close()
-    return f"sqlite://{folder / 't.sqlite'}"
+    return f"sqlite:///{folder / 't.sqlite'}"
 
 
 def two_schemas(folder: Path) -> Path:
@@ -91,11 +91,11 @@ CASES: dict[str, Case] = {
         "with a credential cannot be read",
     ),
     "a text that is no SQLite file": (
-        lambda f: run(items=tp.source(f"sqlite://{file(f, 'i.sqlite', SECRET * 99)}", table="items")),
+        lambda f: run(items=tp.source(f"sqlite:///{file(f, 'i.sqlite', SECRET * 99)}", table="items")),
         "the file is not a SQLite database",
     ),
     "a SQLite file that is not there": (
-        lambda f: run(items=tp.source(f"sqlite://{f}/none.sqlite", table="items")),
+        lambda f: run(items=tp.source(f"sqlite:///{f}/none.sqlite", table="items")),
         "there is no SQLite file",
     ),
     "a SQLite table that is not there": (
@@ -111,11 +111,11 @@ CASES: dict[str, Case] = {
         "column price is meant to be DOUBLE, and some row holds a value of another type",
     ),
     "a DuckDB file that is not there": (
-        lambda f: run(items=tp.source(f"duckdb://{f}/none.duckdb", table="items")),
+        lambda f: run(items=tp.source(f"duckdb:///{f}/none.duckdb", table="items")),
         "there is no DuckDB file",
     ),
     "a text that is no DuckDB file": (
-        lambda f: run(items=tp.source(f"duckdb://{file(f, 'i.duckdb', SECRET * 999)}", table="items")),
+        lambda f: run(items=tp.source(f"duckdb:///{file(f, 'i.duckdb', SECRET * 999)}", table="items")),
         "cannot be read",
     ),
     "a text that is no Parquet file": (lambda f: run(items=file(f, "i.parquet", SECRET * 9)), "not a readable Parquet"),

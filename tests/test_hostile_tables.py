@@ -264,7 +264,7 @@ def test_a_source_that_cannot_be_opened_leaves_no_other_open(tmp_path: Path) -> 
     connection = sqlite3.connect(tmp_path / "items.sqlite")
     connection.execute("CREATE TABLE items (item INTEGER, price REAL)")
     connection.close()
-    items = tp.source(f"sqlite://{tmp_path}/items.sqlite", table="items")
+    items = tp.source(f"sqlite:///{tmp_path}/items.sqlite", table="items")
     with pytest.raises(tp.TablePuppetError, match="there is no file"):
         tp.Federation({"items": items, "orders": tmp_path / "none.parquet"})
 

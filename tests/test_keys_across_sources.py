@@ -66,7 +66,7 @@ def place(kind: str, where: str, folder: Path, request: pytest.FixtureRequest) -
             connection.execute(statement)
         connection.commit()
         connection.close()
-        return source(f"sqlite://{folder / 't.sqlite'}", table="t")
+        return source(f"sqlite:///{folder / 't.sqlite'}", table="t")
     file = folder / f"t.{where}"
     with duckdb.connect(str(folder / "t.duckdb")) as made:
         made.execute("SET TimeZone = 'Asia/Tokyo'")  # where a client lives must not matter
@@ -81,7 +81,7 @@ def place(kind: str, where: str, folder: Path, request: pytest.FixtureRequest) -
         table = table.set_column(1, "k", own)
     if where == "feather":
         pyarrow.feather.write_feather(table, file)
-    return {"duckdb": source(f"duckdb://{folder / 't.duckdb'}", table="t"), "arrow": table}.get(where, file)
+    return {"duckdb": source(f"duckdb:///{folder / 't.duckdb'}", table="t"), "arrow": table}.get(where, file)
 
 
 def read(given: Any) -> tuple[str | None, list[bytes | None]]:

@@ -72,14 +72,14 @@ def in_sqlite(folder: Path, weather: pa.Table) -> SourceSpec:
     connection.executemany("INSERT INTO weather VALUES (?, ?, ?, ?)", zip(*columns, strict=True))
     connection.commit()
     connection.close()
-    return tp.source(f"sqlite://{folder / 'weather.sqlite'}", table="weather")
+    return tp.source(f"sqlite:///{folder / 'weather.sqlite'}", table="weather")
 
 
 def in_duckdb(folder: Path, planes: pa.Table) -> SourceSpec:
     with duckdb.connect(str(folder / "planes.duckdb")) as connection:
         connection.register("given", planes)
         connection.execute("CREATE TABLE planes AS SELECT * FROM given")
-    return tp.source(f"duckdb://{folder / 'planes.duckdb'}", table="planes")
+    return tp.source(f"duckdb:///{folder / 'planes.duckdb'}", table="planes")
 
 
 @pytest.mark.parametrize("algorithm", ["newton", "admm"])

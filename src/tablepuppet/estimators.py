@@ -4,12 +4,13 @@
 
 In: a federation and a query in place of X and y. They keep scikit-learn's conventions (parameters are
 what the constructor got, `fit` returns self, learned attributes end in an underscore, use before `fit`
-raises NotFittedError) and work with its `clone`, without needing scikit-learn.
+raises NotFittedError) and work with its `clone` and `is_classifier`, without needing scikit-learn.
 """
 
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -58,6 +59,7 @@ class _RelationalEstimator:
         seed: int = 0,
         epochs: int | None = None,
         batch_size: int | None = 10_240,
+        progress: bool | None = None,
         **options: Any,
     ) -> None:
         self.model = model
@@ -71,6 +73,7 @@ class _RelationalEstimator:
         self.seed = seed
         self.epochs = epochs
         self.batch_size = batch_size
+        self.progress = progress
         self._options = options
 
     @classmethod
@@ -130,8 +133,25 @@ class _RelationalEstimator:
         """One prediction per joined row, in the order of the label table's rows; by default of the query of `fit`."""
         return np.asarray(self._predicted(federation, query)["prediction"].to_numpy())
 
+    def save(self, path: str | Path) -> None:
+        """Writes the trained model to a folder, which `tp.load` reads: JSON and Arrow, no pickle."""
+        self._fitted().save(path)
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn's `is_classifier`, `is_regressor` and its displays ask for."""
+        from sklearn.utils import ClassifierTags, RegressorTags, Tags, TargetTags  # only scikit-learn asks
+
+        is_classifier = self._estimator_type == "classifier"
+        return Tags(
+            estimator_type=self._estimator_type,
+            target_tags=TargetTags(required=False),  # the label is a column of the query, and no y
+            classifier_tags=ClassifierTags() if is_classifier else None,
+            regressor_tags=None if is_classifier else RegressorTags(),
+            requires_fit=True,
+        )
+
     def _predicted(self, federation: Federation, query: str | None) -> pa.Table:
-        return federation.predict(self._fitted(), query)
+        return federation.predict(self._fitted(), query, progress=self.progress)
 
     def _fitted(self) -> Result:
         if not hasattr(self, "result_"):

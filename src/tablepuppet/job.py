@@ -166,7 +166,8 @@ def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[st
         known = own | set(FAMILIES[algorithm].__struct_fields__)
         for name in extra:
             if name not in known:
-                raise JobError(f"algorithm {algorithm} has no option {name!r}{_hint(name, known)}")
+                near = _hint(name, known) or "."
+                raise JobError(f"algorithm {algorithm} has no option {name!r}{near} {_options(algorithm)}")
         return algorithm, options_of(algorithm, extra)
     raise JobError(f"algorithm must be a name or tp.Sgd(…), tp.Admm(…), tp.Newton(…), not {type(algorithm).__name__}")
 
@@ -215,6 +216,12 @@ def _check_stopping(job: Job) -> None:
 def _hint(name: Any, known: Any) -> str:
     near = nearest(str(name), list(known))
     return "" if near is None else f"; did you mean {near!r}?"
+
+
+def _options(algorithm: str) -> str:
+    """What can be chosen: of the algorithm, and of every job."""
+    others = sorted(set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options", "module"})
+    return f"It has {', '.join(FAMILIES[algorithm].__struct_fields__)}; every job has {', '.join(others)}"
 
 
 def _check(job: Job) -> None:

@@ -6,10 +6,38 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 _SHOWN = 12
+# What other libraries call options that we have under another name.
+_ELSEWHERE = {
+    "alpha": "l2",
+    "eta": "learning_rate",
+    "hidden_layer_sizes": "hidden",
+    "lr": "learning_rate",
+    "max_epochs": "epochs",
+    "max_iter": "epochs",
+    "n_epochs": "epochs",
+    "n_iter_no_change": "patience",
+    "num_epochs": "epochs",
+    "random_state": "seed",
+    "reg": "l2",
+    "sample_weight": "weight",
+    "step_size": "learning_rate",
+    "target": "label",
+    "test_size": "test_fraction",
+    "tol": "tolerance",
+    "validation_split": "validation_fraction",
+    "y": "label",
+}
 
 
 def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
-    """The known name that is spelt most alike, whatever the case."""
+    """The known name that is spelt most alike, whatever the case, or that means what another library calls so.
+
+    >>> nearest("lr", ["decay", "learning_rate"])
+    'learning_rate'
+    """
+    elsewhere = _ELSEWHERE.get(name.lower())
+    if elsewhere in known:
+        return elsewhere
     by_lower = {k.lower(): k for k in known}
     near = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=cutoff)
     return by_lower[near[0]] if near else None

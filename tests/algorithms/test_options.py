@@ -12,7 +12,7 @@ import pytest
 import tablepuppet as tp
 
 MISTAKES: dict[str, Callable[[], Any]] = {
-    "tp.Sgd has no option 'lr'; it has learning_rate, optimizer": lambda: tp.Sgd(lr=1),  # type: ignore[call-arg]
+    "tp.Sgd has no option 'lr'; did you mean 'learning_rate'?": lambda: tp.Sgd(lr=1),  # type: ignore[call-arg]
     "tp.Admm has no option 'varient'; did you mean 'variant'?": lambda: tp.Admm(varient=1),  # type: ignore[call-arg]
     "tp.Newton has no option 'rho'; it has memory, tolerance": lambda: tp.Newton(rho=1),  # type: ignore[call-arg]
     "tp.Sgd takes options by name: learning_rate": lambda: tp.Sgd(0.1),
@@ -21,6 +21,22 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "learning_rate: expected float": lambda: tp.Sgd(learning_rate="fast"),  # type: ignore[arg-type]
     "learning_rate must be above 0": lambda: tp.Sgd(learning_rate=-1.0),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("lr", "learning_rate"), ("max_iter", "epochs"), ("random_state", "seed"), ("alpha", "l2")]
+)
+def test_an_option_under_another_librarys_name_is_suggested_and_all_are_named(name: str, meant: str) -> None:
+    given: dict[str, Any] = {name: 0.1}
+    with (
+        tp.Federation({"t": pa.table({"x": [1.0, 2.0], "y": [1.0, 2.0]})}) as owner,
+        pytest.raises(tp.TablePuppetError) as refused,
+    ):
+        owner.train("SELECT x, y FROM t", label="y", algorithm="sgd", **given)
+    message = str(refused.value)
+    assert f"algorithm sgd has no option {name!r}; did you mean {meant!r}?" in message
+    assert "It has learning_rate, optimizer, momentum" in message
+    assert "max_categories" in message
 
 
 @pytest.mark.parametrize("message", MISTAKES)

@@ -71,7 +71,7 @@ def test_whether_a_column_may_be_null_is_listed_too(postgres: Callable[[], Datab
         connection.execute("CREATE TABLE orders (item INTEGER, z TEXT, y REAL NOT NULL)")
     connection.close()
     message = refusal(
-        tp.source(database.url, table="orders"), tp.source(f"sqlite://{tmp_path}/o.sqlite", table="orders")
+        tp.source(database.url, table="orders"), tp.source(f"sqlite:///{tmp_path}/o.sqlite", table="orders")
     )
     assert "item is NOT NULL at orders[0] and nullable at orders[1]" in message
     assert "x is missing at orders[1]" in message

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from tests.plan.jobs import LABELS, shop
 
+import tablepuppet as tp
 from tablepuppet.mapping.mapping import Placement
-from tablepuppet.plan.memory import server_memory
+from tablepuppet.plan.memory import client_memory, server_memory
 
 
 @pytest.mark.parametrize("algorithm", ["newton", "admm"])
@@ -30,3 +34,34 @@ def test_baselines_run_here_whatever_the_engine() -> None:
         plan = federation.explain(query, label=label, model="logistic", algorithm="vfl-admm")
     given = plan.shape, "vfl-admm", plan.job.options
     assert server_memory(*given, Placement(4, is_joined_there=True)) == server_memory(*given)
+
+
+@pytest.mark.parametrize("algorithm", ["newton", "admm"])
+def test_many_categories_take_no_matrix_of_their_own_at_the_client(algorithm: str) -> None:
+    categories = 14_000
+    names = pa.array([f"product {i}" for i in range(categories)])
+    items = pa.table({"item_id": range(categories), "name": names})
+    orders = pa.table({"item_id": np.arange(20_000) % categories, "stars": np.arange(20_000) % 5.0})
+    with tp.Federation({"orders": orders, "items": items}) as owner:
+        query = "SELECT i.name, o.stars FROM orders o JOIN items i ON o.item_id = i.item_id"
+        plan = owner.explain(query, label="stars", algorithm=algorithm)
+        tracemalloc.start()
+        owner.train(query, label="stars", algorithm=algorithm, epochs=2)
+        _, used = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    [estimated] = [row.client_memory for row in plan.costs if row.algorithm == algorithm]
+    assert plan.shape.blocks[0].width > 10_000
+    assert estimated < 20e6
+    assert estimated < used < 200e6
+
+
+def test_a_narrow_block_is_estimated_with_its_matrix() -> None:
+    label, query = LABELS["logistic"]
+    with shop(1) as federation:
+        shape = federation.explain(query, label=label, model="logistic").shape
+    narrow, wide = (
+        replace(shape, blocks=tuple(replace(b, width=w, parameters=w) for b in shape.blocks)) for w in (2000, 2001)
+    )
+    assert (
+        client_memory(narrow, "newton", tp.Newton()) > 4 * 8 * 2000**2 > 50 * client_memory(wide, "newton", tp.Newton())
+    )

@@ -16,6 +16,7 @@ from tests.prediction.shop import NEW, QUERY, federation, tables
 
 import tablepuppet as tp
 from tablepuppet.errors import ModelError
+from tablepuppet.tables.features import encoded_width
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def test_a_loaded_model_is_the_same_to_the_last_bit(result: tp.Result, tmp_path:
     loaded = tp.load(tmp_path / "model")
     assert loaded.classes == (False, True)
     assert loaded.query == result.model.query
-    assert loaded.intercept.tolist() == result.encoded_intercept.tolist()
+    assert loaded.encoded_intercept.tolist() == result.encoded_intercept.tolist()
     for old, new in zip(result.blocks, loaded.blocks, strict=True):
         assert np.array_equal(old.theta, new.theta)
         assert np.array_equal(old.mean, new.mean)
@@ -37,6 +38,54 @@ def test_a_loaded_model_is_the_same_to_the_last_bit(result: tp.Result, tmp_path:
     with federation(tables(1)) as shop:
         assert shop.predict(loaded, NEW).equals(shop.predict(result, NEW))
     assert loaded.metadata["metrics"] == result.metrics
+
+
+def test_a_loaded_model_says_what_the_trained_one_said(result: tp.Result, tmp_path: Path) -> None:
+    result.save(tmp_path / "model")
+    loaded = tp.load(tmp_path / "model")
+    assert loaded.coefficients().equals(result.coefficients())
+    assert loaded.importance().equals(result.importance())
+    assert loaded.intercept == result.intercept
+
+
+def test_importance_is_how_far_a_feature_moves_the_score(result: tp.Result) -> None:
+    found = result.importance()
+    assert list(found.columns) == ["table", "feature", "importance"]
+    assert set(found["feature"]) == {f for block in result.blocks for f in block.features}
+    assert found["importance"].is_monotonic_decreasing
+    [block] = [block for block in result.blocks if "i.price" in block.features]
+    ends = np.cumsum([0, *(encoded_width(encoder) for encoder in block.encoders)])
+    for name, kind in (("i.price", "number"), ("i.category", "category")):
+        row = block.features.index(name)
+        own = block.theta[ends[row] : ends[row + 1], 0]
+        spread = own.std() if kind == "category" else np.linalg.norm(own)
+        assert found.loc[found["feature"] == name, "importance"].item() == pytest.approx(float(spread))
+
+
+@pytest.mark.parametrize("values", [[0, 1], [3, 5, 9]])
+def test_classes_that_are_whole_numbers_stay_integers(values: list[int], tmp_path: Path) -> None:
+    given = tables()
+    drawn = np.random.default_rng(1).choice(values, given["orders"].num_rows)
+    given["orders"] = given["orders"].append_column("kind", pa.array(drawn, pa.int64()))
+    with federation(given) as shop:
+        result = shop.train(QUERY.format(label="kind"), label="kind", model="linear", loss="cross_entropy")
+        result.save(tmp_path / "model")
+        loaded = tp.load(tmp_path / "model")
+        for model in (result, loaded):
+            assert [(c, type(c)) for c in model.classes] == [(v, int) for v in values]
+            assert shop.predict(model)["prediction"].type == pa.int64()
+            assert set(model.coefficients()["class_"].map(type)) == {int}
+        assert shop.evaluate(loaded) == shop.evaluate(result)
+    written = [json.loads((tmp_path / "model" / "model.json").read_text()), json.loads(result.to_json())]
+    assert [type(c) for c in written[0]["classes"]] == [int] * len(values)
+    assert {type(c) for c in written[1]["coefficients"]["class_"]} == {int}
+
+
+def test_a_model_of_an_older_version_has_integers_too(result: tp.Result, tmp_path: Path) -> None:
+    result.save(tmp_path / "model")
+    file = tmp_path / "model" / "model.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"classes": [0.0, 1.0]}))
+    assert [type(c) for c in tp.load(tmp_path / "model").classes] == [int, int]
 
 
 def test_a_new_process_predicts_the_same(result: tp.Result, tmp_path: Path) -> None:

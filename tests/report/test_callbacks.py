@@ -43,6 +43,16 @@ def test_mlflow_reads_back_what_the_history_says(tmp_path: Path, monkeypatch: py
     result = train(logger)
     logger.close()
     assert mlflow.active_run() is None
+    asked = mlflow.MlflowClient(tmp_path.as_uri()).get_run(run).data.params
+    assert {name: asked[name] for name in ("label", "algorithm", "l2", "epochs", "relax", "privacy.keys")} == {
+        "label": "returned",
+        "algorithm": "admm",
+        "l2": "0.0001",
+        "epochs": "3",
+        "relax": "1.6",
+        "privacy.keys": "hmac",
+    }
+    assert asked["query"].split() == QUERY.split()
     shown = mlflow.MlflowClient(tmp_path.as_uri()).get_metric_history(run, "objective")
     assert [(m.step, m.value) for m in shown] == [(e.epoch, e.objective) for e in result.history]
 

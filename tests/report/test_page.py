@@ -210,3 +210,26 @@ def test_runs_without_test_rows_and_with_several_classes_have_a_page() -> None:
     assert "train Accuracy" in first
     assert "test Accuracy" not in first
     assert '<button type="button" class="sort">Class</button>' in second
+
+
+def test_the_epoch_whose_parameters_are_the_model_is_named_and_held_out_rows_are_called_so() -> None:
+    with tp.Federation(tables()) as federation:
+        result = federation.train(
+            QUERY,
+            label="returned",
+            algorithm="sgd",
+            optimizer="adam",
+            learning_rate=0.5,
+            batch_size=20,
+            epochs=12,
+            validation_fraction=0.3,
+            patience=2,
+        )
+    assert result.epoch < len(result.history)
+    page = render([record_of(result)])
+    assert f"{len(result.history)} (the model is epoch {result.epoch}’s)" in page
+    assert f"{result.epoch} of {len(result.history)}" in page
+    assert f", epoch {result.epoch}, the model" in page
+    assert "rows held out for test or validation</li>" in page
+    assert "test rows</li>" not in page
+    assert "test rows</li>" in render([record_of(trained()[0])])

@@ -67,7 +67,7 @@ def duckdb_file(folder: Path, table: pa.Table) -> object:
         connection.register("given", table)
         connection.execute("CREATE TABLE t AS SELECT * FROM given")
     os.replace(folder / "new.duckdb", folder / "t.duckdb")
-    return source(f"duckdb://{folder / 't.duckdb'}", table="t")
+    return source(f"duckdb:///{folder / 't.duckdb'}", table="t")
 
 
 def sqlite_file(folder: Path, table: pa.Table) -> object:
@@ -78,14 +78,14 @@ def sqlite_file(folder: Path, table: pa.Table) -> object:
     connection.executemany("INSERT INTO t VALUES (?, ?)", zip(*(c.to_pylist() for c in table.columns), strict=True))
     connection.commit()
     connection.close()
-    return source(f"sqlite://{folder / 't.sqlite'}", table="t")
+    return source(f"sqlite:///{folder / 't.sqlite'}", table="t")
 
 
 def sqlite_replaced(folder: Path, table: pa.Table) -> object:
     (folder / "new").mkdir(exist_ok=True)
     sqlite_file(folder / "new", table)
     os.replace(folder / "new" / "t.sqlite", folder / "t.sqlite")
-    return source(f"sqlite://{folder / 't.sqlite'}", table="t")
+    return source(f"sqlite:///{folder / 't.sqlite'}", table="t")
 
 
 FILES: dict[str, Write] = {

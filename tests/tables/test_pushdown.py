@@ -67,7 +67,7 @@ def sqlite_table(folder: Path) -> Source:
     connection.executemany(f"INSERT INTO things VALUES ({', '.join('?' * len(types))})", zip(*text, strict=True))
     connection.commit()
     connection.close()
-    return open_source(source(f"sqlite://{folder / 't.sqlite'}", table="things"), "things")
+    return open_source(source(f"sqlite:///{folder / 't.sqlite'}", table="things"), "things")
 
 
 def put_in(database: str) -> pa.Table:

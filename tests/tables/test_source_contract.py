@@ -81,7 +81,7 @@ def duckdb_file(folder: Path) -> object:
     with duckdb.connect(str(folder / "shop.duckdb")) as connection:
         connection.register("given", TABLE)
         connection.execute("CREATE SCHEMA sales; CREATE TABLE sales.items AS SELECT * FROM given")
-    return source(f"duckdb://{folder / 'shop.duckdb'}", table="sales.items")
+    return source(f"duckdb:///{folder / 'shop.duckdb'}", table="sales.items")
 
 
 def sqlite_file(folder: Path) -> object:
@@ -93,7 +93,7 @@ def sqlite_file(folder: Path) -> object:
             "INSERT INTO items VALUES (?, ?, ?, ?, ?)", zip(*columns[:3], dates, columns[4], strict=True)
         )
     connection.close()
-    return source(f"sqlite://{folder / 'shop.sqlite'}", table="items")
+    return source(f"sqlite:///{folder / 'shop.sqlite'}", table="items")
 
 
 def postgres_table(database: Database) -> object:

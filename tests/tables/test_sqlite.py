@@ -21,7 +21,7 @@ def opened(folder: Path, *statements: str, table: str = "t") -> Iterator[Source]
         connection.execute(statement)
     connection.commit()
     connection.close()
-    with contextlib.closing(open_source(source(f"sqlite://{file}", table=table), "things")) as things:
+    with contextlib.closing(open_source(source(f"sqlite:///{file}", table=table), "things")) as things:
         yield things
 
 
@@ -102,10 +102,10 @@ def test_what_is_not_there_or_not_sqlite_is_said(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="there is no such table in the SQLite file"):
         opened(tmp_path, "CREATE TABLE other (a)").__enter__()
     with pytest.raises(SourceError, match="there is no SQLite file"):
-        open_source(source(f"sqlite://{tmp_path}/none.sqlite", table="t"), "things")
+        open_source(source(f"sqlite:///{tmp_path}/none.sqlite", table="t"), "things")
     (tmp_path / "text.sqlite").write_text("not a database" * 100)
     with pytest.raises(SourceError, match="not a SQLite database"):
-        open_source(source(f"sqlite://{tmp_path}/text.sqlite", table="t"), "things")
+        open_source(source(f"sqlite:///{tmp_path}/text.sqlite", table="t"), "things")
 
 
 def test_a_moment_is_one_in_whatever_zone_it_is_written(tmp_path: Path) -> None:

@@ -40,13 +40,21 @@ def demo(
         federation = open_flights(flights)
     with federation:
         with screen.progress("joining tokens of the keys"):
-            plan = federation.explain(QUERY, label=LABEL, model="logistic", algorithm="newton", epochs=epochs)
+            plan = federation.explain(
+                QUERY, label=LABEL, model="logistic", algorithm="newton", epochs=epochs, progress=False
+            )
         screen.show(QUERY, str(plan), "")
         results = {}
         for name in _ALGORITHMS:
             with screen.progress(f"training by {name}") as on_round:
                 results[name] = federation.train(
-                    QUERY, label=LABEL, model="logistic", algorithm=name, epochs=epochs, on_round=on_round
+                    QUERY,
+                    label=LABEL,
+                    model="logistic",
+                    algorithm=name,
+                    epochs=epochs,
+                    on_round=on_round,
+                    progress=False,
                 )
     written = results["newton"].report(report, beside=[results[name] for name in _ALGORITHMS if name != "newton"])
     screen.show(comparison(results), "", f"Report: {written}")

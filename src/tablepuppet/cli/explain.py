@@ -33,6 +33,6 @@ def explain(
         screen.show_json(found.to_dict)
         return
     with screen.progress("joining the keys"), asked.open_federation(federation) as tables:
-        plan = tables.explain(asked.query, **asked.arguments)
+        plan = tables.explain(asked.query, **asked.arguments, progress=False)
     screen.show(str(plan))
     screen.show_json(lambda: json.loads(plan.to_json()))

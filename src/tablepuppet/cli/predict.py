@@ -43,7 +43,7 @@ def predict(
     screen = Screen(as_json)
     loaded, asked = load(model), read_job(job)
     with screen.progress("predicting"), asked.open_federation(federation) as tables:
-        answer = tables.predict(loaded, asked.query, key=key, missing=missing, to=to)  # type: ignore[arg-type]
+        answer = tables.predict(loaded, asked.query, key=key, missing=missing, to=to, progress=False)  # type: ignore[arg-type]
     away = (answer.schema.metadata or {}).get(b"tablepuppet.missing", b"").decode()
     _show(screen, answer, to, away)
     screen.show_json(

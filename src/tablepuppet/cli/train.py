@@ -62,7 +62,7 @@ def train(
         check_place(report, "the report")
     arguments = asked.arguments | ({} if engine is None else {"engine": engine})
     with screen.progress(f"training {asked.path.stem}") as on_round, asked.open_federation(federation) as tables:
-        result = tables.train(asked.query, **arguments, on_round=on_round, resume=resume)
+        result = tables.train(asked.query, **arguments, on_round=on_round, progress=False, resume=resume)
     if save is not None:  # before anything is shown: standard output may fail, and the model must not be lost with it
         result.save(save)
     if explain:

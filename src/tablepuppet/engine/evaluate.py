@@ -38,7 +38,7 @@ def evaluate(model: Model, plan: Plan, link: Link, job_id: str) -> Metrics:
     for part in union.parts:
         per_row[part.block][part.train] = cast(Scores, answers[part.number][0]).values
     rows = _in_classes_of(model, mapping)
-    _, metrics = measure(rows, per_row, _loss(model), model.intercept, wants_auc=True)
+    _, metrics = measure(rows, per_row, _loss(model), model.encoded_intercept, wants_auc=True)
     return metrics
 
 

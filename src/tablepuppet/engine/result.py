@@ -8,20 +8,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from tablepuppet.algorithms.base import Array
 from tablepuppet.engine.html import result_html
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.errors import ModelError
+from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.neural import load_parameters
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, Model, block_uses, describe_use
 from tablepuppet.privacy.ledger import Ledger
-from tablepuppet.tables.features import encoded_width, names
-from tablepuppet.transport.messages import CategoryEncoder, Encoder, NumberEncoder
+from tablepuppet.tables.features import encoded_width
 from tablepuppet.transport.meter import Network, Traffic
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class Result:
     traffic: Traffic
     blocks: tuple[BlockModel, ...]
     encoded_intercept: Array
-    classes: tuple[str | float | bool, ...]
+    classes: tuple[Class, ...]
     privacy: Ledger = field(default_factory=Ledger)  # what was spent, of which table, towards whom
     builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules
     epoch: int = 0  # whose parameters these are: the last one, or the best one where training was stopped early
@@ -132,23 +131,11 @@ class Result:
         A block of a LEFT JOIN has one further row, `alias IS NOT NULL`: what finding a partner adds. Weights that
         stay with their owner are NaN (`withheld` names the blocks).
         """
-        import pandas as pd  # here, not above: most runs never need it, and it takes 40 MB and a third of a second
+        return self.model.coefficients()
 
-        self._need_linear()
-        outputs = self._outputs()
-        frames = []
-        for block in self.blocks:
-            scale, shift = _original_scale(block.encoders)
-            weights = block.theta * scale[:, None]
-            labels = names(block.features, block.encoders)
-            if block.is_outer:
-                labels = [*labels, f"{block.name} IS NOT NULL"]
-                weights = np.vstack([weights, -(shift @ block.theta)])
-            frames += [
-                pd.DataFrame({"table": block.table, "feature": labels, "class_": name, "weight": weights[:, k]})
-                for k, name in enumerate(outputs)
-            ]
-        return pd.concat(frames, ignore_index=True)
+    def importance(self) -> pd.DataFrame:
+        """How far each feature moves the score, the farthest first: see `Model.importance`."""
+        return self.model.importance()
 
     @property
     def intercept(self) -> float | Array:
@@ -156,12 +143,7 @@ class Result:
 
         Features of a block whose weights are withheld count from their means, not from zero.
         """
-        self._need_linear()
-        total = self.encoded_intercept.copy()
-        for block in self.blocks:
-            if not block.is_outer and not block.is_held:
-                total -= _original_scale(block.encoders)[1] @ block.theta
-        return float(total[0]) if len(total) == 1 else total
+        return self.model.intercept
 
     @cached_property
     def model(self) -> Model:
@@ -174,7 +156,7 @@ class Result:
             label=self.plan.mapping.bound.label,
             label_aliases=aliases,
             classes=self.classes,
-            intercept=self.encoded_intercept,
+            encoded_intercept=self.encoded_intercept,
             blocks=tuple(
                 replace(block, uses=block_uses(self.plan.mapping.bound, number))
                 for number, block in enumerate(self.blocks)
@@ -224,33 +206,3 @@ class Result:
         from tablepuppet.report import write_history
 
         write_history(self.history, path)
-
-    def _need_linear(self) -> None:
-        if not self.plan.job.spec.is_linear:
-            raise ModelError(
-                "a neural model has no coefficients on the original scale; result.module(block) gives a block's "
-                "trained network, result.encoded_intercept what is added to the sum of their scores"
-            )
-
-    def _outputs(self) -> list[Any]:
-        if not self.classes:
-            return [None]
-        return [self.classes[1]] if len(self.encoded_intercept) == 1 else list(self.classes)
-
-
-def _original_scale(encoders: tuple[Encoder, ...]) -> tuple[Array, Array]:
-    """Per encoded column: what its weight is multiplied by, and mean/scale, which the intercept absorbs."""
-    scale: list[Array] = [np.zeros(0)]
-    shift: list[Array] = [np.zeros(0)]
-    for encoder in encoders:
-        if isinstance(encoder, NumberEncoder):
-            inverse = np.divide(1.0, encoder.scale, out=np.zeros_like(encoder.scale), where=encoder.scale != 0)
-            extra = 1 if encoder.has_missing else 0
-            scale += [inverse, np.ones(extra)]
-            shift += [encoder.mean * inverse, np.zeros(extra)]
-        else:
-            assert isinstance(encoder, CategoryEncoder)
-            width = len(encoder.categories) + encoder.has_missing + encoder.has_other
-            scale.append(np.ones(width))
-            shift.append(np.zeros(width))
-    return np.concatenate(scale), np.concatenate(shift)

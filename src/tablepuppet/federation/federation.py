@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -28,11 +28,20 @@ from tablepuppet.prediction.predict import as_keys
 from tablepuppet.prediction.predictor import Predictor
 from tablepuppet.prediction.standing import Standing
 from tablepuppet.privacy.policy import Policy
+from tablepuppet.progress import showing
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.local import LocalTransport
 from tablepuppet.writing import check_place
 
 _NUMBERS = itertools.count(1)
+OnRound = Callable[[RoundEvent], None]
+
+
+@runtime_checkable
+class Logger(Protocol):
+    """An `on_round` that wants to know the job before its first round."""
+
+    def start(self, job: Job) -> None: ...
 
 
 class _Known(NamedTuple):
@@ -87,10 +96,17 @@ class Federation:
         return ConnectedFederation(path)
 
     def explain(
-        self, query: str, *, label: str, model: Any = "auto", algorithm: Any = "newton", **options: Any
+        self,
+        query: str,
+        *,
+        label: str,
+        model: Any = "auto",
+        algorithm: Any = "newton",
+        progress: bool | None = None,
+        **options: Any,
     ) -> Plan:
         """What training would do and cost; `str(plan)` is the text."""
-        with self._known(model) as known:
+        with showing("explaining", progress), self._known(model) as known:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=options | known.given)
             return self._explain(job)
 
@@ -120,6 +136,7 @@ class Federation:
         batch_size: int | None = 10_240,
         privacy: Any = None,
         on_round: Callable[[RoundEvent], None] | None = None,
+        progress: bool | None = None,
         resume: bool = False,
         **options: Any,
     ) -> Result:
@@ -129,6 +146,8 @@ class Federation:
         stops after so many epochs without a better validation loss, and the best epoch's parameters are the model.
         `weight`: a column of the label's table, or an expression over it, that says how much a row counts;
         `class_weight`: "balanced", or a weight for each class (docs/validation.md).
+        `on_round` is called after every round (tablepuppet.report has loggers); `progress`: a bar on standard error,
+        by default (None) in a terminal or a notebook, where training takes more than two seconds.
         `resume`: go on with an interrupted run of the same job, where clients are processes of their own.
         `options`: those of the algorithm (learning_rate, rho, …) where it is given by name, and test_where,
         validation_where, min_delta, monitor, max_categories, max_joined_rows, wire (docs/quickstart.md).
@@ -148,7 +167,10 @@ class Federation:
         }
         with self._known(model) as known:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=options | known.given)
-            result = self._train(job, on_round, resume)
+            if isinstance(on_round, Logger):
+                on_round.start(job)
+            with showing("training", progress) as bar:
+                result = self._train(job, _both(bar.on_round if bar.is_shown else None, on_round), resume)
         return replace(result, builder=known.builder)
 
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
@@ -191,6 +213,7 @@ class Federation:
         to: str | Path | None = None,
         module: Builder | None = None,
         max_joined_rows: int | None = None,
+        progress: bool | None = None,
     ) -> pa.Table:
         """One prediction per joined row of a query: the model's own by default, or one with the same features.
 
@@ -204,7 +227,8 @@ class Federation:
         if to is not None:
             check_place(check_file(to), "predictions")
         names = (key,) if isinstance(key, str) else key
-        with self._offered(chosen.spec.module, chosen.builder if module is None else module):
+        builder = chosen.builder if module is None else module
+        with showing("predicting", progress), self._offered(chosen.spec.module, builder):
             table = self._predict(
                 chosen,
                 chosen.query if query is None else query,
@@ -260,9 +284,29 @@ class Federation:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        """No array: whatever cuts arrays into folds, as `cross_val_score` does, learns here what to do instead."""
+        raise JobError(
+            "a federation is not an array: its tables stay with their owners, so scikit-learn's cross_val_score, "
+            "GridSearchCV and the like cannot cut it into folds. Train each setting with validation_fraction=0.2 (or "
+            'test_where=…) and compare result.metrics["validation"], as docs/validation.md shows'
+        )
+
     def __repr__(self) -> str:
         tables = (f"{t}: {len(c)} client{'s' * (len(c) != 1)}" for t, c in self._tables.items())
         return f"Federation({', '.join(tables)})"
+
+
+def _both(first: OnRound | None, second: OnRound | None) -> OnRound | None:
+    """One callback for two; None where there is none, so that nobody is told of rounds in vain."""
+    if first is None or second is None:
+        return first or second
+
+    def on_round(event: RoundEvent) -> None:
+        first(event)
+        second(event)
+
+    return on_round
 
 
 def _model_of(model: Model | Result) -> Model:

@@ -39,16 +39,23 @@ def tables_from_toml(tables: Mapping[str, Any], folder: Path) -> dict[str, list[
 
     def one(table: str, given: Any) -> Any:
         if isinstance(given, str):
-            is_url = "://" in given
-            return source(given) if is_url else folder / given
+            return source(_placed(given, folder)) if "://" in given else folder / given
         if isinstance(given, dict) and set(given) <= {"url", "table"} and isinstance(given.get("url"), str):
-            return source(given["url"], given.get("table"))
+            return source(_placed(given["url"], folder), given.get("table"))
         raise JobError(f"table {table!r}: a source is a path or {{url = …, table = …}}")
 
     return {
         t: [one(t, g) for g in (given if isinstance(given, Sequence) and not isinstance(given, str) else [given])]
         for t, given in tables.items()
     }
+
+
+def _placed(url: str, folder: Path) -> str:
+    """A URL whose file, where it names one by a relative path, is seen from the folder."""
+    scheme, _, path = url.partition(":///")
+    if scheme.lower() not in ("sqlite", "duckdb") or not path or path.startswith(("/", "~")):
+        return url
+    return f"{scheme}:///{(folder / path).absolute()}"
 
 
 def federation_from_toml(path: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:

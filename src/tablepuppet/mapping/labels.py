@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import BoundQuery, LabelPlace
 from tablepuppet.errors import MappingError
-from tablepuppet.mapping.mapping import LabelInfo
+from tablepuppet.mapping.mapping import LabelInfo, in_label_type
 from tablepuppet.privacy.labels import channel_of
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.transport.link import Link
@@ -71,7 +71,7 @@ def read_labels(
     summaries = [cast(LabelSummary, m) for ms in link.ask(ask).values() for m in ms]
     info = _agree(summaries, task, bound.label)
 
-    classes = None if info.kind == "number" else [float(c) if isinstance(c, bool) else c for c in info.classes]
+    classes = None if info.kind == "number" else [c if isinstance(c, str) else float(c) for c in info.classes]
     if privacy is not None:
         info = replace(info, channel=channel_of(privacy, None if classes is None else len(classes)))
     requests: dict[str, list[SendLabels | SendWeights]] = {}
@@ -157,4 +157,4 @@ def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelIn
         raise MappingError(f"label {label} has only one class; there is nothing to learn")
     if kinds == {"boolean"}:
         return LabelInfo("class", (False, True))
-    return LabelInfo("class", tuple(found))
+    return LabelInfo("class", in_label_type(found))

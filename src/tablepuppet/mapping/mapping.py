@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,13 +56,27 @@ class Fit:
         return self.rows - self.matched
 
 
+Class = str | int | float | bool
+
+
 @dataclass(frozen=True, slots=True)
 class LabelInfo:
     """What the label is: a number, or one of some classes (class numbers index them)."""
 
     kind: Literal["number", "class"]
-    classes: tuple[str | float | bool, ...] = ()
+    classes: tuple[Class, ...] = ()
     channel: Channel | None = None  # what their owners did to the labels
+
+
+def in_label_type(classes: Sequence[Class]) -> tuple[Class, ...]:
+    """Classes as the label has them: numbers travel as floats, and are integers again where all of them are whole.
+
+    >>> in_label_type([0.0, 1.0]), in_label_type([0.5, 1.0]), in_label_type([False, True])
+    ((0, 1), (0.5, 1.0), (False, True))
+    """
+    if all(isinstance(c, float) and c.is_integer() and abs(c) < 2**53 for c in classes):
+        return tuple(int(c) for c in classes)
+    return tuple(classes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ same time, not what Python and the libraries take (some 200 MB).
 
 from __future__ import annotations
 
+from tablepuppet.algorithms.conjugate import WIDE
 from tablepuppet.algorithms.options import Admm, Newton, Options
 from tablepuppet.mapping.join import BYTES_PER_JOINED_ROW
 from tablepuppet.mapping.mapping import Placement
@@ -64,7 +65,17 @@ def _part(shape: Shape, block: BlockShape, part: PartShape, algorithm: str, opti
     rows = (part.joined if algorithm.startswith("vfl-") else part.rows) + part.test_rows
     encoded = rows * (_FLOAT * block.numbers + _CODE * block.strings)
     vectors = _FLOAT * shape.outputs * 3 * rows
-    has_matrices = shape.is_linear and isinstance(options, Newton | Admm)
-    matrices = 4 * _FLOAT * (block.width**2 if has_matrices else block.parameters)
+    if shape.is_linear and _has_matrices(block, options):
+        own = 4 * _FLOAT * block.width**2
+    else:  # θ, directions and what a solver by products works with
+        kept = options.memory + 8 if shape.is_linear and isinstance(options, Newton | Admm) else 4
+        own = kept * _FLOAT * block.parameters
     pooled = 2 * _FLOAT * rows * block.width if algorithm == "centralized" else 0
-    return encoded + vectors + matrices + pooled
+    return encoded + vectors + own + pooled
+
+
+def _has_matrices(block: BlockShape, options: Options) -> bool:
+    """Whether second moments are formed, d × d numbers; wide blocks are solved by products (conjugate.py)."""
+    if isinstance(options, Admm):
+        return block.width <= WIDE or (block.is_split and options.union == "exact")
+    return isinstance(options, Newton) and block.width <= WIDE

@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tablepuppet.errors import ModelError
+from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.losses import sigmoid, softmax
-from tablepuppet.prediction.model import Class, Model
+from tablepuppet.prediction.model import Model
 from tablepuppet.transport.messages import Array
 from tablepuppet.writing import as_path, write_whole
 
@@ -61,9 +62,7 @@ def check_file(path: str | Path) -> Path:
 
 
 def _classes(classes: tuple[Class, ...]) -> pa.Array:
-    """The classes in the label's own type; whole numbers are integers."""
-    if all(isinstance(c, float) and c.is_integer() and abs(c) < 2**53 for c in classes):
-        return pa.array([int(c) for c in classes], pa.int64())
+    """The classes in the label's own type."""
     return pa.array(classes)
 
 

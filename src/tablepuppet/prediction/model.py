@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import BoundQuery, Scan
+from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.modules import Builder
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.tables.guard import columns_of
 from tablepuppet.transport.messages import Array, ColumnInfo, Encoder
 
-Class = str | float | bool
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +58,7 @@ class Model:
     label: str
     label_aliases: tuple[str, ...]  # of each branch: the alias that the label comes from
     classes: tuple[Class, ...]  # none: the label is a number
-    intercept: Array
+    encoded_intercept: Array
     blocks: tuple[BlockModel, ...]
     tables: tuple[TableUse, ...]
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -66,16 +68,46 @@ class Model:
 
     @property
     def outputs(self) -> int:
-        return len(self.intercept)
+        return len(self.encoded_intercept)
 
     @property
     def parts(self) -> dict[str, str]:
         """Where each block's parameters are: "here", or with the owners of which table."""
         return {b.name: f"with the owners of {b.table}" if b.is_held else "here" for b in self.blocks}
 
+    @property
+    def intercept(self) -> float | Array:
+        """The intercept on the original scale: one number, or one per class for softmax.
+
+        Features of a block whose weights are withheld count from their means, not from zero.
+        """
+        from tablepuppet.prediction.coefficients import intercept  # here and below: they are built on the types here
+
+        return intercept(self)
+
+    def coefficients(self) -> pd.DataFrame:
+        """Weights on the original scale: columns table, feature, class_, weight.
+
+        A block of a LEFT JOIN has one further row, `alias IS NOT NULL`: what finding a partner adds. Weights that
+        stay with their owner are NaN (`parts` says where they are).
+        """
+        from tablepuppet.prediction.coefficients import coefficients
+
+        return coefficients(self)
+
+    def importance(self) -> pd.DataFrame:
+        """How far each feature moves the score, the farthest first: columns table, feature, importance.
+
+        Of a linear model: the standard deviation of the feature's contribution, its categories counted alike (with
+        standardize=False: what one unit of a number adds). NaN where the weights stay with their owner.
+        """
+        from tablepuppet.prediction.coefficients import importance
+
+        return importance(self)
+
     def save(self, path: str | Path) -> None:
         """Writes the model to a folder: JSON and Arrow, each block's part in a folder of its own."""
-        from tablepuppet.prediction.saved import save  # it is built on the types here
+        from tablepuppet.prediction.saved import save
 
         save(self, path)
 

@@ -108,7 +108,7 @@ def _scores(model: Model, rows: NewRows, link: Link, job: str) -> Array:
         if values.shape != per_row[part.block][part.test].shape:
             raise ModelError(f"client {part.client} predicts {values.shape} values where {model.outputs} a row are due")
         per_row[part.block][part.test] = values
-    scores = _sum(rows, per_row, model.intercept)
+    scores = _sum(rows, per_row, model.encoded_intercept)
     for block, assumed in zip(model.blocks, rows.assumed, strict=True):
         if assumed is not None:
             scores[assumed] += block.mean

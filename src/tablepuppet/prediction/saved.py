@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.errors import ModelError
+from tablepuppet.mapping.mapping import in_label_type
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.prediction.model import BlockModel, Model, TableUse
 from tablepuppet.tables.parts import FORMAT, VERSION, BlockPart, read_json, read_part, to_json, whole_folder, write_part
@@ -52,7 +53,7 @@ class _ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     query: str
     label: str
     label_aliases: list[str]
-    classes: list[str | float | bool]
+    classes: list[str | int | float | bool]
     intercept: list[float]
     blocks: list[_BlockEntry]
     tables: list[_Table]
@@ -88,8 +89,8 @@ def load(path: str | Path) -> Model:
         query=file.query,
         label=file.label,
         label_aliases=tuple(file.label_aliases),
-        classes=tuple(file.classes),
-        intercept=np.array(file.intercept, np.float64),
+        classes=in_label_type(file.classes),  # older files have 0.0 for 0
+        encoded_intercept=np.array(file.intercept, np.float64),
         blocks=tuple(_load_block(folder, entry, file.id) for entry in file.blocks),
         tables=tuple(TableUse(t.table, tuple(t.expressions), tuple(t.columns), tuple(t.names)) for t in file.tables),
         metadata=file.metadata,
@@ -135,7 +136,7 @@ def _write(model: Model, folder: Path) -> None:
         label=model.label,
         label_aliases=list(model.label_aliases),
         classes=list(model.classes),
-        intercept=model.intercept.tolist(),
+        intercept=model.encoded_intercept.tolist(),
         blocks=entries,
         tables=tables,
         metadata=model.metadata,
@@ -147,7 +148,7 @@ def _write(model: Model, folder: Path) -> None:
 def _identity(model: Model) -> str:
     """A name that follows from the model, so that the same model is saved as the same files."""
     identity = hashlib.sha256(model.query.encode())
-    for theta in (model.intercept, *(block.theta for block in model.blocks)):
+    for theta in (model.encoded_intercept, *(block.theta for block in model.blocks)):
         identity.update(np.ascontiguousarray(theta, np.float64).tobytes())
     return identity.hexdigest()[:16]
 

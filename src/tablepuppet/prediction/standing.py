@@ -95,7 +95,7 @@ class Standing:
         """A figure that no other model has."""
         if model not in self._digests:
             value = hashlib.sha256(f"{model.id} {model.label} {model.query}".encode())
-            value.update(model.intercept.tobytes())
+            value.update(model.encoded_intercept.tobytes())
             for block in model.blocks:
                 value.update(msgspec.msgpack.encode(block.encoders, enc_hook=np.ndarray.tobytes))
                 value.update(np.ascontiguousarray(block.theta).tobytes())

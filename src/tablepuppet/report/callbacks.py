@@ -3,8 +3,9 @@
     federation.train(query, label="returned", on_round=TensorBoard("runs/newton"))
     federation.train(query, label="returned", on_round=MLflow(experiment="returns"))
 
-Each writes the figures of an epoch at its end, under the names of `write_history`. Both need their
-extra (`tensorboard`, `mlflow`), which is imported when the object is made.
+Each writes the figures of an epoch at its end, under the names of `write_history`; MLflow also gets the job's
+parameters, before the first of them. Both need their extra (`tensorboard`, `mlflow`), which is imported when the
+object is made.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ import time
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tablepuppet.errors import JobError
 from tablepuppet.report.history import figures
 
 if TYPE_CHECKING:
     from tablepuppet.engine.result import RoundEvent
+    from tablepuppet.job import Job
+
+_LONGEST = 6000  # characters of a parameter that MLflow takes
 
 
 class TensorBoard:
@@ -65,6 +71,13 @@ class MLflow:
                 "Name a tracking server (MLFLOW_TRACKING_URI), or pip install mlflow to keep runs in a local file"
             ) from None
 
+    def start(self, job: Job) -> None:
+        """Logs what was asked for; a parameter that the run already has stays as it is."""
+        run = self._mlflow.active_run().info.run_id
+        known = self._mlflow.MlflowClient().get_run(run).data.params
+        given = {name: text[:_LONGEST] for name, text in parameters(job).items() if name not in known}
+        self._mlflow.log_params(given)
+
     def __call__(self, event: RoundEvent) -> None:
         if event.record is None:
             return
@@ -74,6 +87,15 @@ class MLflow:
     def close(self) -> None:
         if self._is_own:
             self._mlflow.end_run()
+
+
+def parameters(job: Job) -> dict[str, str]:
+    """A job under flat names: query, label, algorithm, learning_rate, privacy.keys, …"""
+    plain: dict[str, Any] = msgspec.to_builtins(job)
+    options, privacy = plain.pop("options"), plain.pop("privacy")
+    own = {name: value for name, value in options.items() if name != "type"}
+    given = plain | own | {f"privacy.{name}": value for name, value in privacy.items()}
+    return {name: str(value) for name, value in given.items()}
 
 
 def _need(module: str, extra: str) -> ModuleType:

@@ -99,8 +99,10 @@ def convergence(runs: Sequence[RunRecord], names: Sequence[str], merit: Merit, s
         for epoch in run.history:
             y = merit.value(epoch)
             if y is not None:
-                text = f"{name}, epoch {epoch.epoch}\n{merit.label} {number(y, 6)}\n{scale.text(scale.value(epoch))}"
-                points.append(Point(scale.value(epoch), y, text + scale.unit))
+                chosen = ", the model" if epoch.epoch == run.epoch != run.history[-1].epoch else ""
+                where = scale.text(scale.value(epoch)) + scale.unit
+                text = f"{name}, epoch {epoch.epoch}{chosen}\n{merit.label} {number(y, 6)}\n{where}"
+                points.append(Point(scale.value(epoch), y, text))
         lines.append(Series(name, style, tuple(points)))
     return Chart(
         f"{merit.label} against {scale.label}",

@@ -41,7 +41,7 @@ def _figures(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
             for name, value in run.metrics.get(side, {}).items()
         },
         "objective": number(run.objective, 7),
-        "epochs": number(len(run.history)),
+        "epochs": _epochs(run),
         "rounds": number(training.rounds),
         "bytes from clients": size(training.bytes_up),
         "bytes to clients": size(training.bytes_down),
@@ -53,6 +53,12 @@ def _figures(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
     }
 
 
+def _epochs(run: RunRecord) -> str:
+    """How many were run; whose parameters the model has, where those are not the last one's."""
+    ran = len(run.history)
+    return number(ran) if run.epoch in (0, ran) else f"{number(ran)} (the model is epoch {number(run.epoch)}’s)"
+
+
 def tiles(run: RunRecord, networks: Mapping[str, Network]) -> str:
     """The few figures one looks for first."""
     side = "test" if run.metrics.get("test") else "train"
@@ -62,6 +68,11 @@ def tiles(run: RunRecord, networks: Mapping[str, Network]) -> str:
     figures = [
         *first,
         ("joined training rows", number(run.data.train_rows)),
+        *(
+            [("epoch of the model", f"{run.epoch} of {len(run.history)}")]
+            if run.epoch not in (0, len(run.history))
+            else []
+        ),
         ("rounds", number(training.rounds)),
         ("sent and received", size(training.bytes_up + training.bytes_down)),
         (f"on {title_of(name)}", seconds(communication_seconds(training.rounds, training.slowest_bytes, net))),
@@ -106,23 +117,26 @@ def _one(run: RunRecord) -> str:
         ],
         text_columns=2,
     )
+    blocks = "".join(
+        _block(block, "rows held out for test or validation" if held else "test rows") for block in run.data.blocks
+    )
     return (
         f"<p>Predicts <strong>{escape(label)}</strong> over {number(run.data.train_rows)} joined training rows"
         f"{validation} and {number(run.data.test_rows)} test rows, which exist as row numbers only.</p>"
         + code(textwrap.dedent(str(run.job["query"])).strip())
         + f'<h3>Plan</h3><ul class="tree"><li><b>LoJ</b> joins {len(run.data.blocks)} '
         f"block{'s' * (len(run.data.blocks) != 1)} at the server<ul>"
-        + "".join(_block(block) for block in run.data.blocks)
+        + blocks
         + "</ul></li></ul><h3>How the tables met</h3>"
         + relations
         + f"<details><summary>The plan in full, counted beside estimated</summary>{code(run.explanation)}</details>"
     )
 
 
-def _block(block: BlockRecord) -> str:
+def _block(block: BlockRecord, held_out: str) -> str:
     clients = "".join(
         f"<li><b>client</b> {escape(p.client)}: {number(p.train_rows)} training rows, "
-        f"{number(p.test_rows)} test rows</li>"
+        f"{number(p.test_rows)} {held_out}</li>"
         for p in block.parts
     )
     shown = ", ".join(block.features[:12]) + (f" and {len(block.features) - 12} more" * (len(block.features) > 12))

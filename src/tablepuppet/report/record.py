@@ -36,7 +36,7 @@ class PartRecord(_Plain, frozen=True):
 
     client: str
     train_rows: int
-    test_rows: int
+    test_rows: int  # held out: for the test, or for validation
 
 
 class BlockRecord(_Plain, frozen=True):
@@ -106,7 +106,7 @@ class Coefficients(_Plain, frozen=True):
 
     table: list[str]
     feature: list[str]
-    class_: list[str | float | bool | None]
+    class_: list[str | int | float | bool | None]
     weight: list[float | None]
     scaled: list[float | None]
 
@@ -143,6 +143,7 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     objective: float | None
     metrics: dict[str, dict[str, float | None]]
     history: list[Epoch]
+    epoch: int = 0  # whose parameters the model has; 0 in older records: the last one's
     coefficients: Coefficients | None
     intercept: list[float | None]  # on the original scale for linear models, else what is added to the scores
     traffic: TrafficRecord

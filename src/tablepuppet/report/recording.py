@@ -55,6 +55,7 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
         objective=_finite(result.objective),
         metrics=_metrics(result.metrics),
         history=_history(result),
+        epoch=result.epoch,
         coefficients=_coefficients(result) if is_linear else None,
         intercept=[_finite(value) for value in intercept],
         traffic=TrafficRecord(
@@ -113,7 +114,7 @@ def _data(result: Result) -> DataRecord:
             rows=mapping.train.indices[number].rows,
             max_multiplicity=int(mapping.multiplicity[number].max(initial=0)),
             parts=[
-                PartRecord(client=part.client, train_rows=len(part.train_rows), test_rows=len(part.test_rows))
+                PartRecord(client=part.client, train_rows=_length(part.train), test_rows=_length(part.test))
                 for part in mapping.parts_of(number)
             ],
         )
@@ -127,6 +128,10 @@ def _data(result: Result) -> DataRecord:
         validation_rows=mapping.validation.rows,
         outputs=result.plan.loss.outputs,
     )
+
+
+def _length(rows: slice) -> int:
+    return int(rows.stop - rows.start)
 
 
 def _width(block: BlockModel) -> int:

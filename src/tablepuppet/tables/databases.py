@@ -46,25 +46,35 @@ def _open_postgresql(spec: SourceSpec, table: str, name: str) -> Source:
 
 
 def _open_sqlite(spec: SourceSpec, table: str, name: str) -> Source:
-    """sqlite://relative/path or sqlite:///absolute/path."""
-    return DatabaseSource(name, SQLite(_path(spec), table, name))
+    return DatabaseSource(name, SQLite(_file(spec, name, "SQLite"), table, name))
 
 
 def _open_mysql(spec: SourceSpec, table: str, name: str) -> Source:
     return DatabaseSource(name, MySQL(expanded(spec.url, name), table, name))
 
 
-def _path(spec: SourceSpec) -> Path:
-    return Path(spec.url.partition("://")[2]).expanduser().resolve()
+def _file(spec: SourceSpec, name: str, kind: str) -> Path:
+    """The database's file, as SQLAlchemy has it: scheme:///relative/path, scheme:////absolute/path."""
+    scheme, _, rest = spec.url.partition("://")
+    if not rest.startswith("/"):
+        raise SourceError(
+            f"table {name}: {scheme}:// is followed by a third slash, then by the path: "
+            f"{scheme}:///{rest} (relative) or {scheme}:////folder/file (absolute)"
+        )
+    file = Path(rest[1:]).expanduser().resolve()
+    if not file.is_file():
+        absolute = Path(rest)
+        hint = f"; an absolute path has four slashes: {scheme}:///{absolute}" if absolute.is_file() else ""
+        raise SourceError(f"table {name}: there is no {kind} file {file}{hint or '; check the path'}")
+    return file
 
 
 def _open_duckdb(spec: SourceSpec, table: str, name: str) -> Source:
-    """duckdb://relative/path or duckdb:///absolute/path."""
-    file = _path(spec)
+    file = _file(spec, name, "DuckDB")
 
     def find() -> list[str]:
         if not file.is_file():
-            raise SourceError(f"table {name}: there is no DuckDB file {file}; check the path")
+            raise SourceError(f"table {name}: its DuckDB file is gone; put it back")
         return [str(file)]
 
     return FileSource(name, find, lambda files: duck.from_database(name, files[0], table))

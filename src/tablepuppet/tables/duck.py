@@ -13,6 +13,7 @@ a projection give rows in the order of the Arrow table or of the files.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -231,7 +232,7 @@ def _reason(error: duckdb.Error) -> str:
             "use TRY_CAST, or filter such rows out"
         )
     if isinstance(error, duckdb.OutOfRangeException):
-        return "some row has a value out of range; filter such rows out"
+        return _overflow(error)
     if isinstance(error, duckdb.OutOfMemoryException):
         return "there is not enough memory to read it"
     if isinstance(error, duckdb.IOException | duckdb.PermissionException):  # a path that leads nowhere is not allowed
@@ -246,6 +247,22 @@ def _reason(error: duckdb.Error) -> str:
             "mend the file, or filter such rows out"
         )
     return f"DuckDB reports {type(error).__name__}; check the expression and the file"
+
+
+def _overflow(error: duckdb.OutOfRangeException) -> str:
+    """Which arithmetic overflows which type: of DuckDB's words, those that are not a row's value."""
+    found = re.search(r"Overflow in (\w+) of (\w+)", str(error))
+    if found is None:
+        return "some row has a value out of range; CAST it to a wider type, or filter such rows out"
+    wider = "DOUBLE" if found[2] in ("INT64", "INT128") or found[2].startswith("DEC") else "BIGINT"
+    return (
+        f"{_article(found[1])} overflows {found[2]}, the type of its columns, in some row; widen them first, as in "
+        f"CAST(column AS {wider})"
+    )
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
 def _quoted(name: str) -> str:

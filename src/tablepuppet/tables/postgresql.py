@@ -65,6 +65,7 @@ _REASONS: Final = {
     "57014": "the database cancelled the query (statement_timeout); raise the limit, or filter more rows out",
     "57": "the database is shutting down or ended the session; try again",
     "53": "the database is out of memory, disk space or connections; try again later",
+    "22003": "an expression overflows the type of its columns in some row; widen them first, as in CAST(x AS DOUBLE)",
     "22": "some row has a value that cannot be converted or is out of range; filter such rows out",
     "08": "the connection to the database was lost; try again",
 }

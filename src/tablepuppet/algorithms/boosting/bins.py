@@ -1,0 +1,128 @@
+"""Bins: a client's columns as small whole numbers, and the keys that can be made of them.
+
+In: raw columns of a block's rows. Out: one code per row and column. Code 0 is "missing"; numbers have codes 1, 2, … by
+borders at midpoints between values (all of them if there are few, else join-weighted quantiles); categories one each,
+the rarest of too many sharing the last. The row after the training rows stands for those that an outer join did not
+find: all its values are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting.kernels import NUMBER, ONE_HOT, SORTED
+
+Array = NDArray[np.float64]
+Codes = NDArray[np.uint8]
+FEW = 4  # categories up to which each is tried against the rest
+
+
+class NumberBins(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Borders of a number's bins, ascending: code c holds borders[c−2] < x ≤ borders[c−1]."""
+
+    borders: Array
+
+    @property
+    def size(self) -> int:
+        """Codes, that of a missing number among them."""
+        return len(self.borders) + 2
+
+    @property
+    def kind(self) -> int:
+        return NUMBER
+
+    def codes(self, values: Array) -> Codes:
+        """One code per number."""
+        places = np.searchsorted(self.borders, values, side="left")
+        return np.where(np.isnan(values), 0, places + 1).astype(np.uint8)
+
+
+class CategoryBins(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Categories in order: code c is categories[c−1]; with `has_other`, the code after the last is any other."""
+
+    categories: list[str]
+    has_other: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.categories) + 1 + self.has_other
+
+    @property
+    def kind(self) -> int:
+        return ONE_HOT if len(self.categories) + self.has_other <= FEW else SORTED
+
+
+Bins = NumberBins | CategoryBins
+
+
+def number_bins(values: Array, weights: Array, most: int) -> NumberBins:
+    """Borders between distinct values, weighted by how often they are joined; at most `most` bins.
+
+    >>> number_bins(np.array([1.0, 2.0, 4.0, np.nan]), np.ones(4), 255).borders.tolist()
+    [1.5, 3.0]
+    """
+    present = ~np.isnan(values) & (weights > 0)
+    distinct, where = np.unique(values[present], return_inverse=True)
+    if len(distinct) <= most:
+        return NumberBins(_middle(distinct[:-1], distinct[1:]))
+    cumulated = np.cumsum(np.bincount(where, weights[present]))
+    wanted = cumulated[-1] * np.arange(1, most) / most
+    places = np.unique(np.minimum(np.searchsorted(cumulated, wanted, side="left"), len(distinct) - 2))
+    return NumberBins(_middle(distinct[places], distinct[places + 1]))
+
+
+def category_bins(categories: Sequence[str], weights: Array, most: int) -> CategoryBins:
+    """The heaviest categories, in the order given; of equal ones the first."""
+    if len(categories) <= most - 1:
+        return CategoryBins(list(categories))
+    heaviest = np.sort(np.argsort(-weights, kind="stable")[: most - 2])
+    return CategoryBins([categories[i] for i in heaviest.tolist()], has_other=True)
+
+
+def _middle(low: Array, high: Array) -> Array:
+    """A border between two numbers: the higher one is above it whatever rounding does."""
+    middle = low + (high - low) / 2
+    return np.where((middle >= low) & (middle < high), middle, low)
+
+
+class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a key means: rows with a code above `border` go right; or those whose code is none of `left`."""
+
+    column: int
+    border: int = -1  # of numbers; the last code: only missing values go right
+    left: tuple[int, ...] = ()  # codes of categories
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The layout of a block's bins."""
+
+    kinds: NDArray[np.uint8]
+    offsets: NDArray[np.int64]  # of each column's bins; the last: their number
+
+    @classmethod
+    def of(cls, kinds: Sequence[int], sizes: Sequence[int]) -> Columns:
+        return cls(np.array(kinds, np.uint8), np.cumsum([0, *sizes], dtype=np.int64))
+
+    @property
+    def bins(self) -> int:
+        return int(self.offsets[-1])
+
+    def size(self, column: int) -> int:
+        return int(self.offsets[column + 1] - self.offsets[column])
+
+    def right(self, key: Key) -> NDArray[np.bool_]:
+        """For each possible code of the key's column, whether it goes right; 255 is a category that nobody knows."""
+        codes = np.arange(256)
+        if self.kinds[key.column] != NUMBER:
+            return np.asarray(~np.isin(codes, key.left))
+        return np.asarray((codes > key.border) | (codes == 0))
+
+    def is_missing(self, key: Key) -> bool:
+        """Whether the key says no more than which values are missing."""
+        return bool(self.kinds[key.column] == NUMBER) and key.border == self.size(key.column) - 1

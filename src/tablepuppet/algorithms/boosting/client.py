@@ -1,0 +1,95 @@
+"""The client's half: histograms of its own rows, and bits of the keys that it tells.
+
+It keeps nothing between rounds but its keys: every check brings all sums that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting import kernels
+from tablepuppet.algorithms.boosting.bins import Codes, Key
+from tablepuppet.algorithms.boosting.exchange import Check, NewKey, Objections, Outline
+from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, Split
+from tablepuppet.algorithms.boosting.packing import unpack
+from tablepuppet.errors import TransportError
+
+Sums = NDArray[np.int64]
+
+
+@dataclass
+class ClientHalf:
+    """One part of a block."""
+
+    book: KeyBook
+    train: Codes  # (rows + 1, columns): the last row is the one that an outer join did not find
+    held: Codes  # of rows that are held out
+
+    def check(self, check: Check) -> Objections:
+        """What this block, which lies here alone, has against some trees."""
+        self.book.add_unions(check.unions)
+        kept, fresh = self.book.news(self.book.objections(check, self.histograms(check)))
+        return told(self.book, kept, [self.reveal(key) for key in fresh])
+
+    def histograms(self, check: Check) -> list[Sums]:
+        """Σ (g, h) per cell and bin, of every tree."""
+        if len(check.columns) != len(self.book.columns.kinds):
+            raise TransportError("a check does not have this block's columns")
+        return [self._histogram(outline) for outline in check.trees]
+
+    def reveal(self, key: Key) -> NewKey:
+        """Of every row whether it goes right."""
+        right = self.book.columns.right(key)
+        both = np.concatenate([self.train[:, key.column], self.held[:, key.column]])
+        return NewKey(key.column, self.book.columns.is_missing(key), np.packbits(right[both]))
+
+    def _histogram(self, outline: Outline) -> Sums:
+        cells = int(np.count_nonzero(outline.left < 0))
+        _check_outline(outline, cells)
+        columns = self.book.columns
+        out = np.zeros((cells, columns.bins, 2), np.int64)
+        row = -1
+        for piece in outline.pieces:
+            rows = unpack(piece.rows)
+            if not len(rows):
+                continue
+            rows[0] += row
+            np.cumsum(rows, out=rows)
+            row = int(rows[-1])
+            own, g, h = unpack(piece.cells), unpack(piece.g), unpack(piece.h)
+            fits = len(rows) == len(own) == len(g) == len(h) and rows.min() >= 0 and rows.max() < len(self.train)
+            if not fits or own.min() < 0 or own.max() >= cells:
+                raise TransportError("sums are of rows or cells that there are not")
+            kernels.histogram_of_pairs(rows, own, g, h, self.train, columns.offsets, out)
+        return out
+
+
+def told(book: KeyBook, objections: Sequence[Objection], keys: list[NewKey]) -> Objections:
+    """Objections as they travel, keys by their numbers."""
+    none = Split(Key(-1))
+    splits = [o.split or none for o in objections]
+    return Objections(
+        keys=keys,
+        tree=np.array([o.tree for o in objections], np.int32),
+        node=np.array([o.node for o in objections], np.int32),
+        gain=np.array([o.gain for o in objections], np.float64),
+        key=np.array([book.numbers.get(s.key, -1) for s in splits], np.int32),
+        to_left=np.array([s.to_left for s in splits], np.bool_),
+        is_void=np.array([o.is_void for o in objections], np.bool_),
+    )
+
+
+def _check_outline(outline: Outline, cells: int) -> None:
+    """Refuses an outline that is not a tree: every node but the first is a child of one before it."""
+    nodes = len(outline.left)
+    arrays = (outline.asks, outline.gain, outline.block, outline.key, outline.to_left)
+    if not nodes or any(a.shape != (nodes,) for a in arrays) or outline.left.ndim != 1:
+        raise TransportError("the outline of a tree does not follow the protocol")
+    inner = np.flatnonzero(outline.left >= 0)
+    children = outline.left[inner]
+    if len(inner) and ((children <= inner).any() or (children + 1 >= nodes).any()):
+        raise TransportError("the outline of a tree does not follow the protocol")

@@ -1,0 +1,76 @@
+"""What server and clients tell each other about trees: checks and objections.
+
+    server → client   trees grown from splits that the server knows, with Σ(g, h) of every (row, cell) pair
+    client → server   of each node where it has a split that comes first: that split; of new splits a bit per row
+
+A *cell* is a lowest node whose sums the client needs. A *key* is a binary column of a block: x > border, or membership
+in a set of categories. Keys are numbered as they become known, at the server and at the client alike.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting.packing import Packed
+
+Bits = NDArray[np.uint8]  # packed, eight rows a byte
+
+
+class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Some (row, cell) pairs in order of rows, then cells."""
+
+    rows: Packed  # each less the one before; the first of all less −1
+    cells: Packed
+    g: Packed
+    h: Packed
+
+
+class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes of one tree, children after their parents, and the splits that they have so far."""
+
+    unit: tuple[float, float]  # of g and of h
+    left: NDArray[np.int32]  # the number of a node's left child; −1: a cell. The right child follows the left one
+    asks: NDArray[np.bool_]  # whether a better split is wanted
+    gain: NDArray[np.float64]
+    block: NDArray[np.int32]  # whose split it is; −1: none
+    key: NDArray[np.int32]  # where it is the client's own; else −1
+    to_left: NDArray[np.bool_]  # whether missing values go left
+    pieces: list[Piece] = []  # sums of the client's rows in cells; cells are numbered as they come
+
+
+class Union(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A set of categories that the server made of sets it knew: those whose membership in the column's keys is one of
+    `rows` (a row each, an entry per key of the column)."""
+
+    column: int
+    rows: NDArray[np.uint8]
+
+
+class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Trees to be looked at."""
+
+    columns: NDArray[np.bool_]  # that may be used
+    unions: list[Union]  # further keys, made without the client
+    trees: list[Outline]
+
+
+class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A key that becomes known: of every row, held-out ones included, whether it goes right."""
+
+    column: int
+    is_missing: bool  # the key is "has no value", of a column of numbers
+    right: Bits
+
+
+class Objections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Splits that come before those of an outline."""
+
+    keys: list[NewKey]
+    tree: NDArray[np.int32]
+    node: NDArray[np.int32]
+    gain: NDArray[np.float64]  # 0: the node's split is not one of the client's candidates, and it has none
+    key: NDArray[np.int32]
+    to_left: NDArray[np.bool_]
+    is_void: NDArray[np.bool_]  # the split in the outline is not one of the client's candidates

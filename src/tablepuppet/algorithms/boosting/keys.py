@@ -1,0 +1,185 @@
+"""The keys of a block as its client knows them, and which splits come before those of the server.
+
+In: histograms of nodes, and the splits that the server has for them. Out: objections. A block that is split among
+several clients has its histograms summed first; whoever holds the sum then does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting import kernels
+from tablepuppet.algorithms.boosting.bins import Columns, Key
+from tablepuppet.algorithms.boosting.exchange import Check, Outline, Union
+from tablepuppet.algorithms.boosting.kernels import NUMBER, SORTED
+from tablepuppet.errors import TransportError
+
+Sums = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A candidate: a key, and where missing values go."""
+
+    key: Key
+    to_left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """A split that comes before the one in the outline; None: there is none, and that one is not a candidate."""
+
+    tree: int
+    node: int
+    gain: float
+    split: Split | None
+    is_void: bool
+
+
+@dataclass
+class KeyBook:
+    """What each key of a block means, in the order in which they became known."""
+
+    block: int
+    columns: Columns
+    has_missing: NDArray[np.bool_]
+    rules: NDArray[np.float64]
+    keys: list[Key] = field(default_factory=list)
+    is_told: list[bool] = field(default_factory=list)  # by a client; else a union that the server made
+    limit: int | None = None  # keys that may be told
+
+    def __post_init__(self) -> None:
+        self.numbers: dict[Key, int] = {}
+        for number, key in enumerate(self.keys):
+            self.numbers.setdefault(key, number)
+
+    @property
+    def told(self) -> int:
+        return sum(self.is_told)
+
+    def add(self, key: Key, *, is_told: bool) -> int:
+        """The number of a new key."""
+        self.keys.append(key)
+        self.is_told.append(is_told)
+        return self.numbers.setdefault(key, len(self.keys) - 1)
+
+    def add_unions(self, unions: Sequence[Union]) -> None:
+        """Sets that the server made of those it knows."""
+        for union in unions:
+            if not 0 <= union.column < len(self.columns.kinds) or self.columns.kinds[union.column] != SORTED:
+                raise TransportError("a union of categories is of a column that has none")
+            own = [k for k, told in zip(self.keys, self.is_told, strict=True) if told and k.column == union.column]
+            if union.rows.ndim != 2 or union.rows.shape[1] != len(own):
+                raise TransportError("a union of categories does not fit the keys that are known")
+            marks = np.stack([self.columns.right(k) for k in own], axis=1).astype(np.uint8)
+            inside = (marks[:, None, :] == union.rows[None, :, :]).all(axis=2).any(axis=1)
+            self.add(Key(union.column, left=tuple(np.flatnonzero(inside).tolist())), is_told=False)
+
+    def news(self, objections: Sequence[Objection]) -> tuple[list[Objection], list[Key]]:
+        """The objections that may be told, and the keys that must be for them; they are known from now on."""
+        fresh: list[Key] = []
+        kept = []
+        for objection in objections:
+            if objection.split is None:
+                kept.append(objection)
+                continue
+            wanted = [k for k in self._needed(objection.split.key) if k not in self.numbers]
+            if self.limit is not None and self.told + len(wanted) > self.limit:
+                continue
+            for key in wanted:
+                self.add(key, is_told=True)
+                fresh.append(key)
+            kept.append(objection)
+        return kept, fresh
+
+    @property
+    def is_full(self) -> bool:
+        return self.limit is not None and self.told >= self.limit
+
+    def _needed(self, key: Key) -> list[Key]:
+        """A key, after the one that says which values of its column are missing, where some are."""
+        column = key.column
+        if self.columns.kinds[column] != NUMBER or not self.has_missing[column]:
+            return [key]
+        missing = Key(column, border=self.columns.size(column) - 1)
+        return [missing] if key == missing else [missing, key]
+
+    def objections(self, check: Check, histograms: Sequence[Sums]) -> list[Objection]:
+        """Of every node that is asked about: the best split, where it comes before the one that it has."""
+        found = []
+        allowed = check.columns.astype(np.uint8)
+        for number, (outline, cells) in enumerate(zip(check.trees, histograms, strict=True)):
+            sums = node_sums(outline, cells)
+            for node in np.flatnonzero(outline.asks).tolist():
+                best = self.best(sums[node], outline.unit, allowed)
+                objection = self._against(outline, number, node, best, sums[node])
+                if objection is not None:
+                    found.append(objection)
+        return found
+
+    def best(self, sums: Sums, unit: tuple[float, float], allowed: NDArray[np.uint8]) -> tuple[float, Split] | None:
+        """The split of a node with the largest gain."""
+        order = np.zeros(256, np.int64)
+        columns = self.columns
+        gain, column, at, to_left = kernels.best_split(
+            sums, columns.offsets, columns.kinds, allowed, np.array(unit), self.rules, order
+        )
+        if column < 0:
+            return None
+        if columns.kinds[column] == NUMBER:
+            return gain, Split(Key(column, border=at), bool(to_left))
+        left = sorted(order[:at].tolist()) if columns.kinds[column] == SORTED else [at]
+        return gain, Split(Key(column, left=tuple(left)))
+
+    def _against(
+        self, outline: Outline, tree: int, node: int, best: tuple[float, Split] | None, sums: Sums
+    ) -> Objection | None:
+        have, block = float(outline.gain[node]), int(outline.block[node])
+        if block == self.block:
+            number = int(outline.key[node])
+            if not 0 <= number < len(self.keys):
+                raise TransportError(f"there is no key {number} in block {self.block}")
+            own = Split(self.keys[number], bool(outline.to_left[node]))
+            if best is not None and best[1] == own:
+                return None
+            if (
+                self.columns.kinds[own.key.column] == SORTED
+                and not self.is_full
+                and not self._is_candidate(own, outline, sums)
+            ):
+                return Objection(tree, node, 0.0 if best is None else best[0], None if best is None else best[1], True)
+            if best is not None and best[0] >= have:
+                return Objection(tree, node, *best, False)
+            return None
+        if best is None or best[0] < have or (best[0] == have and 0 <= block < self.block):
+            return None
+        return Objection(tree, node, *best, False)
+
+    def _is_candidate(self, split: Split, outline: Outline, sums: Sums) -> bool:
+        """Whether a set is what sorting the categories of a node could give: the first few of them."""
+        first = int(self.columns.offsets[split.key.column])
+        own = sums[first : first + self.columns.size(split.key.column)]
+        present = np.flatnonzero(own[:, 1] > 0)
+        if not set(split.key.left) <= set(present.tolist()):
+            return False
+        ratio = own[present, 0] * outline.unit[0] / (own[present, 1] * outline.unit[1] + self.rules[4])
+        order = present[np.argsort(ratio, kind="stable")]
+        return set(order[: len(split.key.left)].tolist()) == set(split.key.left)
+
+
+def node_sums(outline: Outline, cells: Sums) -> list[Sums]:
+    """The histogram of every node: a cell's own, or the sum of its children's."""
+    left = outline.left.tolist()
+    sums: list[Sums] = [cells[0]] * len(left)
+    cell = len(cells)
+    for node in range(len(left) - 1, -1, -1):
+        if left[node] < 0:
+            cell -= 1
+            sums[node] = cells[cell]
+        else:
+            sums[node] = sums[left[node]] + sums[left[node] + 1]
+    return sums

@@ -1,0 +1,72 @@
+"""Trees as they are kept: topology, values of leaves, and for each inner node whose key it asks.
+
+What a key means (a column and a border, or a set of categories) its owner knows; the server may hold that too, once it
+is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from tablepuppet.algorithms.boosting.tree import Node
+
+
+class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes in order, children after their parents; of a leaf `left` is −1."""
+
+    left: list[int]  # the right child follows
+    block: list[int]
+    key: list[int]
+    to_left: list[bool]  # where missing numbers go
+    gain: list[float]
+    value: list[float]  # of leaves; 0 for inner nodes
+    cover: list[float]  # Σ h
+
+    @property
+    def splits(self) -> list[int]:
+        """Inner nodes."""
+        return [n for n, left in enumerate(self.left) if left >= 0]
+
+
+def as_tree(nodes: Sequence[Node], unit: tuple[float, float], l2: float, rate: float) -> tuple[Tree, list[int]]:
+    """The tree of all nodes that are left, and their numbers there: −η ΣG / (ΣH + λ) in the leaves."""
+    numbers = [0]
+    left = []
+    place = 0
+    while place < len(numbers):
+        child = nodes[numbers[place]].left
+        left.append(len(numbers) if child >= 0 else -1)
+        numbers += [child, child + 1] if child >= 0 else []
+        place += 1
+    own = [nodes[n] for n in numbers]
+    inner = [node.choice if node.left >= 0 else None for node in own]
+
+    def value(node: Node) -> float:
+        weight = node.h * unit[1] + l2
+        return -rate * (node.g * unit[0]) / weight if weight > 0 else 0.0
+
+    return (
+        Tree(
+            left=left,
+            block=[-1 if c is None else c.block for c in inner],
+            key=[-1 if c is None else c.key for c in inner],
+            to_left=[c is not None and c.to_left for c in inner],
+            gain=[0.0 if c is None else float(c.gain) for c in inner],
+            value=[0.0 if node.left >= 0 else value(node) for node in own],
+            cover=[node.h * unit[1] for node in own],
+        ),
+        numbers,
+    )
+
+
+def used_keys(trees: Sequence[Sequence[Tree]], blocks: int) -> list[list[int]]:
+    """By block: the keys that occur in the trees, ascending."""
+    found: list[set[int]] = [set() for _ in range(blocks)]
+    for tree in (t for group in trees for t in group):
+        for node in tree.splits:
+            found[tree.block[node]].add(tree.key[node])
+    return [sorted(keys) for keys in found]

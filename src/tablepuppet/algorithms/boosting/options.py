@@ -1,0 +1,53 @@
+"""What a user can choose about boosted trees."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.options import _Options
+
+
+class Boosting(_Options, frozen=True, tag="boosting"):
+    """Gradient-boosted trees over the join (docs/boosting.md).
+
+    `checks="strict"` gives the trees of the exact algorithm on the joined table; "lazy" asks clients about every
+    `every`-th tree only. `max_splits` caps the distinct splits that one table's owner tells the server of; later trees
+    use those that are known. `bits` is the precision of derivatives.
+    """
+
+    name: ClassVar[str] = "boosting"
+    trees: int = 100
+    learning_rate: float = 0.1
+    depth: int = 6
+    bins: int = 255
+    l2: float = 1.0
+    min_child_weight: float = 1.0
+    min_gain: float = 1e-12
+    subsample: float = 1.0
+    feature_fraction: float = 1.0
+    bits: Literal[16, 32] = 16
+    checks: Literal["strict", "lazy"] = "strict"
+    every: int = 5
+    max_splits: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check(1 <= self.trees <= 100_000, "trees must lie in 1..100000")
+        self._check(0 < self.learning_rate <= 1, "learning_rate must lie in (0, 1]")
+        self._check(1 <= self.depth <= 15, "depth must lie in 1..15")
+        self._check(2 <= self.bins <= 255, "bins must lie in 2..255")
+        self._check(0 <= self.l2 < inf, "l2 must be a number from 0 up")
+        self._check(0 <= self.min_child_weight < inf, "min_child_weight must be a number from 0 up")
+        self._check(0 <= self.min_gain < inf, "min_gain must be a number from 0 up")
+        self._check(0 < self.subsample <= 1, "subsample must lie in (0, 1]")
+        self._check(0 < self.feature_fraction <= 1, "feature_fraction must lie in (0, 1]")
+        self._check(self.every >= 1, "every must be at least 1")
+        self._check(self.max_splits is None or self.max_splits >= 1, "max_splits must be at least 1, or None")
+
+    @property
+    def rules(self) -> NDArray[np.float64]:
+        """λ, the least Σh of a side, the least gain, what λ is raised by for sorted categories, what smooths them."""
+        return np.array([self.l2, self.min_child_weight, self.min_gain, 10.0, 10.0])

@@ -1,0 +1,77 @@
+"""Joined rows as boosting sees them: row numbers per block, and sums of (row, cell) pairs.
+
+In: p_i of every block, g and h in fixed point, and the cell of every joined row. Out: Σ(g, h) of each pair that occurs,
+ordered by row, a piece at a time, so that nothing here is as long as the joined table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting import kernels
+from tablepuppet.algorithms.boosting.exchange import Piece
+from tablepuppet.algorithms.boosting.fixed_point import Derivatives
+from tablepuppet.algorithms.boosting.packing import pack
+
+RowNumbers = NDArray[np.signedinteger[Any]]
+Sums = NDArray[np.int64]
+NO_CELL = 65_535
+_PAIRS = 1 << 17  # of a piece
+_ENTRIES = 1 << 20  # sums that are scattered into at a time, at least
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockIndex:
+    """p_i: the row of a block that each joined row comes from; −1: none."""
+
+    rows: int
+    index: RowNumbers  # empty: the identity
+    is_sorted: bool
+
+    @classmethod
+    def of(cls, rows: int, index: RowNumbers | None, *, is_sorted: bool) -> BlockIndex:
+        return cls(rows, np.zeros(0, np.int32) if index is None else index, is_sorted or index is None)
+
+    def pairs(self, cell: NDArray[np.uint16], cells: int, given: Derivatives) -> Iterator[Sums]:
+        """(row, cell, Σ g, Σ h) in order; row n_i is that of joined rows that have none here."""
+        return self._in_order(cell, cells, given) if self.is_sorted else self._scattered(cell, cells, given)
+
+    def _in_order(self, cell: NDArray[np.uint16], cells: int, given: Derivatives) -> Iterator[Sums]:
+        start = 0
+        while start < len(cell):
+            out = np.empty((max(_PAIRS, cells), 4), np.int64)
+            count, start = kernels.pairs_in_order(self.index, cell, given.g, given.h, cells, start, out)
+            yield out[:count]
+
+    def _scattered(self, cell: NDArray[np.uint16], cells: int, given: Derivatives) -> Iterator[Sums]:
+        together = max(1, max(_ENTRIES, len(cell) // 4) // cells)
+        emitted = max(1, _PAIRS // cells)
+        for first in range(0, self.rows + 1, together):
+            last = min(first + together, self.rows + 1)
+            sums = np.zeros((last - first, cells, 2), np.int64)
+            kernels.scatter_cells(self.index, self.rows, cell, given.g, given.h, cells, first, last, sums)
+            for begin in range(0, last - first, emitted):
+                out = np.empty((min(emitted, last - first - begin) * cells, 4), np.int64)
+                count = kernels.emit_cells(sums[begin : begin + emitted], first + begin, out)
+                yield out[:count]
+
+
+def cut_pairs(pairs: Iterator[Sums], starts: list[int]) -> list[list[Piece]]:
+    """The pairs of each part of a block: its rows begin where `starts` says, and count from there."""
+    pieces: list[list[Piece]] = [[] for _ in starts]
+    last = [-1] * len(starts)
+    for found in pairs:
+        borders = [*np.searchsorted(found[:, 0], starts).tolist(), len(found)]
+        for part, start in enumerate(starts):
+            own = found[borders[part] : borders[part + 1]]
+            if len(own):
+                rows = own[:, 0] - start
+                steps = np.diff(rows, prepend=last[part])
+                last[part] = int(rows[-1])
+                pieces[part].append(Piece(pack(steps), pack(own[:, 1]), pack(own[:, 2]), pack(own[:, 3])))
+    return pieces

@@ -1,0 +1,201 @@
+"""The server's half: grows trees from keys that it knows, lets clients check them, mends what they object to.
+
+    strict     until nobody objects: the trees are those of the exact algorithm, level by level
+    lazy       every `every`-th tree is checked once, and what clients find serves later trees; the first tree is strict
+
+A round is one `Check` to every part and `Objections` of every block back. Which of a block's parts hold which rows, and
+how their sums are added up, is for the caller: it drives the generator that `grow` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting import kernels
+from tablepuppet.algorithms.boosting.exchange import Check, Objections, Outline
+from tablepuppet.algorithms.boosting.fixed_point import Labels, derivatives
+from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
+from tablepuppet.algorithms.boosting.model import Tree, as_tree
+from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.rows import BlockIndex, RowNumbers, cut_pairs
+from tablepuppet.algorithms.boosting.sampling import allowed_columns, sampled_rows
+from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth
+from tablepuppet.errors import TransportError
+from tablepuppet.models.losses import Loss
+
+Array = NDArray[np.float64]
+Columns = list[NDArray[np.bool_]]  # by block: which may be used
+Plan = tuple[Outline, list[int]]  # the outline of a tree, and the numbers of its nodes
+Rounds = Generator[list[list[Check]], list[Objections], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldRows:
+    """Joined rows that are held out: their row numbers per block, and their scores so far, output by output."""
+
+    indices: Sequence[BlockIndex]
+    scores: Array
+
+
+@dataclass(slots=True)
+class _Better:
+    """What was objected to one node: the best split, and whether its own is not even a candidate."""
+
+    best: Choice | None = None
+    is_void: bool = False
+
+
+@dataclass(eq=False)
+class BoostingServer:
+    """All trees of a run."""
+
+    options: Boosting
+    loss: Loss
+    labels: Labels
+    indices: Sequence[BlockIndex]
+    blocks: Sequence[KnownBlock]
+    starts: Sequence[list[int]]  # of each block's parts among its rows
+    scores: Array  # (joined rows, outputs), to begin with; each output's lie side by side
+    held: Sequence[HeldRows] = ()
+    seed: int = 0
+    trees: list[list[Tree]] = field(default_factory=list)  # by tree, then output
+
+    def __post_init__(self) -> None:
+        count = len(self.scores)
+        self._spare: RowNumbers = np.empty(count, np.int32 if count < 2**31 else np.int64)
+        self._growth = Growth(self.options.depth, self.options.rules)
+
+    def grow(self) -> Rounds:
+        """One tree for each output: yields checks by block and part, takes objections by block."""
+        number = len(self.trees)
+        options = self.options
+        given = derivatives(self.loss, self.scores, self.labels, options.bits)
+        columns = allowed_columns([len(b.kinds) for b in self.blocks], options.feature_fraction, self.seed, number)
+        rows = sampled_rows(self.labels, len(self.scores), options.subsample, self.seed, number)
+        growing = [
+            GrowingTree(self._growth, self.blocks, self.indices, own, rows.copy(), columns, self._spare)
+            for own in given
+        ]
+        for tree in growing:
+            tree.grow([0])
+        if options.checks == "strict" or number == 0:
+            yield from self._mend(growing, columns)
+        elif number % options.every == 0:
+            plans = [tree.outline([0]) for tree in growing]
+            if any(numbers for _, numbers in plans):
+                self._learn((yield self._checks(growing, plans, columns)))
+        self.trees.append([self._finished(output, tree, rows) for output, tree in enumerate(growing)])
+
+    def _mend(self, growing: Sequence[GrowingTree], columns: Columns) -> Rounds:
+        """Until nobody objects."""
+        roots: list[list[int]] = [[0] for _ in growing]
+        while True:
+            plans = [tree.outline(own) for tree, own in zip(growing, roots, strict=True)]
+            if not any(numbers for _, numbers in plans):
+                return
+            answers = yield self._checks(growing, plans, columns)
+            found = self._by_node(answers, plans)
+            self._learn(answers)
+            for tree in growing:
+                tree.forget_sums()
+            roots = [_mended(tree, better) for tree, better in zip(growing, found, strict=True)]
+
+    def _checks(self, growing: Sequence[GrowingTree], plans: Sequence[Plan], columns: Columns) -> list[list[Check]]:
+        """What every part of every block is asked."""
+        outlines: list[list[list[Outline]]] = [[[] for _ in starts] for starts in self.starts]
+        cell = np.empty(len(self.scores), np.uint16)
+        for tree, (outline, numbers) in zip(growing, plans, strict=True):
+            if not numbers:
+                continue
+            cells = tree.mark_cells(outline, numbers, cell)
+            for block, (index, starts) in enumerate(zip(self.indices, self.starts, strict=True)):
+                own = replace(outline, key=np.where(outline.block == block, outline.key, -1).astype(np.int32))
+                for part, pieces in enumerate(cut_pairs(index.pairs(cell, cells, tree.given), starts)):
+                    outlines[block][part].append(replace(own, pieces=pieces))
+        checks = []
+        for block, known in enumerate(self.blocks):
+            unions, known.unions = known.unions, []
+            checks.append([Check(columns[block], unions, own) for own in outlines[block]])
+        return checks
+
+    def _by_node(self, answers: Sequence[Objections], plans: Sequence[Plan]) -> list[dict[int, _Better]]:
+        """By tree and node: the best that any block objected."""
+        found: list[dict[int, _Better]] = [{} for _ in plans]
+        asked = [(place, numbers) for place, (_, numbers) in enumerate(plans) if numbers]
+        for block, answer in enumerate(answers):
+            keys = len(self.blocks[block].keys) + len(answer.keys)
+            columns = (answer.tree, answer.node, answer.gain, answer.key, answer.to_left, answer.is_void)
+            for tree, node, gain, key, to_left, is_void in zip(*(c.tolist() for c in columns), strict=True):
+                if not (0 <= tree < len(asked) and 0 <= node < len(asked[tree][1]) and -1 <= key < keys):
+                    raise TransportError("an objection is to a node or names a key that there is not")
+                place, numbers = asked[tree]
+                better = found[place].setdefault(numbers[node], _Better())
+                better.is_void |= is_void
+                choice = Choice(gain, block, key, to_left)
+                if key >= 0 and choice.comes_before(better.best):
+                    better.best = choice
+        return found
+
+    def _learn(self, answers: Sequence[Objections]) -> None:
+        for block, answer in zip(self.blocks, answers, strict=True):
+            block.learn(answer.keys)
+
+    # -- the end of a tree -----------------------------------------------------------------
+
+    def _finished(self, output: int, growing: GrowingTree, rows: RowNumbers) -> Tree:
+        """The tree; its values are added to all scores."""
+        tree, numbers = as_tree(growing.nodes, growing.given.unit, self.options.l2, self.options.learning_rate)
+        for number, value, left in zip(numbers, tree.value, tree.left, strict=True):
+            if left < 0:
+                node = growing.nodes[number]
+                kernels.add_value(growing.order[node.start : node.stop], value, self.scores[:, output])
+        if len(rows) < len(self.scores):
+            others = np.ones(len(self.scores), np.bool_)
+            others[rows] = False
+            left_out = np.flatnonzero(others).astype(rows.dtype)
+            self._route(tree, left_out, self.indices, self.scores[:, output], held=False)
+        for side in self.held:
+            everyone = np.arange(len(side.scores), dtype=np.int32)
+            self._route(tree, everyone, side.indices, side.scores[:, output], held=True)
+        return tree
+
+    def _route(self, tree: Tree, rows: RowNumbers, indices: Sequence[BlockIndex], scores: Array, *, held: bool) -> None:
+        """Adds a tree's values to the scores of joined rows that it was not grown on."""
+        spare = np.empty_like(rows)
+        borders = {0: (0, len(rows))}
+        for node, left in enumerate(tree.left):
+            start, stop = borders.pop(node)
+            own = rows[start:stop]
+            if left < 0:
+                kernels.add_value(own, tree.value[node], scores)
+                continue
+            choice = Choice(0.0, tree.block[node], tree.key[node], tree.to_left[node])
+            index = indices[choice.block]
+            right = self.blocks[choice.block].goes_right(choice, held=held)
+            middle = start + kernels.part_rows(own, index.index, index.rows, right, spare)
+            borders[left], borders[left + 1] = (start, middle), (middle, stop)
+
+
+def _mended(tree: GrowingTree, better: dict[int, _Better]) -> list[int]:
+    """Gives the topmost nodes that were objected to their better splits and grows what is below; what to check next."""
+    forced: dict[int, Choice] = {}
+    again = []
+    for number in sorted(better):
+        if tree.nodes[number].is_gone:
+            continue
+        best = better[number].best
+        tree.undo(number)
+        if better[number].is_void:  # others were asked whether they have more than a gain that nobody has
+            known = tree.best(number, sets=False)
+            best = known if known is not None and known.comes_before(best) else best
+            again.append(number)
+        if best is not None:
+            forced[number] = best
+    tree.grow(list(forced), forced)
+    split = [tree.nodes[v].left for v in forced if v not in again]
+    return [*again, *(n for left in split for n in (left, left + 1))]

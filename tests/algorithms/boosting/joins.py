@@ -1,0 +1,247 @@
+"""Random joins, and a federation of boosting halves over them without any transport."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tests.algorithms.boosting.central import Central, Column
+
+from tablepuppet.algorithms.boosting.bins import Bins, Columns, Key, category_bins, number_bins
+from tablepuppet.algorithms.boosting.client import ClientHalf, told
+from tablepuppet.algorithms.boosting.exchange import Check, NewKey, Objections
+from tablepuppet.algorithms.boosting.fixed_point import Labels
+from tablepuppet.algorithms.boosting.keys import KeyBook
+from tablepuppet.algorithms.boosting.known import KnownBlock
+from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.rows import BlockIndex
+from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
+from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
+
+
+@dataclass
+class Table:
+    """A block: p of training and held-out joined rows, and columns (values, is_category)."""
+
+    train: NDArray[np.int32]
+    held: NDArray[np.int32]
+    rows: int
+    columns: list[tuple[NDArray[np.float64], bool]]
+    parts: int = 1
+
+
+@dataclass
+class Join:
+    """A joined table."""
+
+    tables: list[Table]
+    labels: NDArray[np.float64]
+    weights: NDArray[np.float64] | None
+    loss: Loss
+
+
+def draw_join(rng: np.random.Generator) -> Join:
+    """One-to-one, one-to-many, many-to-many, outer and copied tables; UNION ALL is any order of rows."""
+    count, held = int(rng.integers(20, 300)), int(rng.integers(1, 50))
+    tables: list[Table] = []
+    for _ in range(int(rng.integers(1, 4))):
+        kind = int(rng.integers(0, 4))
+        rows = count if kind == 0 else int(rng.integers(2, max(3, count // 3)))
+        index = np.arange(count) if kind == 0 else rng.integers(0, rows, count)
+        if kind == 1:
+            index = np.sort(index)
+        held_index = rng.integers(0, max(2, rows // 2), held)
+        if kind == 3 and rng.random() < 0.6:
+            index = np.where(rng.random(count) < 0.2, -1, index)
+            held_index = np.where(rng.random(held) < 0.2, -1, held_index)
+        columns = []
+        held_rows = max(2, rows // 2)
+        for _ in range(int(rng.integers(1, 4))):
+            values, is_category = _column(rng, rows + held_rows)
+            columns.append((values, is_category))
+        table = Table(index.astype(np.int32), held_index.astype(np.int32), rows, columns, int(rng.choice([1, 1, 2, 5])))
+        tables.append(table)
+        if rng.random() < 0.25:  # the same table again: exact ties between blocks
+            tables.append(replace(table, parts=1))
+    signal = sum((_first(t) for t in tables), np.zeros(count)) + rng.normal(size=count)
+    if len(tables) > 1:
+        signal = signal + _first(tables[0]) * _first(tables[1])
+    which = int(rng.integers(0, 3))
+    loss: Loss = (Squared(), Logistic(), Softmax(3))[which]
+    cuts = [np.median(signal)] if which == 1 else np.quantile(signal, [0.3, 0.7])
+    labels = signal if which == 0 else np.searchsorted(cuts, signal).astype(np.float64)
+    weights = rng.integers(0, 4, count).astype(np.float64) if rng.random() < 0.3 else None
+    return Join(tables, labels, weights, loss)
+
+
+def _column(rng: np.random.Generator, rows: int) -> tuple[NDArray[np.float64], bool]:
+    kind = int(rng.integers(0, 4))
+    values = rng.normal(size=rows) if kind == 0 else rng.integers(0, int(rng.integers(2, 12)), rows).astype(np.float64)
+    if rng.random() < 0.4:
+        values = np.where(rng.random(rows) < 0.2, np.nan, values)
+    return values, kind >= 2
+
+
+def _first(table: Table) -> NDArray[np.float64]:
+    values = np.append(np.nan_to_num(table.columns[0][0][: table.rows]), 0.0)
+    return np.asarray(values[table.train])
+
+
+@dataclass
+class Block:
+    """A block at its clients."""
+
+    bins: list[Bins]
+    layout: Columns
+    train: NDArray[np.uint8]  # all rows of the block, and the missed one
+    held: NDArray[np.uint8]
+    book: KeyBook  # what each key means
+    parts: list[ClientHalf]
+    starts: list[int]
+    held_starts: list[int]
+
+
+def open_block(number: int, table: Table, options: Boosting) -> Block:
+    """Bins, codes and halves of a block's clients."""
+    weight = np.bincount(table.train[table.train >= 0], minlength=table.rows).astype(np.float64)
+    bins, codes = [], []
+    for values, is_category in table.columns:
+        if is_category:
+            found, inverse = np.unique(values[: table.rows][~np.isnan(values[: table.rows])], return_inverse=True)
+            counts = np.bincount(inverse, minlength=len(found)).astype(np.float64)
+            named = category_bins([str(int(v)) for v in found], counts, options.bins)
+            names = {float(c): i + 1 for i, c in enumerate(named.categories)}
+            other = len(named.categories) + 1 if named.has_other else 255
+            own: Bins = named
+            codes.append(np.array([0 if np.isnan(v) else names.get(v, other) for v in values], np.uint8))
+        else:
+            own = number_bins(values[: table.rows], weight, options.bins)
+            codes.append(own.codes(values))
+        bins.append(own)
+    both = np.stack(codes, axis=1)
+    layout = Columns.of([b.kind for b in bins], [b.size for b in bins])
+    train = np.vstack([both[: table.rows], np.zeros((1, len(bins)), np.uint8)])
+    held = both[table.rows :]
+    is_outer = bool((table.train < 0).any() or (table.held < 0).any())
+    has_missing = (both == 0).any(axis=0) | is_outer
+    starts = [table.rows * k // table.parts for k in range(table.parts)]
+    held_starts = [len(held) * k // table.parts for k in range(table.parts)]
+
+    def book() -> KeyBook:
+        return KeyBook(number, layout, has_missing, options.rules, limit=options.max_splits)
+
+    parts = []
+    for k in range(table.parts):
+        stop = [*starts, table.rows][k + 1]
+        own_rows = np.vstack([train[starts[k] : stop], train[-1:]])
+        parts.append(ClientHalf(book(), own_rows, held[held_starts[k] : [*held_starts, len(held)][k + 1]]))
+    return Block(bins, layout, train, held, book(), parts, starts, held_starts)
+
+
+def answer(block: Block, checks: list[Check]) -> Objections:
+    """What a block's clients answer, sums over several of them added up first."""
+    if len(block.parts) == 1:
+        return block.parts[0].check(checks[0])
+    sums = [half.histograms(check) for half, check in zip(block.parts, checks, strict=True)]
+    block.book.add_unions(checks[0].unions)
+    total = [np.sum(own, axis=0) for own in zip(*sums, strict=True)]
+    kept, fresh = block.book.news(block.book.objections(checks[0], total))
+    return told(block.book, kept, [_joined_key(block, key) for key in fresh])
+
+
+def _joined_key(block: Block, key: Key) -> NewKey:
+    rows, missed, held = [], None, []
+    for half in block.parts:
+        bits = np.unpackbits(half.reveal(key).right, count=len(half.train) + len(half.held))
+        size = len(half.train) - 1
+        rows.append(bits[:size])
+        missed = bits[size : size + 1]
+        held.append(bits[size + 1 :])
+    assert missed is not None
+    return NewKey(key.column, block.layout.is_missing(key), np.packbits(np.concatenate([*rows, missed, *held])))
+
+
+def train(join: Join, options: Boosting, seed: int = 0) -> tuple[BoostingServer, list[Block], int]:
+    """Trees over the join, and how many rounds they took."""
+    blocks = [open_block(i, table, options) for i, table in enumerate(join.tables)]
+    outputs = join.loss.outputs
+    server = BoostingServer(
+        options=options,
+        loss=join.loss,
+        labels=Labels(join.labels, None, join.weights),
+        indices=[_index(t.train, t.rows) for t in join.tables],
+        blocks=[
+            KnownBlock(i, b.layout.kinds, t.rows, len(b.held))
+            for i, (b, t) in enumerate(zip(blocks, join.tables, strict=True))
+        ],
+        starts=[b.starts for b in blocks],
+        scores=np.zeros((len(join.labels), outputs), order="F"),
+        held=[
+            HeldRows(
+                [_index(t.held, len(b.held)) for b, t in zip(blocks, join.tables, strict=True)],
+                np.zeros((len(join.tables[0].held), outputs), order="F"),
+            )
+        ],
+        seed=seed,
+    )
+    rounds = 0
+    for _ in range(options.trees):
+        growing = server.grow()
+        checks = next(growing, None)
+        while checks is not None:
+            rounds += 1
+            answers = [answer(block, own) for block, own in zip(blocks, checks, strict=True)]
+            try:
+                checks = growing.send(answers)
+            except StopIteration:
+                checks = None
+    for known, block in zip(server.blocks, blocks, strict=True):  # sets that were made after the last round
+        book_of(block).add_unions(known.unions)
+    return server, blocks, rounds
+
+
+def book_of(block: Block) -> KeyBook:
+    """What the keys of a block mean."""
+    return block.parts[0].book if len(block.parts) == 1 else block.book
+
+
+def _index(numbers: NDArray[np.int32], rows: int) -> BlockIndex:
+    is_identity = len(numbers) == rows and bool((numbers == np.arange(rows)).all())
+    is_sorted = bool((numbers >= 0).all() and (np.diff(numbers) >= 0).all())
+    return BlockIndex.of(rows, None if is_identity else numbers, is_sorted=is_sorted)
+
+
+def central(join: Join, blocks: list[Block], options: Boosting) -> Central:
+    """The oracle on the same bins."""
+    columns = [
+        Column(i, f, block.train[table.train, f].astype(np.int64), block.layout.size(f), not hasattr(bins, "borders"))
+        for i, (block, table) in enumerate(zip(blocks, join.tables, strict=True))
+        for f, bins in enumerate(block.bins)
+    ]
+    scores = np.zeros((len(join.labels), join.loss.outputs), order="F")
+    return Central(columns, options, join.loss, join.labels, join.weights, scores)
+
+
+def splits_by_path(server: BoostingServer, blocks: list[Block]) -> list[list[dict[tuple[int, ...], Any]]]:
+    """The trees as the oracle writes them."""
+    found = []
+    for group in server.trees:
+        own = []
+        for tree in group:
+            paths: dict[int, tuple[int, ...]] = {0: ()}
+            splits: dict[tuple[int, ...], Any] = {}
+            for node, left in enumerate(tree.left):
+                if left < 0:
+                    continue
+                paths[left], paths[left + 1] = (*paths[node], 0), (*paths[node], 1)
+                block = blocks[tree.block[node]]
+                key = book_of(block).keys[tree.key[node]]
+                right = block.layout.right(key)[: block.layout.size(key.column)].astype(np.uint8)
+                if block.layout.kinds[key.column] == 0:
+                    right[0] = 1 - tree.to_left[node]
+                splits[paths[node]] = (tree.block[node], key.column, right.tobytes(), tree.gain[node])
+            own.append(splits)
+        found.append(own)
+    return found

@@ -1,0 +1,105 @@
+"""Trees over a join that is never made equal those of a centralised booster on the materialised join."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.algorithms.boosting.joins import central, draw_join, splits_by_path, train
+
+from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.sampling import allowed_columns, sampled_rows
+
+
+def _options(rng: np.random.Generator, **given: Any) -> Boosting:
+    return Boosting(
+        **{
+            "trees": 4,
+            "learning_rate": 0.3,
+            "depth": int(rng.integers(1, 6)),
+            "bins": int(rng.choice([8, 255])),
+            "l2": float(rng.choice([0.0, 1.0])) + 1e-6,
+            "min_child_weight": float(rng.choice([0.2, 1.0, 5.0])),
+            "subsample": float(rng.choice([1.0, 0.7])),
+            "feature_fraction": float(rng.choice([1.0, 0.6])),
+            "bits": int(rng.choice([16, 32])),
+            **given,
+        }
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_strict_trees_equal_the_centralised_ones_split_for_split(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    join = draw_join(rng)
+    options = _options(rng)
+    server, blocks, _ = train(join, options, seed % 1000)
+    widths = [len(b.bins) for b in blocks]
+    oracle = central(join, blocks, options)
+    columns = [allowed_columns(widths, options.feature_fraction, seed % 1000, t) for t in range(options.trees)]
+    rows = [
+        sampled_rows(server.labels, len(join.labels), options.subsample, seed % 1000, t).astype(np.int64)
+        for t in range(options.trees)
+    ]
+    oracle.fit(columns, rows)
+    assert splits_by_path(server, blocks) == oracle.trees
+    assert np.array_equal(server.scores, oracle.scores)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(["strict", "lazy"]))
+def test_held_out_rows_follow_the_trees_by_their_own_bits(seed: int, checks: str) -> None:
+    rng = np.random.default_rng(seed)
+    join = draw_join(rng)
+    server, blocks, _ = train(join, _options(rng, checks=checks, every=2))
+    expected = np.zeros_like(server.held[0].scores)
+    codes = [np.vstack([b.held, b.train[-1:]])[t.held] for b, t in zip(blocks, join.tables, strict=True)]
+    for group, splits in zip(server.trees, splits_by_path(server, blocks), strict=True):
+        for output, (tree, by_path) in enumerate(zip(group, splits, strict=True)):
+            for row in range(len(expected)):
+                node = 0
+                path: tuple[int, ...] = ()
+                while tree.left[node] >= 0:
+                    block, column, right, _ = by_path[path]
+                    code = codes[block][row, column]
+                    side = right[code] if code < len(right) else 1
+                    node, path = tree.left[node] + side, (*path, side)
+                expected[row, output] += tree.value[node]
+    assert np.array_equal(server.held[0].scores, expected)
+
+
+def test_lazy_trees_take_one_round_in_every_few() -> None:
+    rng = np.random.default_rng(5)
+    join = draw_join(rng)
+    first = train(join, _options(rng, trees=1, depth=3))[2]
+    _, _, rounds = train(join, _options(np.random.default_rng(5), trees=21, depth=3, checks="lazy", every=5))
+    assert rounds <= max(first, 3) + 4
+
+
+@pytest.mark.parametrize("checks", ["strict", "lazy"])
+def test_no_client_tells_more_keys_than_max_splits(checks: str) -> None:
+    rng = np.random.default_rng(11)
+    join = draw_join(rng)
+    server, _, _ = train(join, _options(rng, trees=12, depth=4, checks=checks, every=2, max_splits=3))
+    assert max(known.told for known in server.blocks) <= 3
+    assert any(tree.splits for group in server.trees for tree in group)
+    unlimited, _, _ = train(join, _options(np.random.default_rng(11), trees=12, depth=4, checks=checks, every=2))
+    assert max(known.told for known in unlimited.blocks) > 3
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32))
+def test_clients_of_a_table_give_the_trees_of_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    join, options = draw_join(rng), _options(np.random.default_rng(seed))
+    found = []
+    for parts in (1, 2, 5):
+        for table in join.tables:
+            table.parts = parts
+        server, _, _ = train(join, options)
+        found.append((server.trees, server.scores.tolist()))
+    assert found[0] == found[1] == found[2]

@@ -10,10 +10,10 @@ from tablepuppet.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tablepuppet.algorithms.options import Admm, Centralized, Newton, Sgd
+    from tablepuppet.api import Federation
+    from tablepuppet.api.estimators import RelationalClassifier, RelationalRegressor
     from tablepuppet.engine.result import Result
     from tablepuppet.errors import TablePuppetError
-    from tablepuppet.estimators import RelationalClassifier, RelationalRegressor
-    from tablepuppet.federation import Federation
     from tablepuppet.mapping.engines import Ray
     from tablepuppet.plan.plan import Plan
     from tablepuppet.prediction.model import Model
@@ -45,14 +45,14 @@ if not TYPE_CHECKING:
     _HOMES = {
         "Admm": "algorithms.options",
         "Centralized": "algorithms.options",
-        "Federation": "federation",
+        "Federation": "api",
         "Model": "prediction.model",
         "Network": "transport.meter",
         "Newton": "algorithms.options",
         "Plan": "plan.plan",
         "Ray": "mapping.engines",
-        "RelationalClassifier": "estimators",
-        "RelationalRegressor": "estimators",
+        "RelationalClassifier": "api.estimators",
+        "RelationalRegressor": "api.estimators",
         "Result": "engine.result",
         "Sgd": "algorithms.options",
         "TablePuppetError": "errors",

@@ -16,8 +16,8 @@ from tablepuppet.errors import JobError, PrivacyWarning
 from tablepuppet.mapping.engines import Engine, Local, engine_of
 from tablepuppet.models.spec import Activation, Dtype, ModelSpec
 from tablepuppet.privacy.options import Privacy, privacy_of
+from tablepuppet.protocol.codec import Wire
 from tablepuppet.suggest import nearest
-from tablepuppet.transport.codec import Wire
 
 MONITORS = ("loss", "log_loss", "accuracy", "auc", "rmse", "mae", "r2")  # figures of validation rows
 MODELS = ("auto", "linear", "logistic", "softmax", "mlp")

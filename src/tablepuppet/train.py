@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from tablepuppet.allocation import fix_thresholds
-from tablepuppet.catalog import Beside, bind
+from tablepuppet.catalog import LabelColumns, bind
 from tablepuppet.catalog.serving import Key
 from tablepuppet.engine.central import run_centralized
 from tablepuppet.engine.encoders import block_widths
@@ -22,19 +22,19 @@ from tablepuppet.engine.run import OnRound, run
 from tablepuppet.errors import JobError, RunInterruptedError
 from tablepuppet.job import Job
 from tablepuppet.mapping.build import map_tables
-from tablepuppet.mapping.cluster import Cluster, at_work
-from tablepuppet.mapping.keys import gather_keys
-from tablepuppet.mapping.profile import Profile, profile_keys
+from tablepuppet.mapping.cluster.cluster import Cluster, at_work
+from tablepuppet.mapping.join.profile import Profile, profile_keys
+from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.plan.plan import Plan, make_plan, task_of
 from tablepuppet.plan.private import plan_privacy
+from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.missing import reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import predict_rows
-from tablepuppet.prediction.standing import Standing
+from tablepuppet.protocol import CloseJob
 from tablepuppet.query import parse
 from tablepuppet.threads import one_blas_thread
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import CloseJob
 
 Tables = Mapping[str, tuple[str, ...]]  # table name → its clients
 
@@ -71,22 +71,22 @@ def predict(
     tables: Tables,
     link: Link,
     missing: str = "error",
-    standing: Standing | None = None,
+    cache: PredictionCache | None = None,
     **options: Any,
 ) -> pa.Table:
     """A model's predictions on a query's rows; missing="zero": mean contributions stand for owners that are away.
 
-    `standing`: what answers repeated requests by key.
+    `cache`: what answers repeated requests by key.
     """
     if missing not in ("error", "zero"):
         raise JobError(f'missing must be "error" or "zero", not {missing!r}')
     key, only, limit = options.get("key"), options.get("only"), options.get("max_joined_rows")
-    if standing is not None and missing == "error" and key is not None and only is not None:
+    if cache is not None and missing == "error" and key is not None and only is not None:
 
         def rows(keys: Sequence[Key] | None, limit: int | None) -> pa.Table:
             return predict(model, query, tables, link, key=key, only=keys, max_joined_rows=limit)
 
-        return standing.answer(model, query, tables, link, rows, key=key, only=only, limit=limit)
+        return cache.answer(model, query, tables, link, rows, key=key, only=only, limit=limit)
     if missing == "error":
         with _session(tables, link) as job_id, one_blas_thread:
             return predict_rows(model, query, tables, link, job_id, **options)
@@ -104,7 +104,7 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link) -> Metrics:
 def plan_job(job: Job, tables: Tables, link: Link, job_id: str, cluster: Cluster | None = None) -> Plan:
     """Text → Ucq → BoundQuery → TableMapping → Plan; joined rows lie on the cluster, if there is one."""
     ucq = parse(job.query)
-    beside = Beside(job.weight, job.test_where, job.validation_where)
+    beside = LabelColumns(job.weight, job.test_where, job.validation_where)
     bound = bind(ucq, label=job.label, tables=tables, link=link, job=job_id, beside=beside)
     mapping = map_tables(
         bound,

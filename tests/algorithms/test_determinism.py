@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tests.algorithms.neural_join import JOINS, federation
 
-from tablepuppet.mapping import joined
-from tablepuppet.mapping.pool import Pool
+from tablepuppet.mapping.rows import joined
+from tablepuppet.mapping.walk.pool import Pool
 from tablepuppet.transport.local import LocalTransport
 
 torch = pytest.importorskip("torch")

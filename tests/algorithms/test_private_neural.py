@@ -12,17 +12,18 @@ from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
 from tablepuppet.algorithms import admm_neural
-from tablepuppet.algorithms.base import Array, PartSetup
+from tablepuppet.algorithms.base import PartSetup
 from tablepuppet.algorithms.optimizers import Moments
 from tablepuppet.algorithms.private import LocalStep, PrivateGradient
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.models.modules import build_module
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
+from tablepuppet.protocol import RESPONSES, AdmmUpdate, Predictions, Started
+from tablepuppet.protocol.codec import decode
 from tablepuppet.tables.features import Features
-from tablepuppet.transport.codec import decode
-from tablepuppet.transport.messages import RESPONSES, AdmmUpdate, Predictions, Started
 
 pytest.importorskip("torch")
 ROWS, JOINED, ALARM = 40, 100, 1e-5

@@ -18,7 +18,7 @@ from tablepuppet.algorithms.constant import best_intercept
 from tablepuppet.algorithms.newton import NewtonServer
 from tablepuppet.algorithms.options import Newton
 from tablepuppet.algorithms.subspace import Tracker
-from tablepuppet.mapping.joined import JoinedRows, RowIndex
+from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
 
 Array = NDArray[np.float64]

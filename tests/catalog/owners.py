@@ -9,11 +9,7 @@ import duckdb
 import pyarrow as pa
 
 from tablepuppet.catalog import BoundQuery, bind
-from tablepuppet.query import parse
-from tablepuppet.transport.codec import Frame, decode, encode
-from tablepuppet.transport.link import Link
-from tablepuppet.transport.local import Handler, LocalTransport
-from tablepuppet.transport.messages import (
+from tablepuppet.protocol import (
     REQUESTS,
     ColumnInfo,
     DescribeTable,
@@ -24,6 +20,10 @@ from tablepuppet.transport.messages import (
     ScanSchema,
     TableSchema,
 )
+from tablepuppet.protocol.codec import Frame, decode, encode
+from tablepuppet.query import parse
+from tablepuppet.transport.link import Link
+from tablepuppet.transport.local import Handler, LocalTransport
 
 Tables = Mapping[str, Mapping[str, pa.Table]]  # table → client → that client's rows
 

@@ -11,11 +11,11 @@ from tests.catalog.owners import Tables, bound, link_to
 
 from tablepuppet.catalog import BoundQuery, bind
 from tablepuppet.errors import CatalogError, QueryError, SourceError, TransportError
+from tablepuppet.protocol import REQUESTS, ColumnInfo, DescribeTable, Done, OpenScan, ScanSchema, TableSchema
+from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.query import parse
-from tablepuppet.transport.codec import Frame, decode, encode
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.local import Handler, LocalTransport
-from tablepuppet.transport.messages import REQUESTS, ColumnInfo, DescribeTable, Done, OpenScan, ScanSchema, TableSchema
 
 ORDERS = pa.table({"item_id": [1], "card_id": [1], "quantity": [1], "hour": [1], "returned": [True]})
 TABLES: Tables = {

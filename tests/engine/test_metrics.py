@@ -13,18 +13,18 @@ from tablepuppet.engine.metrics import _area, _labelled, area_under_curve
 
 @given(
     rows=st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=40),
-    cuts=st.lists(st.integers(0, 40), max_size=5),
+    partition_specs=st.lists(st.integers(0, 40), max_size=5),
     chunk=st.integers(1, 9),
 )
 def test_the_area_is_the_share_of_pairs_in_order_whatever_the_stretches(
-    rows: list[tuple[int, bool]], cuts: list[int], chunk: int
+    rows: list[tuple[int, bool]], partition_specs: list[int], chunk: int
 ) -> None:
     scores, labels = np.array([0.3 * s for s, _ in rows]), np.array([float(y) for _, y in rows])
     high, low = scores[labels > 0.5, None], scores[None, labels < 0.5]
     expected = float(((high > low) + 0.5 * (high == low)).mean()) if high.size and low.size else float("nan")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "_CHUNK", chunk)
-        stretches = np.split(np.sort(_labelled(scores, labels)), sorted(cuts))
+        stretches = np.split(np.sort(_labelled(scores, labels)), sorted(partition_specs))
         area, share = _area(stretches)
         assert area == area_under_curve(scores, labels) or np.isnan(expected)
     assert area == pytest.approx(expected, nan_ok=True)

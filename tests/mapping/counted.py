@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.mapping.joined import JoinedRows
+from tablepuppet.mapping.rows.joined import JoinedRows
 
 
 def multiplicities(joined: JoinedRows) -> list[NDArray[np.int64]]:

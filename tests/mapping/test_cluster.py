@@ -14,9 +14,9 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.bench.cases import make_case
 from tablepuppet.errors import TrainingError
-from tablepuppet.mapping import joined as joined_module
-from tablepuppet.mapping.cluster import Cluster, at_work
-from tablepuppet.mapping.storage import Storage
+from tablepuppet.mapping.cluster.cluster import Cluster, at_work
+from tablepuppet.mapping.cluster.storage import Storage
+from tablepuppet.mapping.rows import joined as joined_module
 
 ray = pytest.importorskip("ray")
 _STORE = 80 << 20

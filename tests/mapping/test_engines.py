@@ -15,7 +15,7 @@ from tablepuppet.cli.job_file import read_job
 from tablepuppet.cli.main import main
 from tablepuppet.errors import JobError
 from tablepuppet.job import make_job
-from tablepuppet.mapping.cluster import _storage
+from tablepuppet.mapping.cluster.cluster import _storage
 
 
 def trained(**options: Any) -> tp.Result:

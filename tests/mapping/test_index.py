@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from tests.mapping.counted import multiplicities
 
-from tablepuppet.mapping import index as module
-from tablepuppet.mapping import joined as joined_module
-from tablepuppet.mapping.joined import JoinedRows, RowIndex
-from tablepuppet.mapping.pieces import cuts, load, write_labels
-from tablepuppet.mapping.spread import cut_piece
-from tablepuppet.mapping.storage import Storage
+from tablepuppet.mapping.cluster.build import make_partition
+from tablepuppet.mapping.cluster.partitions import load, partition_specs, write_labels
+from tablepuppet.mapping.cluster.storage import Storage
+from tablepuppet.mapping.rows import index as module
+from tablepuppet.mapping.rows import joined as joined_module
+from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 
 ROWS, BLOCK = 5000, 60
 
@@ -60,16 +60,16 @@ def test_walks_give_the_same_bits_in_either_order(indices: tuple[RowIndex, RowIn
         found.append(np.zeros_like(found[0]))
         storage = Storage(str(tmp_path / f"{p.order is None}"))
         storage.create()
-        for cut in cuts(rows.cut, 3, "train"):
-            piece = cut_piece(rows, storage, cut)
-            write_labels(storage, piece, "labels", rows.labels, None)
-            used = piece.used[0]
-            part = load(storage, piece.path, "labels")
+        for spec in partition_specs(rows.lanes_of_shards, 3, "train"):
+            partition = make_partition(rows, storage, spec)
+            write_labels(storage, partition, "labels", rows.labels, None)
+            used = partition.used[0]
+            part = load(storage, partition.path, "labels")
             done = part.run(echo, [values[0][used]], columns=[columns[0][used]], signals=1)
             found[-1][used] += done.signals[0][0]
             np.testing.assert_array_equal(
-                piece.number(0, part.indices[0].numbers(part.rows)),
-                rows.indices[0].take(np.arange(piece.first, piece.first + piece.rows)),
+                partition.number(0, part.indices[0].numbers(part.rows)),
+                rows.indices[0].take(np.arange(partition.first, partition.first + partition.rows)),
             )
         np.testing.assert_array_equal(rows.expand(0, values[0]), joined(indices[0]).expand(0, values[0]))
         np.testing.assert_array_equal(multiplicities(rows)[0], multiplicities(joined(indices[0]))[0])

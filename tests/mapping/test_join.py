@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import Branch, Join, KeyPair, Relation
-from tablepuppet.mapping import duck_join, listed_side, tree_side
-from tablepuppet.mapping.duck_join import DuckJoin, connected
-from tablepuppet.mapping.listed_side import BranchSide, ListedJoin
-from tablepuppet.mapping.scan_keys import ScanKeys
-from tablepuppet.mapping.tree_join import TreeJoin
-from tablepuppet.transport.messages import RowNumbers
+from tablepuppet.mapping.join import duckdb_join, listed_rows, tree_rows
+from tablepuppet.mapping.join.duckdb_join import DuckJoin, connected
+from tablepuppet.mapping.join.listed_rows import BranchSide, ListedJoin
+from tablepuppet.mapping.join.tree_join import TreeJoin
+from tablepuppet.mapping.keys.scan_keys import ScanKeys
 
 
 @st.composite
@@ -83,9 +83,9 @@ def _many_to_many(rows: int) -> tuple[Branch, list[ScanKeys]]:
 def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     branch, keys = _many_to_many(60)
     whole = DuckJoin(branch, keys).rows()
-    monkeypatch.setattr(duck_join, "_SLICE", 1)
-    monkeypatch.setattr(tree_side, "SLICE", 5)
-    monkeypatch.setattr(listed_side, "SLICE", 5)
+    monkeypatch.setattr(duckdb_join, "_SLICE", 1)
+    monkeypatch.setattr(tree_rows, "SLICE", 5)
+    monkeypatch.setattr(listed_rows, "SLICE", 5)
     counted = TreeJoin.of(branch, keys)
     assert counted is not None
     listed = ListedJoin(counted.sizes, 0, DuckJoin(branch, keys).rows())

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.mapping.counted import multiplicities
 
-from tablepuppet.mapping import joined as module
-from tablepuppet.mapping.joined import JoinedRows, RowIndex, Work
+from tablepuppet.mapping.rows import joined as module
+from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex, Work
 
 
 @st.composite
@@ -89,7 +89,7 @@ def test_lanes_that_share_a_whole_give_the_bits_of_lanes_that_do_not(monkeypatch
     indices = (RowIndex.of(numbers, 90), RowIndex.of(np.arange(800), 800), RowIndex.of(rng.integers(-1, 9, 800), 9))
     joined = JoinedRows(800, indices, indices[0], rng.normal(size=90))
     values = [rng.normal(size=(p.rows, 1)) for p in indices]
-    assert len(joined.cut) > 2
+    assert len(joined.lanes_of_shards) > 2
     shared = joined.run(multiples, values, signals=1, blocks=3)
     apart = joined._merge(joined.walk(Work(multiples, 1, given={"blocks": 3}), values, ()), 1, 1)
     for a, b in zip(shared.signals[0], apart.signals[0], strict=True):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablepuppet.mapping import compiled, plain
+from tablepuppet.mapping.walk import compiled, plain
 
 
 @given(rows=st.integers(1, 40), joined=st.integers(0, 300), piece=st.sampled_from([7, 64, 1 << 20]), seed=st.integers())

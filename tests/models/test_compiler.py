@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.mapping import index
+from tablepuppet.mapping.rows import index
 from tablepuppet.models import compiler
 from tablepuppet.models.losses import COMPILED_FROM
 

@@ -21,8 +21,8 @@ from tests.network import party
 from tests.network.relay import Relay
 
 import tablepuppet as tp
+from tablepuppet.api import ConnectedFederation
 from tablepuppet.engine.result import Result
-from tablepuppet.federation import ConnectedFederation
 from tablepuppet.transport import certs
 
 QUERY = "SELECT o.x, o.z, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"

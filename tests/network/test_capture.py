@@ -19,17 +19,17 @@ from tests.network.parties import free_port
 from tests.network.relay import Relay
 from tests.privacy.test_runs import CANARY_AGE, CANARY_KEY, QUERY, tables
 
-from tablepuppet.federation import ConnectedFederation
+from tablepuppet.api import ConnectedFederation
+from tablepuppet.client.client import Client
+from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.network.join import Member
-from tablepuppet.network.keeper import Keeper
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
-from tablepuppet.operators.client import Client
+from tablepuppet.protocol import RESPONSES, Evaluation, Keys, Labels, Predictions
+from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.tables.order import in_order, order_bits
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
-from tablepuppet.transport.codec import Frame, decode
-from tablepuppet.transport.messages import RESPONSES, Evaluation, Keys, Labels, Predictions
 
 SECRET = b"a secret of the clients, 32 bytes"
 
@@ -86,7 +86,7 @@ def federation(
         client = Overheard(name, ClientTables({name: open_source(table, name)}), key=SECRET)
         if overheard is not None:
             overheard[name] = client
-        members.append(Member(name, f"grpc+tcp://127.0.0.1:{recorder.port}", None, Keeper(client, None)))
+        members.append(Member(name, f"grpc+tcp://127.0.0.1:{recorder.port}", None, IdempotentClient(client, None)))
     threads = [threading.Thread(target=member.run, daemon=True) for member in members]
     for thread in threads:
         thread.start()

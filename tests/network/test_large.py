@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tests.network import party  # noqa: F401  (the fork server of all tests)
 
+from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.codec import Frame
 from tablepuppet.transport.flight import Connection, Door, FlightDoor
 from tablepuppet.transport.stream import Stream
 

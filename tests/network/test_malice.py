@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tests.network.parties import Parties, tables
 
+from tablepuppet import protocol as m
 from tablepuppet.network.control import FROM_ANYBODY
+from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport import messages as m
-from tablepuppet.transport.codec import Frame, decode, encode
 from tablepuppet.transport.flight import Door, FlightDoor, Identity
 from tablepuppet.transport.parcels import LIMIT
 from tablepuppet.transport.stream import Stream

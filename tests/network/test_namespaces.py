@@ -43,8 +43,8 @@ class Case:
 
 def shares(table: pa.Table, name: str, count: int) -> dict[str, pa.Table]:
     """A table cut into pieces of about the same size, in order."""
-    cuts = np.linspace(0, table.num_rows, count + 1).astype(int)
-    return {f"{name}-{i}": table.slice(a, b - a) for i, (a, b) in enumerate(itertools.pairwise(cuts))}
+    partition_specs = np.linspace(0, table.num_rows, count + 1).astype(int)
+    return {f"{name}-{i}": table.slice(a, b - a) for i, (a, b) in enumerate(itertools.pairwise(partition_specs))}
 
 
 def orders() -> Case:

@@ -20,9 +20,9 @@ from tablepuppet.errors import DisconnectedError, TransportError
 from tablepuppet.network.control import FROM_ANYBODY
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
+from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.codec import Frame
 from tablepuppet.transport.flight import Connection, Door, FlightDoor, Identity
 from tablepuppet.transport.parcels import pack
 from tablepuppet.transport.stream import Stream

@@ -11,13 +11,13 @@ import pytest
 from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 
 import tablepuppet as tp
-from tablepuppet.network.keeper import Keeper
-from tablepuppet.operators.client import Client
+from tablepuppet import protocol as m
+from tablepuppet.client.client import Client
+from tablepuppet.network.idempotent_client import IdempotentClient
+from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.tables.account_file import AccountFile
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
-from tablepuppet.transport import messages as m
-from tablepuppet.transport.codec import Frame, decode, encode
 from tablepuppet.transport.envelopes import Request
 
 RUN = "0123456789abcdef"
@@ -51,13 +51,13 @@ def requests(job: str = "sgd") -> list[m.Message]:
     ]
 
 
-def keeper(folder: Path) -> Keeper:
+def keeper(folder: Path) -> IdempotentClient:
     held = ClientTables({"users": open_source(tables()["users"], "users")})
     account = AccountFile(folder / "account.json")
-    return Keeper(Client("users", held, key=b"k" * 32, account=account), folder / "runs")
+    return IdempotentClient(Client("users", held, key=b"k" * 32, account=account), folder / "runs")
 
 
-def answer(kept: Keeper, step: int, request: m.Message) -> list[Frame]:
+def answer(kept: IdempotentClient, step: int, request: m.Message) -> list[Frame]:
     return list(kept.answer(Request(run=RUN, step=step, after=step - 1), [encode(request)]))
 
 

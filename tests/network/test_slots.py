@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tablepuppet.errors import TransportError
 from tablepuppet.network.slots import Slots
-from tablepuppet.transport.codec import Frame
+from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.parcels import Envelope
 
 

@@ -19,16 +19,16 @@ import pytest
 from tests.network.parties import OWNERS, QUERY, SECRET, assert_same, in_process, tables
 
 from tablepuppet import train as story
+from tablepuppet.client.client import Client
 from tablepuppet.engine.result import Result
 from tablepuppet.errors import RunInterruptedError, TransportError
 from tablepuppet.job import make_job
 from tablepuppet.network import syncing
+from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.network.journal import Journal, RunTransport
-from tablepuppet.network.keeper import Keeper
-from tablepuppet.operators.client import Client
+from tablepuppet.protocol.codec import Frame
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
-from tablepuppet.transport.codec import Frame
 from tablepuppet.transport.envelopes import Request
 from tablepuppet.transport.link import Link
 
@@ -46,17 +46,17 @@ class BadNetwork:
     def __init__(self, folder: Path, held: dict[str, pa.Table], seed: int | None) -> None:
         self.folder, self.held = folder, held
         self.chance = None if seed is None else random.Random(seed)
-        self.keepers: dict[str, Keeper] = {}
+        self.keepers: dict[str, IdempotentClient] = {}
         self.keepers |= {name: self.boot(name) for name in held}
         self.faults: dict[str, int] = {}
 
-    def boot(self, name: str) -> Keeper:
+    def boot(self, name: str) -> IdempotentClient:
         """A client as it is after kill -9: nothing but its disk."""
         if name in self.keepers:
             self.keepers[name].close()
         source = open_source(self.held[name], OWNERS[name])
         client = Client(name, ClientTables({OWNERS[name]: source}), key=SECRET)
-        return Keeper(client, self.folder / name)
+        return IdempotentClient(client, self.folder / name)
 
     def connected(self) -> dict[str, str]:
         return dict.fromkeys(self.keepers, "")

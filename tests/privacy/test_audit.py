@@ -13,8 +13,8 @@ import scipy.stats
 
 import tablepuppet as tp
 from tablepuppet.algorithms import private
+from tablepuppet.client.answers import training
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.operators.answers import training
 from tablepuppet.privacy.gaussian import gaussian
 
 EPSILON, CANARIES, GUESSES, ALARM = 1.0, 1200, 360, 1e-4

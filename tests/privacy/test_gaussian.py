@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.optimizers import Moments
 from tablepuppet.algorithms.private import LocalStep, PrivateGradient
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
-from tablepuppet.models.linear import Array, LinearModel
+from tablepuppet.models.linear import LinearModel
 from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
 from tablepuppet.tables.features import Features
 

@@ -12,16 +12,16 @@ import pytest
 from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 
 import tablepuppet as tp
+from tablepuppet import protocol as m
+from tablepuppet.client.client import Client
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.operators.client import Client
 from tablepuppet.privacy.owner import Account, Spending, TableBudget
 from tablepuppet.privacy.policy import Policy
+from tablepuppet.protocol.codec import decode, encode
 from tablepuppet.tables.account_file import AccountFile, own_secret
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
-from tablepuppet.transport import messages as m
-from tablepuppet.transport.codec import decode, encode
 
 FEATURES = {"epsilon": 2.0, "cap": 5, "bounds": BOUNDS}
 

@@ -16,13 +16,11 @@ import tablepuppet as tp
 from tablepuppet.algorithms.base import BlockAnswer, Problem
 from tablepuppet.algorithms.sgd import SgdServer
 from tablepuppet.errors import PrivacyError
-from tablepuppet.mapping.cap import within_cap
-from tablepuppet.mapping.joined import JoinedRows, RowIndex
+from tablepuppet.mapping.join.cap import within_cap
 from tablepuppet.mapping.mapping import rows_here
+from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.models.losses import Logistic
-from tablepuppet.tables.tokens import job_key, tokens
-from tablepuppet.transport.codec import Frame, decode
-from tablepuppet.transport.messages import (
+from tablepuppet.protocol import (
     REQUESTS,
     RESPONSES,
     ColumnInfo,
@@ -34,6 +32,8 @@ from tablepuppet.transport.messages import (
     SendKeys,
     SgdUpdate,
 )
+from tablepuppet.protocol.codec import Frame, decode
+from tablepuppet.tables.tokens import job_key, tokens
 
 QUERY = "SELECT r.x, u.age, u.band, r.late FROM rides r JOIN users u ON r.uid = u.uid"
 BOUNDS = {"x": (-1.0, 1.0), "age": (18.0, 80.0)}

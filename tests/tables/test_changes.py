@@ -17,9 +17,9 @@ from tests.mysql import MySQLDatabase
 from tests.postgres import Database
 
 from tablepuppet.errors import SourceError
+from tablepuppet.protocol import OpenScan
 from tablepuppet.tables.source import open_source, source
 from tablepuppet.tables.store import ClientTables
-from tablepuppet.transport.messages import OpenScan
 
 FIRST = pa.table({"k": [1, 2, 3], "x": [0.5, 1.5, 2.5]})
 SECOND = pa.table({"k": [3, 1], "x": [9.5, 8.5]})

@@ -15,8 +15,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from tablepuppet.errors import JobError, SourceError, TransportError
-from tablepuppet.tables.encoding import encode, encoder, merge, statistics
-from tablepuppet.transport.messages import (
+from tablepuppet.protocol import (
     CategoryEncoder,
     CategoryStatistics,
     ColumnInfo,
@@ -24,6 +23,7 @@ from tablepuppet.transport.messages import (
     NumberEncoder,
     NumberStatistics,
 )
+from tablepuppet.tables.encoding import encode, encoder, merge, statistics
 
 NUMBER = ColumnInfo("price", "float")
 TEXT = ColumnInfo("category", "string")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tablepuppet.errors import TrainingError
+from tablepuppet.protocol import CategoryEncoder, Encoder, NumberEncoder
 from tablepuppet.tables.features import GRAM_LIMIT, Features, encoded_width, names
-from tablepuppet.transport.messages import CategoryEncoder, Encoder, NumberEncoder
 
 
 def features_of(seed: int, rows: int, layout: list[int]) -> Features:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.errors import JobError, MappingError
+from tablepuppet.protocol import ColumnInfo, Labels, LabelSummary
 from tablepuppet.tables.kinds import column_info
 from tablepuppet.tables.labels import Split, describe_labels, read_labels, split
-from tablepuppet.transport.messages import ColumnInfo, Labels, LabelSummary
 
 
 def labels(values: list[Any], kind: pa.DataType) -> tuple[pa.ChunkedArray, ColumnInfo]:

@@ -10,9 +10,9 @@ import pytest
 from tests.postgres import Database
 
 from tablepuppet.errors import SourceError
+from tablepuppet.protocol import OpenScan
 from tablepuppet.tables.source import Source, open_source, source
 from tablepuppet.tables.store import ClientTables
-from tablepuppet.transport.messages import OpenScan
 
 TYPES = """
     CREATE TABLE everything (

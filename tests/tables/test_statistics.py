@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.errors import SourceError, TransportError
+from tablepuppet.protocol import CategoryStatistics, ColumnInfo, NumberStatistics
 from tablepuppet.tables.statistics import Statistics, merge, statistics
-from tablepuppet.transport.messages import CategoryStatistics, ColumnInfo, NumberStatistics
 
 NUMBER = ColumnInfo("price", "float", "DOUBLE")
 TEXT = ColumnInfo("category", "string", "VARCHAR")

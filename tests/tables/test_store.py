@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from tablepuppet.errors import PolicyError, SourceError, TransportError
+from tablepuppet.protocol import ColumnInfo, OpenScan
 from tablepuppet.tables.source import Source, open_source
 from tablepuppet.tables.store import ClientTables
-from tablepuppet.transport.messages import ColumnInfo, OpenScan
 
 ITEMS = pa.table({"id": [1, 2, 3], "price": [0.5, 1.5, 2.5], "name": ["a", "b", "c"]})
 

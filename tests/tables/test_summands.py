@@ -6,10 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
+from tablepuppet.protocol import CategoryStatistics, ColumnInfo, NumberStatistics
 from tablepuppet.tables.statistics import Statistics, merge, statistics
 from tablepuppet.tables.summands import (
-    Array,
     first_summands,
     first_totals,
     means_only,
@@ -17,7 +18,6 @@ from tablepuppet.tables.summands import (
     second_summands,
     second_totals,
 )
-from tablepuppet.transport.messages import CategoryStatistics, ColumnInfo, NumberStatistics
 
 NUMBER, TEXT = ColumnInfo("x", "float"), ColumnInfo("c", "string")
 

@@ -7,18 +7,10 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.errors import CatalogError, JobError, TransportError
-from tablepuppet.transport.codec import Frame, decode, encode
+from tablepuppet.protocol import REQUESTS, CloseJob, DescribeTable, Done, Failure, Parameters, Release
+from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.local import LocalTransport
-from tablepuppet.transport.messages import (
-    REQUESTS,
-    CloseJob,
-    DescribeTable,
-    Done,
-    Failure,
-    Parameters,
-    Release,
-)
 from tablepuppet.transport.meter import Network
 
 

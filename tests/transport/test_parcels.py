@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.errors import TransportError
+from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import parcels
-from tablepuppet.transport.codec import Frame
 from tablepuppet.transport.envelopes import Reply
 from tablepuppet.transport.parcels import Assembler, pack
 

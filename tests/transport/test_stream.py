@@ -8,8 +8,8 @@ import time
 import pytest
 
 from tablepuppet.errors import DisconnectedError
+from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.codec import Frame
 from tablepuppet.transport.flight import Connection, Door, FlightDoor
 from tablepuppet.transport.stream import Stream
 

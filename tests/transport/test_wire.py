@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tablepuppet.errors import TransportError
-from tablepuppet.transport.codec import Frame, Wire, decode, encode
-from tablepuppet.transport.messages import RESPONSES, Keys, Labels
+from tablepuppet.protocol import RESPONSES, Keys, Labels
+from tablepuppet.protocol.codec import Frame, Wire, decode, encode
 
 WIRES: tuple[Wire, ...] = get_args(Wire)
 

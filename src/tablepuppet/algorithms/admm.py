@@ -19,14 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.algorithms.base import Array, BlockAnswer, BlockUpdate, Problem, squared_norm
+from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, squared_norm
 from tablepuppet.algorithms.constant import best_intercept
 from tablepuppet.algorithms.options import Admm
 from tablepuppet.algorithms.spectrum import Spectrum
 from tablepuppet.algorithms.subspace import Tracker
+from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Fused, Loss
 from tablepuppet.models.tally import Tally
-from tablepuppet.transport.messages import AdmmUpdate
+from tablepuppet.protocol import AdmmUpdate
 
 _RESTART = 3  # rounds between restarts from the reported model
 _INTERCEPT_STEPS = 8
@@ -81,10 +82,10 @@ def join_step(
 
 
 def fused_step(
-    stretch: Any, *, loss: Fused, intercept: Array, before: Array, rho: float, relax: float
+    view: Any, *, loss: Fused, intercept: Array, before: Array, rho: float, relax: float
 ) -> dict[str, float]:
-    """The same over a stretch of joined rows, expanded and collapsed in the same pass."""
-    norms = loss.dual_step(stretch, float(intercept[0]), float(before[0]), rho, relax)
+    """The same over a view of joined rows, expanded and collapsed in the same pass."""
+    norms = loss.dual_step(view, float(intercept[0]), float(before[0]), rho, relax)
     norms[1] *= rho**2
     return dict(zip(_NORMS, norms.tolist(), strict=True))
 

@@ -15,15 +15,16 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.base import Answer, Array, PartSetup
+from tablepuppet.algorithms.base import Answer, PartSetup
 from tablepuppet.algorithms.conjugate import WIDE, Products
 from tablepuppet.algorithms.optimizers import Moments
 from tablepuppet.algorithms.options import Admm
 from tablepuppet.algorithms.private import LocalStep
 from tablepuppet.algorithms.spectrum import Spectrum
 from tablepuppet.algorithms.subspace import Trail
+from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.transport.messages import AdmmUpdate, Combined, Done, Move, Partial, Predictions
+from tablepuppet.protocol import AdmmUpdate, Combined, Done, Move, Partial, Predictions
 
 _EXACT = 1e-8  # residual of a wide block's θ-step
 

@@ -16,12 +16,13 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms import local
-from tablepuppet.algorithms.base import Answer, Array, PartSetup, squared_norm
+from tablepuppet.algorithms.base import Answer, PartSetup, squared_norm
 from tablepuppet.algorithms.optimizers import Moments
 from tablepuppet.algorithms.options import Admm
 from tablepuppet.algorithms.private import LocalStep
 from tablepuppet.algorithms.sensitivity import sensitivity
-from tablepuppet.transport.messages import AdmmUpdate, Combined, Partial, Predictions
+from tablepuppet.arrays import Array
+from tablepuppet.protocol import AdmmUpdate, Combined, Partial, Predictions
 
 
 class NeuralAdmmState(msgspec.Struct, frozen=True):

@@ -16,18 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.private import PrivateGradient
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.linear import Model
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.tally import Tally
 from tablepuppet.privacy.labels import Channel
-from tablepuppet.transport.messages import Message, Partial, Predictions
-
-Array = NDArray[np.float64]
-RowNumbers = NDArray[np.signedinteger[Any]]
+from tablepuppet.protocol import Message, Partial, Predictions
 
 
 class Walkable(Protocol):
-    """Joined rows that a join step can be run over (mapping/joined.py)."""
+    """Joined rows that a join step can be run over (mapping/rows/joined.py)."""
 
     @property
     def rows(self) -> int: ...

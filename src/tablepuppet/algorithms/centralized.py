@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from tablepuppet.algorithms.base import Array
+from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
 
 _ITERATIONS = 100

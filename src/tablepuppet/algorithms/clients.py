@@ -10,7 +10,7 @@ from tablepuppet.algorithms.options import Admm, Newton, Options, Sgd
 from tablepuppet.algorithms.sensitivity import sensitivity
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.transport.messages import AdmmUpdate, Combined, Done, Move, NewtonUpdate, SgdUpdate
+from tablepuppet.protocol import AdmmUpdate, Combined, Done, Move, NewtonUpdate, SgdUpdate
 
 
 def start(setup: PartSetup, options: Options) -> tuple[Any, float]:

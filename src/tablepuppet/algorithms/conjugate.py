@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from tablepuppet.arrays import Array
 
 WIDE = 2_000  # columns of a block from which products are cheaper than a matrix and its eigenvectors
 _ITERATIONS = 300

@@ -12,8 +12,9 @@ from functools import partial
 
 import numpy as np
 
-from tablepuppet.algorithms.base import Array, Problem
+from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.search import derivatives, hessian_step, minimise
+from tablepuppet.arrays import Array
 
 
 def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:

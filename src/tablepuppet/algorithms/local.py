@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tablepuppet.algorithms.base import Array, PartSetup
+from tablepuppet.algorithms.base import PartSetup
 from tablepuppet.algorithms.optimizers import Moments, descend
 from tablepuppet.algorithms.options import Admm, Sgd
+from tablepuppet.arrays import Array
 from tablepuppet.models.neural import NeuralModel
 
 _STEPS = 64  # batches an epoch, where the user did not choose their size

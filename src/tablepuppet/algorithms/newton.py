@@ -23,15 +23,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.base import Answer, Array, BlockAnswer, BlockUpdate, PartSetup, Problem
+from tablepuppet.algorithms.base import Answer, BlockAnswer, BlockUpdate, PartSetup, Problem
 from tablepuppet.algorithms.conjugate import WIDE, Products
-from tablepuppet.algorithms.light import light_blocks
 from tablepuppet.algorithms.options import Newton
+from tablepuppet.algorithms.small_blocks import small_blocks
 from tablepuppet.algorithms.spectrum import Spectrum
 from tablepuppet.algorithms.subspace import Tracker, Trail
+from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.tally import Tally
-from tablepuppet.transport.messages import Combined, Done, Move, NewtonUpdate, Partial, Predictions
+from tablepuppet.protocol import Combined, Done, Move, NewtonUpdate, Partial, Predictions
 
 _CLOSE = 1e-4  # residual of a wide block's direction
 
@@ -52,7 +53,7 @@ class NewtonServer:
         varies = not loss.is_quadratic and loss.outputs == 1
         problem = self.problem
         given = (problem.rows, problem.widths, problem.epochs, loss.outputs)
-        self._again = light_blocks(*given, has_curvature=varies)  # who takes a second step in the first epoch
+        self._again = small_blocks(*given, has_curvature=varies)  # who takes a second step in the first epoch
         self._asked: Collection[int] = range(problem.blocks)
         self._tracker = Tracker(self.problem, self.options.memory)
 

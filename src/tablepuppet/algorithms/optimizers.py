@@ -7,11 +7,10 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from tablepuppet.algorithms.options import Sgd
+from tablepuppet.arrays import Array
 
-Array = NDArray[np.float64]
 Optimizer = Literal["sgd", "adam", "adamw"]
 
 

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.optimizers import Moments, Optimizer, descend
 from tablepuppet.algorithms.options import Sgd
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PrivacyError
-from tablepuppet.models.linear import Array, Model, Rows
+from tablepuppet.models.linear import Model
 from tablepuppet.privacy.gaussian import GradientPrivacy, bounded, gaussian
 
 
@@ -28,7 +29,9 @@ class PrivateGradient:
     taken: int = 0  # noisy gradients so far
     showings: int = 0  # of noisy predictions
 
-    def gradient(self, model: Model, theta: Array, signal: Array, rows: Rows | None, draw: int | None = None) -> Array:
+    def gradient(
+        self, model: Model, theta: Array, signal: Array, rows: RowNumbers | None, draw: int | None = None
+    ) -> Array:
         """Σ_k clip((∂h_k/∂θ)ᵀ Y_k) + N(0, σ²C²)."""
         if not self.privacy.clips:
             return model.gradient(theta, signal, rows, draw)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.base import Array, Problem
+from tablepuppet.algorithms.base import Problem
+from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.tally import Tally, tally
 from tablepuppet.privacy.labels import Channel

@@ -18,21 +18,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.base import (
-    Answer,
-    Array,
-    BlockAnswer,
-    BlockUpdate,
-    PartSetup,
-    Problem,
-    RowNumbers,
-    squared_norm,
-)
+from tablepuppet.algorithms.base import Answer, BlockAnswer, BlockUpdate, PartSetup, Problem, squared_norm
 from tablepuppet.algorithms.constant import best_intercept
 from tablepuppet.algorithms.optimizers import Moments, clipped, descend, scheduled
 from tablepuppet.algorithms.options import Sgd
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.losses import Loss
-from tablepuppet.transport.messages import Combined, Partial, Predictions, SgdUpdate
+from tablepuppet.protocol import Combined, Partial, Predictions, SgdUpdate
 
 
 def join_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from tablepuppet.arrays import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.base import Array, BlockAnswer, Problem
+from tablepuppet.algorithms.base import BlockAnswer, Problem
 from tablepuppet.algorithms.constant import best_intercept
 from tablepuppet.algorithms.search import Derivatives, Found, derivatives, hessian_step, minimise
+from tablepuppet.arrays import Array
 from tablepuppet.models.tally import Tally
 
 

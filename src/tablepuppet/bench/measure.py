@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from tablepuppet.api import Federation
 from tablepuppet.bench.cases import Case, make_case
 from tablepuppet.bench.figures import L2, Figures, copy_seconds, peak
 from tablepuppet.bench.pooled import FITS, pooled
 from tablepuppet.bench.steps import moved_bytes, server_step
-from tablepuppet.federation import Federation
 from tablepuppet.job import make_job
 from tablepuppet.mapping.mapping import rows_here
+from tablepuppet.protocol.codec import Frame
 from tablepuppet.train import plan_job, train
-from tablepuppet.transport.codec import Frame
 from tablepuppet.transport.link import Link, Transport
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tablepuppet.api import Federation
 from tablepuppet.bench.processes import SECRET, processes
 from tablepuppet.engine.result import Result
-from tablepuppet.federation import Federation
 
 _QUERY = "SELECT o.x, o.z, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"
 _JOB: dict[str, Any] = {"label": "y", "algorithm": "sgd", "batch_size": 20, "learning_rate": 0.1}
@@ -81,6 +81,6 @@ def _tables(clients: int) -> dict[str, pa.Table]:
     orders = pa.table({"item": item, "x": x, "z": rng.normal(size=_ROWS), "y": y})
     kinds = [f"kind {i % 4}" for i in range(_ITEMS)]
     items = pa.table({"item": np.arange(_ITEMS), "price": rng.normal(size=_ITEMS), "kind": kinds})
-    cuts = np.linspace(0, _ROWS, clients).astype(int)
-    shares = {f"store-{i}": orders.slice(a, b - a) for i, (a, b) in enumerate(pairwise(cuts))}
+    partition_specs = np.linspace(0, _ROWS, clients).astype(int)
+    shares = {f"store-{i}": orders.slice(a, b - a) for i, (a, b) in enumerate(pairwise(partition_specs))}
     return shares | {"supplier": items}

@@ -13,13 +13,12 @@ from typing import Any
 
 import duckdb
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.bench.cases import Case
 from tablepuppet.bench.figures import L2, Figures, copy_seconds, peak
 from tablepuppet.errors import JobError
 
-Array = NDArray[np.float64]
 Fit = Callable[[Array, Array, str], tuple[Array, float]]
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tablepuppet.api import ConnectedFederation
 from tablepuppet.errors import TablePuppetError, TransportError
-from tablepuppet.federation import ConnectedFederation
 from tablepuppet.transport import certs
 
 SECRET = b"the clients of a benchmark share no data worth hiding"

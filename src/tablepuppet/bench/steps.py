@@ -16,8 +16,8 @@ from tablepuppet.algorithms.admm import AdmmServer
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.options import Admm
 from tablepuppet.bench.figures import copy_seconds
-from tablepuppet.mapping.joined import JoinedRows
 from tablepuppet.mapping.mapping import rows_here
+from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.plan.plan import Plan
 
 _TIMES = 3

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tablepuppet.catalog.beside import NOTHING, Beside, check_beside, place_beside, weight_position
 from tablepuppet.catalog.blocks import group_features, unique_names
 from tablepuppet.catalog.bound import Block, BoundQuery, Scan
 from tablepuppet.catalog.checks import check_arity, check_features, check_keys, check_label, union_of
+from tablepuppet.catalog.label_columns import NOTHING, LabelColumns, check_beside, place_beside, weight_position
 from tablepuppet.catalog.labels import find_label
 from tablepuppet.catalog.names import resolve
 from tablepuppet.catalog.placed import PlacedBranch, place
@@ -25,7 +25,7 @@ from tablepuppet.transport.link import Link
 
 
 def bind(
-    ucq: Ucq, *, label: str, tables: Mapping[str, tuple[str, ...]], link: Link, job: str, beside: Beside = NOTHING
+    ucq: Ucq, *, label: str, tables: Mapping[str, tuple[str, ...]], link: Link, job: str, beside: LabelColumns = NOTHING
 ) -> BoundQuery:
     """What the query means for a federation, whose `tables` map a name to the clients that hold its rows."""
     shapes = describe(ucq, tables, link)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from tablepuppet.transport.messages import ColumnInfo
+from tablepuppet.protocol import ColumnInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from tablepuppet.catalog.placed import PlacedBranch
 from tablepuppet.catalog.refusals import refuse
 from tablepuppet.catalog.texts import shown
 from tablepuppet.errors import QueryError
+from tablepuppet.protocol import ColumnInfo
 from tablepuppet.query.conditions import KeyEquality
 from tablepuppet.query.position import start_of
 from tablepuppet.query.ucq import Ucq
-from tablepuppet.transport.messages import ColumnInfo
 
 
 def check_arity(ucq: Ucq, branches: Sequence[ResolvedBranch]) -> None:

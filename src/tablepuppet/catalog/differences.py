@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tablepuppet.catalog.kinds import merged_column, type_name
-from tablepuppet.transport.messages import ColumnInfo
+from tablepuppet.protocol import ColumnInfo
 
 _SHOWN = 12
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tablepuppet.catalog.bound import Branch, Join, KeyPair, Member, Relation, Scan
 from tablepuppet.catalog.names import ResolvedBranch
 from tablepuppet.catalog.scans import Scans
-from tablepuppet.transport.messages import ColumnInfo
+from tablepuppet.protocol import ColumnInfo
 
 
 @dataclass(frozen=True, slots=True)

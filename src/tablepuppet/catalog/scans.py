@@ -16,8 +16,8 @@ from tablepuppet.catalog.refusals import refuse
 from tablepuppet.catalog.schemas import TableShape
 from tablepuppet.catalog.texts import render, shown
 from tablepuppet.errors import TransportError
+from tablepuppet.protocol import ColumnInfo, Message, OpenScan, ScanSchema
 from tablepuppet.query.ucq import Ucq
-from tablepuppet.transport.messages import ColumnInfo, Message, OpenScan, ScanSchema
 
 
 @dataclass(slots=True)

@@ -14,11 +14,11 @@ from sqlglot import exp
 from tablepuppet.catalog.differences import all_differences
 from tablepuppet.catalog.refusals import refuse
 from tablepuppet.errors import TransportError
+from tablepuppet.protocol import ColumnInfo, DescribeTable, Message, TableSchema
 from tablepuppet.query.scope import matches
 from tablepuppet.query.ucq import Ucq
 from tablepuppet.suggest import did_you_mean
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import ColumnInfo, DescribeTable, Message, TableSchema
 
 
 @dataclass(frozen=True, slots=True)

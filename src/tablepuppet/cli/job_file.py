@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import typer
 
 from tablepuppet.algorithms.options import FAMILIES
+from tablepuppet.api import Federation
+from tablepuppet.api.federation_file import read_toml, tables_from_toml
 from tablepuppet.errors import JobError
-from tablepuppet.federation import Federation
-from tablepuppet.federation.toml import read_toml, tables_from_toml
 from tablepuppet.job import Job
 from tablepuppet.suggest import nearest
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from tablepuppet.api import ConnectedFederation
+from tablepuppet.api.federation_file import tables_from_toml
 from tablepuppet.cli.screen import JsonOption, Screen, table
-from tablepuppet.federation import ConnectedFederation
-from tablepuppet.federation.toml import tables_from_toml
 from tablepuppet.network import processes
 from tablepuppet.network.logs import configure
 from tablepuppet.network.serve import Server

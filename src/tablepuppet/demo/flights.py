@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
-from tablepuppet.federation import Federation
+from tablepuppet.api import Federation
 
 LABEL = "late"
 QUERY = """\

@@ -8,19 +8,19 @@ from typing import Any, cast
 
 import numpy as np
 
-from tablepuppet.algorithms.base import Array
 from tablepuppet.algorithms.centralized import minimise
+from tablepuppet.arrays import Array
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
 from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.models.weighted import Weighted
-from tablepuppet.operators.union import UnionOperator
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, mean_contribution
+from tablepuppet.protocol import RevealedFeatures, RevealFeatures
+from tablepuppet.server.union import UnionOperator
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import RevealedFeatures, RevealFeatures
 
 
 def run_centralized(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:

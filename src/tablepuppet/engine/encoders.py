@@ -10,14 +10,8 @@ import numpy as np
 from tablepuppet.errors import PrivacyError, TransportError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import Part, TableMapping
-from tablepuppet.operators.union import UnionOperator
 from tablepuppet.plan.plan import Plan
-from tablepuppet.tables.encoding import encoder, merge
-from tablepuppet.tables.features import encoded_width
-from tablepuppet.tables.statistics import Statistics
-from tablepuppet.tables.summands import first_totals, means_only, second_totals
-from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import (
+from tablepuppet.protocol import (
     CategoryStatistics,
     Encoded,
     EncodeFeatures,
@@ -28,6 +22,12 @@ from tablepuppet.transport.messages import (
     OpenPart,
     SumStatistics,
 )
+from tablepuppet.server.union import UnionOperator
+from tablepuppet.tables.encoding import encoder, merge
+from tablepuppet.tables.features import encoded_width
+from tablepuppet.tables.statistics import Statistics
+from tablepuppet.tables.summands import first_totals, means_only, second_totals
+from tablepuppet.transport.link import Link
 
 
 def private_encoder(statistics: Statistics, name: str, bounds: Mapping[str, tuple[float, float]], job: Job) -> Encoder:

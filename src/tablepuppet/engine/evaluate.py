@@ -15,12 +15,12 @@ from tablepuppet.engine.metrics import Metrics, measure
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Joined, TableMapping
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
-from tablepuppet.operators.union import UnionOperator
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.scoring import score_request
+from tablepuppet.protocol import Scores
+from tablepuppet.server.union import UnionOperator
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import Scores
 
 
 def evaluate(model: Model, plan: Plan, link: Link, job_id: str) -> Metrics:

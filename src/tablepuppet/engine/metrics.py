@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.algorithms.base import Array, Walkable
+from tablepuppet.algorithms.base import Walkable
+from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss, Squared
 from tablepuppet.models.tally import Tally, tally
 from tablepuppet.privacy.labels import Channel
@@ -99,14 +100,14 @@ def _labelled(scores: Array, labels: Array) -> Array:
     return bits.view(np.float64)
 
 
-def _area(stretches: Iterable[Array]) -> tuple[float, float]:
-    """The area under the curve, and the share of positive rows, from labelled scores in order, in any stretches.
+def _area(chunks: Iterable[Array]) -> tuple[float, float]:
+    """The area under the curve, and the share of positive rows, from labelled scores in order, in any chunks.
 
     Pairs are counted in whole numbers, so that it does not matter which.
     """
     above, below, twice = 0, 0, 0  # positive rows, negative ones, and twice the pairs
-    for chunk in _whole_ties(stretches):
-        bits = chunk.view(np.int64)
+    for tied in _whole_ties(chunks):
+        bits = tied.view(np.int64)
         first = np.flatnonzero(np.diff(bits >> 1, prepend=~(bits[0] >> 1)))
         high = np.add.reduceat(bits & 1, first)
         low = np.diff(first, append=len(bits)) - high
@@ -117,10 +118,10 @@ def _area(stretches: Iterable[Array]) -> tuple[float, float]:
     return twice / (2 * above * below) if above and below else float("nan"), share
 
 
-def _whole_ties(stretches: Iterable[Array]) -> Iterator[Array]:
+def _whole_ties(chunks: Iterable[Array]) -> Iterator[Array]:
     """The same scores in chunks whose borders part no tie."""
-    held = np.empty(0)  # the last tie, which may go on in the next stretch
-    for values in stretches:
+    held = np.empty(0)  # the last tie, which may go on in the next chunk
+    for values in chunks:
         found = np.concatenate([held, values]) if len(held) else values
         start, end = 0, int(np.searchsorted(found, _tie(found[-1]).min())) if len(found) else 0
         while start < end:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tablepuppet.algorithms.base import Array
+from tablepuppet.arrays import Array
 
 _HIGHER_IS_BETTER = frozenset({"accuracy", "auc", "r2"})
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tablepuppet.algorithms.base import Array
+from tablepuppet.arrays import Array
 from tablepuppet.engine.html import result_html
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.errors import ModelError

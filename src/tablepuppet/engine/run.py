@@ -15,27 +15,24 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.base import Array, Problem, Server
+from tablepuppet.algorithms.base import Problem, Server
 from tablepuppet.algorithms.options import Admm, Sgd
 from tablepuppet.algorithms.servers import make_server
 from tablepuppet.algorithms.sgd import SgdServer
 from tablepuppet.allocation import give_back
+from tablepuppet.arrays import Array
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, measure
 from tablepuppet.engine.patience import Patience
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.errors import TrainingError
 from tablepuppet.mapping.mapping import Part
-from tablepuppet.operators.join import JoinOperator
-from tablepuppet.operators.union import UnionOperator
 from tablepuppet.plan.custody import held_blocks
 from tablepuppet.plan.exposure import check_exposure
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.private import PrivatePlan, plan_privacy
 from tablepuppet.prediction.model import BlockModel, mean_contribution
-from tablepuppet.tables.features import encoded_width
-from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import (
+from tablepuppet.protocol import (
     Encoder,
     Evaluate,
     Evaluation,
@@ -49,6 +46,10 @@ from tablepuppet.transport.messages import (
     Started,
     StartPart,
 )
+from tablepuppet.server.join import JoinOperator
+from tablepuppet.server.union import UnionOperator
+from tablepuppet.tables.features import encoded_width
+from tablepuppet.transport.link import Link
 
 _ABSURD = 1e6  # a log loss that no model reaches but one that diverges
 OnRound = Callable[[RoundEvent], None]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import Block, BoundQuery
+from tablepuppet.mapping.join.side import Span
 from tablepuppet.mapping.mapping import Part
-from tablepuppet.mapping.side import Span
-from tablepuppet.transport.messages import RowNumbers
 
 Place = tuple[str, int, tuple[int, ...], int]  # client, scan, columns, end of its rows in the block
 

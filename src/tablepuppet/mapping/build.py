@@ -15,17 +15,17 @@ from tablepuppet.allocation import give_back
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.blocks import block_span, parts_of_block
-from tablepuppet.mapping.cap import within_cap
-from tablepuppet.mapping.cluster import Cluster
-from tablepuppet.mapping.cluster_rows import ClusterRows
-from tablepuppet.mapping.free_memory import free_memory
-from tablepuppet.mapping.join import BYTES_PER_JOINED_ROW, BranchJoin, join_branch
-from tablepuppet.mapping.keys import gather_keys
-from tablepuppet.mapping.labels import LabelSpace, Task, read_labels
-from tablepuppet.mapping.listed_side import BranchSide, Counts, ListedSide, Marks
-from tablepuppet.mapping.mapping import Fit, Part, Placement, TableMapping
-from tablepuppet.mapping.side import Span
-from tablepuppet.mapping.written import Writer, is_made_there
+from tablepuppet.mapping.cluster.cluster import Cluster
+from tablepuppet.mapping.cluster.rows import ClusterRows
+from tablepuppet.mapping.join.cap import within_cap
+from tablepuppet.mapping.join.free_memory import free_memory
+from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW, BranchJoin, join_branch
+from tablepuppet.mapping.join.listed_rows import BranchSide, Counts, ListedSide, Marks
+from tablepuppet.mapping.join.side import Span
+from tablepuppet.mapping.keys.gather import gather_keys
+from tablepuppet.mapping.keys.labels import LabelSpace, Task, read_labels
+from tablepuppet.mapping.mapping import Part, Placement, RelationStats, TableMapping
+from tablepuppet.mapping.rows.materialize import Writer, can_build_on_workers
 from tablepuppet.privacy.options import Privacy
 from tablepuppet.transport.link import Link
 
@@ -95,7 +95,9 @@ def map_tables(
         test=writer.write("test", _side(joins, of_labels, is_held & ~labels.is_validation), occurring[1]),
         validation=writer.write("validation", _side(joins, of_labels, labels.is_validation), occurring[1]),
         dropped=dropped,
-        placement=Placement(len(joined.pieces), is_made_there(train)) if isinstance(joined, ClusterRows) else None,
+        placement=Placement(len(joined.partitions), can_build_on_workers(train))
+        if isinstance(joined, ClusterRows)
+        else None,
     )
     give_back()
     return mapping
@@ -170,7 +172,7 @@ def _nothing_left(rows: int, is_tested: bool) -> str:
     )
 
 
-def _fits(bound: BoundQuery, counts: Sequence[Sequence[Sequence[Counts]]]) -> tuple[Fit, ...]:
+def _fits(bound: BoundQuery, counts: Sequence[Sequence[Sequence[Counts]]]) -> tuple[RelationStats, ...]:
     """How the relations met, from joined rows per row on both sides."""
     fits = []
     for number, branch in enumerate(bound.branches):
@@ -180,7 +182,7 @@ def _fits(bound: BoundQuery, counts: Sequence[Sequence[Sequence[Counts]]]) -> tu
             joined = counts[0][number][i] + counts[1][number][i]
             matched = int(np.count_nonzero(joined))
             fits.append(
-                Fit(
+                RelationStats(
                     alias=relation.alias,
                     table=scan.table,
                     clients=len(scan.clients),

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import MappingError
-from tablepuppet.mapping.cluster_rows import ClusterRows
-from tablepuppet.mapping.joined import JoinedRows
+from tablepuppet.mapping.cluster.rows import ClusterRows
+from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.privacy.labels import Channel
-from tablepuppet.transport.messages import RowNumbers
 
 Joined = JoinedRows | ClusterRows
 
@@ -39,7 +39,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class RelationStats:
     """How one relation of the query met the others: shown by explain."""
 
     alias: str
@@ -83,8 +83,8 @@ def in_label_type(classes: Sequence[Class]) -> tuple[Class, ...]:
 class Placement:
     """How joined training rows lie on a cluster."""
 
-    pieces: int
-    is_joined_there: bool  # by the workers; or here, and cut into pieces
+    partitions: int
+    is_joined_there: bool  # by the workers; or here, and cut into partitions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +96,7 @@ class TableMapping:
 
     bound: BoundQuery
     label: LabelInfo
-    fits: tuple[Fit, ...]
+    fits: tuple[RelationStats, ...]
     parts: tuple[Part, ...]
     multiplicity: tuple[RowNumbers, ...]  # G_i of the train rows
     train: Joined

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import Block, BoundQuery, Branch
 from tablepuppet.mapping.blocks import block_span, parts_of_block
 from tablepuppet.mapping.build import default_limit
-from tablepuppet.mapping.join import join_branch
-from tablepuppet.mapping.joined import JoinedRows, RowIndex
-from tablepuppet.mapping.keys import gather_keys
-from tablepuppet.mapping.listed_side import ListedSide
+from tablepuppet.mapping.join.join import join_branch
+from tablepuppet.mapping.join.listed_rows import ListedSide
+from tablepuppet.mapping.join.side import Column, JoinedSide
+from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.mapping import Part
-from tablepuppet.mapping.side import Column, JoinedSide
+from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import RowNumbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)

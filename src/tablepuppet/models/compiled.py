@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tablepuppet.arrays import Array
 from tablepuppet.models.compiled_dual import logistic_dual, squared_dual
 from tablepuppet.models.elementary import exp, log1p_exp
 from tablepuppet.models.jit import kernel
-from tablepuppet.models.losses import Array, Derivatives, Logistic, Squared
-from tablepuppet.models.stretch import Stretch
+from tablepuppet.models.lane_view import LaneView
+from tablepuppet.models.losses import Derivatives, Logistic, Squared
 
 CHUNK = 256  # rows that a proximal map iterates on together
 STEPS = 60
@@ -26,16 +27,16 @@ CLOSE = 1e-6  # a Newton step this small leaves an error of its square
 class CompiledSquared(Squared):
     """½(a − y)²: NumPy is fast enough but for ADMM's step."""
 
-    def dual_step(self, stretch: Stretch, intercept: float, before: float, rho: float, relax: float) -> Array:
-        return squared_dual(stretch, intercept, before, rho, relax)
+    def dual_step(self, view: LaneView, intercept: float, before: float, rho: float, relax: float) -> Array:
+        return squared_dual(view, intercept, before, rho, relax)
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledLogistic(Logistic):
     """Logistic, compiled; a ρ per row takes the plain way."""
 
-    def dual_step(self, stretch: Stretch, intercept: float, before: float, rho: float, relax: float) -> Array:
-        return logistic_dual(stretch, intercept, before, rho, relax)
+    def dual_step(self, view: LaneView, intercept: float, before: float, rho: float, relax: float) -> Array:
+        return logistic_dual(view, intercept, before, rho, relax)
 
     def value(self, scores: Array, labels: Array) -> Array:
         out = np.empty(len(scores))

@@ -1,6 +1,6 @@
-"""ADMM's z-step and dual step (algorithms/admm.py) over a stretch of joined rows, in one compiled pass for each loss.
+"""ADMM's z-step and dual step (algorithms/admm.py) over a view of joined rows, in one compiled pass for each loss.
 
-In: a stretch, whose state u is the last round's, and b, b⁻, ρ and the relaxation. Out: the sums by which ADMM judges
+In: a view, whose state u is the last round's, and b, b⁻, ρ and the relaxation. Out: the sums by which ADMM judges
 itself; u becomes u⁺, and c = λ⁺ + ρ(a − z⁺), z⁺ = u⁺ − b, is collapsed to the blocks' rows.
 
 Loops are cut so that each writes few arrays: then the compiler can tell that they do not overlap, and uses vectors.
@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.models.compiled_stretch import CHUNK, collapse, expand
+from tablepuppet.arrays import Array
+from tablepuppet.models.compiled_lane import CHUNK, collapse, expand
 from tablepuppet.models.elementary import exp, exp_single
 from tablepuppet.models.jit import kernel, summing
-from tablepuppet.models.stretch import Array, Stretch
+from tablepuppet.models.lane_view import LaneView
 
 State = NDArray[np.floating[Any]]
 Singles = NDArray[np.float32]
@@ -28,18 +29,18 @@ _ROUGH = np.float32(1e-3)  # a Newton step this small leaves an error of single 
 _CLOSE = {4: 3e-4, 8: 1e-6}  # by bytes of the state: a last step so small leaves less than the state can hold
 
 
-def squared_dual(stretch: Stretch, b: float, before: float, rho: float, relax: float) -> Array:
+def squared_dual(view: LaneView, b: float, before: float, rho: float, relax: float) -> Array:
     """The step of ½(a − y)²: the five norms."""
     norms = np.zeros(_NORMS)
-    given = (stretch.rows, stretch.source, stretch.target, stretch.state["u"])
+    given = (view.rows, view.source, view.target, view.state["u"])
     _squared(*given, b, before, rho, relax, norms)
     return norms
 
 
-def logistic_dual(stretch: Stretch, b: float, before: float, rho: float, relax: float) -> Array:
+def logistic_dual(view: LaneView, b: float, before: float, rho: float, relax: float) -> Array:
     """The step of the logistic loss: the five norms."""
-    norms, u = np.zeros(_NORMS), stretch.state["u"]
-    _logistic(stretch.rows, stretch.source, stretch.target, u, b, before, rho, relax, _CLOSE[u.itemsize], norms)
+    norms, u = np.zeros(_NORMS), view.state["u"]
+    _logistic(view.rows, view.source, view.target, u, b, before, rho, relax, _CLOSE[u.itemsize], norms)
     return norms
 
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tablepuppet.arrays import Array
 from tablepuppet.models.compiled import CHUNK, CLOSE, STEPS
 from tablepuppet.models.elementary import exp
 from tablepuppet.models.jit import kernel
-from tablepuppet.models.losses import Array, Derivatives, Softmax
+from tablepuppet.models.losses import Derivatives, Softmax
 
 
 @dataclass(frozen=True, slots=True)

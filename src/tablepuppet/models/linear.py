@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.privacy.gaussian import clip_scale
 from tablepuppet.tables.features import Features
-
-Array = NDArray[np.float64]
-Rows = NDArray[np.signedinteger[Any]]
 
 
 class Model(Protocol):
@@ -25,14 +22,14 @@ class Model(Protocol):
     def width(self) -> int:
         """The length of θ's first axis."""
 
-    def predict(self, theta: Array, rows: Rows | None = None, draw: int | None = None) -> Array:
+    def predict(self, theta: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
         """h of some (or all) train rows; `draw` numbers the random draws of training, None: without any."""
 
-    def gradient(self, theta: Array, signal: Array, rows: Rows | None = None, draw: int | None = None) -> Array:
+    def gradient(self, theta: Array, signal: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
         """Σ_k (∂h_k/∂θ)ᵀ Y_k over some (or all) train rows."""
 
     def clipped_gradient(
-        self, theta: Array, signal: Array, clip: float, rows: Rows | None = None, draw: int | None = None
+        self, theta: Array, signal: Array, clip: float, rows: RowNumbers | None = None, draw: int | None = None
     ) -> Array:
         """The same sum, each row's summand scaled down to a norm of at most `clip`."""
 
@@ -56,14 +53,14 @@ class LinearModel:
     def width(self) -> int:
         return self.train.width
 
-    def predict(self, theta: Array, rows: Rows | None = None, draw: int | None = None) -> Array:
+    def predict(self, theta: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
         return self.train.dot(theta, rows)
 
-    def gradient(self, theta: Array, signal: Array, rows: Rows | None = None, draw: int | None = None) -> Array:
+    def gradient(self, theta: Array, signal: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
         return self.train.transpose_dot(signal, rows)
 
     def clipped_gradient(
-        self, theta: Array, signal: Array, clip: float, rows: Rows | None = None, draw: int | None = None
+        self, theta: Array, signal: Array, clip: float, rows: RowNumbers | None = None, draw: int | None = None
     ) -> Array:
         norms = self.norms if self.norms is not None else self.train.row_norms()
         scale = clip_scale(signal, norms if rows is None else norms[rows], clip)

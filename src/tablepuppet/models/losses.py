@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from tablepuppet.arrays import Array
+
 _STEPS = 60  # more than a bisection to machine precision needs
 _EXACT = 1e-10
 COMPILED_FROM = 1 << 22  # joined rows from which compiled kernels are worth loading
@@ -64,8 +64,8 @@ class Loss(Protocol):
 class Fused(Protocol):
     """A loss of one output that does ADMM's z-step and dual step (algorithms/admm.py) in one pass over joined rows."""
 
-    def dual_step(self, stretch: Any, intercept: float, before: float, rho: float, relax: float) -> Array:
-        """‖a − z‖², ‖u⁺ − u + b⁻ − b‖², ‖a‖², ‖z‖², ‖λ⁺‖²; the stretch's u becomes u⁺, and its signal is collapsed."""
+    def dual_step(self, view: Any, intercept: float, before: float, rho: float, relax: float) -> Array:
+        """‖a − z‖², ‖u⁺ − u + b⁻ − b‖², ‖a‖², ‖z‖², ‖λ⁺‖²; the view's u becomes u⁺, and its signal is collapsed."""
 
 
 class OneByOne:

@@ -1,7 +1,7 @@
 """A torch module as a block's model: h = module(T), θ all its trainable parameters as one vector.
 
 In: encoded rows, θ, a signal Y. Out: predictions, and Σ_k (∂h_k/∂θ)ᵀ Y_k by back-propagation: what
-every algorithm needs. Rows pass in chunks, so that memory does not grow with the table. A row that
+every algorithm needs. RowNumbers pass in chunks, so that memory does not grow with the table. A row that
 an outer join did not find predicts 0, whatever the module's biases.
 """
 
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import TransportError
 from tablepuppet.models.ghost import clipped_sums
 from tablepuppet.models.inputs import Inputs
-from tablepuppet.models.linear import Array, Rows
 from tablepuppet.models.modules import need_torch, torch_random
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.tables.features import Features
@@ -83,14 +83,14 @@ class NeuralModel:
     def initial(self) -> Array:
         return self._initial.copy()
 
-    def predict(self, theta: Array, rows: Rows | None = None, draw: int | None = None) -> Array:
+    def predict(self, theta: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
         """h of some (or all) train rows; `draw` numbers a draw of dropout masks, None: none."""
         return self._predict(self.train, self.exists[0], theta, rows, draw)
 
     def predict_test(self, theta: Array) -> Array:
         return self._predict(self.test, self.exists[1], theta, None, None)
 
-    def gradient(self, theta: Array, signal: Array, rows: Rows | None = None, draw: int | None = None) -> Array:
+    def gradient(self, theta: Array, signal: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
         torch = need_torch()
         flat = self._flat(theta).requires_grad_()
         total = torch.zeros_like(flat)
@@ -102,7 +102,7 @@ class NeuralModel:
         return np.asarray(total.numpy())
 
     def clipped_gradient(
-        self, theta: Array, signal: Array, clip: float, rows: Rows | None = None, draw: int | None = None
+        self, theta: Array, signal: Array, clip: float, rows: RowNumbers | None = None, draw: int | None = None
     ) -> Array:
         """The same sum, each row's summand scaled down to a norm of at most `clip` (ghost.py)."""
         torch = need_torch()
@@ -120,7 +120,7 @@ class NeuralModel:
                 total += torch.cat([s.reshape(-1) for s in sums])
         return np.asarray(total.numpy())
 
-    def slope(self, theta: Array, signal: Array, quadratic: Array, rows: Rows, draw: int | None) -> Array:
+    def slope(self, theta: Array, signal: Array, quadratic: Array, rows: RowNumbers, draw: int | None) -> Array:
         """∂/∂θ of Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] over a batch of rows: one pass forth, one back."""
         torch = need_torch()
         flat = self._flat(theta).requires_grad_()
@@ -131,7 +131,7 @@ class NeuralModel:
         return np.asarray(back.numpy())
 
     def _predict(
-        self, inputs: Inputs, exists: NDArray[np.bool_] | None, theta: Array, rows: Rows | None, draw: int | None
+        self, inputs: Inputs, exists: NDArray[np.bool_] | None, theta: Array, rows: RowNumbers | None, draw: int | None
     ) -> Array:
         torch = need_torch()
         if len(theta) != self.width:
@@ -166,7 +166,7 @@ class NeuralModel:
         flat: Tensor = need_torch().tensor(theta)  # a copy: θ from a message is read-only
         return flat
 
-    def _chunks(self, inputs: Inputs, rows: Rows | None) -> Iterator[tuple[slice, Any]]:
+    def _chunks(self, inputs: Inputs, rows: RowNumbers | None) -> Iterator[tuple[slice, Any]]:
         """Where each chunk lies in the answer, and its rows."""
         count = len(inputs) if rows is None else len(rows)
         index = None if rows is None else need_torch().from_numpy(rows.astype(np.int64))

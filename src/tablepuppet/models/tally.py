@@ -10,13 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss, Squared
 from tablepuppet.models.weighted import Weighted
 from tablepuppet.privacy.labels import Channel
 
-Array = NDArray[np.float64]
 Tally = dict[str, Any]
 
 

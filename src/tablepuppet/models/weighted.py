@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Derivatives, Loss
 
-Array = NDArray[np.float64]
 _NONE = 1e-30  # a weight that no weight above 0 is below
 
 

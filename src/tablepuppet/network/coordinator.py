@@ -22,8 +22,8 @@ from tablepuppet.network.journal import Journal, RunTransport
 from tablepuppet.network.objects import to_frame
 from tablepuppet.network.records import make_folder
 from tablepuppet.network.runs import Run
-from tablepuppet.prediction.standing import Standing
-from tablepuppet.transport.codec import Frame
+from tablepuppet.prediction.cache import PredictionCache
+from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.switchboard import Switchboard
 
@@ -44,7 +44,7 @@ class Coordinator:
         self._queue: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._lock = threading.RLock()
         self._current: Run | None = None
-        self._standing = Standing()
+        self._prediction_cache = PredictionCache()
         self.rounds = self.bytes_up = self.bytes_down = 0
         self._take_up()
         self._worker = threading.Thread(target=self._work, name="coordinator", daemon=True)
@@ -192,7 +192,7 @@ class Coordinator:
         if run.kind == "predict":
             asked = run.asked
             given = (asked["model"], asked["query"], self._tables, link)
-            return story.predict(*given, standing=self._standing, **asked["options"])
+            return story.predict(*given, cache=self._prediction_cache, **asked["options"])
         if run.kind == "profile":
             return story.profile(run.asked["query"], run.asked["label"], self._tables, link)
         if run.kind == "evaluate":

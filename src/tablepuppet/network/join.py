@@ -8,7 +8,7 @@ import threading
 import time
 
 from tablepuppet.errors import DisconnectedError, TransportError
-from tablepuppet.network.keeper import Keeper
+from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.flight import Connection, Identity
 
@@ -19,9 +19,9 @@ _SHORTEST, _LONGEST = 0.2, 10.0  # seconds between two attempts to reach the ser
 class Member:
     """One client's membership in a federation, until it is stopped."""
 
-    def __init__(self, name: str, address: str, identity: Identity | None, keeper: Keeper) -> None:
+    def __init__(self, name: str, address: str, identity: Identity | None, client: IdempotentClient) -> None:
         self._name, self._address, self._identity = name, address, identity
-        self._keeper = keeper
+        self._keeper = client
         self._stop = threading.Event()
         self._connection: Connection | None = None
         self._pause = _SHORTEST

@@ -26,7 +26,7 @@ from tablepuppet.network.records import (
     write_whole,
 )
 from tablepuppet.network.syncing import Syncing
-from tablepuppet.transport.codec import Frame
+from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Request
 from tablepuppet.transport.parcels import Envelope
 from tablepuppet.transport.switchboard import OnWaiting, Switchboard

@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import TransportError
-from tablepuppet.mapping.cluster_rows import ClusterRows
-from tablepuppet.mapping.joined import JoinedRows, RowIndex
+from tablepuppet.mapping.cluster.rows import ClusterRows
 from tablepuppet.mapping.mapping import Part, TableMapping
+from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.plan.plan import Plan
-from tablepuppet.transport.codec import Buffer, Frame
+from tablepuppet.protocol.codec import Buffer, Frame
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _NOTHING = np.zeros(0, np.int64)

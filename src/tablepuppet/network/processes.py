@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from tablepuppet.allocation import fix_thresholds
+from tablepuppet.client.client import Client
 from tablepuppet.errors import TablePuppetError, TransportError
 from tablepuppet.network.handshakes import logged_handshakes
+from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.network.join import Member
-from tablepuppet.network.keeper import Keeper
 from tablepuppet.network.records import make_folder
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
-from tablepuppet.operators.client import Client
 from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.account_file import AccountFile, own_secret
-from tablepuppet.tables.parts import Shelf
+from tablepuppet.tables.part_store import PartStore
 from tablepuppet.tables.policy_file import read_policy
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.threads import one_blas_thread
@@ -92,14 +92,14 @@ def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, 
         key=settings.shared_secret(),
         secret=own_secret(folder / "secret"),
         account=AccountFile(folder / "account.json"),
-        shelf=Shelf(settings.models_folder),
+        part_store=PartStore(settings.models_folder),
     )
     member: Member
 
     def note(text: str) -> None:
         member.note = text
 
-    keeper = Keeper(client, folder, note)
+    keeper = IdempotentClient(client, folder, note)
     member = Member(settings.name, settings.server, identity, keeper)
     return member, tables
 

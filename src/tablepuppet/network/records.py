@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from tablepuppet.errors import TransportError
 from tablepuppet.network.syncing import sync
-from tablepuppet.transport.codec import Buffer, Frame
+from tablepuppet.protocol.codec import Buffer, Frame
 from tablepuppet.transport.parcels import Assembler, Envelope, Parcel, pack
 
 _HEAD = struct.Struct("<IQI")  # pieces, bytes, checksum

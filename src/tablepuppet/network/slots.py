@@ -17,7 +17,7 @@ from typing import IO, Any
 from tablepuppet.errors import TransportError
 from tablepuppet.network.records import is_small, read_record, record, sync_folder, write_record, write_whole
 from tablepuppet.network.syncing import Syncing, sync
-from tablepuppet.transport.codec import Frame
+from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.parcels import Envelope, Parcel
 
 _BLOCK = 4096

@@ -1,7 +1,7 @@
 """What training costs: rounds and bytes of every algorithm, counted from the shape of the job.
 
 In: a Shape, an algorithm's name and options. Out: a Cost, to be compared with what the meter counts.
-The formulae are those of docs/algorithms.md ("Communication"), for the messages of transport/messages/.
+The formulae are those of docs/algorithms.md ("Communication"), for the messages of protocol/.
 One epoch is an outer round to all blocks, and inner rounds for blocks with several clients.
 """
 
@@ -103,7 +103,7 @@ class _Epoch:
 def _newton_waves(shape: Shape, options: Newton, epoch: int) -> list[Wave]:
     """In the first epoch, light blocks are asked twice."""
     waves = _waves(shape, _newton(shape, options, epoch))
-    light = replace(shape, blocks=tuple(block for block in shape.blocks if block.is_light))
+    light = replace(shape, blocks=tuple(block for block in shape.blocks if block.is_small))
     return [*waves, *_waves(light, _newton(shape, options, epoch, again=1))] if light.blocks and not epoch else waves
 
 
@@ -121,7 +121,7 @@ def _newton(shape: Shape, options: Newton, epoch: int, again: int = 0) -> _Epoch
         return part.rows * (c + varies) + again * (1 + constants(block))
 
     def answer(block: BlockShape, part: PartShape) -> float:
-        earlier = epoch + max(again, block.is_light and epoch > 0)
+        earlier = epoch + max(again, block.is_small and epoch > 0)
         return part.rows * c + (2 + constants(block) + min(earlier, options.memory)) ** 2
 
     def inner(block: BlockShape) -> list[tuple[float, float]]:

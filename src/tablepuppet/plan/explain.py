@@ -52,7 +52,9 @@ def _title(plan: Plan) -> list[str]:
     placement = plan.mapping.placement
     if placement is not None:
         how = "each makes its own joined rows" if placement.is_joined_there else "joined here first, by one machine"
-        title.append(f"  engine ray: {plural(placement.pieces, 'piece')} of the joined table with workers; {how}")
+        title.append(
+            f"  engine ray: {plural(placement.partitions, 'partition')} of the joined table with workers; {how}"
+        )
     if job.wire != "float64":
         floats, _, packing = job.wire.partition("+")
         halved = ["numbers travel as float32, with seven digits"] if floats == "float32" else []

@@ -60,7 +60,7 @@ def exposures(shape: Shape, algorithm: str, epochs: int, batches: int) -> list[E
 
 def _steps_again(algorithm: str, block: BlockShape) -> bool:
     """Whether a block is asked a second time in the first epoch."""
-    return algorithm == "newton" and block.is_light
+    return algorithm == "newton" and block.is_small
 
 
 def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tablepuppet.algorithms.conjugate import WIDE
 from tablepuppet.algorithms.options import Admm, Newton, Options
-from tablepuppet.mapping.join import BYTES_PER_JOINED_ROW
+from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW
 from tablepuppet.mapping.mapping import Placement
 from tablepuppet.plan.shape import BlockShape, PartShape, Shape
 

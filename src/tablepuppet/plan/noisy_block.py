@@ -36,7 +36,7 @@ class NoisyBlock:
     number: int
     most: int  # κ, or the largest multiplicity
     mean: float  # multiplicity
-    local: int  # steps at a stretch: those of a θ-step of admm are shared by its inner rounds
+    local: int  # steps in a row: those of a θ-step of admm are shared by its inner rounds
     steps: int  # in the whole run
 
     @classmethod

@@ -12,9 +12,9 @@ import msgspec
 from tablepuppet.algorithms.options import FAMILIES, Admm, Sgd
 from tablepuppet.errors import JobError
 from tablepuppet.job import Job
-from tablepuppet.mapping.expanded import expanded
-from tablepuppet.mapping.labels import Task
+from tablepuppet.mapping.keys.labels import Task
 from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.mapping.rows.expanded import expanded
 from tablepuppet.models.compiler import HINT, is_installed, wins
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
 from tablepuppet.plan.advice import Advice, advise

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.light import light_blocks
+from tablepuppet.algorithms.small_blocks import small_blocks
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
@@ -75,7 +75,7 @@ class BlockShape:
     unmatched: int  # joined rows for which a LEFT JOIN found none here
     parts: tuple[PartShape, ...]
     is_masked: bool = False  # whether the server sees sums over its clients only
-    is_light: bool = False  # whether it takes a second step in Newton's first epoch
+    is_small: bool = False  # whether it takes a second step in Newton's first epoch
 
     @property
     def rows(self) -> int:
@@ -153,13 +153,13 @@ def shape_of(
             )
         )
     sizes, columns = [block.rows for block in blocks], [block.width for block in blocks]
-    light = light_blocks(sizes, columns, epochs, loss.outputs, has_curvature=varies)
+    light = small_blocks(sizes, columns, epochs, loss.outputs, has_curvature=varies)
     return Shape(
         joined=train.rows,
         test_joined=mapping.test.rows,
         validation_joined=mapping.validation.rows,
         outputs=loss.outputs,
-        blocks=tuple(replace(block, is_light=number in light) for number, block in enumerate(blocks)),
+        blocks=tuple(replace(block, is_small=number in light) for number, block in enumerate(blocks)),
         is_linear=spec.is_linear,
         curvature_varies=varies,
         has_widths=widths is not None,

@@ -10,13 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, PrivacyError
 from tablepuppet.job import Job, class_text
 from tablepuppet.mapping.mapping import Joined, LabelInfo, TableMapping
-
-Array = NDArray[np.float64]
 
 
 def weighted(mapping: TableMapping, job: Job) -> TableMapping:

@@ -16,11 +16,11 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.losses import sigmoid, softmax
 from tablepuppet.prediction.model import Model
-from tablepuppet.transport.messages import Array
 from tablepuppet.writing import as_path, write_whole
 
 

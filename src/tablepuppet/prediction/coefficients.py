@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.prediction.model import BlockModel, Model
+from tablepuppet.protocol import CategoryEncoder, Encoder, NumberEncoder
 from tablepuppet.tables.features import encoded_width, names
-from tablepuppet.transport.messages import Array, CategoryEncoder, Encoder, NumberEncoder
 
 if TYPE_CHECKING:
     import pandas as pd

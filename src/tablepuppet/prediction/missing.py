@@ -13,10 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from tablepuppet import protocol as m
 from tablepuppet.errors import ModelError, TransportError
 from tablepuppet.prediction.model import Model, TableUse
 from tablepuppet.tables.tokens import tokens
-from tablepuppet.transport import messages as m
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.meter import Phase
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.catalog.bound import BoundQuery, Scan
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.modules import Builder
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.protocol import ColumnInfo, Encoder
 from tablepuppet.tables.guard import columns_of
-from tablepuppet.transport.messages import Array, ColumnInfo, Encoder
 
 if TYPE_CHECKING:
     import pandas as pd

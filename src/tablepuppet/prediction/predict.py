@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
+from tablepuppet.arrays import Array
 from tablepuppet.catalog.serving import Key, Servable, Wanted, bind_features
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.mapping.new_rows import NewRows, map_new_rows
@@ -20,16 +21,10 @@ from tablepuppet.prediction.answer import answer
 from tablepuppet.prediction.missing import Reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.scoring import score_request
+from tablepuppet.protocol import Identifiers, Message, Scores, SendIdentifiers
 from tablepuppet.query import parse
-from tablepuppet.tables.parts import check_types
+from tablepuppet.tables.part_store import check_types
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.messages import (
-    Array,
-    Identifiers,
-    Message,
-    Scores,
-    SendIdentifiers,
-)
 
 
 def predict_rows(

@@ -5,9 +5,9 @@
       blocks/0/block.json     the block's features and encoders
       blocks/0/theta.arrow    its parameters, row by row
 
-A block's folder is all that its owner has to hold (tables/parts.py): it may be moved there, and a model whose owners
-hold their parts lacks their folders. Everything is written beside the target and renamed into place, so that a folder
-with that name is whole or not there. `version` rises when an older reader could not understand the file.
+A block's folder is all that its owner has to hold (tables/part_store.py): it may be moved there, and a model whose
+owners hold their parts lacks their folders. Everything is written beside the target and renamed into place, so that a
+folder with that name is whole or not there. `version` rises when an older reader could not understand the file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,17 @@ from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import in_label_type
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.prediction.model import BlockModel, Model, TableUse
-from tablepuppet.tables.parts import FORMAT, VERSION, BlockPart, read_json, read_part, to_json, whole_folder, write_part
-from tablepuppet.transport.messages import ColumnInfo
+from tablepuppet.protocol import ColumnInfo
+from tablepuppet.tables.part_store import (
+    FORMAT,
+    VERSION,
+    BlockPart,
+    read_json,
+    read_part,
+    to_json,
+    whole_folder,
+    write_part,
+)
 from tablepuppet.writing import as_path, reason
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.prediction.model import Model
-from tablepuppet.transport.messages import Message, RowNumbers, ScoreOwnRows, ScoreRows
+from tablepuppet.protocol import Message, ScoreOwnRows, ScoreRows
 
 
 def score_request(model: Model, part: Part, rows: RowNumbers, job: str) -> Message:

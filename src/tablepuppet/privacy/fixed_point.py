@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from tablepuppet.arrays import Array, Integers
+
 SMALLEST = -960  # an array of zeros, or of numbers that are as good as zero
 LARGEST = 1024  # of a finite float
 

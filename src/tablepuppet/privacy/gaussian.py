@@ -12,9 +12,8 @@ import secrets
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from tablepuppet.arrays import Array
 
 
 class GradientPrivacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.privacy.options import LabelPrivacy
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

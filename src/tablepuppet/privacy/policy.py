@@ -37,10 +37,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from tablepuppet import protocol as m
 from tablepuppet.algorithms.options import Admm, Newton
 from tablepuppet.errors import PolicyError
 from tablepuppet.privacy.owner import TableBudget
-from tablepuppet.transport import messages as m
 
 
 class LabelRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from tablepuppet.errors import SourceError
+from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.source import Source
-from tablepuppet.transport.messages import ColumnInfo
 
 log = logging.getLogger(__name__)
 Find = Callable[[], list[str]]

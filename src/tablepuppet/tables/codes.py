@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Codes = NDArray[np.int32]
+from tablepuppet.arrays import Array, Codes
 
 _CHUNK = 1 << 15  # rows picked at a time: they stay in the cache
 # Up to this many columns, one bincount for each is faster than a sparse product for all.

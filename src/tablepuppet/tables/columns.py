@@ -14,11 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Codes
 from tablepuppet.errors import SourceError
-from tablepuppet.tables.codes import Codes
-from tablepuppet.transport.messages import ColumnInfo, Kind
-
-Array = NDArray[np.float64]
+from tablepuppet.protocol import ColumnInfo, Kind
 
 NUMBER_KINDS: Final[frozenset[Kind]] = frozenset(
     {"integer", "float", "decimal", "boolean", "date", "timestamp", "vector"}

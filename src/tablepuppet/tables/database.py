@@ -19,10 +19,10 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from tablepuppet.errors import SourceError
+from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables import duck
 from tablepuppet.tables.memory import check_names
 from tablepuppet.tables.pushdown import Dialect, OwnerColumn, PushDown, push_down
-from tablepuppet.transport.messages import ColumnInfo
 
 
 class Driver(Protocol):

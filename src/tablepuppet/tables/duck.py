@@ -21,8 +21,8 @@ import duckdb
 import pyarrow as pa
 
 from tablepuppet.errors import SourceError
+from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.kinds import column_info, is_float_list
-from tablepuppet.transport.messages import ColumnInfo
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads

@@ -14,26 +14,23 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import JobError, SourceError, TransportError
-from tablepuppet.tables.codes import Codes
-from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow_texts, numbers, numpy_of, strings
-from tablepuppet.tables.features import Features, encoded_width
-from tablepuppet.tables.statistics import Statistics, merge, statistics
-from tablepuppet.transport.messages import (
+from tablepuppet.protocol import (
     CategoryEncoder,
     CategoryStatistics,
     ColumnInfo,
     Encoder,
     NumberEncoder,
     NumberStatistics,
-    RowNumbers,
 )
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow_texts, numbers, numpy_of, strings
+from tablepuppet.tables.features import Features, encoded_width
+from tablepuppet.tables.statistics import Statistics, merge, statistics
 
 __all__ = ["encode", "encoder", "merge", "statistics"]
 
-Array = NDArray[np.float64]
 
 # A column is constant if its deviation is this small beside its mean. Two-pass moments of a
 # constant leave about 1e-16; there is no absolute bound, for a column may be in tiny units.

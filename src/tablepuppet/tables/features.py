@@ -18,11 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import TrainingError
-from tablepuppet.tables.codes import Codes, add_picked, count_by_code, count_by_pair, sum_by_code
-from tablepuppet.transport.messages import Encoder, NumberEncoder, RowNumbers
-
-Array = NDArray[np.float64]
+from tablepuppet.protocol import Encoder, NumberEncoder
+from tablepuppet.tables.codes import add_picked, count_by_code, count_by_pair, sum_by_code
 
 GRAM_LIMIT = 20_000  # columns: a dense d × d matrix of 3.2 GB
 _CHUNK = 1 << 19  # numbers in a weighted copy: it stays in the cache
@@ -142,7 +141,7 @@ def encoded_width(encoder: Encoder) -> int:
 def names(feature_names: Sequence[str], encoders: Sequence[Encoder]) -> list[str]:
     """The name of each row of θ, as SQL would say it (entries of a vector count from 1).
 
-    >>> from tablepuppet.transport.messages import CategoryEncoder
+    >>> from tablepuppet.protocol import CategoryEncoder
     >>> names(["i.category"], [CategoryEncoder(categories=["toys"], has_missing=True, has_other=True)])
     ['i.category=toys', 'i.category IS NULL', 'i.category IS OTHER']
     """

@@ -11,7 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from tablepuppet.transport.messages import ColumnInfo, Kind
+from tablepuppet.protocol import ColumnInfo, Kind
 
 _SCALARS: Final[tuple[tuple[Callable[[pa.DataType], bool], Kind], ...]] = (
     (pa.types.is_boolean, "boolean"),

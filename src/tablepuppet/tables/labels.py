@@ -20,13 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, MappingError
 from tablepuppet.privacy.labels import privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
+from tablepuppet.protocol import ColumnInfo, Labels, LabelSummary, Weights
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, numbers, numpy_of, strings
-from tablepuppet.transport.messages import ColumnInfo, Labels, LabelSummary, Weights
-
-Array = NDArray[np.float64]
 
 MAX_NUMBER_CLASSES = 1000
 MAX_STRING_CLASSES = 10_000

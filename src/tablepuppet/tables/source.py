@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from tablepuppet.errors import SourceError
-from tablepuppet.transport.messages import ColumnInfo
+from tablepuppet.protocol import ColumnInfo
 
 
 class Source(Protocol):

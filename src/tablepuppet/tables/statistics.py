@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import SourceError, TransportError
-from tablepuppet.tables.codes import Codes, count_by_code
+from tablepuppet.protocol import CategoryStatistics, ColumnInfo, NumberStatistics
+from tablepuppet.tables.codes import count_by_code
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow, arrow_texts, numbers, numpy_of, strings
-from tablepuppet.transport.messages import CategoryStatistics, ColumnInfo, NumberStatistics, RowNumbers
 
-Array = NDArray[np.float64]
 Statistics = NumberStatistics | CategoryStatistics
 
 

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.privacy.policy import ScanUse
+from tablepuppet.protocol import ColumnInfo, OpenScan, ScanSchema, TableSchema
 from tablepuppet.tables.columns import arrow
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of
 from tablepuppet.tables.order import in_order, order_bits
 from tablepuppet.tables.source import Source
-from tablepuppet.transport.messages import ColumnInfo, OpenScan, ScanSchema, TableSchema
 
 
 @dataclass(slots=True)

@@ -14,14 +14,12 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
+from tablepuppet.protocol import CategoryStatistics, NumberStatistics
 from tablepuppet.tables.columns import arrow_texts, numpy_of
 from tablepuppet.tables.statistics import Statistics
-from tablepuppet.transport.messages import CategoryStatistics, NumberStatistics
-
-Array = NDArray[np.float64]
 
 
 def names_only(statistics: Statistics) -> Statistics:

@@ -27,8 +27,8 @@ import pyarrow.compute as pc
 
 from tablepuppet.errors import PolicyError, SourceError
 from tablepuppet.privacy.options import KeyMode
+from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.columns import arrow, numpy_of
-from tablepuppet.transport.messages import ColumnInfo
 
 SIZE = 16
 TOKEN = pa.binary(SIZE)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tablepuppet import errors
-from tablepuppet.transport.codec import Frame, Wire, decode, encode
-from tablepuppet.transport.messages import RESPONSES, Failure, Message
+from tablepuppet.protocol import RESPONSES, Failure, Message
+from tablepuppet.protocol.codec import Frame, Wire, decode, encode
 from tablepuppet.transport.meter import Meter, Phase
 
 

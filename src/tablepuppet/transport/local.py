@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tablepuppet.errors import TransportError
-from tablepuppet.transport.codec import Frame
+from tablepuppet.protocol.codec import Frame
 
 Handler = Callable[[Frame], Frame]
 

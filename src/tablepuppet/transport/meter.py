@@ -14,8 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from tablepuppet.errors import JobError
-from tablepuppet.transport.codec import Frame
-from tablepuppet.transport.messages import Message
+from tablepuppet.protocol import Message
+from tablepuppet.protocol.codec import Frame
 
 Phase = Literal["setup", "training", "evaluation"]
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.errors import TransportError
-from tablepuppet.transport.codec import Buffer, Frame
+from tablepuppet.protocol.codec import Buffer, Frame
 
 PIECE = 1 << 20
 LIMIT = 1 << 34  # bytes of one parcel, unless the federation says otherwise

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from tablepuppet.errors import DisconnectedError
-from tablepuppet.transport.codec import Frame
+from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Heartbeat
 from tablepuppet.transport.parcels import LIMIT, Assembler, Envelope, Parcel, pack
 

@@ -1,0 +1,214 @@
+"""RelationalClassifier, RelationalRegressor: training in scikit-learn's manner.
+
+    tp.RelationalClassifier(algorithm="admm").fit(federation, query, label="returned").score(federation, query)
+
+In: a federation and a query in place of X and y. They keep scikit-learn's conventions (parameters are
+what the constructor got, `fit` returns self, learned attributes end in an underscore, use before `fit`
+raises NotFittedError) and work with its `clone` and `is_classifier`, without needing scikit-learn.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.options import FAMILIES
+from tablepuppet.api import Federation
+from tablepuppet.engine.result import Result
+from tablepuppet.errors import JobError, TablePuppetError
+from tablepuppet.job import Job
+
+_OPTIONS = {name for kind in (Job, *FAMILIES.values()) for name in kind.__struct_fields__} - {
+    "query",
+    "label",
+    "options",
+    "module",
+}
+
+
+class NotFittedError(TablePuppetError, ValueError, AttributeError):
+    """An estimator was used before `fit`; also a ValueError and an AttributeError, as scikit-learn's is."""
+
+
+class ParameterError(JobError, ValueError):
+    """An estimator has no such parameter; also a ValueError, as scikit-learn's is."""
+
+
+class _RelationalEstimator:
+    """What both estimators share."""
+
+    _estimator_type: ClassVar[str]
+    _loss: ClassVar[str]
+
+    def __init__(
+        self,
+        model: Any = "auto",
+        algorithm: Any = "newton",
+        *,
+        l2: float = 1e-4,
+        test_fraction: float = 0.0,
+        validation_fraction: float = 0.0,
+        patience: int | None = None,
+        class_weight: Any = None,
+        standardize: bool = True,
+        seed: int = 0,
+        epochs: int | None = None,
+        batch_size: int | None = 10_240,
+        progress: bool | None = None,
+        **options: Any,
+    ) -> None:
+        self.model = model
+        self.algorithm = algorithm
+        self.l2 = l2
+        self.test_fraction = test_fraction
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.class_weight = class_weight
+        self.standardize = standardize
+        self.seed = seed
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.progress = progress
+        self._options = options
+
+    @classmethod
+    def _named(cls) -> list[str]:
+        """The constructor's own parameters."""
+        parameters = inspect.signature(cls.__init__).parameters.values()
+        return [p.name for p in parameters if p.name != "self" and p.kind is not inspect.Parameter.VAR_KEYWORD]
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """All parameters, options of the algorithm and the model among them."""
+        return {name: getattr(self, name) for name in self._named()} | self._options
+
+    def set_params(self, **given: Any) -> Self:
+        """Sets parameters by name: the constructor's own, and any option of a job or of an algorithm."""
+        own = self._named()
+        known = {*own, *self._options, *_OPTIONS}
+        for name in given:
+            if name not in known:
+                raise ParameterError(
+                    f"Invalid parameter {name!r} for estimator {self!r}. Valid parameters are: {sorted(known)!r}."
+                )
+        for name, value in given.items():
+            if name in own:
+                setattr(self, name, value)
+            else:
+                self._options = self._options | {name: value}
+        return self
+
+    def fit(
+        self, federation: Federation, query: str = "", label: str = "", *, weight: str | None = None, **others: Any
+    ) -> Self:
+        """Trains on the query's result; `test_fraction` of the label's rows are kept out (none by default).
+
+        `weight`: a column of the label's table, or an expression over it: what scikit-learn calls sample_weight.
+        """
+        if not isinstance(federation, Federation):
+            raise JobError(
+                f"fit takes a Federation, a query and label=…, not {type(federation).__name__}: the tables stay with "
+                "their owners, so there is no X"
+            )
+        if others:
+            hint = ': give weight="column"' if "sample_weight" in others else ""
+            raise JobError(f"fit takes a federation, a query, label and weight, not {min(others)!r}{hint}")
+        if not isinstance(query, str) or not query:
+            raise JobError('fit needs the query: fit(federation, "SELECT …", label="y")')
+        given = self.get_params()
+        if weight is not None:
+            given["weight"] = weight
+        if given["model"] in ("auto", "linear", "mlp") or callable(given["model"]):
+            given.setdefault("loss", self._loss)
+        self.result_: Result = federation.train(query, label=label, **given)
+        self.classes_ = np.array(self.result_.classes)
+        self.feature_names_in_ = np.array([f for block in self.result_.blocks for f in block.features], object)
+        return self
+
+    def predict(self, federation: Federation, query: str | None = None) -> NDArray[Any]:
+        """One prediction per joined row, in the order of the label table's rows; by default of the query of `fit`."""
+        return np.asarray(self._predicted(federation, query)["prediction"].to_numpy())
+
+    def save(self, path: str | Path) -> None:
+        """Writes the trained model to a folder, which `tp.load` reads: JSON and Arrow, no pickle."""
+        self._fitted().save(path)
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn's `is_classifier`, `is_regressor` and its displays ask for."""
+        from sklearn.utils import ClassifierTags, RegressorTags, Tags, TargetTags  # only scikit-learn asks
+
+        is_classifier = self._estimator_type == "classifier"
+        return Tags(
+            estimator_type=self._estimator_type,
+            target_tags=TargetTags(required=False),  # the label is a column of the query, and no y
+            classifier_tags=ClassifierTags() if is_classifier else None,
+            regressor_tags=None if is_classifier else RegressorTags(),
+            requires_fit=True,
+        )
+
+    def _predicted(self, federation: Federation, query: str | None) -> pa.Table:
+        return federation.predict(self._fitted(), query, progress=self.progress)
+
+    def _fitted(self) -> Result:
+        if not hasattr(self, "result_"):
+            raise NotFittedError(
+                f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with appropriate arguments before "
+                "using this estimator."
+            )
+        return self.result_
+
+    def __repr__(self) -> str:
+        defaults = {p.name: p.default for p in inspect.signature(type(self).__init__).parameters.values()}
+        changed = {k: v for k, v in self.get_params().items() if k not in defaults or v != defaults[k]}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        fitted = self.result_._repr_html_() if hasattr(self, "result_") else ""
+        return f"<pre>{html.escape(repr(self))}</pre>{fitted}"
+
+
+class RelationalClassifier(_RelationalEstimator):
+    """A classifier over a query's result: logistic for two classes, softmax for more, linear or neural.
+
+    >>> RelationalClassifier(algorithm="admm", rho=0.5)
+    RelationalClassifier(algorithm='admm', rho=0.5)
+    >>> RelationalClassifier().set_params(l2=0.1).get_params()["l2"]
+    0.1
+    """
+
+    _estimator_type = "classifier"
+    _loss = "cross_entropy"
+
+    def predict_proba(self, federation: Federation, query: str | None = None) -> NDArray[np.float64]:
+        """The probability of each class, in the order of `classes_`, for each joined row."""
+        table = self._predicted(federation, query)
+        if "probability" in table.column_names:
+            second = table["probability"].to_numpy()
+            return np.column_stack([1.0 - second, second])
+        named = [name for name in table.column_names if name.startswith("probability_")]
+        return np.column_stack([table[name].to_numpy() for name in named])
+
+    def score(self, federation: Federation, query: str | None = None) -> float:
+        """The share of joined rows whose class is predicted."""
+        return federation.evaluate(self._fitted(), query)["accuracy"]
+
+
+class RelationalRegressor(_RelationalEstimator):
+    """A regressor over a query's result: squared loss, linear or neural.
+
+    >>> RelationalRegressor(model="mlp", algorithm="sgd", hidden=(32,))
+    RelationalRegressor(model='mlp', algorithm='sgd', hidden=(32,))
+    """
+
+    _estimator_type = "regressor"
+    _loss = "squared"
+
+    def score(self, federation: Federation, query: str | None = None) -> float:
+        """R², as scikit-learn defines it, over the joined rows."""
+        return federation.evaluate(self._fitted(), query)["r2"]

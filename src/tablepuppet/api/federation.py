@@ -1,0 +1,316 @@
+"""Federation: tables by name, each with one or several owners, and what can be asked of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from tablepuppet import train as story
+from tablepuppet.allocation import fix_thresholds
+from tablepuppet.api.federation_file import federation_from_toml, read_toml
+from tablepuppet.api.owners import make_clients, name_owners
+from tablepuppet.engine.metrics import Metrics
+from tablepuppet.engine.result import Result, RoundEvent
+from tablepuppet.errors import JobError, ModelError
+from tablepuppet.job import Job, make_job
+from tablepuppet.mapping.join.profile import Profile
+from tablepuppet.models.modules import Builder
+from tablepuppet.plan.plan import Plan
+from tablepuppet.prediction.answer import check_file, write
+from tablepuppet.prediction.cache import PredictionCache
+from tablepuppet.prediction.model import Model
+from tablepuppet.prediction.predict import as_keys
+from tablepuppet.prediction.predictor import Predictor
+from tablepuppet.privacy.policy import Policy
+from tablepuppet.progress import showing
+from tablepuppet.transport.link import Link
+from tablepuppet.transport.local import LocalTransport
+from tablepuppet.writing import check_place
+
+_NUMBERS = itertools.count(1)
+OnRound = Callable[[RoundEvent], None]
+
+
+@runtime_checkable
+class Logger(Protocol):
+    """An `on_round` that wants to know the job before its first round."""
+
+    def start(self, job: Job) -> None: ...
+
+
+class _Known(NamedTuple):
+    """A model as a job can name it; its builder, where it is a callable."""
+
+    model: Any
+    given: dict[str, Any]
+    builder: Builder | None
+
+
+class Federation:
+    """Tables and their owners, all in this process: each list entry is one client.
+
+    `policies`: what an owner lets leave, by client or by table: the path of its policy.toml (docs/policy.md).
+    `models`: a folder in which owners keep their parts of models that are not released (docs/prediction.md); without
+    one they keep them as long as the federation is open.
+    `key`: a secret that the clients share and the server never has (docs/privacy.md). Without one, tokens of join keys
+    get a random key, and rows are numbered by a permutation that is public, so that a job repeats bit for bit.
+
+    >>> import pyarrow as pa
+    >>> Federation({"orders": [pa.table({"x": [1]}), pa.table({"x": [2]})]})
+    Federation(orders: 2 clients)
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Any],
+        *,
+        key: bytes | None = None,
+        policies: Mapping[str, str | Path | Policy] | None = None,
+        models: str | Path | None = None,
+    ) -> None:
+        fix_thresholds()
+        self._tables = name_owners(tables)
+        self._clients = make_clients(self._tables, tables, key=key, policies=policies or {}, models=models)
+        self._prediction_cache = PredictionCache()
+        self._transport = LocalTransport({name: client.handle for name, client in self._clients.items()})
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Federation:
+        """A federation from a file: `[tables]`, each a path, a list of paths, or {url, table}; or a `[server]`."""
+        given = read_toml(path)
+        if "server" in given:
+            return cls.connect(path)
+        return cls(**federation_from_toml(path, given))
+
+    @classmethod
+    def connect(cls, path: str | Path) -> Federation:
+        """A federation of processes: its coordinator (`tablepuppet serve`) runs the jobs that are given here."""
+        from tablepuppet.api.connected import ConnectedFederation
+
+        return ConnectedFederation(path)
+
+    def explain(
+        self,
+        query: str,
+        *,
+        label: str,
+        model: Any = "auto",
+        algorithm: Any = "newton",
+        progress: bool | None = None,
+        **options: Any,
+    ) -> Plan:
+        """What training would do and cost; `str(plan)` is the text."""
+        with showing("explaining", progress), self._known(model) as known:
+            job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=options | known.given)
+            return self._explain(job)
+
+    def _explain(self, job: Job) -> Plan:
+        return story.explain(job, self._tables, Link(self._transport, wire=job.wire))
+
+    def profile(self, query: str, *, label: str) -> Profile:
+        """How the keys of a query's tables meet: orphans, duplicates, NULL keys; `str(profile)` is the text."""
+        return story.profile(query, label, self._tables, Link(self._transport))
+
+    def train(
+        self,
+        query: str,
+        *,
+        label: str,
+        model: Any = "auto",
+        algorithm: Any = "newton",
+        l2: float = 1e-4,
+        test_fraction: float = 0.15,
+        validation_fraction: float = 0.0,
+        patience: int | None = None,
+        weight: str | None = None,
+        class_weight: str | Mapping[Any, float] | None = None,
+        standardize: bool = True,
+        seed: int = 0,
+        epochs: int | None = None,
+        batch_size: int | None = 10_240,
+        privacy: Any = None,
+        on_round: Callable[[RoundEvent], None] | None = None,
+        progress: bool | None = None,
+        resume: bool = False,
+        **options: Any,
+    ) -> Result:
+        """Trains on the query's result without ever having it.
+
+        `validation_fraction`: rows that are measured after every epoch and never trained on; with `patience`, training
+        stops after so many epochs without a better validation loss, and the best epoch's parameters are the model.
+        `weight`: a column of the label's table, or an expression over it, that says how much a row counts;
+        `class_weight`: "balanced", or a weight for each class (docs/validation.md).
+        `on_round` is called after every round (tablepuppet.report has loggers); `progress`: a bar on standard error,
+        by default (None) in a terminal or a notebook, where training takes more than two seconds.
+        `resume`: go on with an interrupted run of the same job, where clients are processes of their own.
+        `options`: those of the algorithm (learning_rate, rho, …) where it is given by name, and test_where,
+        validation_where, min_delta, monitor, max_categories, max_joined_rows, wire (docs/quickstart.md).
+        """
+        options |= {
+            "l2": l2,
+            "test_fraction": test_fraction,
+            "validation_fraction": validation_fraction,
+            "patience": patience,
+            "weight": weight,
+            "class_weight": class_weight,
+            "standardize": standardize,
+            "seed": seed,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "privacy": privacy,
+        }
+        with self._known(model) as known:
+            job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=options | known.given)
+            if isinstance(on_round, Logger):
+                on_round.start(job)
+            with showing("training", progress) as bar:
+                result = self._train(job, _both(bar.on_round if bar.is_shown else None, on_round), resume)
+        return replace(result, builder=known.builder)
+
+    def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
+        if resume:
+            raise JobError("a run in one process ends with it; only a federation of processes can resume runs")
+        return story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round)
+
+    @contextmanager
+    def _known(self, model: Any) -> Iterator[_Known]:
+        """A builder of torch modules cannot travel: clients of this process are handed it under a name."""
+        if not callable(model):
+            yield _Known(model, {}, None)
+            return
+        name = f"{getattr(model, '__qualname__', type(model).__name__)}-{next(_NUMBERS)}"
+        with self._offered(name, model):
+            yield _Known("module", {"module": name}, model)
+
+    @contextmanager
+    def _offered(self, name: str, builder: Builder | None) -> Iterator[None]:
+        """While inside, every client knows the builder under the name."""
+        if builder is None:
+            yield
+            return
+        for client in self._clients.values():
+            client.modules[name] = builder
+        try:
+            yield
+        finally:
+            for client in self._clients.values():
+                client.modules.pop(name, None)
+
+    def predict(
+        self,
+        model: Model | Result,
+        query: str | None = None,
+        *,
+        key: str | Sequence[str] | None = None,
+        keys: Sequence[Any] | None = None,
+        missing: Literal["error", "zero"] = "error",
+        to: str | Path | None = None,
+        module: Builder | None = None,
+        max_joined_rows: int | None = None,
+        progress: bool | None = None,
+    ) -> pa.Table:
+        """One prediction per joined row of a query: the model's own by default, or one with the same features.
+
+        The answer carries `key`, columns of the table that held the label (by default those that it is joined on),
+        then `prediction` and its probability. `keys` asks for the rows with these values of the key only; `to` also
+        writes the answer to a .parquet or .csv file. missing="zero": where an owner is away, the mean contribution of
+        its table stands in, and the answer's column `assumed` says for which rows (docs/prediction.md). `module` is the
+        builder of a saved model's own torch modules.
+        """
+        chosen = _model_of(model)
+        if to is not None:
+            check_place(check_file(to), "predictions")
+        names = (key,) if isinstance(key, str) else key
+        builder = chosen.builder if module is None else module
+        with showing("predicting", progress), self._offered(chosen.spec.module, builder):
+            table = self._predict(
+                chosen,
+                chosen.query if query is None else query,
+                key=names,
+                only=None if keys is None else as_keys(keys),
+                missing=missing,
+                max_joined_rows=max_joined_rows,
+            )
+        if to is not None:
+            write(table, to)
+        return table
+
+    def predictor(
+        self, model: Model | Result, query: str | None = None, *, key: str | Sequence[str], **options: Any
+    ) -> Predictor:
+        """Answers single requests by key from memory: predicts all rows now, and again at each refresh()."""
+        names = (key,) if isinstance(key, str) else tuple(key)
+        return Predictor(lambda: self.predict(model, query, key=names, **options), names)
+
+    def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
+        link = Link(self._transport)
+        return story.predict(model, query, self._tables, link, cache=self._prediction_cache, **options)
+
+    def evaluate(self, model: Model | Result, query: str | None = None, *, module: Builder | None = None) -> Metrics:
+        """A model's metrics on all labelled rows of a query: its own by default, or one with the same features."""
+        chosen = _model_of(model)
+        given = {"test_fraction": 0.0, "loss": "cross_entropy" if chosen.classes else "squared"}
+        if query is None and chosen.metadata.get("weight") is not None:
+            given["weight"] = chosen.metadata["weight"]  # an item of the query may be that, and no feature
+        job = make_job(
+            chosen.query if query is None else query,
+            label=chosen.label,
+            model="linear",
+            algorithm="newton",
+            given=given,
+        )
+        with self._offered(chosen.spec.module, chosen.builder if module is None else module):
+            return self._evaluate(chosen, job)
+
+    def _evaluate(self, model: Model, job: Job) -> Metrics:
+        return story.evaluate(model, job, self._tables, Link(self._transport))
+
+    def close(self) -> None:
+        """Ends the clients' threads and closes their sources."""
+        self._prediction_cache.clear()
+        self._transport.close()
+        for client in self._clients.values():
+            client.tables.shutdown()
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        """No array: whatever cuts arrays into folds, as `cross_val_score` does, learns here what to do instead."""
+        raise JobError(
+            "a federation is not an array: its tables stay with their owners, so scikit-learn's cross_val_score, "
+            "GridSearchCV and the like cannot cut it into folds. Train each setting with validation_fraction=0.2 (or "
+            'test_where=…) and compare result.metrics["validation"], as docs/validation.md shows'
+        )
+
+    def __repr__(self) -> str:
+        tables = (f"{t}: {len(c)} client{'s' * (len(c) != 1)}" for t, c in self._tables.items())
+        return f"Federation({', '.join(tables)})"
+
+
+def _both(first: OnRound | None, second: OnRound | None) -> OnRound | None:
+    """One callback for two; None where there is none, so that nobody is told of rounds in vain."""
+    if first is None or second is None:
+        return first or second
+
+    def on_round(event: RoundEvent) -> None:
+        first(event)
+        second(event)
+
+    return on_round
+
+
+def _model_of(model: Model | Result) -> Model:
+    chosen = model.model if isinstance(model, Result) else model
+    if not isinstance(chosen, Model):
+        raise ModelError(f"predict needs a Result or a loaded model, not a {type(model).__name__}; see tp.load(path)")
+    return chosen

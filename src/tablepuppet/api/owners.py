@@ -1,0 +1,102 @@
+"""The owners of a federation in one process: tables as a user gives them → one client per owner.
+
+Each client has its own tables, rules and secret; all share a key that the server never has.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from tablepuppet.client.client import Client
+from tablepuppet.errors import JobError, TablePuppetError
+from tablepuppet.privacy.policy import Policy
+from tablepuppet.tables.part_store import PartStore
+from tablepuppet.tables.policy_file import read_policy
+from tablepuppet.tables.source import Source, open_source
+from tablepuppet.tables.store import ClientTables
+from tablepuppet.writing import as_path
+
+Owners = dict[str, tuple[str, ...]]  # table name → its clients
+
+
+def name_owners(tables: Mapping[str, Any]) -> Owners:
+    """A client for each source of each table, named after the table.
+
+    >>> name_owners({"items": "items.csv", "orders": ["eu.csv", "us.csv"]})
+    {'items': ('items',), 'orders': ('orders[0]', 'orders[1]')}
+    """
+    if not isinstance(tables, Mapping) or not tables:
+        found = "an empty one" if isinstance(tables, Mapping) else f"a {type(tables).__name__}"
+        raise JobError(
+            f"a federation is a mapping from table name to its source(s), not {found}; "
+            'write tp.Federation({"orders": orders, "items": "items.parquet"})'
+        )
+    owners: Owners = {}
+    for table, given in tables.items():
+        if not isinstance(table, str) or not table:
+            raise JobError(f"a table's name must be text, not {type(table).__name__}")
+        count = len(_listed(given))
+        if not count:
+            raise JobError(f"table {table!r} has no source; give at least one")
+        owners[table] = (table,) if count == 1 else tuple(f"{table}[{i}]" for i in range(count))
+    return owners
+
+
+def make_clients(
+    owners: Owners,
+    tables: Mapping[str, Any],
+    *,
+    key: bytes | None,
+    policies: Mapping[str, str | Path | Policy],
+    models: str | Path | None,
+) -> dict[str, Client]:
+    """Opens the sources; their clients, by name."""
+    rules = _rules(owners, policies)
+    part_stores = None if models is None else as_path(models, "models")
+    shared = secrets.token_bytes(32) if key is None else bytes(key)
+    return {
+        name: Client(
+            name,
+            ClientTables(held),
+            rules[name],
+            may_reveal=True,
+            key=shared,
+            order_key=key or b"",
+            secret=hmac.digest(shared, f"tablepuppet owner {name}".encode(), "sha256"),
+            part_store=PartStore(None if part_stores is None else part_stores / quote(name, safe=" []")),
+        )
+        for name, held in _opened(owners, tables).items()
+    }
+
+
+def _opened(owners: Owners, tables: Mapping[str, Any]) -> dict[str, dict[str, Source]]:
+    """Each client's sources; an error leaves none of them open."""
+    sources: dict[str, dict[str, Source]] = {}
+    try:
+        for table, names in owners.items():
+            for name, given in zip(names, _listed(tables[table]), strict=True):
+                sources.setdefault(name, {})[table] = open_source(given, table)
+    except TablePuppetError:
+        for source in (s for held in sources.values() for s in held.values()):
+            source.close()
+        raise
+    return sources
+
+
+def _rules(owners: Owners, given: Mapping[str, str | Path | Policy]) -> dict[str, Policy]:
+    """Each client's policy: its own, or its table's, or none."""
+    clients = {client: table for table, names in owners.items() for client in names}
+    for name in given:
+        if name not in clients and name not in owners:
+            raise JobError(f"policies name {name!r}, which is no client; there are {', '.join(clients)}")
+    read = {name: p if isinstance(p, Policy) else read_policy(p) for name, p in given.items()}
+    return {client: read.get(client) or read.get(table) or Policy() for client, table in clients.items()}
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]

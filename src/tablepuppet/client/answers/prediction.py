@@ -1,0 +1,52 @@
+"""Answers to predictions: rows scored by a model that is sent, or by the part of one that its owner holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tablepuppet import protocol as m
+from tablepuppet.client.state import ClientState
+from tablepuppet.errors import TransportError
+from tablepuppet.models.neural import NeuralModel
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.tables.encoding import encode
+
+
+def score_rows(own: ClientState, request: m.ScoreRows) -> m.Scores:
+    return _score(own, request, request.encoders, request.theta, request.model, request.outputs)
+
+
+def score_own_rows(own: ClientState, request: m.ScoreOwnRows) -> m.Scores:
+    part = own.part_store.find(request.model, request.name)
+    every = own.tables.expressions(request.job, request.scan)
+    infos = own.tables.columns(request.job, request.scan)
+    part.check([every[c] for c in request.columns], [infos[c] for c in request.columns])
+    return _score(own, request, part.encoders, part.theta, part.spec, part.outputs)
+
+
+def _score(
+    own: ClientState,
+    request: m.ScoreRows | m.ScoreOwnRows,
+    encoders: Sequence[m.Encoder],
+    theta: m.Array,
+    spec: ModelSpec,
+    outputs: int,
+) -> m.Scores:
+    """h of the rows asked for."""
+    pairs = [own.column(request.job, request.scan, c) for c in request.columns]
+    features = encode([c for c, _ in pairs], [i for _, i in pairs], request.rows, encoders)
+    table = own.tables.use(request.job, request.scan).table
+    own.owner.scores(table, (encoders, spec, outputs), theta, features.width)
+    if not spec.is_linear:
+        module = own.module(spec, features.width, outputs, request.name)
+        missing = request.rows < 0
+        model = NeuralModel.of(module, spec, features, features, outputs, missing=(missing, missing), stream=0)
+        return m.Scores(values=model.predict(theta.astype(spec.dtype)))
+    if len(theta) != features.width:
+        raise TransportError(f"the parameters are for {len(theta)} columns, and there are {features.width}")
+    return m.Scores(values=features.dot(theta))
+
+
+def send_identifiers(own: ClientState, request: m.SendIdentifiers) -> m.Identifiers:
+    table = own.tables.scan(request.job, request.scan)
+    return m.Identifiers(columns=table.select([f"c{c}" for c in request.columns]))

@@ -1,0 +1,88 @@
+"""Answers before training: what a table looks like, tokens of its keys, labels and weights."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from tablepuppet import protocol as m
+from tablepuppet.allocation import give_back
+from tablepuppet.client.state import ClientState
+from tablepuppet.tables.labels import LabelNoise, Split, read_labels, read_weights
+from tablepuppet.tables.labels import describe_labels as describe
+from tablepuppet.tables.tokens import job_key, key_check, key_of, tokens
+
+
+def describe_table(own: ClientState, request: m.DescribeTable) -> m.TableSchema:
+    return replace(own.tables.describe(request.table), withholds=not own.policy.release_parameters)
+
+
+def open_scan(own: ClientState, request: m.OpenScan) -> m.ScanSchema:
+    answer = own.tables.open_scan(request)
+    own.policy.check_scan(own.tables.use(request.job, request.scan))
+    return answer
+
+
+def count_rows(own: ClientState, request: m.CountRows) -> m.RowCount:
+    return m.RowCount(rows=own.tables.scan(request.job, request.scan).num_rows)
+
+
+def send_keys(own: ClientState, request: m.SendKeys) -> m.Keys:
+    order = None if request.order is None else _shuffle(own, request, request.order)
+    table = own.tables.scan(request.job, request.scan)
+    if request.tokens == "plain":
+        keys = table.select([f"c{c}" for c in request.columns]) if request.columns else pa.table({})
+        return m.Keys(rows=table.num_rows, columns=keys, order=order)
+    key = job_key(own.key, request.job) if request.tokens == "hmac" else b""
+    columns = {}
+    for column, domain in zip(request.columns, request.domains, strict=True):
+        values, info = own.column(request.job, request.scan, column)
+        columns[f"c{column}"] = tokens(values, info, request.tokens, key, domain)
+    give_back()
+    check = key_check(key) if request.tokens == "hmac" else b""
+    return m.Keys(rows=table.num_rows, columns=pa.table(columns), order=order, check=check)
+
+
+def _shuffle(own: ClientState, request: m.SendKeys, order: m.RowOrder) -> NDArray[np.int64] | None:
+    """Puts the rows in the clients' order; what the server needs to merge it with other clients' orders."""
+    key = own.order_key if own.order_key is not None else key_of(own.key)
+    given = (request.job, request.scan, key, order.seed, order.offset)
+    return own.tables.shuffle(*given, wants_bits=order.is_shared)
+
+
+def describe_labels(own: ClientState, request: m.DescribeLabels) -> m.LabelSummary:
+    column, info = own.column(request.job, request.scan, request.column)
+    return describe(column, info, request.wants_classes)
+
+
+def send_labels(own: ClientState, request: m.SendLabels) -> m.Labels:
+    column, info = own.column(request.job, request.scan, request.column)
+    order = own.tables.order(request.job, request.scan)
+    noise = None
+    table = own.tables.use(request.job, request.scan).table
+    if request.privacy is None:
+        own.owner.plain_label(table)
+    else:
+        name = f"{own.tables.name(request.job, request.scan)} {info.name}"
+        noise = LabelNoise(request.privacy, own.secret, name, partial(own.owner.label, table, request))
+    where = [
+        None if c is None else own.column(request.job, request.scan, c)[0]
+        for c in (request.test_column, request.validation_column)
+    ]
+    fractions = (request.test_fraction, request.validation_fraction)
+    sides = Split(request.offset, request.seed, *fractions, *where)
+    return read_labels(column, info, request.classes, sides, order, noise)
+
+
+def send_weights(own: ClientState, request: m.SendWeights) -> m.Weights:
+    return read_weights(*own.column(request.job, request.scan, request.column))
+
+
+def close_job(own: ClientState, request: m.CloseJob) -> m.Done:
+    own.tables.close(request.job)
+    own.parts = {key: part for key, part in own.parts.items() if key[0] != request.job}
+    return m.Done()

@@ -1,0 +1,185 @@
+"""Answers in training: a part's model is made, takes the algorithm's steps, is measured, and released or held."""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+from msgspec.structs import replace
+
+from tablepuppet import protocol as m
+from tablepuppet.algorithms import clients as halves
+from tablepuppet.algorithms.base import PartSetup
+from tablepuppet.algorithms.options import Newton
+from tablepuppet.algorithms.private import PrivateGradient
+from tablepuppet.client.part import Kept, Part
+from tablepuppet.client.state import ClientState
+from tablepuppet.errors import PolicyError, TransportError
+from tablepuppet.models.linear import LinearModel, Model
+from tablepuppet.models.neural import NeuralModel
+from tablepuppet.privacy.gaussian import secure_generator
+from tablepuppet.tables.part_store import BlockPart
+
+Step = m.SgdUpdate | m.AdmmUpdate | m.NewtonUpdate | m.Move | m.Combined
+
+
+def start_part(own: ClientState, request: m.StartPart) -> m.Started:
+    part = own.part(request)
+    if part.train is None or part.test is None:
+        raise TransportError("a part must be encoded before it is trained")
+    given = part.request.multiplicity
+    multiplicity = np.ones(part.train.rows) if given is None else given.astype(np.float64)
+    weights = multiplicity if request.weights is None else request.weights[:, 0]
+    if len(weights) != part.train.rows:
+        raise TransportError(f"{len(weights)} weights were sent for {part.train.rows} rows")
+    part.options, part.started = request.algorithm, request
+    model = _model(own, part, request)
+    part.setup = PartSetup(
+        model=model,
+        multiplicity=multiplicity,
+        weights=weights,
+        outputs=request.outputs,
+        blocks=request.blocks,
+        clients=request.clients,
+        joined_rows=request.joined_rows,
+        share=request.share,
+        l2=request.l2,
+        seed=request.seed,
+        private=None if request.privacy is None else PrivateGradient(request.privacy, secure_generator()),
+    )
+    if request.peers:
+        part.meet(request.peers)
+    else:
+        part.sealing = None
+    own.owner.features(own.tables.use(request.job, part.request.scan).table, request, multiplicity)
+    part.state, part.figure = halves.start(part.setup, part.options)
+    values = None if request.model.is_linear else _shown(own, part, model.predict(part.state.theta, None, 0))
+    entropy = secrets.randbits(63) if part.setup.is_private else 0
+    is_told = part.sealing is None or isinstance(part.options, Newton)
+    figure = part.figure if is_told else 0.0
+    return m.Started(values=values, figure=figure, width=model.width, entropy=entropy)
+
+
+def _model(own: ClientState, part: Part, request: m.StartPart) -> Model:
+    spec, opened = request.model, part.request
+    assert part.train is not None
+    assert part.test is not None
+    if spec.is_linear:
+        clips = request.privacy is not None and request.privacy.clips
+        return LinearModel(part.train, part.test, request.outputs, part.train.row_norms() if clips else None)
+    module = own.module(spec, part.train.width, request.outputs, request.name, request.seed + request.block)
+    train = np.zeros(part.train.rows, np.bool_) if opened.train_rows is None else opened.train_rows < 0
+    missing = (train, opened.test_rows < 0)
+    given = (module, spec, part.train, part.test, request.outputs)
+    return NeuralModel.of(*given, missing=missing, stream=request.seed + request.part)
+
+
+def take_step(own: ClientState, request: Step) -> m.Message:
+    part = own.started(request)
+    assert part.setup is not None
+    if part.kept is not None and part.kept.is_restored:
+        raise TransportError("training is over: the part's best parameters were restored")
+    if part.sealing is not None and isinstance(request, m.Combined):
+        part.sealing.rescale(request.scales)
+    part.state, answer = halves.step(part.setup, part.options, part.state, request)
+    if isinstance(answer, m.Partial):
+        return part.sealed(answer, "training")
+    if isinstance(answer, m.Predictions):
+        return replace(answer, values=_shown(own, part, answer.values))
+    return answer
+
+
+def multiply_gram(own: ClientState, request: m.MultiplyGram) -> m.Message:
+    part = own.started(request)
+    assert part.setup is not None
+    if part.setup.is_private:
+        raise PolicyError("exact second moments are not sent while gradients are private")
+    if not isinstance(part.setup.model, LinearModel):
+        raise TransportError("only a linear model has a Gram matrix")
+    product = part.setup.model.train.gram_product(part.setup.weights, request.vector)
+    return part.sealed(m.Partial(values=[product]), "gram")
+
+
+def send_figure(own: ClientState, request: m.SendFigure) -> m.Message:
+    part = own.started(request)
+    return part.sealed(m.Partial(values=[np.array([part.figure])]), "figure")
+
+
+def seal(own: ClientState, request: m.Seal) -> m.Masked:
+    part = own.part(request)
+    if part.sealing is None:
+        raise TransportError("this part's sums are not masked")
+    return part.sealing.again(request.scales)
+
+
+def evaluate(own: ClientState, request: m.Evaluate) -> m.Evaluation:
+    part = own.started(request)
+    assert part.setup is not None
+    theta, model, private = part.theta, part.setup.model, part.setup.private
+    _count_shown(own, part)
+    test, train = model.predict_test(theta), model.predict(theta) if request.train else None
+    if private is not None:
+        test, train = private.shown(test), None if train is None else private.noised(train)
+    return m.Evaluation(test=test, train=train, norm=float(np.vdot(theta, theta)))
+
+
+def _shown(own: ClientState, part: Part, predictions: m.Array) -> m.Array:
+    """Predictions of train rows as they may leave."""
+    assert part.setup is not None
+    _count_shown(own, part)
+    return predictions if part.setup.private is None else part.setup.private.shown(predictions)
+
+
+def _count_shown(own: ClientState, part: Part) -> None:
+    """Counts the exact numbers that leave of each row; the owner may say that it is enough."""
+    assert part.setup is not None
+    assert part.train is not None
+    is_noisy = part.setup.private is not None and part.setup.private.privacy.prediction_bound > 0
+    part.shown += 0 if is_noisy else part.setup.outputs
+    own.owner.predictions(part.shown, part.train.width)
+
+
+def keep(own: ClientState, request: m.Keep) -> m.Done:
+    part = own.started(request)
+    part.kept = Kept(part.state.theta)
+    return m.Done()
+
+
+def restore(own: ClientState, request: m.Restore) -> m.Done:
+    part = own.started(request)
+    if part.kept is None:
+        raise TransportError("no parameters were kept that could be restored")
+    part.kept = replace(part.kept, is_restored=True)
+    return m.Done()
+
+
+def release(own: ClientState, request: m.Release) -> m.Parameters:
+    part = own.started(request)
+    _count_trained(own, part)
+    return m.Parameters(values=part.theta)
+
+
+def hold_part(own: ClientState, request: m.HoldPart) -> m.Done:
+    part = own.started(request)
+    assert part.started is not None
+    every = own.tables.expressions(request.job, part.request.scan)
+    held = BlockPart(
+        model=request.model,
+        name=part.started.name,
+        features=tuple(request.features),
+        encoders=part.encoders,
+        theta=np.asarray(part.theta, np.float64),
+        outputs=part.started.outputs,
+        spec=part.started.model,
+        uses=(tuple(every[c] for c in part.request.columns),),
+    )
+    own.part_store.hold(held, request.block)
+    _count_trained(own, part)
+    return m.Done()
+
+
+def _count_trained(own: ClientState, part: Part) -> None:
+    """Writes down a model whose scores the owner trained it for."""
+    assert part.started is not None
+    table = own.tables.use(part.request.job, part.request.scan).table
+    own.owner.trained(table, (part.encoders, part.started.model, part.started.outputs), part.theta)

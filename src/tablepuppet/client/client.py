@@ -1,0 +1,116 @@
+"""The client operator: one client's answers to the server's typed requests.
+
+The client is passive and trusts nobody: it decodes only whitelisted messages, checks every SQL
+expression itself, and answers a wrong request with a Failure that holds no data. Receive, compute,
+send (the paper's three functions) are one call: a frame in, a frame out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tablepuppet import protocol as m
+from tablepuppet.client.answers import features, prediction, setup, training
+from tablepuppet.client.part import Checkpoint
+from tablepuppet.client.state import ClientState
+from tablepuppet.errors import TablePuppetError
+from tablepuppet.protocol.codec import Frame, Wire, decode, encode
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Client(ClientState):
+    """Answers requests about its own tables."""
+
+    def handle(self, frame: Frame) -> Frame:
+        """Receive, compute, send."""
+        answer: m.Message
+        wire: Wire = "float64"
+        try:
+            wire = frame.wire
+            with np.errstate(over="ignore", invalid="ignore"):  # the server notices a run that diverges
+                answer = self.answer(decode(frame, m.REQUESTS))
+        except TablePuppetError as error:
+            answer = m.Failure(error=type(error).__name__, message=str(error))
+        except Exception as error:  # a bug here must not show the server any data
+            log.exception("client %s failed", self.name)
+            answer = m.Failure(error="TransportError", message=f"internal error ({type(error).__name__}); see its log")
+        return encode(answer, wire)
+
+    def answer(self, message: Any) -> m.Message:
+        """The answer to one request, if the owner's policy has nothing against it."""
+        self.policy.check(message, self.tables.use)
+        return _ANSWERS[type(message)](self, message)
+
+    # -- what a checkpoint holds -----------------------------------------------------------
+
+    def states(self, job: str) -> dict[int, Any]:
+        """All that rounds have changed in each part, and its key for masks."""
+        return {
+            part: held.checkpoint()
+            for (of, part), held in self.parts.items()
+            if of == job and (held.state is not None or held.sealing is not None)
+        }
+
+    def draws_noise(self, job: str) -> bool:
+        """Whether an answer can never be computed again as it was."""
+        parts = [part for (of, _), part in self.parts.items() if of == job]
+        return any(part.setup is not None and part.setup.private is not None for part in parts)
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """While inside, requests are those of a checkpoint: they release nothing new."""
+        self.owner.is_restoring = True
+        try:
+            yield
+        finally:
+            self.owner.is_restoring = False
+
+    def restore(self, job: str, frames: Mapping[int, Frame]) -> None:
+        """Sets the parts' states, once the requests that opened and started them were answered again."""
+        for number, frame in frames.items():
+            part = self.parts[job, number]
+            part.restore(decode(frame, Checkpoint[type(part.state)]))  # type: ignore[misc]
+
+
+# Requests that leave something behind at the client besides a part's state.
+SETUP = (m.OpenScan, m.SendKeys, m.OpenPart, m.SumStatistics, m.EncodeFeatures, m.StartPart)
+
+_ANSWERS: dict[type, Callable[[ClientState, Any], m.Message]] = {
+    m.DescribeTable: setup.describe_table,
+    m.OpenScan: setup.open_scan,
+    m.CountRows: setup.count_rows,
+    m.SendKeys: setup.send_keys,
+    m.DescribeLabels: setup.describe_labels,
+    m.SendLabels: setup.send_labels,
+    m.SendWeights: setup.send_weights,
+    m.CloseJob: setup.close_job,
+    m.OpenPart: features.open_part,
+    m.SumStatistics: features.sum_statistics,
+    m.EncodeFeatures: features.encode_features,
+    m.RevealFeatures: features.reveal_features,
+    m.StartPart: training.start_part,
+    m.SendFigure: training.send_figure,
+    m.MultiplyGram: training.multiply_gram,
+    m.Seal: training.seal,
+    m.SgdUpdate: training.take_step,
+    m.AdmmUpdate: training.take_step,
+    m.NewtonUpdate: training.take_step,
+    m.Move: training.take_step,
+    m.Combined: training.take_step,
+    m.Evaluate: training.evaluate,
+    m.Keep: training.keep,
+    m.Restore: training.restore,
+    m.Release: training.release,
+    m.HoldPart: training.hold_part,
+    m.ScoreRows: prediction.score_rows,
+    m.ScoreOwnRows: prediction.score_own_rows,
+    m.SendIdentifiers: prediction.send_identifiers,
+}

@@ -1,0 +1,105 @@
+"""The owner's side of a client: budgets over all jobs, and how much of a row predictions may tell.
+
+In: what a request would release. Out: nothing, or a refusal before anything has left. Whatever the server asks, a
+release is written in the owner's account first (tables/account_file.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet import protocol as m
+from tablepuppet.algorithms.options import Admm
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.accounting import participation
+from tablepuppet.privacy.owner import Spending, without_noise
+from tablepuppet.privacy.policy import Policy
+from tablepuppet.tables.account_file import AccountFile
+
+ScoredModel = tuple[Sequence[m.Encoder], ModelSpec, int]  # encoders, what each block is, outputs
+
+
+@dataclass
+class Owner:
+    """An owner's policy and account."""
+
+    policy: Policy
+    account: AccountFile = field(default_factory=AccountFile)
+    is_in_process: bool = False  # server and client are one process: there is nobody to hide from
+    is_restoring: bool = False  # a checkpoint is lived again: what it released was written down then
+
+    def label(self, table: str, request: m.SendLabels, release: str) -> None:
+        """Noisy labels are about to leave."""
+        assert request.privacy is not None
+        spending = Spending(table=table, what="label", name=release, epsilon=request.privacy.epsilon)
+        self.account.spend(spending, self.policy.budget.get(table))
+
+    def plain_label(self, table: str) -> None:
+        """Labels are about to leave as they are."""
+        budget = self.policy.budget.get(table)
+        if budget is not None and budget.label is not None:
+            raise without_noise(table, "label")
+
+    def features(self, table: str, request: m.StartPart, multiplicity: NDArray[np.float64]) -> None:
+        """A part is about to be trained: a release of its own, whatever follows."""
+        privacy, budget = request.privacy, self.policy.budget.get(table)
+        if privacy is None or not privacy.clips:
+            if budget is not None and budget.features is not None:
+                raise without_noise(table, "features")
+            return
+        if self.is_restoring:
+            return
+        joined = participation(privacy.batch_rate, int(multiplicity.max(initial=1.0)))
+        spending = Spending(
+            table=table,
+            what="features",
+            name=secrets.token_hex(16),
+            noise=privacy.noise,
+            steps=privacy.limit,
+            probability=privacy.rate if isinstance(request.algorithm, Admm) else joined,
+        )
+        self.account.spend(spending, budget)
+
+    def predictions(self, shown: int, width: int) -> None:
+        """So many exact numbers of each row will have left a training run."""
+        if self.policy.allow_reconstruction is False:
+            self.policy.check_exposure(shown, width, "this round of training")
+
+    def trained(self, table: str, model: ScoredModel, theta: m.Array) -> None:
+        """Parameters that were trained here are about to leave: their scores are what the owner trained them for."""
+        if self.limits_scores and self.policy.allow_reconstruction is None:
+            self.account.spend(Spending(table=table, what="scores", name=_fingerprint(model, theta)))
+
+    def scores(self, table: str, model: ScoredModel, theta: m.Array, width: int) -> None:
+        """A model is about to be applied to rows of a table; the same model again tells nothing new."""
+        if not self.limits_scores:
+            return
+        outputs = model[-1]
+        spending = Spending(table=table, what="scores", name=_fingerprint(model, theta), numbers=outputs)
+        before = int(self.account.account.spent(table, "scores"))
+        if before and not self.account.account.knows(spending):  # one model is what predictions are for
+            self.policy.check_exposure(before + outputs, width, "one more model applied to this owner's rows")
+        self.account.spend(spending)
+
+    @property
+    def limits_scores(self) -> bool:
+        """Whether the server may not choose as many models as it likes."""
+        allowed = self.policy.allow_reconstruction
+        return not self.is_in_process if allowed is None else not allowed
+
+
+def _fingerprint(model: ScoredModel, theta: m.Array) -> str:
+    described = msgspec.msgpack.encode(model, enc_hook=_plain)
+    return hashlib.sha256(described + np.ascontiguousarray(theta, np.float64).tobytes()).hexdigest()
+
+
+def _plain(value: object) -> object:
+    assert isinstance(value, np.ndarray)
+    return value.tolist()

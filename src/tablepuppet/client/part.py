@@ -1,0 +1,88 @@
+"""A client's share of a block: its rows, its model, and what rounds change in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from tablepuppet import protocol as m
+from tablepuppet.algorithms.base import PartSetup
+from tablepuppet.client.sealing import Sealing, SealState
+from tablepuppet.errors import TransportError
+from tablepuppet.privacy.masks import MaskKey
+from tablepuppet.tables.features import Features
+from tablepuppet.tables.statistics import Statistics
+
+_State = TypeVar("_State")
+
+
+@dataclass
+class Part:
+    """One share of a block, from its rows to its trained parameters."""
+
+    request: m.OpenPart
+    statistics: Sequence[Statistics] = ()  # of its own train rows
+    train: Features | None = None
+    test: Features | None = None
+    setup: PartSetup | None = None
+    options: Any = None
+    state: Any = None
+    kept: Kept | None = None
+    shown: int = 0  # exact numbers that left of each row
+    figure: float = 0.0  # what the server half wants to know of the algorithm's start
+    sealing: Sealing | None = None  # where summands leave under masks
+    encoders: tuple[m.Encoder, ...] = ()
+    started: m.StartPart | None = None
+
+    @property
+    def theta(self) -> Any:
+        """The parameters that are evaluated and released."""
+        return self.kept.theta if self.kept is not None and self.kept.is_restored else self.state.theta
+
+    def sealed(self, partial: m.Partial, kind: str) -> m.Message:
+        """A summand as it may leave."""
+        return partial if self.sealing is None else self.sealing.seal(partial, kind)
+
+    def meet(self, peers: Sequence[MaskKey]) -> None:
+        """The block's parts are known, and sums among them can be masked."""
+        if self.sealing is None:
+            raise TransportError("masks need a key of this part, which was not asked for")
+        self.sealing.meet(peers)
+
+    def checkpoint(self) -> Checkpoint[Any]:
+        """All that rounds have changed."""
+        private = None if self.setup is None else self.setup.private
+        taken, showings = (0, 0) if private is None else private.counts
+        seal = None if self.sealing is None else self.sealing.state
+        return Checkpoint(self.state, self.kept, seal, taken, showings, self.shown)
+
+    def restore(self, found: Checkpoint[Any]) -> None:
+        """Goes on where a checkpoint was made."""
+        self.state, self.kept, self.shown = found.state, found.kept, found.shown
+        if self.setup is not None and self.setup.private is not None:
+            self.setup.private.counts = (found.taken, found.showings)
+        if self.sealing is not None and found.seal is not None:
+            self.sealing.restore(found.seal)
+
+
+class Kept(Struct, frozen=True):
+    """The best parameters so far; once they are restored, they are the part's own."""
+
+    theta: NDArray[np.float64]
+    is_restored: bool = False
+
+
+class Checkpoint(Struct, Generic[_State], frozen=True):
+    """All that rounds have changed in a part: the state of its algorithm, what it kept, and its masks."""
+
+    state: _State
+    kept: Kept | None = None
+    seal: SealState | None = None
+    taken: int = 0  # noisy gradients
+    showings: int = 0  # noisy predictions
+    shown: int = 0  # exact ones

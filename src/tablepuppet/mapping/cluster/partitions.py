@@ -1,0 +1,138 @@
+"""A joined table in partitions on disk: some lanes each, with just the rows that they use.
+
+In: p_i of some consecutive joined rows. Out: Arrow files under a folder (or a URI, storage.py), from which any machine
+loads a partition. A partition is joined rows of its own: its blocks have the rows that occur in it, numbered anew where
+that leaves some out, and its lanes are those of the whole. What partitions give in lane order is therefore what the
+whole gives, bit for bit. Labels lie beside a partition in files of their own: a plan may still change them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.mapping.cluster.storage import Storage
+from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
+from tablepuppet.mapping.walk.work import Lane
+
+NEAR = 1 << 17  # rows of a block that are sooner sent than numbered anew
+Used = slice | NDArray[np.int64]  # which of a block's rows a partition uses, in the order of its walks
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFacts:
+    """What is known of p_i where the row numbers themselves lie elsewhere."""
+
+    rows: int  # n_i
+    is_identity: bool
+    is_sorted: bool
+    is_partial: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partition:
+    """Where some consecutive joined rows lie, and which rows of each block they use."""
+
+    path: str
+    first: int
+    rows: int
+    used: tuple[Used, ...]
+    labels: Used
+
+    def number(self, block: int, own: RowNumbers) -> RowNumbers:
+        """The block's row numbers, from those that the partition has given them."""
+        used = self.used[block]
+        if isinstance(used, slice):
+            return np.where(own < 0, -1, own + used.start) if used.start else own
+        return np.where(own < 0, -1, used[own])
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSpec:
+    """Which joined rows a partition has: some lanes of so many joined rows."""
+
+    path: str
+    whole: int
+    lanes: list[Lane]
+
+    @property
+    def start(self) -> int:
+        return self.lanes[0][0][0]
+
+    @property
+    def stop(self) -> int:
+        return self.lanes[-1][-1][1]
+
+
+def partition_specs(lanes: Sequence[Lane], partitions: int, name: str) -> list[PartitionSpec]:
+    """At most so many partitions of about equal size."""
+    borders = np.unique(np.linspace(0, len(lanes), min(partitions, len(lanes)) + 1).round().astype(int)).tolist()
+    whole = lanes[-1][-1][1]
+    return [
+        PartitionSpec(f"{name}-{k}", whole, list(lanes[a:b])) for k, (a, b) in enumerate(itertools.pairwise(borders))
+    ]
+
+
+def write_partition(
+    storage: Storage, spec: PartitionSpec, columns: Sequence[RowIndex], label: int, blocks: int
+) -> Partition:
+    """Writes the columns of a partition: p_i of its joined rows alone, as walks number rows; None: the identity."""
+    arrays: dict[str, NDArray[Any]] = {}
+    facts: list[dict[str, Any]] = []
+    used: list[Used] = []
+    for i, p in enumerate(columns):
+        rows, own = _compact(p, spec)
+        used.append(rows)
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        facts.append({"rows": count, "is_sorted": p.is_sorted, "is_partial": p.is_partial})
+        if own is not None:
+            arrays[f"p{i}"] = own
+    moved = [[(a - spec.start, b - spec.start) for a, b in lane] for lane in spec.lanes]
+    rows_here = spec.stop - spec.start
+    given = {"rows": rows_here, "whole": spec.whole, "lanes": moved, "indices": facts, "label": label, "blocks": blocks}
+    storage.write(spec.path, arrays, **given)
+    return Partition(spec.path, spec.start, rows_here, tuple(used[:blocks]), used[label])
+
+
+def write_labels(storage: Storage, partition: Partition, name: str, labels: Array, weights: Array | None) -> None:
+    """Writes what a partition needs of labels and weights, per label row, under a name."""
+    beside = {} if weights is None else {"weight": weights[partition.labels]}
+    storage.write(f"{partition.path}-{name}", {"label": labels[partition.labels], **beside})
+
+
+def _compact(p: RowIndex, spec: PartitionSpec) -> tuple[Used, RowNumbers | None]:
+    """Which rows a partition uses, and p_i in terms of those; None: 0, 1, 2, …"""
+    if p.index is None:
+        return slice(spec.start, spec.stop), None
+    if p.order is None and (p.is_sorted or p.rows <= NEAR):
+        low, high = p.span(0, len(p.index))
+        return slice(low, high), p.index - low if low else p.index
+    occurs = np.zeros(p.rows + 1, np.bool_)
+    occurs[p.index] = True  # −1: the last
+    used = np.flatnonzero(occurs[:-1])
+    place = np.full(p.rows + 1, -1, p.index.dtype)
+    place[used] = np.arange(len(used), dtype=p.index.dtype)
+    return used if p.order is None else p.order[used].astype(np.int64), place[p.index]
+
+
+def load(storage: Storage, path: str, labels: str) -> JoinedRows:
+    """A partition, as joined rows of its own."""
+    columns, facts = storage.read(path)
+    beside, _ = storage.read(f"{path}-{labels}")
+    indices = [RowIndex(index=columns.get(f"p{i}"), **given) for i, given in enumerate(facts["indices"])]
+    lanes: Sequence[Sequence[tuple[int, int]]] = [[(a, b) for a, b in lane] for lane in facts["lanes"]]
+    return JoinedRows(
+        facts["rows"],
+        tuple(indices[: facts["blocks"]]),
+        indices[facts["label"]],
+        beside["label"],
+        whole=facts["whole"],
+        weights=beside.get("weight"),
+        lanes=lanes,
+    )

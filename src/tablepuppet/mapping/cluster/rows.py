@@ -1,0 +1,164 @@
+"""Joined rows on a cluster: each worker walks over its partition, and lanes are added up here, in order.
+
+In: partitions on disk (partitions.py), made by the workers (build.py). Out: something that algorithms walk over as they
+do over local rows, with the same results bit for bit. What is here is per row of the tables; nothing is per joined row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.mapping.cluster.cluster import Cluster
+from tablepuppet.mapping.cluster.partitions import IndexFacts, Partition, write_labels
+from tablepuppet.mapping.cluster.worker import Kept, Source, Walk
+from tablepuppet.mapping.rows.joined import JoinedRows, batch, by_label, weight_step
+from tablepuppet.mapping.walk.gather_scatter import empty_sums
+from tablepuppet.mapping.walk.work import JoinStep, LaneResult, Pass, Sums, Work, add_sums
+
+_CHUNK = 1 << 20  # values that are put in order here at a time
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterRows:
+    """Joined rows whose partitions lie with workers: what plans, algorithms and metrics need of JoinedRows."""
+
+    rows: int
+    indices: tuple[IndexFacts, ...]  # one per block
+    partitions: list[Partition]
+    cluster: Cluster
+    labels: Array  # per row of the label table
+    weights: Array | None
+    counts: RowNumbers  # joined rows per row of the label table
+    state: dict[str, Kept] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # of walks
+
+    def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
+        self.state[name] = Kept(outputs, np.dtype(dtype).str)
+
+    def run(
+        self,
+        step: JoinStep,
+        per_row: Sequence[Array],
+        *,
+        columns: Sequence[Array] = (),
+        signals: int = 0,
+        writes: Collection[str] = (),
+        own: float = 0.0,
+        fused: Callable[..., Sums] | None = None,
+        **given: Any,
+    ) -> Pass:
+        """As JoinedRows.run: the partitions at once, their lanes added up in order."""
+        work = Work(step, signals, tuple(writes), given, own, None if self.weights is not None else fused)
+        walk = Walk(next(self.numbers), work, len(per_row), dict(self.state))
+        calls = self._calls(walk, per_row, columns)
+        merged: list[list[Array]] = []
+        sums = []
+        for partition, results in zip(self.partitions, self.cluster.ask("walk", calls), strict=True):
+            for lane in results:
+                merged = merged or [
+                    [empty_sums(len(v), out.shape[1], self.rows) for v, (_, out) in zip(per_row, blocks, strict=True)]
+                    for blocks in lane[0]
+                ]
+                _add(merged, partition, lane)
+                sums.append(lane[1])
+        for name in writes:
+            self.state[name] = Kept(self.state[name].outputs, self.state[name].dtype, walk.number)
+        return Pass(merged, add_sums(sums))
+
+    def _calls(self, walk: Walk, per_row: Sequence[Array], columns: Sequence[Array]) -> list[tuple[Any, ...]]:
+        """For each partition: its path, the walk, and the values of the rows that it uses."""
+        given = [(i % len(per_row), np.ascontiguousarray(v)) for i, v in enumerate((*per_row, *columns))]
+        shared: dict[int, Any] = {}
+        calls = []
+        for partition in self.partitions:
+            own = []
+            for place, (block, values) in enumerate(given):
+                used = partition.used[block]
+                if isinstance(used, slice) and used.stop - used.start == len(values):
+                    if place not in shared:
+                        shared[place] = self.cluster.put(values)
+                    own.append(shared[place])
+                else:
+                    own.append(values[used])
+            calls.append((self._source(partition), walk, *own))
+        return calls
+
+    def _source(self, partition: Partition) -> Source:
+        return Source(partition.path, self._labels)
+
+    @cached_property
+    def _labels(self) -> str:
+        """The name under which labels and weights are with the partitions: written at the first walk."""
+        name = f"labels-{uuid.uuid4().hex[:8]}"
+        for partition in self.partitions:
+            write_labels(self.cluster.storage, partition, name, self.labels, self.weights)
+        return name
+
+    def ordered(self, name: str) -> Iterator[Array]:
+        """As JoinedRows.ordered: workers sort their own, and send what lies between some values at a time."""
+        state = {name: self.state.pop(name)}
+        chunks = -(-self.rows // _CHUNK)
+        sources = [(self._source(partition), name, state) for partition in self.partitions]
+        sampled = np.sort(
+            np.concatenate(list(self.cluster.ask("sample", [(*source, 8 * chunks) for source in sources])))
+        )
+        borders = np.unique(sampled[len(sampled) // chunks :: max(1, len(sampled) // chunks)][: chunks - 1])
+        for low, high in itertools.pairwise([None, *borders.tolist(), None]):
+            found = np.concatenate(list(self.cluster.ask("between", [(*source, low, high) for source in sources])))
+            found.sort()
+            yield found
+
+    def weighted(self, weights: Array | None) -> ClusterRows:
+        """As JoinedRows.weighted."""
+        return replace(self, weights=weights, state={})
+
+    def label_counts(self) -> RowNumbers:
+        return self.counts
+
+    def by_label(self) -> JoinedRows:
+        """As JoinedRows.by_label: few rows, which stay here."""
+        return by_label(self.labels, self.counts, self.weights)
+
+    def collapsed_weights(self) -> list[Array] | None:
+        """As JoinedRows.collapsed_weights."""
+        if self.weights is None:
+            return None
+        signals: list[list[Array]] = self.run(
+            weight_step, [np.zeros((p.rows, 1)) for p in self.indices], signals=1
+        ).signals
+        return signals[0]
+
+    def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
+        """A batch, looked up where its joined rows lie; it is small, and walked over here."""
+        holder = np.searchsorted([partition.first for partition in self.partitions], joined, side="right") - 1
+        places = [np.flatnonzero(holder == k) for k in range(len(self.partitions))]
+        calls = [(self._source(p), joined[place] - p.first) for p, place in zip(self.partitions, places, strict=True)]
+        numbers = [np.empty(len(joined), np.int64) for _ in self.indices]
+        labels, weights = np.empty(len(joined)), np.empty(len(joined)) if self.weights is not None else None
+        for partition, place, found in zip(self.partitions, places, self.cluster.ask("look_up", calls), strict=True):
+            for block, own in enumerate(found[0]):
+                numbers[block][place] = partition.number(block, own)
+            labels[place] = found[1]
+            if weights is not None:
+                weights[place] = found[2]
+        return batch(numbers, labels, weights, [p.rows for p in self.indices], self.rows)
+
+
+def _add(merged: list[list[Array]], partition: Partition, lane: LaneResult) -> None:
+    """total[rows] += what a lane collapsed to them."""
+    for blocks, totals in zip(lane[0], merged, strict=True):
+        for block, (base, out) in enumerate(blocks):
+            used = partition.used[block]
+            if isinstance(used, slice):
+                totals[block][used.start + base : used.start + base + len(out)] += out
+            else:
+                totals[block][used[base : base + len(out)]] += out

@@ -1,0 +1,158 @@
+"""A worker of a cluster: makes partitions of a joined table, holds them and walks over them.
+
+In: calls that name a partition and say which version of the algorithm's state they start from. Out: what each lane of
+the partition gives. Nothing here cannot be made again: what a partition is made of comes with the call, a partition is
+loaded from disk when it is first asked for, and the state is written there after every walk that changed it, so any
+worker can answer any call, and the same call twice is answered the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.mapping.cluster.partitions import IndexFacts, Partition, PartitionSpec, load, write_partition
+from tablepuppet.mapping.cluster.storage import Storage
+from tablepuppet.mapping.join.side import JoinedSide
+from tablepuppet.mapping.rows.index import RowIndex
+from tablepuppet.mapping.rows.index_stats import IndexStats, collect
+from tablepuppet.mapping.rows.joined import JoinedRows, LaneResult, Work
+from tablepuppet.version import __version__
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A partition with its labels, by their names on disk."""
+
+    path: str
+    labels: str
+
+    def __str__(self) -> str:
+        return f"{self.path}-{self.labels}"
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """One state of an algorithm: its shape, and the walk that wrote it last (0: none, it is all zeros)."""
+
+    outputs: int
+    dtype: str
+    version: int = 0
+
+
+class Walk(msgspec.Struct, frozen=True):
+    """One walk over a partition; the per-row arrays come beside it."""
+
+    number: int
+    work: Work
+    blocks: int
+    state: dict[str, Kept]
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """How the columns of a joined table are written."""
+
+    facts: list[IndexFacts]
+    orders: list[RowNumbers | None]  # of rows in walks
+    blocks: int
+    label: int
+
+
+class Worker:
+    """Partitions, each with its state at some version."""
+
+    def __init__(self, place: str) -> None:
+        self._storage = Storage(place)
+        self._pieces: dict[Source, JoinedRows] = {}
+        self._versions: dict[tuple[Source, str], int] = {}
+        self._written: dict[tuple[Source, str], list[int]] = {}
+        self._ordered: dict[tuple[Source, str], Array] = {}
+
+    def version(self) -> str:
+        """What is installed on this worker's node."""
+        return __version__
+
+    def collect(self, side: JoinedSide, start: int, stop: int, wants_order: Sequence[bool]) -> list[IndexStats]:
+        """What some joined rows are like."""
+        return collect(side, start, stop, wants_order)
+
+    def write(self, side: JoinedSide, layout: Layout, spec: PartitionSpec) -> Partition:
+        """Makes a partition and writes it to disk."""
+        columns = []
+        for numbers, facts, order in zip(side.numbers(spec.start, spec.stop), layout.facts, layout.orders, strict=True):
+            own: RowNumbers = numbers
+            if order is not None:
+                place = np.full(facts.rows + 1, -1, numbers.dtype)
+                place[order] = np.arange(facts.rows, dtype=numbers.dtype)
+                own = place[numbers]
+            index = None if facts.is_identity else own
+            columns.append(RowIndex(facts.rows, index, facts.is_sorted, facts.is_partial, order))
+        return write_partition(self._storage, spec, columns, layout.label, layout.blocks)
+
+    def walk(self, source: Source, walk: Walk, *arrays: Array) -> list[LaneResult]:
+        """Walks over a partition; what it wrote is on disk before it answers."""
+        partition = self._at(source, walk.state)
+        per_row, columns = arrays[: walk.blocks], arrays[walk.blocks :]
+        results = list(partition.walk(walk.work, per_row, columns))
+        for name in walk.work.writes:
+            self._keep(source, name, walk.number)
+        return results
+
+    def sample(self, source: Source, name: str, state: dict[str, Kept], count: int) -> Array:
+        """About so many of a state's values, evenly spread over their order."""
+        values = self._in_order(source, name, state)
+        return values[:: max(1, len(values) // count)]
+
+    def between(
+        self, source: Source, name: str, state: dict[str, Kept], low: float | None, high: float | None
+    ) -> Array:
+        """A state's values low < v ≤ high, in order; None: from the first, to the last."""
+        values = self._in_order(source, name, state)
+        start, stop = (None if v is None else int(np.searchsorted(values, v, side="right")) for v in (low, high))
+        if high is None:
+            del self._ordered[source, name]  # nobody asks for more
+        return values[start:stop]
+
+    def _in_order(self, source: Source, name: str, state: dict[str, Kept]) -> Array:
+        if (source, name) not in self._ordered:
+            values = self._at(source, state).collect(name).reshape(-1)
+            del self._versions[source, name]
+            values.sort()
+            self._ordered[source, name] = values
+        return self._ordered[source, name]
+
+    def look_up(self, source: Source, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
+        """p_i, labels and weights of some of a partition's joined rows."""
+        return self._at(source, {}).look_up(joined)
+
+    def _at(self, source: Source, state: Mapping[str, Kept]) -> JoinedRows:
+        """A partition, with its state as a call wants it."""
+        if source not in self._pieces:
+            self._pieces[source] = load(self._storage, source.path, source.labels)
+        partition = self._pieces[source]
+        for name, kept in state.items():
+            if self._versions.get((source, name)) == kept.version:
+                continue
+            partition.allocate(name, kept.outputs, np.dtype(kept.dtype).type)
+            if kept.version:
+                columns, _ = self._storage.read(_name(source, name, kept.version))
+                partition.state[name][...] = columns["values"].reshape(partition.rows, kept.outputs)
+            self._versions[source, name] = kept.version
+        return partition
+
+    def _keep(self, source: Source, name: str, version: int) -> None:
+        """Writes a state; the version before stays, for whoever must answer the same call again."""
+        values = self._pieces[source].state[name]
+        self._storage.write(_name(source, name, version), {"values": values.reshape(-1)})
+        self._versions[source, name] = version
+        written = self._written.setdefault((source, name), [])
+        written.append(version)
+        for old in written[:-2]:
+            self._storage.remove(_name(source, name, old))
+        del written[:-2]
+
+
+def _name(source: Source, state: str, version: int) -> str:
+    return f"{source}-{state}-{version}"

@@ -1,0 +1,148 @@
+"""The join of keys by DuckDB: any equalities, any mix of inner, outer and cross joins.
+
+In: keys of any type. Out: the row number of every joined row in each relation, in order. DuckDB works within a limit
+of memory and spills to a folder of its own, which is gone afterwards. The label's relation is taken a slice at a
+time, so that what is sorted stays small and row numbers stream straight into compact arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from tablepuppet.arrays import RowNumbers
+from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
+from tablepuppet.mapping.join.free_memory import free_memory
+from tablepuppet.mapping.join.scratch import scratch_folder
+from tablepuppet.mapping.keys.scan_keys import ScanKeys
+
+_SLICE = 1 << 23  # joined rows that are sorted at a time, about
+_LEAST = 1 << 30  # bytes of memory that DuckDB may always take
+_BATCH = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DuckJoin:
+    """A branch, to be joined by DuckDB."""
+
+    branch: Branch
+    keys: Sequence[ScanKeys]
+
+    def count(self) -> int:
+        """N, without the join where the joins form a tree: each relation is reduced to its keys and their counts."""
+        used = _key_columns(self.branch)
+        names = []
+        for i, relation in enumerate(self.branch.relations):
+            columns = ", ".join(f"k{c}" for c in sorted(used[i]))
+            group = f" GROUP BY {columns}" if columns else ""
+            names.append(f"(SELECT {columns}{', ' if columns else ''}count(*) AS n FROM s{relation.scan}{group})")
+        product = " * ".join(f"coalesce(r{i}.n, 1)::HUGEINT" for i in range(len(names)))
+        with connected(self.keys) as connection:
+            sql = f"SELECT coalesce(sum({product}), 0)::VARCHAR FROM {_from(self.branch, names)}"
+            ((count,),) = connection.execute(sql).fetchall()
+        return int(count)
+
+    def rows(self) -> list[RowNumbers]:
+        """The row number of each joined row in each relation; −1 where there is none."""
+        total = self.count()
+        relations, label = self.branch.relations, self.branch.label_relation
+        out: list[RowNumbers] = [np.empty(total, self.keys[r.scan].numbers.dtype) for r in relations]
+        columns = ", ".join(f"coalesce(r{i}.row, -1)" for i in range(len(relations)))
+        places = [f"r{i}.place" for i in (label, *(i for i in range(len(relations)) if i != label))]
+        written = 0
+        with connected(self.keys) as connection:
+            for names in self._slices(total):
+                order = f"ORDER BY {', '.join(places)} NULLS FIRST"
+                sql = f"SELECT {columns} FROM {_from(self.branch, names)} {order}"
+                for batch in connection.sql(sql).to_arrow_reader(_BATCH):
+                    for i, column in enumerate(batch.columns):
+                        out[i][written : written + len(batch)] = column.to_numpy()
+                    written += len(batch)
+        return out
+
+    def _slices(self, total: int) -> Iterator[list[str]]:
+        """The relations, that of the label cut into pieces of its order; whole where it may be missing."""
+        names = [f"s{relation.scan}" for relation in self.branch.relations]
+        label = self.branch.label_relation
+        rows = self.keys[self.branch.relations[label].scan].rows
+        may_miss = any(join.kind == "left" and join.relation == label for join in self.branch.joins)
+        others = sum(self.keys[r.scan].rows for r in self.branch.relations) - rows
+        pieces = 1 if may_miss else min(max(1, rows), -(-total // max(_SLICE, others)) or 1)
+        borders = np.linspace(0, rows, pieces + 1).astype(np.int64).tolist()
+        for first, last in itertools.pairwise(borders):
+            piece = f"(SELECT * FROM {names[label]} WHERE place >= {first} AND place < {last})"
+            yield [piece if i == label and pieces > 1 else name for i, name in enumerate(names)]
+
+
+@contextmanager
+def connected(keys: Sequence[ScanKeys]) -> Iterator[duckdb.DuckDBPyConnection]:
+    """DuckDB with the keys of scan i as s<i>, within half of the free memory; what it spills is deleted."""
+    with scratch_folder() as folder:
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "temp_directory": str(folder),
+            "memory_limit": f"{max(_LEAST, free_memory() // 2)}B",
+        }
+        with duckdb.connect(":memory:", config=config) as connection:
+            connection.execute("SET enable_progress_bar = false")
+            for number, scan in enumerate(keys):
+                columns = dict(zip(scan.table.column_names, scan.table.columns, strict=True))
+                rows = pa.array(scan.numbers)
+                place = rows if scan.place is None else pa.array(scan.place)
+                connection.register(f"s{number}", pa.table({**columns, "row": rows, "place": place}))
+            yield connection
+
+
+def why_empty(bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys]) -> str:
+    """Which relation has no rows, or which pair of keys has no value in common."""
+    for relation in branch.relations:
+        scan = bound.scans[relation.scan]
+        if not keys[relation.scan].rows:
+            after = f" after the filter {scan.filter}" if scan.filter else ""
+            return f"the join is empty: table {scan.table} ({relation.alias}) has no rows{after}"
+    with connected(keys) as connection:
+        for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+            left, right = branch.relations[pair.left], branch.relations[pair.right]
+            on = f"l.k{pair.left_column} = r.k{pair.right_column}"
+            sql = f"SELECT 1 FROM s{left.scan} l JOIN s{right.scan} r ON {on} LIMIT 1"
+            if not connection.execute(sql).fetchall():
+                return (
+                    f"the join is empty: {_key_name(bound, left.alias, left.scan, pair.left_column)} and "
+                    f"{_key_name(bound, right.alias, right.scan, pair.right_column)} have no value in common; "
+                    "check that both hold the same kind of id, written the same way"
+                )
+    return "the join is empty: no combination of rows satisfies all join conditions at once"
+
+
+def _from(branch: Branch, names: Sequence[str]) -> str:
+    parts = [f"{names[0]} r0"]
+    for join in branch.joins:
+        name = f"{names[join.relation]} r{join.relation}"
+        if join.on:
+            word = "LEFT JOIN" if join.kind == "left" else "JOIN"
+            parts.append(f"{word} {name} ON {' AND '.join(map(_equality, join.on))}")
+        else:
+            parts.append(f"CROSS JOIN {name}")
+    where = f" WHERE {' AND '.join(map(_equality, branch.where))}" if branch.where else ""
+    return " ".join(parts) + where
+
+
+def _equality(pair: KeyPair) -> str:
+    return f"r{pair.left}.k{pair.left_column} = r{pair.right}.k{pair.right_column}"
+
+
+def _key_columns(branch: Branch) -> list[set[int]]:
+    used: list[set[int]] = [set() for _ in branch.relations]
+    for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+        used[pair.left].add(pair.left_column)
+        used[pair.right].add(pair.right_column)
+    return used
+
+
+def _key_name(bound: BoundQuery, alias: str, scan: int, column: int) -> str:
+    return f"{alias}.{bound.scans[scan].expressions[column]}"

@@ -1,0 +1,192 @@
+"""The join of numbered keys by counting: for queries whose joins form a tree, which are nearly all.
+
+In: numbered keys (keys.py). Out: for any rows of the label's relation the row numbers of their joined rows in each
+relation, ordered by the label's row, then by the other relations' rows in the order of the query. Nothing is sorted or
+hashed but the tables themselves: a relation's rows are grouped by key once, the number of joined rows below each row
+is summed from the leaves to the label's relation, and so every joined row's place is known before it is made
+(tree_side.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.catalog.bound import Branch
+from tablepuppet.mapping.join.listed_rows import Marks
+from tablepuppet.mapping.join.tree_rows import TreeSide
+from tablepuppet.mapping.keys.scan_keys import ScanKeys
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edge:
+    """A relation, and how its parent's rows find rows in it; the parent's row −1 finds none."""
+
+    parent: int
+    relation: int
+    is_outer: bool
+    only: RowNumbers | None  # for each row of the parent (and −1) its one row here, or −1; None: there may be several
+    group: RowNumbers  # where there may be several: the group that each row of the parent (and −1) finds
+    starts: NDArray[np.int64]  # of each group in `grouped`, and the end; the last group is empty
+    grouped: RowNumbers  # rows here, group by group, in order within a group; then −1
+
+    def per_group(self, values: Array) -> Array:
+        """The sum over the rows of each group."""
+        running = np.concatenate([[0.0], np.cumsum(values[self.grouped[:-1]])])
+        return np.diff(running[self.starts])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeJoin:
+    """A branch whose joins form a tree that can be walked from the label's relation in the order of the query."""
+
+    sizes: tuple[int, ...]  # rows of each relation
+    root: int
+    order: RowNumbers  # the root's rows
+    edges: tuple[Edge, ...]  # parents first
+    below: tuple[Array | None, ...]  # for each row of each relation (and −1) the joined rows below it; None: one each
+
+    @classmethod
+    def of(cls, branch: Branch, keys: Sequence[ScanKeys]) -> TreeJoin | None:
+        """The join of a branch; None if DuckDB must do it."""
+        own = [keys[relation.scan] for relation in branch.relations]
+        tree = _tree(branch)
+        if tree is None or not all(scan.is_numbered for scan in own):
+            return None
+        edges = tuple(
+            _edge(parent, relation, kind == "left", columns, own) for relation, (parent, kind, columns) in tree.items()
+        )
+        root = branch.label_relation
+        sizes = tuple(scan.rows for scan in own)
+        return cls(sizes, root, _in_order(own[root]), edges, _below(root, edges, sizes))
+
+    def count(self) -> int:
+        """N."""
+        below = self.below[self.root]
+        return len(self.order) if below is None else int(below[:-1].sum())
+
+    def side(self, marks: Marks | None) -> TreeSide:
+        """The joined rows whose row of the root is marked; None: all."""
+        if marks is None or bool(marks.all()):
+            return TreeSide.of(self, self.order)
+        return TreeSide.of(self, self.order[marks[self.order]])
+
+    def expand(self, rows: RowNumbers) -> dict[int, RowNumbers]:
+        """All joined rows of some rows of the root."""
+        found = {self.root: rows}
+        for edge in self.edges:
+            if edge.only is not None:
+                here = edge.only[found[edge.parent]]
+                if not edge.is_outer and len(here) and int(here.min()) < 0:
+                    is_there = here >= 0
+                    found = {i: known[is_there] for i, known in found.items()}
+                    here = here[is_there]
+                found[edge.relation] = here
+                continue
+            group = edge.group[found[edge.parent]]
+            starts = edge.starts[group]
+            counts = edge.starts[group + 1] - starts
+            copies = np.maximum(counts, 1) if edge.is_outer else counts
+            ends = np.cumsum(copies)
+            place = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + copies, copies)
+            if edge.is_outer:
+                place[np.repeat(counts == 0, copies)] = -1
+            found = {i: np.repeat(known, copies) for i, known in found.items()}
+            found[edge.relation] = edge.grouped[place]
+        return found
+
+
+def _tree(branch: Branch) -> dict[int, tuple[int, str, list[tuple[int, int]]]] | None:
+    """For each relation but the label's: its parent, how it is joined, and the pairs of columns; parents first.
+
+    None where the joins form no tree, where an outer join would have to be walked from its optional side, or where
+    a relation comes before the one through which it is found: the order of joined rows is then not that of the walk.
+    """
+    root = branch.label_relation
+    given: dict[int, dict[int, tuple[str, list[tuple[int, int]]]]] = {i: {} for i in range(len(branch.relations))}
+    for join in branch.joins:
+        others = {pair.left if pair.right == join.relation else pair.right for pair in join.on}
+        if len(others) != 1:
+            return None
+        [other] = others
+        columns = [
+            (p.left_column, p.right_column) if p.left == other else (p.right_column, p.left_column) for p in join.on
+        ]
+        given[other][join.relation] = (join.kind, columns)
+        if join.kind == "inner":
+            given[join.relation][other] = (join.kind, [(b, a) for a, b in columns])
+    if branch.where:
+        return None
+    tree: dict[int, tuple[int, str, list[tuple[int, int]]]] = {}
+    for relation in (i for i in range(len(branch.relations)) if i != root):
+        parents = [p for p in (root, *range(relation)) if relation in given[p] and (p == root or p in tree)]
+        if len(parents) == 0:
+            return None
+        tree[relation] = (parents[0], *given[parents[0]][relation])
+    return tree
+
+
+def _edge(parent: int, relation: int, is_outer: bool, columns: list[tuple[int, int]], own: Sequence[ScanKeys]) -> Edge:
+    above, here = _common([own[parent].column(a) for a, _ in columns], [own[relation].column(b) for _, b in columns])
+    groups = int(max(above.max(initial=-1), here.max(initial=-1))) + 1
+    order = _in_order(own[relation])
+    here = here[order]
+    counts = np.bincount(here + 1, minlength=groups + 1)  # those without a key come first
+    if counts[1:].max(initial=0) <= 1:
+        row_of = np.full(groups + 1, -1, order.dtype)  # the last is for keys that are NULL
+        row_of[here] = order
+        row_of[-1] = -1
+        only = np.empty(len(above) + 1, order.dtype)  # the last is for row −1
+        np.take(row_of, above, mode="wrap", out=only[:-1])
+        only[-1] = -1
+        return Edge(parent, relation, is_outer, only, only[:0], np.zeros(0, np.int64), only[:0])
+    starts = np.concatenate([[0], np.cumsum(counts[1:]), [len(here) - counts[0]]])
+    grouped = order[np.argsort(here, kind="stable")][counts[0] :]
+    group = np.append(np.where(above < 0, groups, above), groups).astype(np.int32)
+    return Edge(parent, relation, is_outer, None, group, starts, np.append(grouped, grouped.dtype.type(-1)))
+
+
+def _common(above: list[RowNumbers], below: list[RowNumbers]) -> tuple[RowNumbers, RowNumbers]:
+    """Keys of several columns as one number, equal where all columns are; −1 where one is NULL."""
+    if len(above) == 1:
+        return above[0], below[0]
+    both = [np.concatenate(pair).astype(np.int64) for pair in zip(above, below, strict=True)]
+    is_null = np.logical_or.reduce([column < 0 for column in both])
+    joint = both[0]
+    for column in both[1:]:
+        _, joint = np.unique(joint * (int(column.max(initial=0)) + 1) + column, return_inverse=True)
+    joint = np.where(is_null, -1, joint)
+    return joint[: len(above[0])], joint[len(above[0]) :]
+
+
+def _below(root: int, edges: Sequence[Edge], sizes: Sequence[int]) -> tuple[Array | None, ...]:
+    """How many joined rows each row makes with the relations below it. As float64, so that no count overflows."""
+    below: list[Array | None] = [None] * len(sizes)
+    for edge in reversed(edges):
+        here, above = below[edge.relation], below[edge.parent]
+        if here is None and edge.parent == root and _finds_one(edge):
+            continue
+        known = np.ones(sizes[edge.relation] + 1) if here is None else here
+        if edge.only is not None:
+            found = known[edge.only] if edge.is_outer else np.where(edge.only < 0, 0.0, known[edge.only])
+        else:
+            found = edge.per_group(known)
+            if edge.is_outer:
+                found = np.where(np.diff(edge.starts) == 0, known[-1], found)
+            found = found[edge.group]
+        below[edge.parent] = found if above is None else above * found
+    return tuple(below)
+
+
+def _finds_one(edge: Edge) -> bool:
+    """Whether every row of the parent makes exactly one joined row with this relation."""
+    return edge.only is not None and (edge.is_outer or int(edge.only[:-1].min(initial=0)) >= 0)
+
+
+def _in_order(scan: ScanKeys) -> RowNumbers:
+    """The rows of a scan in the order of the whole table."""
+    return scan.numbers if scan.place is None else np.argsort(scan.place).astype(scan.numbers.dtype)

@@ -1,0 +1,171 @@
+"""Keys, gathered: a table of comparable key columns for every scan.
+
+In: which columns of which scans the query compares. Out: `ScanKeys`, the clients of a table one after the other. Keys
+come as tokens; a token is only good for being compared, so each is replaced by a small number that is equal where the
+tokens are, and DuckDB joins those.
+
+Two rounds: how many rows each client has, then their keys, the rows in an order that only the clients know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tablepuppet.catalog.bound import BoundQuery
+from tablepuppet.errors import MappingError, TransportError
+from tablepuppet.mapping.keys.scan_keys import ScanKeys
+from tablepuppet.mapping.walk.gather_scatter import preload
+from tablepuppet.privacy.options import KeyMode
+from tablepuppet.protocol import CountRows, Keys, RowCount, RowOrder, SendKeys
+from tablepuppet.transport.link import Link
+
+Place = tuple[int, int]  # scan, column
+
+
+def gather_keys(
+    bound: BoundQuery, link: Link, job: str, tokens: KeyMode = "hmac", seed: int | None = None
+) -> tuple[list[ScanKeys], list[dict[str, int]]]:
+    """The keys of every scan, and how many rows each of its clients has."""
+    domains = key_domains(bound)
+    wanted = [sorted(column for scan, column in domains if scan == number) for number in range(len(bound.scans))]
+    offsets = None if seed is None else _offsets(bound, link, job)
+    requests: dict[str, list[SendKeys]] = {}
+    for number, scan in enumerate(bound.scans):
+        names = [str(domains[number, column]) for column in wanted[number]]
+        for client in scan.clients:
+            order = None
+            if seed is not None and offsets is not None:
+                order = RowOrder(seed, offsets[number][client], is_shared=len(scan.clients) > 1)
+            requests.setdefault(client, []).append(
+                SendKeys(job=job, scan=number, columns=wanted[number], tokens=tokens, domains=names, order=order)
+            )
+    answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
+    received = [[cast(Keys, next(answers[client])) for client in scan.clients] for scan in bound.scans]
+    _check_keys(bound, received)
+    tables = _plain(received, wanted) if tokens == "plain" else _numbered(received, wanted, domains)
+    keys = [
+        ScanKeys(sum(k.rows for k in given), table, _merged([k.order for k in given]), is_numbered=tokens != "plain")
+        for given, table in zip(received, tables, strict=True)
+    ]
+    rows = [
+        {c: k.rows for c, k in zip(scan.clients, given, strict=True)}
+        for scan, given in zip(bound.scans, received, strict=True)
+    ]
+    return keys, rows
+
+
+def _check_keys(bound: BoundQuery, received: Sequence[Sequence[Keys]]) -> None:
+    """With different secrets clients have no key in common: rows would be missing, and nobody would know."""
+    clients: dict[bytes, set[str]] = {}
+    for scan, given in zip(bound.scans, received, strict=True):
+        for client, keys in zip(scan.clients, given, strict=True):
+            if keys.check:
+                clients.setdefault(keys.check, set()).add(client)
+    if len(clients) > 1:
+        *others, most = sorted((sorted(names) for names in clients.values()), key=lambda names: (len(names), names))
+        strangers = sorted(name for names in others for name in names)
+        raise MappingError(
+            f"the clients do not share one secret: {', '.join(strangers)} has another than {', '.join(most)}, so that "
+            "their keys never meet; give all clients the same secret, and start them again"
+        )
+
+
+def _offsets(bound: BoundQuery, link: Link, job: str) -> list[dict[str, int]]:
+    """Where each client's rows begin in the tables: one round."""
+    requests: dict[str, list[CountRows]] = {}
+    for number, scan in enumerate(bound.scans):
+        for client in scan.clients:
+            requests.setdefault(client, []).append(CountRows(job=job, scan=number))
+    answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
+    offsets = []
+    for scan in bound.scans:
+        rows = [cast(RowCount, next(answers[client])).rows for client in scan.clients]
+        preload(sum(rows))
+        starts = np.cumsum([0, *rows[:-1]]).tolist()
+        offsets.append(dict(zip(scan.clients, starts, strict=True)))
+    return offsets
+
+
+def _merged(orders: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
+    """The place of each row in the order of all clients together; None: the rows are in order."""
+    shared = [order for order in orders if order is not None]
+    if not shared:
+        return None
+    if len(shared) < len(orders):
+        raise TransportError("some clients of a table keep its rows in order, and others do not")
+    place = np.empty(sum(map(len, shared)), np.int64)
+    place[np.argsort(np.concatenate(shared), kind="stable")] = np.arange(len(place))
+    return place
+
+
+def key_domains(bound: BoundQuery) -> dict[Place, int]:
+    """Every key column and the number of its domain: columns that are compared, however indirectly, share it."""
+    root: dict[Place, Place] = {}
+
+    def find(place: Place) -> Place:
+        while root.setdefault(place, place) != place:
+            place = root[place]
+        return place
+
+    for branch in bound.branches:
+        for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+            left = find((branch.relations[pair.left].scan, pair.left_column))
+            right = find((branch.relations[pair.right].scan, pair.right_column))
+            root[max(left, right)] = min(left, right)
+    numbers = {place: i for i, place in enumerate(sorted({find(p) for p in root}))}
+    return {place: numbers[find(place)] for place in sorted(root)}
+
+
+def _numbered(
+    received: Sequence[Sequence[Keys]], wanted: Sequence[Sequence[int]], domains: dict[Place, int]
+) -> list[pa.Table]:
+    """Tokens as numbers that are equal where the tokens are, over all tables of a domain."""
+    places = [(scan, column) for scan, columns in enumerate(wanted) for column in columns]
+    numbered: dict[Place, pa.ChunkedArray] = {}
+    for domain in sorted(set(domains.values())):
+        members = [place for place in places if domains[place] == domain]
+        chunks = [chunk for place in members for chunk in _tokens_of(received, wanted, place)]
+        unified: Iterator[pa.Array] = iter(pa.chunked_array(chunks).unify_dictionaries().chunks)
+        for scan, column in members:
+            own = [next(unified).indices for _ in received[scan]]
+            numbered[scan, column] = pa.chunked_array(own)
+    return [
+        pa.table({f"k{column}": numbered[scan, column] for column in columns}) for scan, columns in enumerate(wanted)
+    ]
+
+
+def _tokens_of(
+    received: Sequence[Sequence[Keys]], wanted: Sequence[Sequence[int]], place: Place
+) -> Iterator[pa.DictionaryArray]:
+    """The tokens of one key column, one array per client."""
+    scan, column = place
+    for keys in received[scan]:
+        if keys.columns.num_columns != len(wanted[scan]):
+            raise TransportError("a client did not send the key columns that it was asked for")
+        given = keys.columns.column(list(wanted[scan]).index(column)).combine_chunks()
+        if not pa.types.is_dictionary(given.type) or given.type.value_type != pa.binary(16) or len(given) != keys.rows:
+            raise TransportError("a client sent keys that are not tokens; install the same version everywhere")
+        yield given
+
+
+def _plain(received: Sequence[Sequence[Keys]], wanted: Sequence[Sequence[int]]) -> list[pa.Table]:
+    tables = []
+    for given, columns in zip(received, wanted, strict=True):
+        named = [_decoded(k.columns).rename_columns([f"k{c}" for c in columns]) for k in given]
+        tables.append(pa.concat_tables(named, promote_options="permissive") if columns else pa.table({}))
+    return tables
+
+
+def _decoded(table: pa.Table) -> pa.Table:
+    """The table without dictionary encoding, so that clients' columns can be put together."""
+    for i, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            decoded = pc.cast(table.column(i), column.type.value_type)
+            table = table.set_column(i, column.name, decoded)
+    return table

@@ -1,0 +1,153 @@
+"""Labels of the joined rows: agreed classes, one value per row of the label table, and what is read beside it.
+
+In: the branches' label columns. Out: what the label is, its values over the *label space* (the
+rows of every distinct label column, clients one after the other), each row's side of the split, and
+sample weights where the job has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array
+from tablepuppet.catalog.bound import BoundQuery, LabelPlace
+from tablepuppet.errors import MappingError
+from tablepuppet.mapping.mapping import LabelInfo, in_label_type
+from tablepuppet.privacy.labels import channel_of
+from tablepuppet.privacy.options import LabelPrivacy
+from tablepuppet.protocol import DescribeLabels, Labels, LabelSummary, SendLabels, SendWeights, Weights
+from tablepuppet.transport.link import Link
+
+_CLASSES = 100  # distinct numbers that may be classes; more are a quantity
+Task = Literal["number", "binary", "classes", "any"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelSpace:
+    """Labels of all label rows; `offsets` is where the rows of each place begin."""
+
+    info: LabelInfo
+    values: Array
+    is_test: NDArray[np.bool_]
+    is_validation: NDArray[np.bool_]
+    weights: Array | None  # as their owners have them
+    offsets: dict[LabelPlace, int]
+
+
+def read_labels(
+    bound: BoundQuery,
+    link: Link,
+    job: str,
+    task: Task,
+    client_rows: Sequence[dict[str, int]],
+    seed: int,
+    test_fraction: float,
+    validation_fraction: float = 0.0,
+    privacy: LabelPrivacy | None = None,
+) -> LabelSpace:
+    """Two rounds: which classes are there, then the labels as class numbers or numbers, with their weights.
+
+    `client_rows[scan][client]` is the number of rows of a client's scan.
+    """
+    places = list(dict.fromkeys(branch.label_place for branch in bound.branches))
+    owners = [(place, client) for place in places for client in bound.scans[place.scan].clients]
+    ask: dict[str, list[DescribeLabels]] = {}
+    for place, client in owners:
+        ask.setdefault(client, []).append(
+            DescribeLabels(job=job, scan=place.scan, column=place.label, wants_classes=task != "number")
+        )
+    summaries = [cast(LabelSummary, m) for ms in link.ask(ask).values() for m in ms]
+    info = _agree(summaries, task, bound.label)
+
+    classes = None if info.kind == "number" else [c if isinstance(c, str) else float(c) for c in info.classes]
+    if privacy is not None:
+        info = replace(info, channel=channel_of(privacy, None if classes is None else len(classes)))
+    requests: dict[str, list[SendLabels | SendWeights]] = {}
+    offsets: dict[LabelPlace, int] = {}
+    starts: list[int] = []
+    total = 0
+    for place, client in owners:
+        offsets.setdefault(place, total)
+        starts.append(total)
+        asked = requests.setdefault(client, [])
+        asked.append(
+            SendLabels(
+                job=job,
+                scan=place.scan,
+                column=place.label,
+                classes=classes,
+                offset=total,
+                seed=seed,
+                test_fraction=test_fraction,
+                validation_fraction=validation_fraction,
+                test_column=place.test if place.test >= 0 else None,
+                validation_column=place.validation if place.validation >= 0 else None,
+                privacy=privacy,
+            )
+        )
+        if place.weight >= 0:
+            asked.append(SendWeights(job=job, scan=place.scan, column=place.weight))
+        total += client_rows[place.scan][client]
+    values, is_test, is_validation = np.empty(total), np.empty(total, np.bool_), np.zeros(total, np.bool_)
+    weights = np.empty(total) if any(place.weight >= 0 for place in places) else None
+    answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
+    for (_, client), start in zip(owners, starts, strict=True):
+        labels = cast(Labels, next(answers[client]))
+        inside = slice(start, start + len(labels.values))
+        values[inside], is_test[inside] = labels.values, labels.is_test
+        if labels.is_validation is not None:
+            is_validation[inside] = labels.is_validation
+        if weights is not None:
+            weights[inside] = cast(Weights, next(answers[client])).values
+    if info.kind == "class" and privacy is None and _is_constant(values):
+        raise MappingError(f"label {bound.label} has only one class; there is nothing to learn")
+    if any(place.test >= 0 for place in places) and not is_test.any():
+        raise MappingError("test_where holds for no row that WHERE keeps; change the condition, or leave it out")
+    return LabelSpace(info, values, is_test, is_validation, weights, offsets)
+
+
+def _is_constant(values: NDArray[np.float64]) -> bool:
+    """Whether there are labels, and all that are not missing are the same."""
+    return len(values) > 0 and bool(np.fmin.reduce(values) == np.fmax.reduce(values))
+
+
+def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelInfo:
+    """What the label is, given what each owner says of its own and what the model needs."""
+    kinds = {s.kind for s in summaries}
+    if "class" in kinds and len(kinds) > 1:
+        raise MappingError(
+            f"label {label}: some owners hold text, others hold {' and '.join(sorted(kinds - {'class'}))}"
+        )
+    if task == "any":
+        values = {c for s in summaries for c in s.classes}
+        task = "number" if kinds == {"number"} and values != {0.0, 1.0} else "classes"
+    if task == "number":
+        if kinds == {"class"}:
+            raise MappingError(
+                f"label {label} is text, and a linear model needs a number; "
+                'use model="logistic" (two classes) or model="softmax"'
+            )
+        return LabelInfo("number")
+    found = sorted({c for s in summaries for c in s.classes}, key=lambda c: (isinstance(c, str), c))
+    if kinds == {"boolean"}:
+        found = [0.0, 1.0]
+    if kinds == {"number"} and not 0 < len(found) <= _CLASSES:
+        raise MappingError(
+            f"label {label} has more distinct numbers than a classifier takes ({_CLASSES}); "
+            'use model="linear", or make classes of it in the SELECT, for example (x > 0) AS y'
+        )
+    if task == "binary" and len(found) != 2:
+        raise MappingError(
+            f'model="logistic" needs a label of two classes, and {label} has {len(found)}; '
+            'use model="softmax", or make two of them in the SELECT, for example (x > 0) AS y'
+        )
+    if len(found) < 2:
+        raise MappingError(f"label {label} has only one class; there is nothing to learn")
+    if kinds == {"boolean"}:
+        return LabelInfo("class", (False, True))
+    return LabelInfo("class", in_label_type(found))

@@ -1,0 +1,270 @@
+"""Joined rows as row numbers: expand and collapse, shard by shard.
+
+The joined table exists only as p_i, one row number per block and joined row (docs/notation.md).
+`expand` carries per-row values to joined rows, `collapse` sums joined values back to rows; they
+are adjoint, which is the one law that every algorithm rests on.
+
+All work over joined rows runs in shards small enough for a core's cache. Shards are grouped in
+lanes; a lane is walked by one thread, and lanes are summed in order. Borders depend on N alone,
+so the number of threads, or of the machines that lanes lie on (cluster.py), never changes a bit of
+the result.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.mapping.rows.index import RowIndex, count_rows, distinct
+from tablepuppet.mapping.walk.collapse import SharedTotals
+from tablepuppet.mapping.walk.gather_scatter import GatherScatter, empty_sums, gather_scatter_for
+from tablepuppet.mapping.walk.lane import walk_lane
+from tablepuppet.mapping.walk.lane_view import lane_view, whole
+from tablepuppet.mapping.walk.pool import pool
+from tablepuppet.mapping.walk.work import JoinStep, Lane, LaneResult, Pass, Shard, Sums, Work, add_sums
+from tablepuppet.threads import one_blas_thread
+
+__all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]
+
+SHARD = 1 << 15
+LANES = 16
+_LANE = 1 << 24  # joined rows beyond which 16 lanes would be too few: a lane lies on one machine
+_LONGEST = 1 << 26  # joined rows of a lane, even where blocks are large
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedRows:
+    """Some joined rows (all training rows, all test rows, one batch) and their labels."""
+
+    rows: int
+    indices: tuple[RowIndex, ...]  # one per block
+    label_index: RowIndex
+    labels: Array  # per row of the label table
+    state: dict[str, Array] = field(default_factory=dict)
+    whole: int | None = None  # rows of the joined table that this is a batch or a partition of
+    weights: Array | None = None  # of the rows' losses, per row of the label table; None: all one
+    lanes: Sequence[Lane] | None = None  # a partition's own lanes; None: as many as N asks for
+
+    def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
+        """A value per joined row and output, kept between passes and seen by join steps."""
+        self.state[name] = np.zeros((self.rows, outputs), dtype)
+
+    def run(
+        self,
+        step: JoinStep,
+        per_row: Sequence[Array],
+        *,
+        columns: Sequence[Array] = (),
+        signals: int = 0,
+        writes: Collection[str] = (),
+        own: float = 0.0,
+        fused: Callable[..., Sums] | None = None,
+        **given: Any,
+    ) -> Pass:
+        """Walk over all joined rows: expand, `step`, collapse its signals, add up its sums.
+
+        `per_row` is summed over blocks; `columns`, one array per block, are not. `writes` names the state that the
+        step overwrites. What a block's rows get is the signal less `own` times the block's own values. A step that is
+        given a loss gets it with the rows' weights, where they have any. Where they have none, `fused` does it all:
+        one pass over a lane at a time (models/lane_view.py), which reads and writes the state named in `writes`.
+        A signal (arrays side by side) is collapsed to every block; a list says what is collapsed to each of them.
+        """
+        work = Work(step, signals, tuple(writes), given, own, None if self.weights is not None else fused)
+        totals = whole(self.indices) if work.fused is not None else []
+        wholes = SharedTotals(self.indices, self.all_rows)
+        results = self.walk(work, per_row, columns, pool().map, totals, wholes)
+        return self._merge(results, signals, per_row[0].shape[1], totals, wholes)
+
+    def walk(
+        self,
+        work: Work,
+        per_row: Sequence[Array],
+        columns: Sequence[Array],
+        each: Callable[[Callable[[Lane], LaneResult], Sequence[Lane]], Iterable[LaneResult]] = map,
+        totals: Sequence[Array | None] = (),
+        wholes: SharedTotals | None = None,
+    ) -> Iterator[LaneResult]:
+        """What every lane gives, in order, as it comes; `totals` (of a fused step) and `wholes`, if there are any, are
+        written into instead."""
+        values, columns = (
+            [np.ascontiguousarray(p.arrange(v)) for p, v in zip(self.indices, given, strict=False)]
+            for given in (per_row, columns)
+        )
+
+        def one(lane: Lane) -> LaneResult:
+            with np.errstate(over="ignore", invalid="ignore"):  # divergence is the engine's to notice
+                if work.fused is None:
+                    return walk_lane(self, lane, work, values, columns, wholes)
+                targets = totals or [None] * len(self.indices)
+                view, collapsed = lane_view(self, lane[0][0], lane[-1][1], values, work.writes, work.own, targets)
+                return [collapsed], work.fused(view, **work.given)
+
+        with one_blas_thread:  # lanes already keep all cores busy
+            yield from each(one, self.lanes_of_shards)
+
+    def collect(self, name: str) -> Array:
+        """A value per joined row that a walk left in the state, which gives it up."""
+        return self.state.pop(name)
+
+    def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
+        """A batch of joined rows, and for each block the rows that occur in it (ascending)."""
+        return batch(*self.look_up(joined), [p.rows for p in self.indices], self.all_rows)
+
+    def look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
+        """p_i of some joined rows, for each block, and their labels and weights."""
+        rows = self.label_index.take(joined)
+        weights = None if self.weights is None else self.weights[rows]
+        return [p.take(joined) for p in self.indices], self.labels[rows], weights
+
+    def expand(self, block: int, values: Array) -> Array:
+        """expand_i of one block's values: (n_i, k) → (N, k). The centralised baseline alone wants them all at once."""
+        p = self.indices[block]
+        return p.expand(self.moves, p.arrange(values), p.place(self.moves, 0, self.rows), self.rows)
+
+    def joined_labels(self) -> Array:
+        """The label of every joined row."""
+        index = self.label_index.index
+        return self.labels if index is None else self.labels[index]
+
+    def joined_weights(self) -> Array | None:
+        """The weight of every joined row; None: all one."""
+        index = self.label_index.index
+        return self.weights if self.weights is None or index is None else self.weights[index]
+
+    def collapsed_weights(self) -> list[Array] | None:
+        """collapse_i of the rows' weights; None: they are the multiplicities."""
+        if self.weights is None:
+            return None
+        return self.run(weight_step, [np.zeros((p.rows, 1)) for p in self.indices], signals=1).signals[0]
+
+    def weighted(self, weights: Array | None) -> JoinedRows:
+        """The same joined rows with other weights, per row of the label table."""
+        return replace(self, weights=weights, state={})
+
+    def label_counts(self) -> RowNumbers:
+        """How many joined rows have their label from each label row."""
+        p = self.label_index
+        return np.ones(p.rows, np.int32) if p.index is None else count_rows(p.index, p.rows)
+
+    def by_label(self) -> JoinedRows:
+        """The different labels, each as heavy as all joined rows that have it."""
+        return by_label(self.labels, self.label_counts(), self.weights)
+
+    def ordered(self, name: str) -> Iterator[Array]:
+        """The values that a walk left in the state, which gives them up, in ascending order, a view at a time."""
+        values = self.state.pop(name).reshape(-1)
+        values.sort()
+        yield values
+
+    @cached_property
+    def moves(self) -> GatherScatter:
+        return gather_scatter_for(self.all_rows)
+
+    @property
+    def all_rows(self) -> int:
+        """Joined rows of the whole, whose size decides how values are moved."""
+        return self.whole or self.rows
+
+    @cached_property
+    def lanes_of_shards(self) -> Sequence[Lane]:
+        """The lanes: fewer where blocks are large, for each lane sums an unsorted block on its own."""
+        if self.lanes is not None:
+            return self.lanes
+        return lanes_of(self.rows, sum(p.rows for p in self.indices if not p.is_sorted))
+
+    def _merge(
+        self,
+        results: Iterable[LaneResult],
+        signals: int,
+        width: int,
+        totals: Sequence[Array | None] = (),
+        wholes: SharedTotals | None = None,
+    ) -> Pass:
+        """Lanes added up in order, each as soon as it comes: a lane's arrays can be as large as the tables."""
+        merged: list[list[Array]] = []
+        sums: list[Sums] = []
+        for buffers, of_lane in results:
+            sums.append(of_lane)
+            if not merged:
+                known = [totals] if totals else wholes.arrays if wholes is not None else []
+                merged = self._totals(buffers, known)
+            _add(merged, buffers)
+            del buffers  # before the next lane's come
+        found = merged or [[np.zeros((p.rows, width)) for p in self.indices] for _ in range(signals)]
+        for own in found:
+            for i, p in enumerate(self.indices):
+                own[i] = p.restore(own[i])
+        return Pass(found, add_sums(sums))
+
+    def _totals(
+        self, buffers: Sequence[Sequence[tuple[int, Array]]], known: Sequence[Sequence[Array | None]]
+    ) -> list[list[Array]]:
+        """By signal and block, what lanes are added to: what they write into themselves, or zeros."""
+        known = known or [[None] * len(self.indices) for _ in buffers]
+        return [
+            [
+                empty_sums(p.rows, out.shape[1], self.all_rows) if total is None else total
+                for p, (_, out), total in zip(self.indices, own, totals, strict=True)
+            ]
+            for own, totals in zip(buffers, known, strict=True)
+        ]
+
+
+def lanes_of(rows: int, scattered: int) -> list[Lane]:
+    """The lanes of so many joined rows; `scattered`: rows of the blocks that are not sorted."""
+    borders = [*list(range(0, rows, SHARD)), rows]
+    shards = list(itertools.pairwise(borders))
+    most, least = max(LANES, rows // _LANE), max(2, rows // _LONGEST)
+    lanes = min(most, max(least, rows // max(1, scattered)))
+    size = max(1, -(-len(shards) // lanes))
+    return [shards[i : i + size] for i in range(0, len(shards), size)]
+
+
+def by_label(labels: Array, counts: RowNumbers, weights: Array | None) -> JoinedRows:
+    """The different labels, each as heavy as all joined rows that have it, in one block: while nothing is
+    predicted, sums over them are sums over all joined rows. `counts`: joined rows per label row."""
+    heavy = counts.astype(np.float64)
+    if weights is not None:
+        heavy *= weights
+    found = np.unique(labels)
+    if len(found) == len(labels):
+        found = labels
+    else:
+        heavy = np.bincount(np.searchsorted(found, labels), heavy, len(found)).astype(np.float64, copy=False)
+    identity = RowIndex(len(found), None, is_sorted=True)
+    return JoinedRows(len(found), (identity,), identity, found, weights=heavy)
+
+
+def weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:
+    """The rows' weights."""
+    assert shard.weights is not None
+    return (shard.weights[:, None],), {}
+
+
+def _add(totals: Sequence[Sequence[Array]], buffers: Sequence[Sequence[tuple[int, Array]]]) -> None:
+    """What one lane has collapsed, to what all have."""
+    for into, own in zip(totals, buffers, strict=True):
+        for total, (base, out) in zip(into, own, strict=True):
+            total[base : base + len(out)] += out
+
+
+def batch(
+    row_numbers: Sequence[RowNumbers], labels: Array, weights: Array | None, sizes: Sequence[int], whole: int
+) -> tuple[JoinedRows, list[RowNumbers]]:
+    """Joined rows from p_i, labels and weights; blocks have just the rows that occur, which are returned ascending."""
+    indices: list[RowIndex] = []
+    occurring: list[RowNumbers] = []
+    for numbers, size in zip(row_numbers, sizes, strict=True):
+        unique, inverse = distinct(numbers, size)
+        missing = int(len(unique) > 0 and unique[0] < 0)
+        occurring.append(unique[missing:].astype(np.int32 if len(unique) == 0 or unique[-1] < 2**31 else np.int64))
+        indices.append(RowIndex(len(unique) - missing, inverse - missing, is_partial=bool(missing)))
+    identity = RowIndex(len(labels), None, is_sorted=True)
+    return JoinedRows(len(labels), tuple(indices), identity, labels, whole=whole, weights=weights), occurring

@@ -1,0 +1,115 @@
+"""Values between rows and joined rows: gather by row number, scatter-add by row number.
+
+In: values (n, k), row numbers (m,), −1 for a row that does not exist. Out: what numpy indexing
+would give, written into arrays that exist already. Two implementations of one contract, which give the same bits:
+NumPy here, compiled loops in compiled.py for many joined rows, where loading them is won back (docs/decisions) and
+the compiler is installed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.mapping.walk import plain
+from tablepuppet.models.compiler import is_installed, wins
+
+Place = Any  # row numbers as one way of moving wants them; of a block in order, a slice
+
+
+class GatherScatter(Protocol):
+    """One way of moving values; both ways add in the order of the joined rows."""
+
+    def place(self, index: RowNumbers, *, is_partial: bool) -> Place:
+        """Row numbers as the others want them: made once for a shard; `is_partial`: some may be −1."""
+
+    def gather(self, out: Array, values: Array, place: Place) -> None:
+        """out[j] = values[index[j]]; 0 where index[j] is −1."""
+
+    def gather_add(self, out: Array, values: Array, place: Place) -> None:
+        """out[j] += values[index[j]]."""
+
+    def scatter_add(self, out: Array, base: int, place: Place, columns: Sequence[Array]) -> None:
+        """out[index[j] − base] += the columns' j-th entries, side by side."""
+
+
+def gather_scatter_for(joined_rows: int) -> GatherScatter:
+    """The faster way for a joined table of this size."""
+    return cast(GatherScatter, loops()) if is_installed() and wins(joined_rows) else NumpyGatherScatter()
+
+
+def loops() -> Any:
+    """Compiled loops over joined rows; where there is no compiler, the same by NumPy."""
+    if not is_installed():
+        return plain
+    from tablepuppet.mapping.walk import compiled
+
+    return compiled
+
+
+def empty_sums(rows: int, columns: int, joined_rows: int) -> Array:
+    """Sums per row to begin with, as the faster way wants them: loops fetch a far row once, NumPy goes by columns."""
+    return np.zeros((rows, columns), order="C" if is_installed() and wins(joined_rows) else "F")
+
+
+def preload(rows: int) -> None:
+    """Begins to load the compiled way where a table of this size is to be joined: while clients and DuckDB work."""
+    if is_installed() and wins(rows):
+        threading.Thread(target=_try_out, name="tablepuppet-preload", daemon=True).start()
+
+
+def _try_out() -> None:
+    """One value each way: the compiler's runtime starts with the first call."""
+    moves = cast(GatherScatter, loops())
+    values, place = np.zeros((1, 1)), moves.place(np.zeros(1, np.int32), is_partial=False)
+    moves.gather(values, values.copy(), place)
+    moves.gather_add(values, values.copy(), place)
+    moves.scatter_add(values, 0, place, [values.copy()])
+
+
+class _Found(NamedTuple):
+    """Row numbers, and which of them are there; None: all."""
+
+    rows: NDArray[np.intp]
+    is_there: NDArray[np.bool_] | None
+
+
+class NumpyGatherScatter:
+    """Gather and scatter by NumPy alone, as fast as compiled loops while values lie in one column."""
+
+    def place(self, index: RowNumbers, *, is_partial: bool) -> _Found:
+        found = index.astype(np.intp, copy=False)  # which NumPy would do in every call
+        is_there = found >= 0 if is_partial else None
+        return _Found(found, None if is_there is None or bool(is_there.all()) else is_there)
+
+    def gather(self, out: Array, values: Array, place: _Found) -> None:
+        if not len(values):
+            out[...] = 0.0
+            return
+        if out.shape[1] == 1:
+            np.take(values.reshape(-1), place.rows, out=out.reshape(-1), mode="clip")
+        else:
+            np.take(values, place.rows, axis=0, out=out, mode="clip")
+        if place.is_there is not None:
+            out[~place.is_there] = 0.0
+
+    def gather_add(self, out: Array, values: Array, place: _Found) -> None:
+        found = np.empty_like(out)
+        self.gather(found, values, place)
+        out += found
+
+    def scatter_add(self, out: Array, base: int, place: _Found, columns: Sequence[Array]) -> None:
+        index, is_there = place
+        if is_there is not None:
+            index, columns = index[is_there], [values[is_there] for values in columns]
+        if base:
+            index = index - base
+        into = iter(out.T)
+        for values in columns:
+            for column in values.T:  # whole columns: `add.at` is fast along one axis only
+                np.add.at(next(into), index, column)

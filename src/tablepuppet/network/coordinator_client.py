@@ -1,0 +1,138 @@
+"""A user's end: submits jobs to a running coordinator, follows them, and gets their results."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tablepuppet import errors
+from tablepuppet.engine.result import RoundEvent
+from tablepuppet.errors import DisconnectedError, TransportError
+from tablepuppet.network import control as c
+from tablepuppet.network.objects import from_frame, to_frame
+from tablepuppet.network.settings import FederationSettings
+from tablepuppet.protocol.codec import Frame
+from tablepuppet.transport.flight import Connection
+
+log = logging.getLogger(__name__)
+OnWaiting = Callable[[dict[str, float]], None]
+
+
+class CoordinatorClient:
+    """Where a user hands in jobs; one connection per question."""
+
+    def __init__(self, settings: FederationSettings) -> None:
+        self._address = settings.server.address
+        self._name, self._identity = settings.user_identity()
+        if self._identity is not None:
+            self._identity.check()
+        self._limit = settings.server.limit
+        self._patience = settings.server.wait
+
+    def do(
+        self,
+        kind: c.Kind,
+        asked: Any,
+        *,
+        resume: bool = False,
+        on_round: Callable[[RoundEvent], None] | None = None,
+        on_waiting: OnWaiting | None = None,
+    ) -> Any:
+        """Submits a job and waits for its outcome, over as many connections as that takes.
+
+        Interrupted from the keyboard, the run is stopped at its next step, and can be resumed.
+        """
+        connection = self._connect()
+        run = ""
+        seen = 0
+        try:
+            wanted = on_round is not None
+            connection.stream.send(c.Submit(kind=kind, resume=resume, rounds=wanted), [to_frame(asked)])
+            while True:
+                try:
+                    news, frames = connection.stream.receive()
+                except DisconnectedError:
+                    connection.close()
+                    if not run:
+                        raise
+                    connection = self._reconnect(run, rounds=wanted)
+                    continue
+                if isinstance(news, c.Accepted):
+                    run = news.run
+                elif isinstance(news, c.Round):
+                    if on_round is not None and news.round > seen:
+                        on_round(from_frame(frames[0]))
+                    seen = max(seen, news.round)
+                elif isinstance(news, c.Waiting):
+                    _say(news.clients, on_waiting)
+                elif isinstance(news, c.Finished):
+                    return from_frame(frames[0])
+                elif isinstance(news, c.Failed):
+                    raise _error(news)
+                else:
+                    raise TransportError(f"the server sent a {type(news).__name__} out of turn")
+        except KeyboardInterrupt:
+            connection.close()
+            if run:
+                self.cancel(run, keep=True)
+            raise
+        finally:
+            connection.close()
+
+    def cancel(self, run: str, *, keep: bool = False) -> None:
+        """Stops a run; with `keep` it can be resumed."""
+        self._ask(c.Cancel(run=run, keep=keep))
+
+    def status(self) -> dict[str, Any]:
+        """Clients and runs of the coordinator, as a document."""
+        _, frames = self._ask(c.AskStatus())
+        return dict(from_frame(frames[0]))
+
+    def _ask(self, question: Any) -> tuple[Any, list[Frame]]:
+        connection = self._connect()
+        try:
+            connection.stream.send(question)
+            answer, frames = connection.stream.receive()
+        finally:
+            connection.close()
+        if isinstance(answer, c.Failed):
+            raise _error(answer)
+        return answer, frames
+
+    def _connect(self) -> Connection:
+        connection = Connection(self._address, self._name, "user", self._identity, c.TO_USER)
+        connection.stream.allow(self._limit)
+        return connection
+
+    def _reconnect(self, run: str, *, rounds: bool) -> Connection:
+        """The server is gone: it is waited for as long as it would wait for a client."""
+        until, pause = time.monotonic() + self._patience, 0.2
+        log.warning("the server is gone; waiting for it for at most %.0f s", self._patience)
+        while True:
+            try:
+                connection = self._connect()
+                connection.stream.send(c.Follow(run=run, rounds=rounds))
+                return connection
+            except DisconnectedError as error:
+                if time.monotonic() > until:
+                    raise TransportError(
+                        f"the server did not come back within {self._patience:.0f} s; run {run} can be resumed "
+                        "once it does"
+                    ) from error
+                time.sleep(pause)
+                pause = min(2 * pause, 5.0)
+
+
+def _say(clients: dict[str, float], on_waiting: OnWaiting | None) -> None:
+    if on_waiting is not None:
+        on_waiting(clients)
+    for client, seconds in clients.items():
+        log.warning("waiting for client %s, at most %.0f s", client, seconds)
+
+
+def _error(failed: c.Failed) -> errors.TablePuppetError:
+    kind = getattr(errors, failed.error, errors.TransportError)
+    is_ours = isinstance(kind, type) and issubclass(kind, errors.TablePuppetError)
+    return kind(failed.message) if is_ours else errors.TransportError(failed.message)

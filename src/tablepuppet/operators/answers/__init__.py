@@ -1,4 +1,0 @@
-"""A client's answers, by subject, as the messages are (transport/messages/).
-
-Each is a function of what the client has (holdings.py) and one request; client.py says which request is whose.
-"""

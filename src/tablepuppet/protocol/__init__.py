@@ -1,0 +1,186 @@
+"""Every message that may pass between the server and a client: the whitelist.
+
+The server asks, a client answers; nothing else ever crosses. Each request names its answer. Arrays travel as raw
+buffers beside a message (codec.py), never as pickles. In the order of a run: `setup` (tables, keys, labels),
+`features`, `training`, `prediction`.
+"""
+
+from __future__ import annotations
+
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.protocol.base import CloseJob, Done, Failure, Message
+from tablepuppet.protocol.features import (
+    CategoryEncoder,
+    CategoryStatistics,
+    Encoded,
+    EncodeFeatures,
+    Encoder,
+    FeatureStatistics,
+    NumberEncoder,
+    NumberStatistics,
+    OpenPart,
+    RevealedFeatures,
+    RevealFeatures,
+    SumStatistics,
+)
+from tablepuppet.protocol.prediction import Identifiers, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
+from tablepuppet.protocol.setup import (
+    ColumnInfo,
+    CountRows,
+    DescribeLabels,
+    DescribeTable,
+    Keys,
+    Kind,
+    Labels,
+    LabelSummary,
+    OpenScan,
+    RowCount,
+    RowOrder,
+    ScanSchema,
+    SendKeys,
+    SendLabels,
+    SendWeights,
+    TableSchema,
+    Weights,
+)
+from tablepuppet.protocol.training import (
+    AdmmUpdate,
+    Combined,
+    Evaluate,
+    Evaluation,
+    HoldPart,
+    Keep,
+    Masked,
+    Move,
+    MultiplyGram,
+    NewtonUpdate,
+    Parameters,
+    Partial,
+    Predictions,
+    Release,
+    Restore,
+    Seal,
+    SendFigure,
+    SgdUpdate,
+    Started,
+    StartPart,
+)
+
+REQUESTS = (
+    DescribeTable
+    | OpenScan
+    | CountRows
+    | SendKeys
+    | DescribeLabels
+    | SendLabels
+    | SendWeights
+    | OpenPart
+    | SumStatistics
+    | EncodeFeatures
+    | StartPart
+    | SendFigure
+    | MultiplyGram
+    | Seal
+    | SgdUpdate
+    | AdmmUpdate
+    | NewtonUpdate
+    | Move
+    | Combined
+    | Evaluate
+    | Keep
+    | Restore
+    | Release
+    | HoldPart
+    | RevealFeatures
+    | ScoreRows
+    | ScoreOwnRows
+    | SendIdentifiers
+    | CloseJob
+)
+RESPONSES = (
+    TableSchema
+    | ScanSchema
+    | RowCount
+    | Keys
+    | LabelSummary
+    | Labels
+    | Weights
+    | FeatureStatistics
+    | Encoded
+    | Started
+    | Partial
+    | Masked
+    | Predictions
+    | Evaluation
+    | Parameters
+    | RevealedFeatures
+    | Scores
+    | Identifiers
+    | Done
+    | Failure
+)
+
+__all__ = [
+    "REQUESTS",
+    "RESPONSES",
+    "AdmmUpdate",
+    "Array",
+    "CategoryEncoder",
+    "CategoryStatistics",
+    "CloseJob",
+    "ColumnInfo",
+    "Combined",
+    "CountRows",
+    "DescribeLabels",
+    "DescribeTable",
+    "Done",
+    "EncodeFeatures",
+    "Encoded",
+    "Encoder",
+    "Evaluate",
+    "Evaluation",
+    "Failure",
+    "FeatureStatistics",
+    "HoldPart",
+    "Identifiers",
+    "Keep",
+    "Keys",
+    "Kind",
+    "LabelSummary",
+    "Labels",
+    "Masked",
+    "Message",
+    "Move",
+    "MultiplyGram",
+    "NewtonUpdate",
+    "NumberEncoder",
+    "NumberStatistics",
+    "OpenPart",
+    "OpenScan",
+    "Parameters",
+    "Partial",
+    "Predictions",
+    "Release",
+    "Restore",
+    "RevealFeatures",
+    "RevealedFeatures",
+    "RowCount",
+    "RowNumbers",
+    "RowOrder",
+    "ScanSchema",
+    "ScoreOwnRows",
+    "ScoreRows",
+    "Scores",
+    "Seal",
+    "SendFigure",
+    "SendIdentifiers",
+    "SendKeys",
+    "SendLabels",
+    "SendWeights",
+    "SgdUpdate",
+    "StartPart",
+    "Started",
+    "SumStatistics",
+    "TableSchema",
+    "Weights",
+]

@@ -1,0 +1,150 @@
+"""Before training: what a table looks like, its keys and its labels.
+
+A *scan* is one client's reading of one table under one filter; row numbers are positions in it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array
+from tablepuppet.privacy.options import KeyMode, LabelPrivacy
+from tablepuppet.protocol.base import Message
+
+Kind = Literal["integer", "float", "decimal", "boolean", "date", "timestamp", "string", "uuid", "vector", "other"]
+
+
+class ColumnInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A column's name and its kind; `detail` is the owner's own name for the type."""
+
+    name: str
+    kind: Kind
+    detail: str = ""
+    size: int = 0  # length of a vector
+    nullable: bool = True  # as far as its owner's database says
+
+
+class DescribeTable(Message, frozen=True):
+    """Which columns does your table have? → TableSchema"""
+
+    table: str
+
+
+class TableSchema(Message, frozen=True):
+    columns: list[ColumnInfo]
+    withholds: bool = False  # whether the owner keeps the parameters that are trained on its table
+    stamp: bytes = b""  # another one whenever the table may have changed; none: there is no telling
+
+
+class OpenScan(Message, frozen=True):
+    """Prepare to read these expressions of a table, for the rows that pass the filter. → ScanSchema
+
+    Nothing is read yet: the answer gives the type of each expression.
+    """
+
+    job: str
+    scan: int
+    table: str
+    columns: list[str]
+    filter: str | None = None
+
+
+class ScanSchema(Message, frozen=True):
+    columns: list[ColumnInfo]
+
+
+class CountRows(Message, frozen=True):
+    """How many rows does a scan have? → RowCount"""
+
+    job: str
+    scan: int
+
+
+class RowCount(Message, frozen=True):
+    rows: int
+
+
+class RowOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Number the rows of a scan in an order that only the clients know (tables/order.py)."""
+
+    seed: int
+    offset: int  # of the client's first row in the whole table
+    is_shared: bool  # whether the table has other clients, so that the server must merge their orders
+
+
+class SendKeys(Message, frozen=True):
+    """Send the key columns of a scan, one row per row number. → Keys
+
+    Unless they are plain, keys come as tokens (tables/tokens.py), a dictionary of 16 bytes each. With an order, rows
+    are numbered in it from now on and for the whole job.
+    """
+
+    job: str
+    scan: int
+    columns: list[int]
+    tokens: KeyMode = "hmac"
+    domains: list[str] = msgspec.field(default_factory=list)  # one per column; columns that are compared share theirs
+    order: RowOrder | None = None
+
+
+class Keys(Message, frozen=True):
+    rows: int
+    columns: pa.Table
+    order: NDArray[np.int64] | None = None  # ascending, where the order is shared
+    check: bytes = b""  # of hmac tokens: the same from all clients that share a key
+
+
+class DescribeLabels(Message, frozen=True):
+    """Which classes, or which kind of number, is the label? → LabelSummary"""
+
+    job: str
+    scan: int
+    column: int
+    wants_classes: bool = True  # the distinct values, where they are numbers
+
+
+class LabelSummary(Message, frozen=True):
+    kind: Literal["number", "boolean", "class"]
+    classes: list[str | float] = msgspec.field(
+        default_factory=list
+    )  # distinct values; numbers only if there are at most 1000
+    missing: int = 0
+
+
+class SendLabels(Message, frozen=True):
+    """Send one label per row, as a class number or a number, and each row's side of the split. → Labels"""
+
+    job: str
+    scan: int
+    column: int
+    classes: list[str | float] | None  # None: a number
+    offset: int  # this client's first row number in the label table
+    seed: int
+    test_fraction: float
+    validation_fraction: float = 0.0
+    test_column: int | None = None  # a predicate of the scan that says which are test rows, instead of a fraction
+    validation_column: int | None = None
+    privacy: LabelPrivacy | None = None  # what the owner does to its labels before they leave
+
+
+class Labels(Message, frozen=True):
+    values: Array  # class numbers or numbers; NaN where the label is missing
+    is_test: NDArray[np.bool_]
+    is_validation: NDArray[np.bool_] | None = None  # None: no row
+
+
+class SendWeights(Message, frozen=True):
+    """Send the sample weight of each row of the label table. → Weights"""
+
+    job: str
+    scan: int
+    column: int
+
+
+class Weights(Message, frozen=True):
+    values: Array  # NaN where it is missing

@@ -1,0 +1,197 @@
+"""Training: the rounds of each algorithm, the sums of the union operator, and how a run ends.
+
+Updates go to a part and bring its predictions, or one client's summand of what all clients of the block share.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.options import Options
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.gaussian import GradientPrivacy
+from tablepuppet.privacy.masks import MaskKey
+from tablepuppet.protocol.base import Message
+
+
+class StartPart(Message, frozen=True):
+    """Make the part's model and start the algorithm's client half. → Started"""
+
+    job: str
+    part: int
+    algorithm: Options
+    model: ModelSpec
+    block: int  # its number, which the initial values of a neural model depend on
+    name: str  # the block's
+    outputs: int  # d_c
+    blocks: int  # M
+    clients: int  # how many parts the block has
+    joined_rows: int  # N, training rows
+    share: float  # of those that rows of the block take part in: how many are the part's
+    l2: float
+    seed: int
+    privacy: GradientPrivacy | None = None
+    weights: Array | None = None  # of each train row, summed over its joined rows; None: their number
+    peers: list[MaskKey] = msgspec.field(
+        default_factory=list
+    )  # keys of all the block's parts, where summands leave under masks only
+
+
+class Started(Message, frozen=True):
+    values: Array | None  # predictions of all train rows; None: all zero
+    figure: float  # admm: mean diagonal of the part's share of XᵀX/N; newton: 1 if its features span the constant;
+    # 0 where the first could only be told under masks: SendFigure
+    width: int  # of θ
+    entropy: int = 0  # under privacy: chance for the server's samples, which a journal can repeat and nobody foretell
+
+
+class SendFigure(Message, frozen=True):
+    """The figure that Started held back, as a summand. → Masked"""
+
+    job: str
+    part: int
+
+
+class MultiplyGram(Message, frozen=True):
+    """Tᵀ diag(G) T v, to bound the objective's curvature. → Partial | Masked"""
+
+    job: str
+    part: int
+    vector: Array
+
+
+class SgdUpdate(Message, frozen=True):
+    """Y of the last batch, and the rows whose predictions are wanted next. → Predictions | Partial | Masked"""
+
+    job: str
+    part: int
+    signal: Array | None  # None: nothing to learn yet
+    count: int  # joined rows in the last batch
+    learning_rate: float
+    next_rows: RowNumbers | None  # None: all
+
+
+class AdmmUpdate(Message, frozen=True):
+    """Y of all train rows, and the weight of G‖h‖²/2. → Predictions | Partial | Masked"""
+
+    job: str
+    part: int
+    signal: Array
+    factor: float  # Mρ
+    union_rho: float  # ρ_u of the consensus rounds
+    coefficients: Array | None  # of the last step of the reported model
+
+
+class NewtonUpdate(Message, frozen=True):
+    """Y and the collapsed curvature (None where the client can know it). → Predictions | Partial | Masked"""
+
+    job: str
+    part: int
+    signal: Array
+    curvature: Array | None
+    bound: float  # the curvature per joined row where `curvature` is None
+    coefficients: Array | None
+
+
+class Move(Message, frozen=True):
+    """The step coefficients chosen for the last directions. → Done"""
+
+    job: str
+    part: int
+    coefficients: Array
+
+
+class Partial(Message, frozen=True):
+    """One client's summand: the union operator adds those of all clients of the block."""
+
+    values: list[Array]
+
+
+class Masked(Message, frozen=True):
+    """One client's summand in fixed point and under masks that cancel in the sum (privacy/masks.py).
+
+    Without a scale that fits, only how large it is: `Seal` names one.
+    """
+
+    values: list[NDArray[np.int64]]
+    exponents: list[int]  # of each array: the power of two above its largest entry
+    scales: list[int]  # of each array: the power of two that the integers are in units of
+    kinds: list[Literal["<f8", "<f4"]]  # what each array was
+
+
+class Seal(Message, frozen=True):
+    """Send the last summand once more, at this scale and under new masks. → Masked"""
+
+    job: str
+    part: int
+    scales: list[int]
+
+
+class Combined(Message, frozen=True):
+    """What the union step made of the sum. → Predictions | Partial | Masked"""
+
+    job: str
+    part: int
+    values: list[Array]
+    scales: list[int] = msgspec.field(default_factory=list)  # of the next masked summand
+
+
+class Predictions(Message, frozen=True):
+    """h of the rows asked for, and inner products of the parameters (‖θ‖² first)."""
+
+    values: Array
+    products: Array
+
+
+class Evaluate(Message, frozen=True):
+    """Predict the part's test rows, and its train rows where asked. → Evaluation"""
+
+    job: str
+    part: int
+    train: bool
+
+
+class Evaluation(Message, frozen=True):
+    test: Array
+    train: Array | None
+    norm: float  # ‖θ‖²
+
+
+class Keep(Message, frozen=True):
+    """Remember the part's parameters: no others were better so far. → Done"""
+
+    job: str
+    part: int
+
+
+class Restore(Message, frozen=True):
+    """Training is over, and the parameters kept last are the part's. → Done"""
+
+    job: str
+    part: int
+
+
+class Release(Message, frozen=True):
+    """Send the trained parameters. → Parameters"""
+
+    job: str
+    part: int
+
+
+class Parameters(Message, frozen=True):
+    values: Array
+
+
+class HoldPart(Message, frozen=True):
+    """Keep the trained parameters yourself, as your part of a model; they do not leave. → Done"""
+
+    job: str
+    part: int
+    model: str
+    block: int
+    features: list[str]

@@ -1,0 +1,182 @@
+"""The union operator (LoU): one block's clients as if they were one.
+
+Outer loop: scatter the join operator's arrays to the clients that hold the rows, gather their
+predictions in row order. Inner loop: while clients answer with partial results, sum them, let the
+algorithm's union step make something of the sum, and send that to all. The blocks' inner loops run
+side by side, so that a round of all blocks is one round. Where a block's sums are masked, nothing
+but the sum can be read, once all clients have agreed on its scale (scales.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.errors import PrivacyError
+from tablepuppet.mapping.mapping import Part, TableMapping
+from tablepuppet.privacy.masks import MaskKey
+from tablepuppet.privacy.options import Privacy
+from tablepuppet.protocol import (
+    Combined,
+    FeatureStatistics,
+    Masked,
+    Message,
+    MultiplyGram,
+    Partial,
+    Predictions,
+    Seal,
+    SendFigure,
+)
+from tablepuppet.server.scales import is_settled, summed, wanted_scales
+from tablepuppet.transport.link import Link
+from tablepuppet.transport.meter import Phase
+
+_POWER_ROUNDS = 12
+UnionStep = Callable[[int, list[Array]], list[Array]]
+
+
+class UnionOperator:
+    """Speaks with the clients of every block."""
+
+    def __init__(
+        self, link: Link, job: str, mapping: TableMapping, outputs: int, privacy: Privacy | None = None
+    ) -> None:
+        self.link = link
+        self.job = job
+        self.outputs = outputs
+        self.blocks = [mapping.parts_of(i) for i in range(len(mapping.bound.blocks))]
+        masks = (lambda clients: False) if privacy is None else privacy.masks
+        self.is_masked = [masks(len({p.client for p in block})) for block in self.blocks]
+        self.keys: dict[int, MaskKey] = {}  # of the parts of masked blocks
+
+    @property
+    def parts(self) -> list[Part]:
+        return [part for block in self.blocks for part in block]
+
+    def ask(self, message: Callable[[Part], Message | Sequence[Message]], phase: Phase) -> dict[int, list[Message]]:
+        """One round: a message (or several) to every part; answers by part number."""
+        return self._exchange([(part, message(part)) for part in self.parts], phase)
+
+    def run(self, updates: Sequence[BlockUpdate | None], union_step: UnionStep) -> list[BlockAnswer]:
+        """One outer round: scatter, inner rounds where clients must agree, gather; None: a block is not asked."""
+        asked = [(block, update) for block, update in zip(self.blocks, updates, strict=True) if update is not None]
+        scattered = [(part, self._cut(part, update)) for block, update in asked for part in block]
+        pending = self._exchange(scattered, "training")
+        answers: dict[int, list[Message]] = {}
+        while pending:
+            answers |= {n: a for n, a in pending.items() if isinstance(a[0], Predictions)}
+            requests: list[tuple[Part, Message]] = []
+            pending = self._settled(pending, "training")
+            for number, block in enumerate(self.blocks):
+                answered = [pending[p.number][0] for p in block if p.number in pending]
+                if not any(isinstance(a, Partial | Masked) for a in answered):
+                    continue
+                values = union_step(number, summed(answered))
+                scales = wanted_scales([a for a in answered if isinstance(a, Masked)])
+                requests += [(p, Combined(job=self.job, part=p.number, values=values, scales=scales)) for p in block]
+            pending = self._exchange(requests, "training")
+        return [self._gather(block, answers) for block, _ in asked]
+
+    def keep_keys(self, opened: dict[int, list[Message]]) -> None:
+        """The keys that the parts of masked blocks offered; every one of them must have."""
+        for part in self.parts:
+            key = cast(FeatureStatistics, opened[part.number][0]).key
+            if not self.is_masked[part.block]:
+                continue
+            if key is None:
+                raise PrivacyError(
+                    f"client {part.client} shares no secret with the other clients, without which sums over "
+                    "them cannot be masked; give every client the same secret file (`tablepuppet certs secret` makes "
+                    "one), or train with privacy = {secure_aggregation = false}"
+                )
+            self.keys[part.number] = key
+
+    def peers(self, part: Part) -> list[MaskKey]:
+        """The keys of all parts of a masked block."""
+        return [self.keys[p.number] for p in self.blocks[part.block] if p.number in self.keys]
+
+    def sum_figures(self) -> dict[int, float]:
+        """By masked block: the sum of the figures that its clients held back."""
+        found = self.masked_sums(lambda part: SendFigure(job=self.job, part=part.number))
+        return {number: float(total[0][0]) for number, total in found.items()}
+
+    def masked_sums(self, message: Callable[[Part], Message]) -> dict[int, list[Array]]:
+        """By masked block: the sum of what its clients answer."""
+        masked = [number for number, is_masked in enumerate(self.is_masked) if is_masked]
+        answers = self._exchange([(p, message(p)) for number in masked for p in self.blocks[number]], "setup")
+        answers = self._settled(answers, "setup")
+        return {n: summed([answers[p.number][0] for p in self.blocks[n]]) for n in masked}
+
+    def largest_curvatures(self, widths: Sequence[int]) -> list[float]:
+        """The largest eigenvalue of each block's T_iᵀ diag(G_i) T_i, by power iteration over its clients.
+
+        Sums over clients make it the same however the block is split.
+        """
+        vectors = [np.ones((width, 1)) for width in widths]
+        lengths = [0.0] * len(widths)
+        for _ in range(_POWER_ROUNDS):
+            units = [v / max(float(np.linalg.norm(v)), 1e-300) for v in vectors]
+            answers = self._settled(self.ask(partial(self._multiply, units), "setup"), "setup")
+            vectors = [
+                summed([answers[p.number][0] for p in b])[0] if b else v
+                for b, v in zip(self.blocks, units, strict=True)
+            ]
+            lengths = [float(np.linalg.norm(v)) for v in vectors]
+        return lengths
+
+    def _multiply(self, vectors: Sequence[Array], part: Part) -> Message:
+        return MultiplyGram(job=self.job, part=part.number, vector=vectors[part.block])
+
+    def _settled(self, answers: dict[int, list[Message]], phase: Phase) -> dict[int, list[Message]]:
+        """The answers, those of masked blocks at one scale: asked for once more where they were not."""
+        again: list[tuple[Part, Message]] = []
+        for block in self.blocks:
+            answered = [answers[p.number][0] for p in block if p.number in answers]
+            if not is_settled(answered):
+                scales = wanted_scales(cast(list[Masked], answered))
+                again += [(p, Seal(job=self.job, part=p.number, scales=scales)) for p in block]
+        return answers | self._exchange(again, phase)
+
+    def _cut(self, part: Part, update: BlockUpdate) -> Message:
+        """The block's arrays, cut to one client's rows."""
+        inside = part.train if update.rows is None else _within(update.rows, part.train)
+        arrays: dict[str, Any] = {name: None if v is None else v[inside] for name, v in update.per_row.items()}
+        if update.wants_rows:
+            wanted = update.next_rows
+            own = None if wanted is None else wanted[_within(wanted, part.train)]
+            arrays["next_rows"] = None if own is None else own - own.dtype.type(part.train.start)
+        return update.kind(job=self.job, part=part.number, **arrays, **update.common)
+
+    def _gather(self, block: Sequence[Part], answers: dict[int, list[Message]]) -> BlockAnswer:
+        received = [cast(Predictions, answers[p.number][0]) for p in block]
+        if not received:
+            return BlockAnswer(np.zeros((0, self.outputs)), np.zeros(0))
+        values = received[0].values if len(received) == 1 else np.concatenate([r.values for r in received])
+        return BlockAnswer(values.astype(np.float64, copy=False), received[0].products)
+
+    def _exchange(
+        self, requests: Sequence[tuple[Part, Message | Sequence[Message]]], phase: Phase
+    ) -> dict[int, list[Message]]:
+        if not requests:
+            return {}
+        by_client: dict[str, list[Message]] = {}
+        owners: dict[str, list[int]] = {}
+        for part, given in requests:
+            messages = [given] if isinstance(given, Message) else list(given)
+            by_client.setdefault(part.client, []).extend(messages)
+            owners.setdefault(part.client, []).extend([part.number] * len(messages))
+        answers: dict[int, list[Message]] = {}
+        for client, received in self.link.ask(by_client, phase).items():
+            for number, answer in zip(owners[client], received, strict=True):
+                answers.setdefault(number, []).append(answer)
+        return answers
+
+
+def _within(rows: RowNumbers, inside: slice) -> slice:
+    """Where the (ascending) row numbers of a part lie in a list of rows."""
+    return slice(*np.searchsorted(rows, [inside.start, inside.stop]).tolist())

@@ -1,0 +1,72 @@
+"""The compiled moves do what NumPy's do, for any shape of index."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tablepuppet.arrays import RowNumbers
+from tablepuppet.mapping.walk import compiled
+from tablepuppet.mapping.walk.gather_scatter import GatherScatter, NumpyGatherScatter, gather_scatter_for
+from tablepuppet.models.losses import COMPILED_FROM
+
+WAYS = [NumpyGatherScatter(), cast(GatherScatter, compiled)]
+
+
+@pytest.mark.parametrize("moves", WAYS, ids=["numpy", "compiled"])
+@given(
+    rows=st.integers(0, 30),
+    joined=st.integers(0, 200),
+    outputs=st.integers(1, 6),
+    wide=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_gather_and_scatter_follow_their_definition(
+    moves: GatherScatter, rows: int, joined: int, outputs: int, wide: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(-1, rows, joined)
+    index: RowNumbers = drawn.astype(np.int64) if wide else drawn.astype(np.int32)
+    values, signal = rng.normal(size=(rows, outputs)), rng.normal(size=(joined, outputs))
+    expected = np.concatenate([values, np.zeros((1, outputs))])[index]
+
+    out = np.full((joined, outputs), 7.0)
+    place = moves.place(index, is_partial=True)
+    moves.gather(out, values, place)
+    np.testing.assert_array_equal(out, expected)
+    moves.gather_add(out, values, place)
+    np.testing.assert_array_equal(out, 2 * expected)
+
+    collapsed = np.zeros((rows + 1, outputs))
+    np.add.at(collapsed, index, signal)
+    found = np.zeros((rows, outputs))
+    moves.scatter_add(found, 0, place, [signal[:, :1], signal[:, 1:]])
+    np.testing.assert_allclose(found, collapsed[:rows], atol=1e-12)
+
+
+@pytest.mark.parametrize("moves", WAYS, ids=["numpy", "compiled"])
+def test_scatter_counts_from_its_base(moves: GatherScatter) -> None:
+    out = np.zeros((2, 1))
+    place = moves.place(np.array([5, 6, 6], np.int32), is_partial=False)
+    moves.scatter_add(out, 5, place, [np.ones((3, 1))])
+    np.testing.assert_array_equal(out[:, 0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 5])
+def test_both_ways_give_the_same_bits(columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    index = rng.integers(-1, 40, 3000).astype(np.int32)
+    values = np.asfortranarray(rng.normal(size=(3000, columns)))
+    one, other = np.ones((40, columns)), np.ones((40, columns))
+    for moves, out in zip(WAYS, (one, other), strict=True):
+        moves.scatter_add(out, 0, moves.place(index, is_partial=True), [values])
+    assert one.tobytes() == other.tobytes()
+
+
+def test_only_large_joins_load_the_compiled_loops() -> None:
+    assert isinstance(gather_scatter_for(COMPILED_FROM - 1), NumpyGatherScatter)
+    assert gather_scatter_for(COMPILED_FROM) is compiled

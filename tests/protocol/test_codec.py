@@ -1,0 +1,76 @@
+"""Frames: what goes in comes out, nothing aliases, nothing off the whitelist passes."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from tablepuppet import protocol as m
+from tablepuppet.errors import TransportError
+from tablepuppet.protocol.codec import Frame, decode, encode
+
+
+@given(arrays(np.float64, array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=20)))
+def test_arrays_survive_bit_for_bit(values: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> None:
+    message = m.Predictions(values=values, products=np.zeros(1))
+    received = decode(encode(message), m.RESPONSES)
+    assert received.values.tobytes() == values.tobytes()
+    assert received.values.shape == values.shape
+
+
+def test_a_received_array_is_read_only_and_not_the_sent_one() -> None:
+    values = np.ones((3, 1))
+    received = decode(encode(m.Predictions(values=values, products=np.zeros(1))), m.RESPONSES)
+    values[0] = 5
+    assert received.values[0, 0] == 1.0
+    with pytest.raises(ValueError, match="read-only"):
+        received.values[0] = 2
+
+
+def test_tables_survive_with_their_types() -> None:
+    table = pa.table({"k": pa.array([1, None], pa.int16()), "s": ["é", "x"]})
+    received = decode(encode(m.Keys(rows=2, columns=table)), m.RESPONSES)
+    assert received.columns.equals(table)
+
+
+def test_float32_halves_the_payload_and_comes_back_as_float64() -> None:
+    message = m.Predictions(values=np.full((100, 1), 0.1), products=np.zeros(4))
+    full, half = encode(message), encode(message, "float32")
+    assert half.payload * 2 == full.payload
+    received = decode(half, m.RESPONSES).values
+    assert received.dtype == np.float64
+    np.testing.assert_allclose(received, 0.1, rtol=1e-7)
+
+
+@given(st.binary(max_size=200), st.lists(st.binary(max_size=50), max_size=3))
+def test_garbage_is_refused_as_a_protocol_error(header: bytes, buffers: list[bytes]) -> None:
+    with pytest.raises(TransportError):
+        decode(Frame(b"\x00\x81" + header, buffers), m.REQUESTS)
+
+
+def test_a_response_is_not_a_request_and_unknown_fields_are_refused() -> None:
+    with pytest.raises(TransportError):
+        decode(encode(m.Done()), m.REQUESTS)
+    forged = b"\x00" + msgspec.msgpack.encode({"type": "CloseJob", "job": "a", "extra": 1})
+    with pytest.raises(TransportError):
+        decode(Frame(forged), m.REQUESTS)
+
+
+def test_an_array_that_claims_more_than_its_buffer_is_refused() -> None:
+    frame = encode(m.Parameters(values=np.zeros((2, 2))))
+    with pytest.raises(TransportError, match="size"):
+        decode(Frame(frame.header, [frame.buffers[0][:-8]]), m.RESPONSES)
+
+
+def test_every_message_type_is_on_exactly_one_list() -> None:
+    requests, responses = set(get_args(m.REQUESTS)), set(get_args(m.RESPONSES))
+    every = {t for t in vars(m).values() if isinstance(t, type) and issubclass(t, m.Message) and t is not m.Message}
+    assert not requests & responses
+    assert requests | responses == every

@@ -24,14 +24,14 @@ def same(found: pa.Table, expected: pa.Table) -> None:
 
 
 def looked_up(federation: tp.Federation) -> bool:
-    return any(kind.predictor is not None for kind in federation._standing._kinds.values())
+    return any(kind.predictor is not None for kind in federation._prediction_cache._kinds.values())
 
 
 def test_the_same_rows_in_the_same_order_from_memory_as_from_the_tables() -> None:
     with federation(tables()) as shop:
         result = shop.train(TEXT, label="spent", model="linear")
         for keys in ([17], [400, 3, 3, 99_999], [], [5, 360]):
-            shop._standing.clear()
+            shop._prediction_cache.clear()
             first = shop.predict(result, NEW, key="order_id", keys=keys)
             assert not looked_up(shop)
             same(shop.predict(result, NEW, key="order_id", keys=keys), first)

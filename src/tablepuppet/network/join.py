@@ -21,7 +21,7 @@ class Member:
 
     def __init__(self, name: str, address: str, identity: Identity | None, client: IdempotentClient) -> None:
         self._name, self._address, self._identity = name, address, identity
-        self._keeper = client
+        self._client = client
         self._stop = threading.Event()
         self._connection: Connection | None = None
         self._pause = _SHORTEST
@@ -32,7 +32,7 @@ class Member:
         try:
             self._dial()
         finally:
-            self._keeper.close()
+            self._client.close()
 
     def _dial(self) -> None:
         while not self._stop.is_set():
@@ -65,7 +65,7 @@ class Member:
         self._connection = connection
         stream, welcome = connection.stream, connection.welcome
         stream.allow(welcome.limit)
-        self._keeper.keep_only(welcome.runs)
+        self._client.keep_only(welcome.runs)
         log.info("%s is connected to %s", self._name, self._address)
         is_over = threading.Event()
         is_busy = threading.Event()
@@ -80,12 +80,12 @@ class Member:
                     self._leave(envelope)
                     return
                 if isinstance(envelope, e.Forget):
-                    self._keeper.forget(envelope.run)
+                    self._client.forget(envelope.run)
                     continue
                 if not isinstance(envelope, e.Request):
                     raise DisconnectedError(f"the server sent a {type(envelope).__name__} out of turn")
                 is_busy.set()
-                reply = self._keeper.answer(envelope, frames)
+                reply = self._client.answer(envelope, frames)
                 stream.send(e.Reply(run=envelope.run, step=envelope.step), reply)
                 stream.heard = time.monotonic()
                 is_busy.clear()
@@ -107,7 +107,7 @@ class Member:
         """Signs of life; three of the server's missed, and the line is given up."""
         stream = connection.stream
         while not is_over.wait(heartbeat):
-            self._keeper.finish()
+            self._client.finish()
             try:
                 stream.beat(self.note or ("computing" if is_busy.is_set() else ""))
             except DisconnectedError:

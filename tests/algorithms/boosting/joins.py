@@ -70,8 +70,8 @@ def draw_join(rng: np.random.Generator) -> Join:
         signal = signal + _first(tables[0]) * _first(tables[1])
     which = int(rng.integers(0, 3))
     loss: Loss = (Squared(), Logistic(), Softmax(3))[which]
-    cuts = [np.median(signal)] if which == 1 else np.quantile(signal, [0.3, 0.7])
-    labels = signal if which == 0 else np.searchsorted(cuts, signal).astype(np.float64)
+    partition_specs = [np.median(signal)] if which == 1 else np.quantile(signal, [0.3, 0.7])
+    labels = signal if which == 0 else np.searchsorted(partition_specs, signal).astype(np.float64)
     weights = rng.integers(0, 4, count).astype(np.float64) if rng.random() < 0.3 else None
     return Join(tables, labels, weights, loss)
 

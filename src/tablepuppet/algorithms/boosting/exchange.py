@@ -18,7 +18,7 @@ from tablepuppet.algorithms.boosting.packing import Packed
 Bits = NDArray[np.uint8]  # packed, eight rows a byte
 
 
-class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Some (row, cell) pairs in order of rows, then cells."""
 
     rows: Packed  # each less the one before; the first of all less −1
@@ -37,7 +37,7 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block: NDArray[np.int32]  # whose split it is; −1: none
     key: NDArray[np.int32]  # where it is the client's own; else −1
     to_left: NDArray[np.bool_]  # whether missing values go left
-    pieces: list[Piece] = []  # sums of the client's rows in cells; cells are numbered as they come
+    pieces: list[Partition] = []  # sums of the client's rows in cells; cells are numbered as they come
 
 
 class Union(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.exchange import Piece
+from tablepuppet.algorithms.boosting.exchange import Partition
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives
 from tablepuppet.algorithms.boosting.packing import pack
 
@@ -61,9 +61,9 @@ class BlockIndex:
                 yield out[:count]
 
 
-def cut_pairs(pairs: Iterator[Sums], starts: list[int]) -> list[list[Piece]]:
+def cut_pairs(pairs: Iterator[Sums], starts: list[int]) -> list[list[Partition]]:
     """The pairs of each part of a block: its rows begin where `starts` says, and count from there."""
-    pieces: list[list[Piece]] = [[] for _ in starts]
+    pieces: list[list[Partition]] = [[] for _ in starts]
     last = [-1] * len(starts)
     for found in pairs:
         borders = [*np.searchsorted(found[:, 0], starts).tolist(), len(found)]
@@ -73,5 +73,5 @@ def cut_pairs(pairs: Iterator[Sums], starts: list[int]) -> list[list[Piece]]:
                 rows = own[:, 0] - start
                 steps = np.diff(rows, prepend=last[part])
                 last[part] = int(rows[-1])
-                pieces[part].append(Piece(pack(steps), pack(own[:, 1]), pack(own[:, 2]), pack(own[:, 3])))
+                pieces[part].append(Partition(pack(steps), pack(own[:, 1]), pack(own[:, 2]), pack(own[:, 3])))
     return pieces

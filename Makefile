@@ -21,7 +21,7 @@ PIP := $(INSTALL) -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
 SOURCES := $(foreach d,src tests examples evaluation tools,$(if $(wildcard $(d)/*.py $(d)/*/*.py),$(d)))
 
-.PHONY: help demo test check check-install test-all bench evaluation fmt clean
+.PHONY: help demo test check check-install docs wheel nightly test-all bench evaluation fmt clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,17 @@ check-install: ## make demo as on a new machine: fresh clone of HEAD, oldest pip
 
 test-all: check ## make test and the slow tests, with coverage
 	@$(PYTEST) -m "not root and not network" --cov --cov-report=term
+
+docs: $(VENV)/.dev ## build the documentation site into build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "Open build/site/index.html; with search: python -m http.server -d build/site"
+
+wheel: $(VENV)/.dev ## build dist/, install the wheel into an environment of its own and use it there
+	@tools/check_wheel.sh "$(PYTHON)"
+
+nightly: check check-install docs wheel ## everything: all the above, slow tests, those that need root; with coverage
+	@test "$$(id -u)" = 0 || echo "nightly: tests that need root are skipped; run it as root to have them."
+	@$(PYTEST) -m "not network" --cov --cov-report=term
 
 bench: $(VENV)/.dev ## measure time, bytes and memory of every algorithm; DATA=folder adds MovieLens-1M
 	@$(BIN)/tablepuppet bench star chain many tpch-0.1 --out bench.json

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,5 +57,32 @@ def test_the_core_needs_no_extra() -> None:
     assert not core & optional
 
 
-def test_the_package_and_its_distribution_have_one_version() -> None:
+def test_the_package_its_distribution_and_its_citation_have_one_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert tablepuppet.__version__ == PROJECT["project"]["version"]
+    assert f"\nversion: {tablepuppet.__version__}\n" in citation
+
+
+def test_the_wheel_has_all_that_the_package_needs(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    # The wheel comes first on the path, so that of tablepuppet nothing is found elsewhere.
+    trial = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "small_training.py")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert trial.returncode == 0, trial.stderr
+    assert trial.stdout.startswith(str(tmp_path / "installed"))
+    missing = {
+        path.relative_to(ROOT / "src")
+        for path in (ROOT / "src").rglob("*")
+        if path.is_file() and path.suffix not in {".pyc", ".nbc", ".nbi"}
+    } - {path.relative_to(tmp_path / "installed") for path in (tmp_path / "installed").rglob("*")}
+    assert not missing

@@ -20,9 +20,29 @@ row's value, a key, a label or a secret.
 
 from __future__ import annotations
 
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).parent)
+_INSTALLED = {sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")}
+
 
 class TablePuppetError(Exception):
     """Base class of every error that TablePuppet raises."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the message, and the user's own lines that led to it; no frame of ours.
+
+        IPython calls this by its name. TABLEPUPPET_TRACEBACK=1 in the environment shows every frame.
+        """
+        if os.environ.get("TABLEPUPPET_TRACEBACK"):
+            return traceback.format_exception(self)
+        frames = traceback.extract_tb(self.__traceback__)
+        own = [frame for frame in frames if frame.line and not _is_library(frame.filename)]
+        lines = [f"  at line {frame.lineno}: {frame.line}" for frame in own]
+        return [f"\x1b[31m{type(self).__name__}\x1b[0m: {self}", *(["", *lines] if lines else [])]
 
 
 class JobError(TablePuppetError):
@@ -80,6 +100,11 @@ class RunInterruptedError(TransportError):
 
 class ModelError(TablePuppetError):
     """A saved model cannot be read or does not fit the federation."""
+
+
+def _is_library(file: str) -> bool:
+    """Whether a frame's file is TablePuppet's, IPython's or another library's, and not the user's."""
+    return file.startswith((_PACKAGE, *_INSTALLED))
 
 
 def _excerpt(text: str, line: int | None, column: int | None) -> str:

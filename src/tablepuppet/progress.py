@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from tablepuppet.errors import JobError
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from tablepuppet.engine.result import RoundEvent
 
 _PATIENCE = 2.0  # seconds before anything is shown, unless it was asked for
-_EVERY = 0.25  # seconds between two lines that are written over
-_EVERY_LOGGED = 10.0  # seconds between two lines that stay
+_EVERY = {"terminal": 0.25, "notebook": 1.0, "log": 10.0}  # seconds between two lines
+_Place = Literal["terminal", "notebook", "log"]
 _CELLS = 24  # of the bar
 
 
@@ -66,14 +66,14 @@ def showing(doing: str, progress: bool | None) -> Iterator[Bar]:
     if progress not in (True, False, None):
         raise JobError(f"progress must be True, False or None (where somebody is watching), not {progress!r}")
     out = sys.stderr
-    is_watched = _is_terminal(out) or _is_notebook()
-    bar = Bar(doing, is_shown=is_watched if progress is None else progress)
+    where: _Place = "terminal" if _is_terminal(out) else "notebook" if _is_notebook() else "log"
+    bar = Bar(doing, is_shown=where != "log" if progress is None else progress)
     if not bar.is_shown:
         yield bar
         return
     over = threading.Event()
     patience = 0.0 if progress else _PATIENCE
-    writer = threading.Thread(target=_write, args=(bar, out, over, patience, is_watched), daemon=True)
+    writer = threading.Thread(target=_write, args=(bar, out, over, patience, where), daemon=True)
     writer.start()
     try:
         yield bar
@@ -82,21 +82,24 @@ def showing(doing: str, progress: bool | None) -> Iterator[Bar]:
         writer.join()
 
 
-def _write(bar: Bar, out: TextIO, over: threading.Event, patience: float, is_watched: bool) -> None:
-    """Writes the line until it is over; then a watched one goes, and a log gets the last one."""
+def _write(bar: Bar, out: TextIO, over: threading.Event, patience: float, where: _Place) -> None:
+    """Writes the line until it is over; then it goes from a terminal, and stays in a notebook and in a log."""
     if over.wait(patience):
         return
     shown = ""
     while True:
         line = bar.line()
-        if is_watched:
-            _put(out, f"\r{line}{' ' * (len(shown) - len(line))}")
-        elif line != shown:
+        if where == "log" and line != shown:
             _put(out, f"{line}\n")
+        elif where != "log":
+            _put(out, f"\r{line}{' ' * (len(shown) - len(line))}")
         shown = line
-        if over.wait(_EVERY if is_watched else _EVERY_LOGGED):
+        if over.wait(_EVERY[where]):
             break
-    _put(out, f"\r{' ' * len(shown)}\r" if is_watched else f"{bar.line()}, done\n")
+    rest = " " * len(shown)
+    _put(
+        out, {"terminal": f"\r{rest}\r", "notebook": f"\r{rest}\r{bar.line()}\n", "log": f"{bar.line()}, done\n"}[where]
+    )
 
 
 def _put(out: TextIO, text: str) -> None:

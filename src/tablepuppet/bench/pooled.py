@@ -18,6 +18,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.bench.cases import Case
 from tablepuppet.bench.figures import L2, Figures, copy_seconds, peak
 from tablepuppet.errors import JobError
+from tablepuppet.tables.quiet import silence
 
 Fit = Callable[[Array, Array, str], tuple[Array, float]]
 
@@ -56,7 +57,7 @@ def _materialise(case: Case) -> tuple[Array, Array]:
     import pandas as pd
 
     with duckdb.connect(":memory:") as connection:
-        connection.execute("SET enable_progress_bar = false")
+        silence(connection)
         for name, table in case.tables.items():
             if isinstance(table, Path):
                 connection.read_parquet(str(table)).create_view(name)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping, Sequence
+
+from tablepuppet.fragments import fragment, table
 
 _WIDTH, _HEIGHT, _MARGIN = 320, 120, 8
 
@@ -12,16 +13,12 @@ _WIDTH, _HEIGHT, _MARGIN = 320, 120, 8
 def result_html(title: str, metrics: Mapping[str, Mapping[str, float]], objectives: Sequence[float]) -> str:
     """One self-contained fragment."""
     names = list(dict.fromkeys(name for values in metrics.values() for name in values))
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    rows = "".join(
-        f"<tr><th>{html.escape(side)}</th>"
-        + "".join(f"<td>{values[n]:.4g}</td>" if n in values else "<td></td>" for n in names)
-        + "</tr>"
+    rows = [
+        [side, *(f"{values[n]:.4g}" if n in values else "" for n in names)]
         for side, values in metrics.items()
         if values
-    )
-    table = f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f"<div><p>{html.escape(title)}</p>{table}{_drawing(objectives)}</div>"
+    ]
+    return fragment(title, table(["", *names], rows), _drawing(objectives))
 
 
 def _drawing(objectives: Sequence[float]) -> str:

@@ -24,7 +24,7 @@ _LINE = 100
 
 def render(plan: Plan, counted: Account | None = None, epochs: int | None = None) -> str:
     """The plan as text; `counted` is what a run of `epochs` epochs took."""
-    sections = [_title(plan), _tree(plan), _rows(plan), _costs(plan)]
+    sections = [title_lines(plan), tree_lines(plan), _rows(plan), _costs(plan)]
     if counted is not None:
         sections.append(_comparison(plan, counted, epochs or plan.job.epochs))
     sections += [_advice(plan), _knowledge(plan)]
@@ -33,7 +33,7 @@ def render(plan: Plan, counted: Account | None = None, epochs: int | None = None
     return "\n\n".join("\n".join(section) for section in sections)
 
 
-def _title(plan: Plan) -> list[str]:
+def title_lines(plan: Plan) -> list[str]:
     job, label = plan.job, plan.mapping.label
     kind = f"{len(label.classes)} classes" if label.classes else "a number"
     title = [
@@ -63,7 +63,7 @@ def _title(plan: Plan) -> list[str]:
     return title
 
 
-def _tree(plan: Plan) -> list[str]:
+def tree_lines(plan: Plan) -> list[str]:
     """LoJ ← LoU per block ← clients."""
     shape = plan.shape
     lines = [

@@ -22,6 +22,7 @@ from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
 from tablepuppet.plan.custody import check_custody
 from tablepuppet.plan.document import document
 from tablepuppet.plan.explain import render
+from tablepuppet.plan.html import plan_html
 from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
 from tablepuppet.plan.memory import client_memory, server_memory
 from tablepuppet.plan.private import blinded, plan_privacy
@@ -121,6 +122,10 @@ class Plan:
 
     def __str__(self) -> str:
         return self.explain()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return plan_html(self)
 
     def __repr__(self) -> str:
         """Short, and without any row: the arrays inside hold labels."""

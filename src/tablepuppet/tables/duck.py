@@ -23,6 +23,7 @@ import pyarrow as pa
 from tablepuppet.errors import SourceError
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.kinds import column_info, is_float_list
+from tablepuppet.tables.quiet import silence
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
@@ -199,7 +200,7 @@ def _locked(name: str, connection: duckdb.DuckDBPyConnection, files: Collection[
 
 def _connect() -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:", config=_CONFIG)
-    connection.execute("SET enable_progress_bar = false")  # which would be written to standard output
+    silence(connection)
     return connection
 
 

@@ -29,6 +29,7 @@ from tablepuppet.errors import PolicyError, SourceError
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.columns import arrow, numpy_of
+from tablepuppet.tables.quiet import silence
 
 SIZE = 16
 TOKEN = pa.binary(SIZE)
@@ -115,7 +116,7 @@ def _hasher() -> duckdb.DuckDBPyConnection:
     """A database without a table, for all key columns of this process: to start one takes longer than to hash a few
     thousand keys. A cursor sees nothing of the others."""
     connection = duckdb.connect(":memory:", config={"threads": 2, "preserve_insertion_order": True})
-    connection.execute("SET enable_progress_bar = false")
+    silence(connection)
     return connection
 
 

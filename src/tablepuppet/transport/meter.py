@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from tablepuppet.errors import JobError
+from tablepuppet.fragments import folded, fragment, table
 from tablepuppet.protocol import Message
 from tablepuppet.protocol.codec import Frame
 
@@ -91,9 +92,32 @@ class Traffic(Account):
     setup: Account = field(default_factory=Account)
     evaluation: Account = field(default_factory=Account)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the three phases side by side, and where the bytes of training went."""
+        phases = {"set-up": self.setup, "training": self, "evaluation": self.evaluation}
+        head = ["phase", "rounds", "bytes from clients", "bytes to clients", *(f"on {n.upper()}" for n in NETWORKS)]
+        rows = [
+            [
+                name,
+                f"{account.rounds:,}",
+                f"{account.bytes_up:,}",
+                f"{account.bytes_down:,}",
+                *(f"{account.seconds(network):,.2f} s" for network in NETWORKS),
+            ]
+            for name, account in phases.items()
+        ]
+        by_message = table(["message", "bytes of training"], _largest_first(self.by_message))
+        by_client = table(["client", "bytes of training"], _largest_first(self.by_client))
+        title = f"Traffic: {self.total_bytes:,} bytes in all"
+        return fragment(title, table(head, rows), folded("By message", by_message), folded("By client", by_client))
+
     @property
     def total_bytes(self) -> int:
         return self.bytes + self.setup.bytes + self.evaluation.bytes
+
+
+def _largest_first(counts: Mapping[str, int]) -> list[list[str]]:
+    return [[name, f"{count:,}"] for name, count in sorted(counts.items(), key=lambda entry: -entry[1])]
 
 
 class Meter:

@@ -21,6 +21,7 @@ from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
 from tablepuppet.mapping.join.free_memory import free_memory
 from tablepuppet.mapping.join.scratch import scratch_folder
 from tablepuppet.mapping.keys.scan_keys import ScanKeys
+from tablepuppet.tables.quiet import silence
 
 _SLICE = 1 << 23  # joined rows that are sorted at a time, about
 _LEAST = 1 << 30  # bytes of memory that DuckDB may always take
@@ -89,7 +90,7 @@ def connected(keys: Sequence[ScanKeys]) -> Iterator[duckdb.DuckDBPyConnection]:
             "memory_limit": f"{max(_LEAST, free_memory() // 2)}B",
         }
         with duckdb.connect(":memory:", config=config) as connection:
-            connection.execute("SET enable_progress_bar = false")
+            silence(connection)
             for number, scan in enumerate(keys):
                 columns = dict(zip(scan.table.column_names, scan.table.columns, strict=True))
                 rows = pa.array(scan.numbers)

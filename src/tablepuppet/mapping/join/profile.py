@@ -13,8 +13,11 @@ from typing import Any
 import duckdb
 
 from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
+from tablepuppet.fragments import fragment, table
 from tablepuppet.mapping.join.duckdb_join import connected
 from tablepuppet.mapping.keys.scan_keys import ScanKeys
+
+_WORDS = {"inner": "JOIN", "left": "LEFT JOIN"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +61,30 @@ class Profile:
     def to_dict(self) -> dict[str, Any]:
         return {"joins": [{**asdict(join), "shape": join.shape} for join in self.joins]}
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a table with a line for each side of each join."""
+        head = ["join", "side", "table", "shape", "rows", "distinct keys", "NULL keys", "shared keys", "no partner"]
+        rows = [
+            [
+                f"{_WORDS[join.kind]} {join.left.key} = {join.right.key}",
+                side.alias,
+                side.table,
+                join.shape,
+                *(f"{n:,}" for n in (side.rows, side.distinct, side.without_key, side.duplicates, side.orphans)),
+            ]
+            for join in self.joins
+            for side in (join.left, join.right)
+        ]
+        return fragment(
+            "How the keys meet" if rows else str(self), *([table(head, rows, text_columns=4)] if rows else [])
+        )
+
     def __str__(self) -> str:
         if not self.joins:
             return "The query joins nothing."
         lines = []
         for join in self.joins:
-            word = "LEFT JOIN" if join.kind == "left" else "JOIN"
-            lines.append(f"{word} {join.left.key} = {join.right.key}: {join.shape}")
+            lines.append(f"{_WORDS[join.kind]} {join.left.key} = {join.right.key}: {join.shape}")
             lines += [f"  {line}" for side in (join.left, join.right) for line in _lines(side)]
         return "\n".join(lines)
 

@@ -18,6 +18,7 @@ from tablepuppet.api.owners import make_clients, name_owners
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.errors import JobError, ModelError
+from tablepuppet.fragments import fragment, table
 from tablepuppet.job import Job, make_job
 from tablepuppet.mapping.join.profile import Profile
 from tablepuppet.models.modules import Builder
@@ -291,6 +292,14 @@ class Federation:
             "GridSearchCV and the like cannot cut it into folds. Train each setting with validation_fraction=0.2 (or "
             'test_where=…) and compare result.metrics["validation"], as docs/validation.md shows'
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the tables and who holds them."""
+        rows = [
+            [name, ", ".join(owners[:6]) + " …" * (len(owners) > 6), f"{len(owners):,}"]
+            for name, owners in self._tables.items()
+        ]
+        return fragment("Federation", table(["table", "clients", "how many"], rows, text_columns=2))
 
     def __repr__(self) -> str:
         tables = (f"{t}: {len(c)} client{'s' * (len(c) != 1)}" for t, c in self._tables.items())

@@ -105,20 +105,25 @@ class Result:
         return module.eval()
 
     def __repr__(self) -> str:
-        job = self.plan.job
         side = "test" if self.metrics.get("test") else "train"
         shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics[side].items())
+        job = self.plan.job
+        return f"Result({job.model} by {job.algorithm}: {side} {shown}; {self._took()})"
+
+    def _took(self) -> str:
+        """What was reached, and what it took."""
         epochs = len(self.history)
         ran = f"{epochs} epochs" if self.epoch in (0, epochs) else f"epoch {self.epoch} of {epochs}"
         withheld = f"; weights of {', '.join(self.withheld)} withheld" if self.withheld else ""
         return (
-            f"Result({job.model} by {job.algorithm}: {side} {shown}; objective {self.objective:.6g}; "
-            f"{ran}, {self.traffic.rounds:,} rounds, {self.traffic.bytes / 1e6:.3g} MB{withheld})"
+            f"objective {self.objective:.6g}; {ran}, {self.traffic.rounds:,} rounds, "
+            f"{self.traffic.bytes / 1e6:.3g} MB{withheld}"
         )
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return result_html(repr(self), self.metrics, [record.objective for record in self.history])
+        title = f"{self.plan.job.model} by {self.plan.job.algorithm}: {self._took()}"
+        return result_html(title, self.metrics, [record.objective for record in self.history])
 
     def explain(self) -> str:
         """The plan again, with what the meter counted beside what was estimated."""

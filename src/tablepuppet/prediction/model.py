@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.catalog.bound import BoundQuery, Scan
+from tablepuppet.fragments import fragment, table
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.modules import Builder
 from tablepuppet.models.spec import ModelSpec
@@ -111,6 +112,12 @@ class Model:
         from tablepuppet.prediction.saved import save
 
         save(self, path)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the blocks with their features, and where their parameters are."""
+        where = self.parts
+        rows = [[b.name, b.table, ", ".join(b.features), where[b.name]] for b in self.blocks]
+        return fragment(repr(self), table(["block", "table", "features", "parameters"], rows, text_columns=4))
 
     def __repr__(self) -> str:
         features = sum(len(block.features) for block in self.blocks)

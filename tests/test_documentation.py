@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import tablepuppet as tp
+from tablepuppet.algorithms.options import FAMILIES
+from tablepuppet.job import Job
 from tablepuppet.query import parse
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +50,37 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("text", blocks(ROOT / "docs" / "sql.md", "sql"))
 def test_every_query_of_the_sql_reference_is_accepted(text: str) -> None:
     assert parse(text).branches
+
+
+def test_privacys_first_example_runs_on_the_quickstarts_tables(tmp_path: Path) -> None:
+    tables = blocks(ROOT / "docs" / "quickstart.md", "python")[0]
+    code = "\n".join([tables, blocks(ROOT / "docs" / "privacy.md", "python")[0], "print(result.privacy.lines())"])
+    process = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    assert "ε = 3 towards everyone" in process.stdout
+
+
+def test_every_command_is_in_the_list_of_the_command_line() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    process = subprocess.run(
+        [sys.executable, "-m", "tablepuppet", "--help"], capture_output=True, text=True, timeout=120, check=True
+    )
+    commands = re.findall(r"^│ ([a-z]+) +\S", process.stdout.partition("Commands")[2], re.MULTILINE)
+    assert {"demo", "train", "predict", "report", "certs"} <= set(commands)
+    assert [name for name in commands if f"\n    tablepuppet {name} " not in page] == []
+
+
+@pytest.mark.parametrize("kind", [Job, *dict.fromkeys(FAMILIES.values())], ids=lambda kind: kind.__name__)
+def test_every_option_of_a_job_and_of_an_algorithm_is_documented(kind: type[Job]) -> None:
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    assert [name for name in kind.__struct_fields__ if name != "options" and f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("name", ["max_categories", "test_where", "wire", "progress", "on_round", "max_joined_rows"])
+def test_what_one_looks_for_is_in_the_docstring_of_train(name: str) -> None:
+    assert f"`{name}`:" in (tp.Federation.train.__doc__ or "")
 
 
 def test_the_quickstart_runs_from_top_to_bottom(tmp_path: Path) -> None:

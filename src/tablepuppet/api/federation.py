@@ -147,11 +147,15 @@ class Federation:
         stops after so many epochs without a better validation loss, and the best epoch's parameters are the model.
         `weight`: a column of the label's table, or an expression over it, that says how much a row counts;
         `class_weight`: "balanced", or a weight for each class (docs/validation.md).
-        `on_round` is called after every round (tablepuppet.report has loggers); `progress`: a bar on standard error,
-        by default (None) in a terminal or a notebook, where training takes more than two seconds.
+        `test_where`: which rows are for the test, instead of a fraction: a condition over the label table's columns.
+        `max_categories`: of a text column, so many categories have a weight of their own, the others share one.
+        `max_joined_rows`: a join with more rows is refused before it is made.
+        `wire`: how numbers travel, "float64", or "float32" for half the bytes ("…+zstd", "…+lz4": compressed).
+        `on_round`: called after every round; tablepuppet.report.callbacks has loggers.
+        `progress`: a bar on standard error; None: in a terminal or a notebook, where training takes over two seconds.
         `resume`: go on with an interrupted run of the same job, where clients are processes of their own.
-        `options`: those of the algorithm (learning_rate, rho, …) where it is given by name, and test_where,
-        validation_where, min_delta, monitor, max_categories, max_joined_rows, wire (docs/quickstart.md).
+        `options`: those of the algorithm (learning_rate, rho, …) where it is given by name, and what else a job has
+        (docs/options.md).
         """
         options |= {
             "l2": l2,

@@ -47,7 +47,7 @@ class Client(ClientState):
     def answer(self, message: Any) -> m.Message:
         """The answer to one request, if the owner's policy has nothing against it."""
         self.policy.check(message, self.tables.use)
-        return _ANSWERS[type(message)](self, message)
+        return ANSWERS[type(message)](self, message)
 
     # -- what a checkpoint holds -----------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Client(ClientState):
 # Requests that leave something behind at the client besides a part's state.
 SETUP = (m.OpenScan, m.SendKeys, m.OpenPart, m.SumStatistics, m.EncodeFeatures, m.StartPart)
 
-_ANSWERS: dict[type, Callable[[ClientState, Any], m.Message]] = {
+ANSWERS: dict[type, Callable[[ClientState, Any], m.Message]] = {
     m.DescribeTable: setup.describe_table,
     m.OpenScan: setup.open_scan,
     m.CountRows: setup.count_rows,

@@ -16,6 +16,7 @@ from tablepuppet.protocol import (
     Encoded,
     EncodeFeatures,
     Encoder,
+    FeatureNames,
     FeatureStatistics,
     Message,
     NumberEncoder,
@@ -88,7 +89,7 @@ def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> 
     union.keep_keys(opened)
     every = []
     for block in union.blocks:
-        statistics = [cast(FeatureStatistics, opened[p.number][0]).columns for p in block]
+        statistics = [cast(FeatureStatistics | FeatureNames, opened[p.number][0]).columns for p in block]
         every.append([merge(c) for c in zip(*statistics, strict=True)])
     every = _summed(union, every)
     encoders: list[list[Encoder]] = []

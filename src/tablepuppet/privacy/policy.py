@@ -77,6 +77,9 @@ class ScanUse:
     rows: Callable[[], int]
 
 
+Use = Callable[[str, int], ScanUse]  # of a job's open scan
+
+
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An owner's rules. Without a file everything that the messages allow is allowed."""
 
@@ -92,44 +95,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     budget: dict[str, TableBudget] = {}
     tables: dict[str, TableRules] = {}
 
-    def check(self, request: Any, use: Callable[[str, int], ScanUse]) -> None:
-        """Refuses a request that breaks a rule; `use` says what an open scan reads."""
-        match request:
-            case m.SendKeys():
-                self._columns(request, use, request.columns, "keys")
-                if request.columns and request.tokens == "plain":
-                    self._rule(self.keys_in_plain, "keys_in_plain", "join keys leave this owner as tokens only")
-            case m.DescribeLabels():
-                self._columns(request, use, [request.column], "labels")
-                self._rule(self.labels.leave, "labels.leave", "labels do not leave this owner")
-            case m.SendLabels():
-                self._labels(request, use)
-            case m.SendWeights():
-                self._weights(request, use)
-            case m.OpenPart():
-                self._columns(request, use, request.columns, "features")
-                self._minimum(request, use)
-                if not request.wants_key:
-                    self._masked(1)
-            case m.SumStatistics():
-                self._masked(len({peer.client for peer in request.peers}))
-            case m.StartPart():
-                self._training(request)
-            case m.MultiplyGram():
-                self._moments("a product with the second moments of features")
-            case m.Release():
-                self._release("they are kept here")
-            case m.ScoreRows():
-                self._columns(request, use, request.columns, "features")
-                self._rule(self.predictions is True, "predictions", _PREDICTIONS[self.predictions])
-            case m.ScoreOwnRows():
-                self._columns(request, use, request.columns, "features")
-                self._rule(bool(self.predictions), "predictions", _PREDICTIONS[self.predictions])
-            case m.RevealFeatures():
-                self._release("a model that is fitted at the server is known there")
-            case m.SendIdentifiers():
-                self._columns(request, use, request.columns, "keys")
-                self._rule(self.identifiers, "identifiers", "key values are not shown beside predictions")
+    def check(self, request: Any, use: Use) -> None:
+        """Refuses a request that breaks a rule, or that no rule decides on; `use` says what an open scan reads."""
+        decide = DECISIONS.get(getattr(type(request), "stage", None))
+        if decide is None:
+            raise _refused("none", f"no rule decides whether a {type(request).__name__} may be answered")
+        decide(self, request, use)
 
     def check_scan(self, use: ScanUse) -> None:
         """Refuses a scan that reads or filters by a column without any permitted use, before anything is read."""
@@ -141,14 +112,62 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             _refuse_others(columns, somehow, f"tables.{use.table}", "be read")
         _refuse_others(use.filter, rules.allowed("filters"), f"tables.{use.table}.filters", "be filtered by")
 
-    def _columns(self, request: Any, use: Callable[[str, int], ScanUse], columns: Collection[int], role: str) -> None:
+    def _schema(self, request: Any, use: Use) -> None:
+        """Names and types of columns are what a query is written from; no value is among them."""
+
+    def _scan(self, request: Any, use: Use) -> None:
+        """`check_scan` decides once its expressions are read; until then no row is."""
+
+    def _of_a_job(self, request: Any, use: Use) -> None:
+        """What a part that was opened and started under the rules below goes on with; how often, its owner counts."""
+
+    def _keys(self, request: m.SendKeys, use: Use) -> None:
+        self._columns(request, use, request.columns, "keys")
+        if request.columns and request.tokens == "plain":
+            self._rule(self.keys_in_plain, "keys_in_plain", "join keys leave this owner as tokens only")
+
+    def _classes(self, request: m.DescribeLabels, use: Use) -> None:
+        self._columns(request, use, [request.column], "labels")
+        self._rule(self.labels.leave, "labels.leave", "labels do not leave this owner")
+
+    def _part(self, request: m.OpenPart, use: Use) -> None:
+        self._columns(request, use, request.columns, "features")
+        self._minimum(request, use)
+        if not request.wants_key:
+            self._masked(1)
+
+    def _statistics(self, request: m.SumStatistics, use: Use) -> None:
+        self._masked(len({peer.client for peer in request.peers}))
+
+    def _second_moments(self, request: m.MultiplyGram, use: Use) -> None:
+        self._moments("a product with the second moments of features")
+
+    def _parameters(self, request: m.Release, use: Use) -> None:
+        self._release("they are kept here")
+
+    def _pool(self, request: m.RevealFeatures, use: Use) -> None:
+        self._release("a model that is fitted at the server is known there")
+
+    def _score(self, request: m.ScoreRows, use: Use) -> None:
+        self._columns(request, use, request.columns, "features")
+        self._rule(self.predictions is True, "predictions", _PREDICTIONS[self.predictions])
+
+    def _score_own(self, request: m.ScoreOwnRows, use: Use) -> None:
+        self._columns(request, use, request.columns, "features")
+        self._rule(bool(self.predictions), "predictions", _PREDICTIONS[self.predictions])
+
+    def _identify(self, request: m.SendIdentifiers, use: Use) -> None:
+        self._columns(request, use, request.columns, "keys")
+        self._rule(self.identifiers, "identifiers", "key values are not shown beside predictions")
+
+    def _columns(self, request: Any, use: Use, columns: Collection[int], role: str) -> None:
         scan = use(request.job, request.scan)
         rules = self.tables.get(scan.table)
         if rules is not None:
             for column in columns:
                 _refuse_others(scan.columns[column], rules.allowed(role), f"tables.{scan.table}.{role}", _AS[role])
 
-    def _labels(self, request: m.SendLabels, use: Callable[[str, int], ScanUse]) -> None:
+    def _labels(self, request: m.SendLabels, use: Use) -> None:
         self._columns(request, use, [request.column], "labels")
         split = [c for c in (request.test_column, request.validation_column) if c is not None]
         self._columns(request, use, split, "filters")
@@ -162,14 +181,14 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 f'train with privacy={{"label": {{"epsilon": {limit:g}}}}}',
             )
 
-    def _weights(self, request: m.SendWeights, use: Callable[[str, int], ScanUse]) -> None:
+    def _weights(self, request: m.SendWeights, use: Use) -> None:
         """A weight is a value of a row that leaves, as a label does; and there is no randomised form of it."""
         self._columns(request, use, [request.column], "labels")
         self._rule(self.labels.leave, "labels.leave", "neither labels nor weights leave this owner")
         if self.labels.epsilon is not None:
             raise _refused("labels.epsilon", "labels leave only randomised, and weights cannot; train without weight")
 
-    def _minimum(self, request: m.OpenPart, use: Callable[[str, int], ScanUse]) -> None:
+    def _minimum(self, request: m.OpenPart, use: Use) -> None:
         rows = request.train_rows
         count = use(request.job, request.scan).rows() if rows is None else _distinct(rows)
         if count < self.minimum_rows:
@@ -178,7 +197,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 f"at least {self.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",
             )
 
-    def _training(self, request: m.StartPart) -> None:
+    def _training(self, request: m.StartPart, use: Use) -> None:
         self._masked(max(1, len({peer.client for peer in request.peers})))
         options = request.algorithm
         if request.clients > 1:
@@ -225,6 +244,36 @@ def _distinct(rows: m.RowNumbers) -> int:
     found = rows[rows >= 0]
     return len(found) if bool((found[1:] > found[:-1]).all()) else len(np.unique(found))
 
+
+# By stage of a request: what decides. A stage that is not here is refused.
+DECISIONS: dict[m.Stage | None, Callable[[Policy, Any, Use], None]] = {
+    "schema": Policy._schema,
+    "scan": Policy._scan,
+    "count": Policy._of_a_job,
+    "keys": Policy._keys,
+    "classes": Policy._classes,
+    "labels": Policy._labels,
+    "weights": Policy._weights,
+    "part": Policy._part,
+    "summed statistics": Policy._statistics,
+    "encode": Policy._of_a_job,
+    "start": Policy._training,
+    "figure": Policy._of_a_job,
+    "second moments": Policy._second_moments,
+    "seal": Policy._of_a_job,
+    "step": Policy._of_a_job,
+    "combine": Policy._of_a_job,
+    "settle": Policy._of_a_job,
+    "evaluate": Policy._of_a_job,
+    "keep": Policy._of_a_job,
+    "release": Policy._parameters,
+    "hold": Policy._of_a_job,
+    "pool": Policy._pool,
+    "score": Policy._score,
+    "score own": Policy._score_own,
+    "identify": Policy._identify,
+    "close": Policy._of_a_job,
+}
 
 _AS = {
     "features": "be a feature",

@@ -8,13 +8,14 @@ buffers beside a message (codec.py), never as pickles. In the order of a run: `s
 from __future__ import annotations
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.protocol.base import CloseJob, Done, Failure, Message
+from tablepuppet.protocol.base import CloseJob, Done, Failure, Message, Stage, Telling, Tells, disclosures
 from tablepuppet.protocol.features import (
     CategoryEncoder,
     CategoryStatistics,
     Encoded,
     EncodeFeatures,
     Encoder,
+    FeatureNames,
     FeatureStatistics,
     NumberEncoder,
     NumberStatistics,
@@ -106,6 +107,7 @@ RESPONSES = (
     | Labels
     | Weights
     | FeatureStatistics
+    | FeatureNames
     | Encoded
     | Started
     | Partial
@@ -140,6 +142,7 @@ __all__ = [
     "Evaluate",
     "Evaluation",
     "Failure",
+    "FeatureNames",
     "FeatureStatistics",
     "HoldPart",
     "Identifiers",
@@ -178,9 +181,13 @@ __all__ = [
     "SendLabels",
     "SendWeights",
     "SgdUpdate",
+    "Stage",
     "StartPart",
     "Started",
     "SumStatistics",
     "TableSchema",
+    "Telling",
+    "Tells",
     "Weights",
+    "disclosures",
 ]

@@ -1,29 +1,133 @@
-"""What every message is, and the three that belong to no stage.
+"""What every message is, what it declares, and the three that belong to no stage.
 
-A message is a frozen struct that rejects unknown fields. Arrays in it are typed here by what they hold.
+A message is a frozen struct that rejects unknown fields. Arrays in it are typed here by what they hold. Beside its
+fields, a message declares two things as data on its class:
+
+    stage   of a request: which step of a job it is. Policies and contracts decide by it; a request without one is
+            refused by every client.
+    tells   what its fields tell whom about what. The meter counts these disclosures as it counts bytes.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal, NamedTuple
+
 import msgspec
+import numpy as np
+
+Stage = Literal[
+    "schema",  # which columns a table has
+    "scan",  # which expressions will be read, of which rows
+    "count",  # how many rows a scan has
+    "keys",
+    "classes",  # what the label is
+    "labels",
+    "weights",
+    "part",  # which rows take part how often: statistics of features
+    "summed statistics",
+    "encode",
+    "start",
+    "figure",  # one number of a part, for the first step
+    "second moments",
+    "seal",  # the last masked sum once more
+    "step",  # of the algorithm
+    "combine",  # what clients of one table agree on between two steps
+    "settle",  # parameters become those that the server computes with
+    "evaluate",
+    "keep",
+    "release",
+    "hold",  # parameters stay with their owner
+    "pool",  # features leave as they are: the centralised baseline
+    "score",
+    "score own",  # by a part that the owner holds
+    "identify",  # key values beside predictions
+    "close",
+]
+
+What = Literal[
+    "row count",
+    "key tokens",
+    "row order",
+    "label classes",
+    "labels",
+    "split",
+    "weights",
+    "statistics",
+    "category names",
+    "figure",
+    "sums",
+    "predictions",  # of train rows
+    "held-out predictions",
+    "scores",  # predictions by a finished model
+    "norms",
+    "parameters",
+    "features",
+    "identifiers",
+    "multiplicities",
+    "summed weights",
+    "encoders",
+    "signals",
+    "curvatures",
+    "agreed values",
+    "model",
+]
+
+
+class Tells(NamedTuple):
+    """One field tells the receiver of a message something about rows that are not its own."""
+
+    field: str
+    what: What
+    is_per_row: bool = False  # an entry (or a line of them) for each row
+    if_none: bool = False  # whether leaving the field out tells as much ("all are one")
+
+
+Telling = tuple[Tells, ...] | None  # None: not declared; (): nothing
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, kw_only=True):
     """Base of all messages; the tag is the class name."""
 
+    stage: ClassVar[Stage | None] = None
+    tells: ClassVar[Telling] = None
+    repeats: ClassVar[bool] = False  # whether the answer says again what the last one said
+
 
 class Done(Message, frozen=True):
     """The answer to a request that only asks for an action."""
+
+    tells: ClassVar[Telling] = ()
 
 
 class CloseJob(Message, frozen=True):
     """Forget everything about a job. → Done"""
 
+    stage: ClassVar[Stage] = "close"
+    tells: ClassVar[Telling] = ()
     job: str
 
 
 class Failure(Message, frozen=True):
     """The answer when a request cannot be met: which error, and its message."""
 
+    tells: ClassVar[Telling] = ()
     error: str
     message: str
+
+
+def disclosures(message: Message) -> list[tuple[Tells, int]]:
+    """What a message tells, each with how many numbers it tells of each row (or, where it is not per row, one).
+
+    >>> disclosures(Done())
+    []
+    """
+    found = []
+    for tells in message.tells or ():
+        value = getattr(message, tells.field)
+        if value is None or (isinstance(value, np.ndarray | list) and not len(value) and not tells.is_per_row):
+            if tells.if_none:
+                found.append((tells, 1))
+            continue
+        width = value.shape[1] if tells.is_per_row and isinstance(value, np.ndarray) and value.ndim > 1 else 1
+        found.append((tells, int(width)))
+    return found

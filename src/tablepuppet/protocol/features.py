@@ -5,19 +5,23 @@ A *part* is one client's share of a block: some feature columns of a scan, for t
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.base import Message, Stage, Telling, Tells
 
 
 class OpenPart(Message, frozen=True):
-    """These columns of a scan are a share of block `part`; these of its rows take part. → FeatureStatistics
+    """These columns of a scan are a share of block `part`; these of its rows take part.
 
-    Row −1 stands for a row that does not exist (an outer join found none): zeros.
+    → FeatureStatistics | FeatureNames. Row −1 stands for a row that does not exist (an outer join found none): zeros.
     """
 
+    stage: ClassVar[Stage] = "part"
+    tells: ClassVar[Telling] = (Tells("multiplicity", "multiplicities", is_per_row=True, if_none=True),)
     job: str
     part: int
     scan: int
@@ -47,13 +51,23 @@ class CategoryStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class FeatureStatistics(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("columns", "statistics"),)
     columns: list[NumberStatistics | CategoryStatistics]
-    key: MaskKey | None = None  # for masks; None: not wanted, or the client has no secret to vouch for it
+
+
+class FeatureNames(Message, frozen=True):
+    """Where sums are masked: the names of categories, and the lengths of vectors, without any figure."""
+
+    tells: ClassVar[Telling] = (Tells("columns", "category names"),)
+    columns: list[NumberStatistics | CategoryStatistics]
+    key: MaskKey | None = None  # for masks; None: the client has no secret to vouch for it
 
 
 class SumStatistics(Message, frozen=True):
     """Counts and sums over the block's categories and numbers, as summands (tables/summands.py). → Masked"""
 
+    stage: ClassVar[Stage] = "summed statistics"
+    tells: ClassVar[Telling] = (Tells("columns", "category names"),)
     job: str
     part: int
     columns: list[NumberStatistics | CategoryStatistics]  # agreed categories and lengths; the second time also means
@@ -87,22 +101,31 @@ Encoder = NumberEncoder | CategoryEncoder
 class EncodeFeatures(Message, frozen=True):
     """Encode the part's features like this, as all clients of the block do. → Encoded"""
 
+    stage: ClassVar[Stage] = "encode"
+    tells: ClassVar[Telling] = (Tells("encoders", "encoders"),)
     job: str
     part: int
     encoders: list[Encoder]
 
 
 class Encoded(Message, frozen=True):
+    tells: ClassVar[Telling] = ()
     width: int
 
 
 class RevealFeatures(Message, frozen=True):
     """Send the encoded features of all rows: the centralised baseline only. → RevealedFeatures"""
 
+    stage: ClassVar[Stage] = "pool"
+    tells: ClassVar[Telling] = ()
     job: str
     part: int
 
 
 class RevealedFeatures(Message, frozen=True):
+    tells: ClassVar[Telling] = (
+        Tells("train", "features", is_per_row=True),
+        Tells("test", "features", is_per_row=True),
+    )
     train: Array
     test: Array

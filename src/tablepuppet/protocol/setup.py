@@ -5,7 +5,7 @@ A *scan* is one client's reading of one table under one filter; row numbers are 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.privacy.options import KeyMode, LabelPrivacy
-from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.base import Message, Stage, Telling, Tells
 
 Kind = Literal["integer", "float", "decimal", "boolean", "date", "timestamp", "string", "uuid", "vector", "other"]
 
@@ -32,10 +32,13 @@ class ColumnInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DescribeTable(Message, frozen=True):
     """Which columns does your table have? → TableSchema"""
 
+    stage: ClassVar[Stage] = "schema"
+    tells: ClassVar[Telling] = ()
     table: str
 
 
 class TableSchema(Message, frozen=True):
+    tells: ClassVar[Telling] = ()
     columns: list[ColumnInfo]
     withholds: bool = False  # whether the owner keeps the parameters that are trained on its table
     stamp: bytes = b""  # another one whenever the table may have changed; none: there is no telling
@@ -47,6 +50,8 @@ class OpenScan(Message, frozen=True):
     Nothing is read yet: the answer gives the type of each expression.
     """
 
+    stage: ClassVar[Stage] = "scan"
+    tells: ClassVar[Telling] = ()
     job: str
     scan: int
     table: str
@@ -55,17 +60,21 @@ class OpenScan(Message, frozen=True):
 
 
 class ScanSchema(Message, frozen=True):
+    tells: ClassVar[Telling] = ()
     columns: list[ColumnInfo]
 
 
 class CountRows(Message, frozen=True):
     """How many rows does a scan have? → RowCount"""
 
+    stage: ClassVar[Stage] = "count"
+    tells: ClassVar[Telling] = ()
     job: str
     scan: int
 
 
 class RowCount(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("rows", "row count"),)
     rows: int
 
 
@@ -84,6 +93,8 @@ class SendKeys(Message, frozen=True):
     are numbered in it from now on and for the whole job.
     """
 
+    stage: ClassVar[Stage] = "keys"
+    tells: ClassVar[Telling] = ()
     job: str
     scan: int
     columns: list[int]
@@ -93,6 +104,10 @@ class SendKeys(Message, frozen=True):
 
 
 class Keys(Message, frozen=True):
+    tells: ClassVar[Telling] = (
+        Tells("columns", "key tokens"),
+        Tells("order", "row order", is_per_row=True),
+    )
     rows: int
     columns: pa.Table
     order: NDArray[np.int64] | None = None  # ascending, where the order is shared
@@ -102,6 +117,8 @@ class Keys(Message, frozen=True):
 class DescribeLabels(Message, frozen=True):
     """Which classes, or which kind of number, is the label? → LabelSummary"""
 
+    stage: ClassVar[Stage] = "classes"
+    tells: ClassVar[Telling] = ()
     job: str
     scan: int
     column: int
@@ -109,6 +126,7 @@ class DescribeLabels(Message, frozen=True):
 
 
 class LabelSummary(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("classes", "label classes"),)
     kind: Literal["number", "boolean", "class"]
     classes: list[str | float] = msgspec.field(
         default_factory=list
@@ -119,6 +137,8 @@ class LabelSummary(Message, frozen=True):
 class SendLabels(Message, frozen=True):
     """Send one label per row, as a class number or a number, and each row's side of the split. → Labels"""
 
+    stage: ClassVar[Stage] = "labels"
+    tells: ClassVar[Telling] = (Tells("classes", "label classes"),)
     job: str
     scan: int
     column: int
@@ -133,6 +153,10 @@ class SendLabels(Message, frozen=True):
 
 
 class Labels(Message, frozen=True):
+    tells: ClassVar[Telling] = (
+        Tells("values", "labels", is_per_row=True),
+        Tells("is_test", "split", is_per_row=True),
+    )
     values: Array  # class numbers or numbers; NaN where the label is missing
     is_test: NDArray[np.bool_]
     is_validation: NDArray[np.bool_] | None = None  # None: no row
@@ -141,10 +165,13 @@ class Labels(Message, frozen=True):
 class SendWeights(Message, frozen=True):
     """Send the sample weight of each row of the label table. → Weights"""
 
+    stage: ClassVar[Stage] = "weights"
+    tells: ClassVar[Telling] = ()
     job: str
     scan: int
     column: int
 
 
 class Weights(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("values", "weights", is_per_row=True),)
     values: Array  # NaN where it is missing

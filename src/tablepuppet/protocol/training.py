@@ -5,7 +5,7 @@ Updates go to a part and bring its predictions, or one client's summand of what 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -16,12 +16,14 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.base import Message, Stage, Telling, Tells
 
 
 class StartPart(Message, frozen=True):
     """Make the part's model and start the algorithm's client half. → Started"""
 
+    stage: ClassVar[Stage] = "start"
+    tells: ClassVar[Telling] = (Tells("weights", "summed weights", is_per_row=True),)
     job: str
     part: int
     algorithm: Options
@@ -43,6 +45,10 @@ class StartPart(Message, frozen=True):
 
 
 class Started(Message, frozen=True):
+    tells: ClassVar[Telling] = (
+        Tells("values", "predictions", is_per_row=True),
+        Tells("figure", "figure"),
+    )
     values: Array | None  # predictions of all train rows; None: all zero
     figure: float  # admm: mean diagonal of the part's share of XᵀX/N; newton: 1 if its features span the constant;
     # 0 where the first could only be told under masks: SendFigure
@@ -53,6 +59,8 @@ class Started(Message, frozen=True):
 class SendFigure(Message, frozen=True):
     """The figure that Started held back, as a summand. → Masked"""
 
+    stage: ClassVar[Stage] = "figure"
+    tells: ClassVar[Telling] = ()
     job: str
     part: int
 
@@ -60,6 +68,8 @@ class SendFigure(Message, frozen=True):
 class MultiplyGram(Message, frozen=True):
     """Tᵀ diag(G) T v, to bound the objective's curvature. → Partial | Masked"""
 
+    stage: ClassVar[Stage] = "second moments"
+    tells: ClassVar[Telling] = ()
     job: str
     part: int
     vector: Array
@@ -68,6 +78,8 @@ class MultiplyGram(Message, frozen=True):
 class SgdUpdate(Message, frozen=True):
     """Y of the last batch, and the rows whose predictions are wanted next. → Predictions | Partial | Masked"""
 
+    stage: ClassVar[Stage] = "step"
+    tells: ClassVar[Telling] = (Tells("signal", "signals", is_per_row=True),)
     job: str
     part: int
     signal: Array | None  # None: nothing to learn yet
@@ -79,6 +91,8 @@ class SgdUpdate(Message, frozen=True):
 class AdmmUpdate(Message, frozen=True):
     """Y of all train rows, and the weight of G‖h‖²/2. → Predictions | Partial | Masked"""
 
+    stage: ClassVar[Stage] = "step"
+    tells: ClassVar[Telling] = (Tells("signal", "signals", is_per_row=True),)
     job: str
     part: int
     signal: Array
@@ -90,6 +104,11 @@ class AdmmUpdate(Message, frozen=True):
 class NewtonUpdate(Message, frozen=True):
     """Y and the collapsed curvature (None where the client can know it). → Predictions | Partial | Masked"""
 
+    stage: ClassVar[Stage] = "step"
+    tells: ClassVar[Telling] = (
+        Tells("signal", "signals", is_per_row=True),
+        Tells("curvature", "curvatures", is_per_row=True),
+    )
     job: str
     part: int
     signal: Array
@@ -101,6 +120,8 @@ class NewtonUpdate(Message, frozen=True):
 class Move(Message, frozen=True):
     """The step coefficients chosen for the last directions. → Done"""
 
+    stage: ClassVar[Stage] = "settle"
+    tells: ClassVar[Telling] = ()
     job: str
     part: int
     coefficients: Array
@@ -109,6 +130,7 @@ class Move(Message, frozen=True):
 class Partial(Message, frozen=True):
     """One client's summand: the union operator adds those of all clients of the block."""
 
+    tells: ClassVar[Telling] = (Tells("values", "sums"),)
     values: list[Array]
 
 
@@ -118,6 +140,7 @@ class Masked(Message, frozen=True):
     Without a scale that fits, only how large it is: `Seal` names one.
     """
 
+    tells: ClassVar[Telling] = (Tells("exponents", "sums"),)
     values: list[NDArray[np.int64]]
     exponents: list[int]  # of each array: the power of two above its largest entry
     scales: list[int]  # of each array: the power of two that the integers are in units of
@@ -127,6 +150,9 @@ class Masked(Message, frozen=True):
 class Seal(Message, frozen=True):
     """Send the last summand once more, at this scale and under new masks. → Masked"""
 
+    stage: ClassVar[Stage] = "seal"
+    tells: ClassVar[Telling] = ()
+    repeats: ClassVar[bool] = True
     job: str
     part: int
     scales: list[int]
@@ -135,6 +161,8 @@ class Seal(Message, frozen=True):
 class Combined(Message, frozen=True):
     """What the union step made of the sum. → Predictions | Partial | Masked"""
 
+    stage: ClassVar[Stage] = "combine"
+    tells: ClassVar[Telling] = (Tells("values", "agreed values"),)
     job: str
     part: int
     values: list[Array]
@@ -144,6 +172,10 @@ class Combined(Message, frozen=True):
 class Predictions(Message, frozen=True):
     """h of the rows asked for, and inner products of the parameters (‖θ‖² first)."""
 
+    tells: ClassVar[Telling] = (
+        Tells("values", "predictions", is_per_row=True),
+        Tells("products", "norms"),
+    )
     values: Array
     products: Array
 
@@ -151,12 +183,19 @@ class Predictions(Message, frozen=True):
 class Evaluate(Message, frozen=True):
     """Predict the part's test rows, and its train rows where asked. → Evaluation"""
 
+    stage: ClassVar[Stage] = "evaluate"
+    tells: ClassVar[Telling] = ()
     job: str
     part: int
     train: bool
 
 
 class Evaluation(Message, frozen=True):
+    tells: ClassVar[Telling] = (
+        Tells("test", "held-out predictions", is_per_row=True),
+        Tells("train", "predictions", is_per_row=True),
+        Tells("norm", "norms"),
+    )
     test: Array
     train: Array | None
     norm: float  # ‖θ‖²
@@ -165,6 +204,8 @@ class Evaluation(Message, frozen=True):
 class Keep(Message, frozen=True):
     """Remember the part's parameters: no others were better so far. → Done"""
 
+    stage: ClassVar[Stage] = "keep"
+    tells: ClassVar[Telling] = ()
     job: str
     part: int
 
@@ -172,6 +213,8 @@ class Keep(Message, frozen=True):
 class Restore(Message, frozen=True):
     """Training is over, and the parameters kept last are the part's. → Done"""
 
+    stage: ClassVar[Stage] = "keep"
+    tells: ClassVar[Telling] = ()
     job: str
     part: int
 
@@ -179,17 +222,22 @@ class Restore(Message, frozen=True):
 class Release(Message, frozen=True):
     """Send the trained parameters. → Parameters"""
 
+    stage: ClassVar[Stage] = "release"
+    tells: ClassVar[Telling] = ()
     job: str
     part: int
 
 
 class Parameters(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("values", "parameters"),)
     values: Array
 
 
 class HoldPart(Message, frozen=True):
     """Keep the trained parameters yourself, as your part of a model; they do not leave. → Done"""
 
+    stage: ClassVar[Stage] = "hold"
+    tells: ClassVar[Telling] = ()
     job: str
     part: int
     model: str

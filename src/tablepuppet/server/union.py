@@ -23,7 +23,7 @@ from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.privacy.options import Privacy
 from tablepuppet.protocol import (
     Combined,
-    FeatureStatistics,
+    FeatureNames,
     Masked,
     Message,
     MultiplyGram,
@@ -85,9 +85,9 @@ class UnionOperator:
     def keep_keys(self, opened: dict[int, list[Message]]) -> None:
         """The keys that the parts of masked blocks offered; every one of them must have."""
         for part in self.parts:
-            key = cast(FeatureStatistics, opened[part.number][0]).key
             if not self.is_masked[part.block]:
                 continue
+            key = cast(FeatureNames, opened[part.number][0]).key
             if key is None:
                 raise PrivacyError(
                     f"client {part.client} shares no secret with the other clients, without which sums over "

@@ -15,17 +15,19 @@ from tablepuppet.tables.statistics import statistics, without_moments
 from tablepuppet.tables.summands import first_summands, names_only, second_summands
 
 
-def open_part(own: ClientState, request: m.OpenPart) -> m.FeatureStatistics:
+def open_part(own: ClientState, request: m.OpenPart) -> m.FeatureStatistics | m.FeatureNames:
     part = own.parts[request.job, request.part] = Part(request)
     columns = [own.column(request.job, request.scan, c) for c in request.columns]
     weights = None if request.multiplicity is None else request.multiplicity.astype(np.float64)
     found = [statistics(column, info, request.train_rows, weights) for column, info in columns]
     part.statistics = found if request.wants_moments else [without_moments(s) for s in found]
     give_back()
-    if not request.wants_key or own.key is None:
-        return m.FeatureStatistics(columns=[] if request.wants_key else list(part.statistics))
+    if not request.wants_key:
+        return m.FeatureStatistics(columns=list(part.statistics))
+    if own.key is None:
+        return m.FeatureNames(columns=[])
     part.sealing = Sealing(request.job, own.name, request.part, own.key)
-    return m.FeatureStatistics(columns=[names_only(s) for s in part.statistics], key=part.sealing.offer())
+    return m.FeatureNames(columns=[names_only(s) for s in part.statistics], key=part.sealing.offer())
 
 
 def sum_statistics(own: ClientState, request: m.SumStatistics) -> m.Message:

@@ -92,7 +92,9 @@ $(VENV)/.demo: $(VENV)/.created pyproject.toml
 
 $(VENV)/.torch: $(VENV)/.created
 	@echo "Installing $(TORCH) into $(VENV) (about a minute, once)."
-	@$(PIP) '$(TORCH)'
+	@$(PIP) '$(TORCH)' || { echo "The tests need $(TORCH), and pip found none for $$($(BIN)/python --version)."; \
+		echo "Take another Python (make clean, then make test PYTHON=python3.11) or another torch (make test TORCH=torch)."; \
+		echo "make demo needs no torch."; exit 1; }
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml

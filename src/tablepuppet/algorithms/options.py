@@ -117,7 +117,13 @@ class Admm(_Options, frozen=True, tag="admm"):
 
 
 class Newton(_Options, frozen=True, tag="newton"):
-    """Block-preconditioned Newton with subspace search: nothing to tune."""
+    """Block-preconditioned Newton with subspace search: nothing to tune (docs/algorithms.md).
+
+    `memory`: how many earlier directions are kept for the search; `tolerance`: the relative gain below which it ends.
+
+    >>> Newton(tolerance=1e-6)
+    Newton(tolerance=1e-06)
+    """
 
     name: ClassVar[str] = "newton"
     memory: int = 8  # fewer stall where tables correlate: docs/decisions/0006
@@ -129,7 +135,7 @@ class Newton(_Options, frozen=True, tag="newton"):
 
 
 class Centralized(_Options, frozen=True, tag="centralized"):
-    """The baseline: pool all rows, materialise the join, minimise F on it."""
+    """The baseline: pool all rows, materialise the join, minimise F on it. For comparison where pooling is allowed."""
 
     name: ClassVar[str] = "centralized"
     tolerance: float = 1e-10

@@ -88,6 +88,7 @@ class Plan:
 
     @property
     def advice(self) -> Advice:
+        """Which algorithm to take, and why."""
         return advise(self.shape, self.job.batch_size)
 
     @property

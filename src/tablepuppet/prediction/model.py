@@ -70,6 +70,7 @@ class Model:
 
     @property
     def outputs(self) -> int:
+        """Scores per joined row: one, or one per class for softmax."""
         return len(self.encoded_intercept)
 
     @property

@@ -11,9 +11,9 @@ from tests.algorithms.neural_join import JOINS, federation
 from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
-from tablepuppet.algorithms import admm_neural
+from tablepuppet.algorithms.admm import neural as admm_neural
 from tablepuppet.algorithms.base import PartSetup
-from tablepuppet.algorithms.optimizers import Moments
+from tablepuppet.algorithms.numerics.optimizers import Moments
 from tablepuppet.algorithms.private import LocalStep, PrivateGradient
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError

@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.algorithms import admm_linear, conjugate, newton
+from tablepuppet.algorithms.admm import linear as admm_linear
+from tablepuppet.algorithms.newton import client as newton
+from tablepuppet.algorithms.numerics import conjugate
 
 MEASURE = """
 import resource, sys

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tablepuppet.algorithms.admm import fused_step, join_step
+from tablepuppet.algorithms.admm.server import fused_step, join_step
 from tablepuppet.mapping.rows import joined as module
 from tablepuppet.mapping.rows.joined import JoinedRows, Pass, RowIndex, Work
 from tablepuppet.models.compiled import CompiledLogistic, CompiledSquared

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.optimizers import Moments
+from tablepuppet.algorithms.numerics.optimizers import Moments
 from tablepuppet.algorithms.private import LocalStep, PrivateGradient
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError

@@ -14,7 +14,7 @@ import scipy.stats
 
 import tablepuppet as tp
 from tablepuppet.algorithms.base import BlockAnswer, Problem
-from tablepuppet.algorithms.sgd import SgdServer
+from tablepuppet.algorithms.sgd.server import SgdServer
 from tablepuppet.errors import PrivacyError
 from tablepuppet.mapping.join.cap import within_cap
 from tablepuppet.mapping.mapping import rows_here

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tablepuppet.algorithms import admm_linear, admm_neural, newton, sgd
+from tablepuppet.algorithms.admm import linear as admm_linear
+from tablepuppet.algorithms.admm import neural as admm_neural
 from tablepuppet.algorithms.base import Answer, PartSetup
+from tablepuppet.algorithms.newton import client as newton
+from tablepuppet.algorithms.numerics.sensitivity import sensitivity
 from tablepuppet.algorithms.options import Admm, Newton, Options, Sgd
-from tablepuppet.algorithms.sensitivity import sensitivity
+from tablepuppet.algorithms.sgd import client as sgd
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.protocol import AdmmUpdate, Combined, Done, Move, NewtonUpdate, SgdUpdate

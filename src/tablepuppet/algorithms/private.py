@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.optimizers import Moments, Optimizer, descend
+from tablepuppet.algorithms.numerics.optimizers import Moments, Optimizer, descend
 from tablepuppet.algorithms.options import Sgd
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PrivacyError

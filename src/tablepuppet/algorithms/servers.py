@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tablepuppet.algorithms.admm import AdmmServer
+from tablepuppet.algorithms.admm.server import AdmmServer
 from tablepuppet.algorithms.base import Problem, Server
-from tablepuppet.algorithms.newton import NewtonServer
+from tablepuppet.algorithms.newton.server import NewtonServer
 from tablepuppet.algorithms.options import Admm, Newton, Options, Sgd
-from tablepuppet.algorithms.sgd import SgdServer
+from tablepuppet.algorithms.sgd.server import SgdServer
 from tablepuppet.errors import JobError
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tablepuppet.algorithms.admm import AdmmServer
+from tablepuppet.algorithms.admm.server import AdmmServer
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.options import Admm
 from tablepuppet.bench.figures import copy_seconds

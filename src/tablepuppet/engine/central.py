@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tablepuppet.algorithms.centralized import minimise
+from tablepuppet.algorithms.centralized.minimise import minimise
 from tablepuppet.arrays import Array
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import measure

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.base import Problem, Server
 from tablepuppet.algorithms.options import Admm, Sgd
 from tablepuppet.algorithms.servers import make_server
-from tablepuppet.algorithms.sgd import SgdServer
+from tablepuppet.algorithms.sgd.server import SgdServer
 from tablepuppet.allocation import give_back
 from tablepuppet.arrays import Array
 from tablepuppet.engine.encoders import agree_on_encoders

@@ -1,4 +1,4 @@
-"""ADMM's z-step and dual step (algorithms/admm.py) over a view of joined rows, in one compiled pass for each loss.
+"""The z-step and dual step of ADMM (algorithms/admm/server.py) over a view of joined rows, in one pass for each loss.
 
 In: a view, whose state u is the last round's, and b, b⁻, ρ and the relaxation. Out: the sums by which ADMM judges
 itself; u becomes u⁺, and c = λ⁺ + ρ(a − z⁺), z⁺ = u⁺ − b, is collapsed to the blocks' rows.

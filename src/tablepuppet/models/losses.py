@@ -62,7 +62,7 @@ class Loss(Protocol):
 
 @runtime_checkable
 class Fused(Protocol):
-    """A loss of one output that does ADMM's z-step and dual step (algorithms/admm.py) in one pass over joined rows."""
+    """A loss of one output whose ADMM z-step and dual step (algorithms/admm/server.py) is one pass over joined rows."""
 
     def dual_step(self, view: Any, intercept: float, before: float, rho: float, relax: float) -> Array:
         """‖a − z‖², ‖u⁺ − u + b⁻ − b‖², ‖a‖², ‖z‖², ‖λ⁺‖²; the view's u becomes u⁺, and its signal is collapsed."""

@@ -6,7 +6,7 @@ same time, not what Python and the libraries take (some 200 MB).
 
 from __future__ import annotations
 
-from tablepuppet.algorithms.conjugate import WIDE
+from tablepuppet.algorithms.numerics.conjugate import WIDE
 from tablepuppet.algorithms.options import Admm, Newton, Options
 from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW
 from tablepuppet.mapping.mapping import Placement

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.small_blocks import small_blocks
+from tablepuppet.algorithms.newton.small_blocks import small_blocks
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec

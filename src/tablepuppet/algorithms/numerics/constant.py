@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from tablepuppet.algorithms.base import Problem
-from tablepuppet.algorithms.search import derivatives, hessian_step, minimise
+from tablepuppet.algorithms.numerics.search import derivatives, hessian_step, minimise
 from tablepuppet.arrays import Array
 
 

@@ -6,7 +6,7 @@
 Under feature privacy the local solver takes clipped and noised gradients of samples instead (private.py), as many as
 the ledger counts, from the agreed w and without u_q; the penalty is added after the noise.
 
-The server half is that of linear models (admm.py), but the reported model is the last iterate: a
+The server half is that of linear models (server.py), but the reported model is the last iterate: a
 combination of networks is no network.
 """
 
@@ -15,12 +15,12 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms import local
+from tablepuppet.algorithms.admm import local
 from tablepuppet.algorithms.base import Answer, PartSetup, squared_norm
-from tablepuppet.algorithms.optimizers import Moments
+from tablepuppet.algorithms.numerics.optimizers import Moments
+from tablepuppet.algorithms.numerics.sensitivity import sensitivity
 from tablepuppet.algorithms.options import Admm
 from tablepuppet.algorithms.private import LocalStep
-from tablepuppet.algorithms.sensitivity import sensitivity
 from tablepuppet.arrays import Array
 from tablepuppet.protocol import AdmmUpdate, Combined, Partial, Predictions
 

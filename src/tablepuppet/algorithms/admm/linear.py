@@ -5,7 +5,7 @@
                  or, with `union="exact"`, TᵀY and once Tᵀ diag(G) T to the coordinator, who solves
 
 Under feature privacy the θ-step is approached by clipped and noised gradients instead, from the agreed w and without
-u_q (private.py). The server's half is in admm.py.
+u_q (private.py). The server's half is in server.py.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import Answer, PartSetup
-from tablepuppet.algorithms.conjugate import WIDE, Products
-from tablepuppet.algorithms.optimizers import Moments
+from tablepuppet.algorithms.numerics.conjugate import WIDE, Products
+from tablepuppet.algorithms.numerics.optimizers import Moments
+from tablepuppet.algorithms.numerics.spectrum import Spectrum
+from tablepuppet.algorithms.numerics.subspace import Trail
 from tablepuppet.algorithms.options import Admm
 from tablepuppet.algorithms.private import LocalStep
-from tablepuppet.algorithms.spectrum import Spectrum
-from tablepuppet.algorithms.subspace import Trail
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.protocol import AdmmUpdate, Combined, Done, Move, Partial, Predictions

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from tablepuppet.algorithms.base import PartSetup
-from tablepuppet.algorithms.optimizers import Moments, descend
+from tablepuppet.algorithms.numerics.optimizers import Moments, descend
 from tablepuppet.algorithms.options import Admm, Sgd
 from tablepuppet.arrays import Array
 from tablepuppet.models.neural import NeuralModel

@@ -8,7 +8,7 @@
 lies with the server: that of the reported model or, where none is searched for, minimised over
 jointly with z. A block with several clients solves its θ-step by consensus rounds
 (`union="consensus"`) or from summed second moments (`union="exact"`). docs/algorithms.md derives all
-of it. Here is the server's half; the client's are in admm_linear.py and admm_neural.py.
+of it. Here is the server's half; the client's are in linear.py and neural.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, squared_norm
-from tablepuppet.algorithms.constant import best_intercept
+from tablepuppet.algorithms.numerics.constant import best_intercept
+from tablepuppet.algorithms.numerics.spectrum import Spectrum
+from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.algorithms.options import Admm
-from tablepuppet.algorithms.spectrum import Spectrum
-from tablepuppet.algorithms.subspace import Tracker
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Fused, Loss
 from tablepuppet.models.tally import Tally
@@ -95,7 +95,7 @@ class AdmmServer:
     """The server's half: dual variables over joined rows, ρ, residuals.
 
     Iterates zigzag around the optimum. The model that is reported is the best combination of the
-    last ones, which the server can find alone (subspace.py) and which never gets worse; every few
+    last ones, which the server can find alone (numerics/subspace.py) and which never gets worse; every few
     rounds ADMM itself goes on from there.
     """
 

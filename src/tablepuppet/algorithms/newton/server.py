@@ -9,7 +9,8 @@ alone; each block that has such columns therefore adds the constant to the searc
 the server knows what it predicts. The search space has at most M(m+2) directions and the intercept;
 the server already holds all of them as per-row vectors, and knows the penalty from the clients'
 inner products. For squared loss W_i = G_i, for softmax the constant bound ½G_i stands in for W_i,
-so that only Y_i travels. In the first epoch light blocks may take a second step (light.py).
+so that only Y_i travels. In the first epoch light blocks may take a second step
+(small_blocks.py). Here is the server's half; the client's is in client.py.
 """
 
 from __future__ import annotations
@@ -17,26 +18,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.base import Answer, BlockAnswer, BlockUpdate, PartSetup, Problem
-from tablepuppet.algorithms.conjugate import WIDE, Products
+from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem
+from tablepuppet.algorithms.newton.small_blocks import small_blocks
+from tablepuppet.algorithms.numerics.spectrum import Spectrum
+from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.algorithms.options import Newton
-from tablepuppet.algorithms.small_blocks import small_blocks
-from tablepuppet.algorithms.spectrum import Spectrum
-from tablepuppet.algorithms.subspace import Tracker, Trail
 from tablepuppet.arrays import Array
-from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.tally import Tally
-from tablepuppet.protocol import Combined, Done, Move, NewtonUpdate, Partial, Predictions
-
-_CLOSE = 1e-4  # residual of a wide block's direction
-
-# -- server --------------------------------------------------------------------------------
+from tablepuppet.protocol import NewtonUpdate
 
 
 @dataclass
@@ -128,92 +121,6 @@ class NewtonServer:
         return {"decrement": self._decrement}
 
 
-# -- client --------------------------------------------------------------------------------
-
-
-class NewtonState(msgspec.Struct, frozen=True):
-    """A part's trail, and the curvature of its block where that does not change."""
-
-    trail: Trail
-    values: Array | None = None  # eigenvalues; empty where the coordinator holds them
-    vectors: Array | None = None
-
-    @property
-    def theta(self) -> Array:
-        return self.trail.theta
-
-
-def client_start(setup: PartSetup, options: Newton) -> NewtonState:
-    assert isinstance(setup.model, LinearModel)
-    theta = setup.model.initial()
-    return NewtonState(Trail(theta, np.zeros_like(theta), setup.model.constants(), []))
-
-
-def client_step(
-    setup: PartSetup, options: Newton, state: NewtonState, message: NewtonUpdate | Move | Combined
-) -> tuple[NewtonState, Answer | Done]:
-    """Move by the coefficients chosen last, then find and send the next direction."""
-    replace = msgspec.structs.replace
-    if isinstance(message, Combined):
-        return _predicted(setup, state, message.values[0])
-    if message.coefficients is not None:
-        state = replace(state, trail=state.trail.moved(message.coefficients, options.memory))
-    if isinstance(message, Move):
-        return state, Done()
-    assert isinstance(setup.model, LinearModel)
-    ridge = setup.joined_rows * setup.l2
-    gradient = setup.model.gradient(state.theta, message.signal) + ridge / setup.clients * state.theta
-    if setup.model.train.width > WIDE:
-        return _wide_step(setup, state, _weights(setup, message), ridge, gradient)
-    is_constant = message.curvature is None
-    is_known = is_constant and state.values is not None
-    if setup.clients > 1:
-        if is_known:
-            return state, Partial(values=[gradient])
-        gram = _gram(setup, message)
-        return (replace(state, values=np.zeros(0)) if is_constant else state), Partial(values=[gradient, gram])
-    if is_known:
-        assert state.values is not None
-        assert state.vectors is not None
-        spectrum = Spectrum(state.values, state.vectors)
-    else:
-        spectrum = Spectrum.of(_gram(setup, message))
-        if is_constant:
-            state = replace(state, values=spectrum.values, vectors=spectrum.vectors)
-    return _predicted(setup, state, -spectrum.solve(1.0, ridge, gradient))
-
-
-def _wide_step(
-    setup: PartSetup, state: NewtonState, weights: Array, ridge: float, gradient: Array
-) -> tuple[NewtonState, Answer]:
-    """Too many columns for a matrix: products for one client; with several, a sum of diagonals.
-
-    The direction need not be exact: the search takes what is good in it.
-    """
-    assert isinstance(setup.model, LinearModel)
-    diagonal = setup.model.gram_diagonal(weights)
-    if setup.clients > 1:
-        return state, Partial(values=[gradient, diagonal[:, None]])
-    products = Products(partial(setup.model.gram_product, weights), diagonal)
-    return _predicted(setup, state, -products.solve(1.0, ridge, gradient, to=_CLOSE))
-
-
 def _scaled(diagonal: Array, right: Array) -> Array:
     """diag⁻¹ right; 0 where the diagonal is."""
     return np.divide(right, diagonal, out=np.zeros_like(right), where=diagonal > 0)
-
-
-def _weights(setup: PartSetup, message: NewtonUpdate) -> Array:
-    """The curvature of each row: collapsed by the server, or its bound times the row's weight."""
-    return message.bound * setup.weights if message.curvature is None else message.curvature[:, 0]
-
-
-def _gram(setup: PartSetup, message: NewtonUpdate) -> Array:
-    assert isinstance(setup.model, LinearModel)
-    return setup.model.gram(_weights(setup, message))
-
-
-def _predicted(setup: PartSetup, state: NewtonState, direction: Array) -> tuple[NewtonState, Answer]:
-    trail = state.trail.towards(direction)
-    answer = Predictions(values=setup.model.predict(direction), products=trail.products())
-    return msgspec.structs.replace(state, trail=trail), answer

@@ -1,0 +1,59 @@
+"""The client's half of mini-batch gradient descent: a batch's gradient, and the step once it is summed over the block.
+
+∇ = T_iᵀ Y_i / |B| + βθ_i                                                  Eq. sgd-client-side
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from tablepuppet.algorithms.base import Answer, PartSetup, squared_norm
+from tablepuppet.algorithms.numerics.optimizers import Moments, clipped, descend
+from tablepuppet.algorithms.options import Sgd
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.protocol import Combined, Partial, Predictions, SgdUpdate
+
+
+class SgdState(msgspec.Struct, frozen=True):
+    """A part's parameters, its optimiser's memory, and the rows of the batch under way."""
+
+    theta: Array
+    moments: Moments
+    rows: RowNumbers | None
+    learning_rate: float = 0.0
+
+
+def client_start(setup: PartSetup, options: Sgd) -> SgdState:
+    theta = setup.model.initial()
+    return SgdState(theta, Moments.zero(theta, options.optimizer), None)
+
+
+def client_step(
+    setup: PartSetup, options: Sgd, state: SgdState, message: SgdUpdate | Combined
+) -> tuple[SgdState, Answer]:
+    """The partial gradient; then, once it is summed over the block, the step and new predictions."""
+    if isinstance(message, SgdUpdate):
+        if message.signal is not None:
+            drawn = state.moments.step  # the masks under which this batch was predicted
+            if setup.private is None:
+                total = setup.model.gradient(state.theta, message.signal, state.rows, drawn)
+            else:
+                total = setup.private.gradient(setup.model, state.theta, message.signal, state.rows, drawn)
+            gradient = total / message.count
+            state = msgspec.structs.replace(state, rows=message.next_rows, learning_rate=message.learning_rate)
+            if setup.clients > 1:
+                return state, Partial(values=[gradient])
+            state = _descended(setup, options, state, gradient)
+        else:
+            state = msgspec.structs.replace(state, rows=message.next_rows)
+    else:
+        state = _descended(setup, options, state, message.values[0])
+    predictions = setup.model.predict(state.theta, state.rows, state.moments.step)
+    return state, Predictions(values=predictions, products=np.array([squared_norm(state.theta)]))
+
+
+def _descended(setup: PartSetup, options: Sgd, state: SgdState, gradient: Array) -> SgdState:
+    slope = clipped(gradient + setup.l2 * state.theta, options.clip_norm)
+    theta, moments = descend(state.theta, slope, state.moments, state.learning_rate, options)
+    return msgspec.structs.replace(state, theta=theta, moments=moments)

@@ -119,7 +119,7 @@ def _by(algorithm: str, result: tp.Result) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("epochs", "width", "is_light"),
+    ("epochs", "width", "is_small"),
     [
         (10, 30, True),  # too few numbers to solve for a row, before and after
         (10, 8, True),  # enough, before and after

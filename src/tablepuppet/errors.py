@@ -21,12 +21,8 @@ row's value, a key, a label or a secret.
 from __future__ import annotations
 
 import os
-import sysconfig
-import traceback
-from pathlib import Path
 
-_PACKAGE = str(Path(__file__).parent)
-_INSTALLED = {sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")}
+_PACKAGE = os.path.dirname(__file__)
 
 
 class TablePuppetError(Exception):
@@ -37,6 +33,8 @@ class TablePuppetError(Exception):
 
         IPython calls this by its name. TABLEPUPPET_TRACEBACK=1 in the environment shows every frame.
         """
+        import traceback  # not above: every command loads this module before it can answer an interrupt
+
         if os.environ.get("TABLEPUPPET_TRACEBACK"):
             return traceback.format_exception(self)
         frames = traceback.extract_tb(self.__traceback__)
@@ -104,7 +102,9 @@ class ModelError(TablePuppetError):
 
 def _is_library(file: str) -> bool:
     """Whether a frame's file is TablePuppet's, IPython's or another library's, and not the user's."""
-    return file.startswith((_PACKAGE, *_INSTALLED))
+    import sysconfig
+
+    return file.startswith((_PACKAGE, *(sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib"))))
 
 
 def _excerpt(text: str, line: int | None, column: int | None) -> str:

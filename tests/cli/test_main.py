@@ -92,6 +92,29 @@ def test_a_full_disk_behind_standard_output_costs_no_model_and_shows_no_tracebac
     assert (tmp_path / "model" / "model.json").exists()
 
 
+def test_an_interrupt_that_python_would_lose_while_libraries_load_ends_the_command(tmp_path: Path) -> None:
+    # Raised inside a callback of the garbage collector, as imports have them, it would be printed and forgotten.
+    (tmp_path / "typer.py").write_text(
+        "import os, signal, time, weakref\n"
+        "class Lock: pass\n"
+        "lock = Lock()\n"
+        "reference = weakref.ref(lock, lambda _: os.kill(os.getpid(), signal.SIGINT))\n"
+        "del lock\n"
+        "time.sleep(60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-m", "tablepuppet", "explain", "x.toml", "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "Error: interrupted from the keyboard\n")
+    assert json.loads(done.stdout)["error"]["kind"] == "Interrupted"
+
+
 def test_an_interrupt_while_libraries_load_is_one_message(tmp_path: Path) -> None:
     # A module of the same name stands for a library whose loading is interrupted.
     (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")

@@ -10,10 +10,13 @@ Libraries are loaded inside `main`: `--version` needs none, and whoever interrup
 
 from __future__ import annotations
 
-import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from functools import partial
+from types import FrameType
 
 from tablepuppet.errors import TablePuppetError, TrainingError, TransportError
 from tablepuppet.version import __version__
@@ -27,10 +30,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given == ["--version"]:
         print(f"tablepuppet {__version__}")
         return 0
+    before = signal.getsignal(signal.SIGINT)
+    is_ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
     try:
+        if is_ours:
+            signal.signal(signal.SIGINT, partial(_on_interrupt, "--json" in given))
         return _run(given)
     except KeyboardInterrupt:
         return _interrupted("--json" in given)
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGINT, before)
+
+
+def _on_interrupt(wants_json: bool, number: int, frame: FrameType | None) -> None:
+    """Ends a process that is loading a library at once: there Python may show a traceback, or lose the interrupt."""
+    at = frame
+    while at is not None:
+        if at.f_code.co_filename.startswith("<frozen importlib"):
+            code = _interrupted(wants_json)
+            sys.stdout.flush()
+            os._exit(code)
+        at = at.f_back
+    signal.default_int_handler(number, frame)
 
 
 def _run(given: list[str]) -> int:
@@ -70,7 +92,7 @@ def _interrupted(wants_json: bool) -> int:
     """Says so without any library, which may be half loaded."""
     message = "interrupted from the keyboard"
     if wants_json:
-        print(json.dumps({"error": {"kind": "Interrupted", "message": message}}, indent=2))
+        print(f'{{\n  "error": {{\n    "kind": "Interrupted",\n    "message": "{message}"\n  }}\n}}')
     print(f"Error: {message}", file=sys.stderr)
     return _INTERRUPTED
 

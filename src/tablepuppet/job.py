@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 import msgspec
 import numpy as np
 
+from tablepuppet.algorithms.batches import automatic_batch
 from tablepuppet.algorithms.checked import explained
 from tablepuppet.algorithms.options import FAMILIES, Admm, Centralized, Newton, Options, Sgd, options_of
 from tablepuppet.errors import JobError, PrivacyWarning
@@ -22,6 +23,7 @@ from tablepuppet.suggest import nearest
 MONITORS = ("loss", "log_loss", "accuracy", "auc", "rmse", "mae", "r2")  # figures of validation rows
 MODELS = ("auto", "linear", "logistic", "softmax", "mlp")
 LossName = Literal["squared", "logistic", "softmax", "cross_entropy"]
+BatchSize = int | Literal["auto"] | None
 _EPOCHS = {"newton": 20, "admm": 30, "sgd": 10, "centralized": 1}
 
 
@@ -46,7 +48,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     standardize: bool = True
     seed: int = 0
     epochs: int = 20
-    batch_size: int | None = 10_240
+    batch_size: BatchSize = "auto"  # of sgd: joined rows; auto: from how many there are, None: all
     max_categories: int | None = None
     max_joined_rows: int | None = None
     wire: Wire = "float64"
@@ -73,6 +75,24 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             dtype=self.dtype,
             module=self.module,
         )
+
+    def batch(self, rows: int) -> int | None:
+        """How many of so many joined rows are a batch; None: all of them."""
+        return automatic_batch(rows) if self.batch_size == "auto" else self.batch_size
+
+    @property
+    def chooses_steps(self) -> bool:
+        """Whether the length of steps is left to the software: it begins at a constant, and takes the label's unit."""
+        if isinstance(self.options, Admm):
+            features = self.privacy.features
+            is_given = self.options.local_learning_rate is not None or (features and features.learning_rate is not None)
+            return not self.spec.is_linear and not is_given
+        return isinstance(self.options, Sgd) and self.options.learning_rate is None
+
+    @property
+    def is_centred(self) -> bool:
+        """Whether networks without an intercept stand beside the best constant."""
+        return self.chooses_steps and not self.spec.is_linear and self.intercept is None
 
     @property
     def loss_name(self) -> str:
@@ -240,7 +260,7 @@ def _check(job: Job) -> None:
         ),
         (job.monitor in MONITORS, f"monitor must be one of {', '.join(MONITORS)}"),
         (job.epochs >= 1, "epochs must be at least 1"),
-        (job.batch_size is None or job.batch_size >= 1, "batch_size must be at least 1, or None for full batches"),
+        (job.batch(1) is None or (job.batch(1) or 0) >= 1, 'batch_size must be at least 1, "auto", or None for all'),
         (0 <= job.seed < 2**63, "seed must be a whole number from 0 to 2**63 − 1"),
         (job.max_categories is None or job.max_categories >= 1, "max_categories must be at least 1, or None"),
         (job.max_joined_rows is None or job.max_joined_rows >= 1, "max_joined_rows must be at least 1, or None"),

@@ -85,6 +85,7 @@ def planned(scale: float, label: str, algorithm: str, **features: Any) -> Any:
             label=label,
             algorithm=algorithm,
             epochs=5,
+            batch_size=None,
             test_fraction=0.0,
             privacy={"features": given, "allow_reconstruction": True},
         )

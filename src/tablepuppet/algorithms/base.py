@@ -71,6 +71,8 @@ class Problem:
     ] = ()  # each block's learning rate of plain descent, at which such noise costs little
     is_linear: bool = True  # whether every block is h = Tθ
     has_intercept: bool = True
+    is_centred: bool = False  # networks have biases of their own; the best constant stands beside them, and stays
+    unit: float = 1.0  # of the label (ModelSpec.unit)
     widths: tuple[int, ...] = ()  # d_i, of linear models
     channel: Channel | None = None  # that the labels went through
 
@@ -159,6 +161,7 @@ class PartSetup:
     l2: float
     share: float = 1.0  # of the joined rows that the block has a row in: how many have one of the part
     seed: int = 0
+    unit: float = 1.0  # of the label
     private: PrivateGradient | None = None  # where gradients are clipped and noised, or predictions are
 
     @property

@@ -30,10 +30,12 @@ class _Options(
 class Sgd(_Options, frozen=True, tag="sgd"):
     """Mini-batch gradient descent (RFL-SGD-V, RFL-SGD; docs/algorithms.md).
 
-    A neural model for which neither `optimizer` nor `learning_rate` is given is trained by Adam
-    under a cosine schedule (docs/neural.md); otherwise `optimizer` is plain descent by default.
-    `learning_rate=None` then takes the reciprocal of a bound on the objective's curvature, with
-    which full-batch descent never diverges (for neural models: of its estimate at the start).
+    A job that gives neither `optimizer` nor `learning_rate` is trained by Adam under a cosine
+    schedule, a linear model under feature privacy by plain descent; otherwise `optimizer` is plain
+    descent by default. Without `learning_rate` a run begins at the best constant, and Adam's steps
+    are in units of the label's spread (docs/algorithms.md). Plain descent then takes the reciprocal
+    of a bound on the objective's curvature, with which full-batch descent never diverges (for
+    neural models: of its estimate at the start).
     Optimisers, momentum and weight decay are those of torch.optim; `schedule` sets the learning
     rate anew for every batch, after `warmup_epochs` of linear increase; `clip_norm` bounds the
     norm of each block's gradient, after its clients' shares were summed.
@@ -63,7 +65,7 @@ class Sgd(_Options, frozen=True, tag="sgd"):
 
     def settled(self, *, is_linear: bool, is_private: bool = False) -> Sgd:
         """The same, with an optimiser and a schedule where the user left them open; noise wants steps that fade out."""
-        is_open = not is_linear and self.optimizer is None and self.learning_rate is None
+        is_open = self.optimizer is None and self.learning_rate is None and not (is_linear and is_private)
         optimizer, schedule = ("adam", "cosine") if is_open else ("sgd", "linear" if is_private else "constant")
         return msgspec.structs.replace(self, optimizer=self.optimizer or optimizer, schedule=self.schedule or schedule)
 
@@ -75,7 +77,8 @@ class Admm(_Options, frozen=True, tag="admm"):
     models, tunes itself (`adapt`); `variant="published"`
     is the paper's update, which may diverge. `union`: how the clients of one table agree.
     `local_…`: how a client solves the θ-step of a neural model, with a learning rate that falls as
-    1/√round (None: batches and epochs that make at least 128 steps); linear models solve it exactly.
+    1/√round (None: two epochs and at least 32 steps, a rate of 0.01 in units of the
+    label's spread); linear models solve it exactly.
     """
 
     name: ClassVar[str] = "admm"
@@ -90,7 +93,7 @@ class Admm(_Options, frozen=True, tag="admm"):
     local_epochs: int | None = None
     local_batch_size: int | None = None
     local_optimizer: Literal["sgd", "adam", "adamw"] = "adam"
-    local_learning_rate: float = 0.01
+    local_learning_rate: float | None = None
 
     def __post_init__(self) -> None:
         self._check(self.rho is None or 0 < self.rho < inf, "rho must be above 0 and finite, or None")
@@ -98,7 +101,10 @@ class Admm(_Options, frozen=True, tag="admm"):
         self._check(
             self.local_batch_size is None or self.local_batch_size >= 1, "local_batch_size must be at least 1, or None"
         )
-        self._check(0 < self.local_learning_rate < inf, "local_learning_rate must be above 0 and finite")
+        self._check(
+            self.local_learning_rate is None or 0 < self.local_learning_rate < inf,
+            "local_learning_rate must be above 0 and finite, or None",
+        )
         self._check(0 < self.relax < 2, "relax must lie in (0, 2)")
         self._check(0 <= self.memory <= 16, "memory must lie in 0..16")
         self._check(self.inner_rounds >= 1, "inner_rounds must be at least 1")
@@ -109,6 +115,11 @@ class Admm(_Options, frozen=True, tag="admm"):
         if self.rho is not None:
             return self.rho
         return 0.4 if is_linear else 1.0
+
+    @property
+    def first_local_rate(self) -> float:
+        """The learning rate of the first round's local steps."""
+        return 0.01 if self.local_learning_rate is None else self.local_learning_rate
 
     @property
     def averages(self) -> bool:

@@ -96,6 +96,7 @@ class LocalStep:
     quadratic: Array  # q = MρG
     joined_rows: float  # N, or the part's share of it
     l2: float
+    unit: float = 1.0  # of the label
 
     def solve(
         self, theta: Array, moments: Moments, learning_rate: float, optimizer: Optimizer, *, fades: bool = False
@@ -114,5 +115,5 @@ class LocalStep:
             total = self.private.gradient(self.model, theta, slope, rows, moments.step)
             gradient = total / (privacy.rate * self.joined_rows) + self.l2 * theta
             rate = learning_rate * self.private.remaining if fades else learning_rate
-            theta, moments = descend(theta, gradient, moments, rate, descent)
+            theta, moments = descend(theta, gradient, moments, rate, descent, self.unit)
         return theta, moments

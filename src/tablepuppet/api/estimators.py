@@ -21,7 +21,7 @@ from tablepuppet.algorithms.options import FAMILIES
 from tablepuppet.api import Federation
 from tablepuppet.engine.result import Result
 from tablepuppet.errors import JobError, TablePuppetError
-from tablepuppet.job import Job
+from tablepuppet.job import BatchSize, Job
 
 _OPTIONS = {name for kind in (Job, *FAMILIES.values()) for name in kind.__struct_fields__} - {
     "query",
@@ -58,7 +58,7 @@ class _RelationalEstimator:
         standardize: bool = True,
         seed: int = 0,
         epochs: int | None = None,
-        batch_size: int | None = 10_240,
+        batch_size: BatchSize = "auto",
         progress: bool | None = None,
         **options: Any,
     ) -> None:

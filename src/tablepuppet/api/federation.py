@@ -19,7 +19,7 @@ from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.fragments import fragment, table
-from tablepuppet.job import Job, make_job
+from tablepuppet.job import BatchSize, Job, make_job
 from tablepuppet.mapping.join.profile import Profile
 from tablepuppet.models.modules import Builder
 from tablepuppet.plan.plan import Plan
@@ -134,7 +134,7 @@ class Federation:
         standardize: bool = True,
         seed: int = 0,
         epochs: int | None = None,
-        batch_size: int | None = 10_240,
+        batch_size: BatchSize = "auto",
         privacy: Any = None,
         on_round: Callable[[RoundEvent], None] | None = None,
         progress: bool | None = None,

@@ -93,7 +93,7 @@ def show_result(screen: Screen, result: Result) -> None:
         f"{traffic.seconds('us-uk'):.2f} s",
         f"{traffic.seconds('us-us'):.2f} s",
     )
-    screen.show(quality, "", spent)
+    screen.show(quality, "", spent, *(f"Note: {note}" for note in result.notes))
 
 
 def as_document(result: Result) -> dict[str, Any]:

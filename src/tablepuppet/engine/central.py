@@ -14,6 +14,7 @@ from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
+from tablepuppet.engine.verdict import judge
 from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.models.weighted import Weighted
 from tablepuppet.plan.plan import Plan
@@ -87,4 +88,5 @@ def run_centralized(plan: Plan, link: Link, job_id: str, on_round: OnRound | Non
         encoded_intercept=best.intercept,
         classes=mapping.label.classes,
         epoch=1,
+        notes=judge(plan, [best.value], metrics, is_settled=True).notes,
     )

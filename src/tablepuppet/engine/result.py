@@ -16,7 +16,7 @@ from tablepuppet.engine.metrics import Metrics
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.modules import Builder, build_module
-from tablepuppet.models.neural import load_parameters
+from tablepuppet.models.neural import trained_module
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, Model, block_uses, describe_use
 from tablepuppet.privacy.ledger import Ledger
@@ -80,6 +80,8 @@ class Result:
     builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules
     epoch: int = 0  # whose parameters these are: the last one, or the best one where training was stopped early
     id: str = ""  # under which owners hold the parts that are withheld
+    converged: bool = True  # whether more epochs would change little
+    notes: tuple[str, ...] = ()  # what is amiss, and how to go on (engine/verdict.py)
 
     @property
     def withheld(self) -> tuple[str, ...]:
@@ -88,7 +90,7 @@ class Result:
 
     def module(self, block: str) -> torch.nn.Module:
         """A block's trained network, by the block's name: encoded features in, scores out, in evaluation mode."""
-        spec = self.plan.job.spec
+        spec = self.plan.spec
         known = [b.name for b in self.blocks]
         if block not in known:
             raise ModelError(f"there is no block {block!r}; there are {', '.join(known)}")
@@ -101,8 +103,7 @@ class Result:
         module = build_module(spec, width, outputs, seed=seed, name=block, builder=self.builder)
         if model.is_held:
             raise ModelError(f"the parameters of block {block} stay with the owners of table {model.table}")
-        load_parameters(module, model.theta)
-        return module.eval()
+        return trained_module(module, spec, model.theta, outputs).eval()
 
     def __repr__(self) -> str:
         side = "test" if self.metrics.get("test") else "train"
@@ -120,9 +121,14 @@ class Result:
             f"{self.traffic.bytes / 1e6:.3g} MB{withheld}"
         )
 
+    def __str__(self) -> str:
+        """The same, and below it what is amiss."""
+        return "\n".join([repr(self), *(f"Note: {note}" for note in self.notes)])
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         title = f"{self.plan.job.model} by {self.plan.job.algorithm}: {self._took()}"
+        title = ". ".join([title, *self.notes])
         return result_html(title, self.metrics, [record.objective for record in self.history])
 
     def explain(self) -> str:
@@ -176,7 +182,7 @@ class Result:
                 "metrics": self.metrics,
                 "training_rows": self.plan.mapping.train.rows,
             },
-            spec=job.spec,
+            spec=self.plan.spec,
             builder=self.builder,
             id=self.id,
         )

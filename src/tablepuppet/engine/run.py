@@ -25,6 +25,7 @@ from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, measure
 from tablepuppet.engine.patience import Patience
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
+from tablepuppet.engine.verdict import judge
 from tablepuppet.errors import TrainingError
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.plan.custody import held_blocks
@@ -72,12 +73,14 @@ def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) ->
         clients=tuple(max(1, len(block)) for block in union.blocks),
         multiplicity=mapping.multiplicity,
         epochs=job.epochs,
-        batch_size=job.batch_size,
+        batch_size=job.batch(mapping.train.rows),
         seed=job.seed,
         is_private=private.is_noisy,
         private_rates=private.rates,
         is_linear=job.spec.is_linear,
         has_intercept=job.has_intercept,
+        is_centred=job.is_centred,
+        unit=plan.spec.unit,
         widths=tuple(widths),
         channel=mapping.label.channel,
     )
@@ -105,6 +108,7 @@ class _Training:
         self.contributions: list[Array] = []  # each block's h of its train rows, at the last evaluation
         self.rounds = 0
         self.is_restored = False
+        self.is_settled = False  # whether training ended by itself
         self.began = time.perf_counter()
 
     @property
@@ -122,7 +126,7 @@ class _Training:
                 job=self.union.job,
                 part=part.number,
                 algorithm=job.options,
-                model=job.spec,
+                model=self.plan.spec,
                 block=part.block,
                 name=self.plan.mapping.bound.blocks[part.block].name,
                 outputs=problem.loss.outputs,
@@ -176,7 +180,9 @@ class _Training:
                 record = self.record(epoch) if is_last else None
                 if self.on_round is not None:
                     self.on_round(RoundEvent(epoch, (epoch - 1) * rounds + step, total, record))
-            if self.server.is_converged() or self._is_flat() or (self.patience is not None and self.patience.is_over):
+            is_over = self.patience is not None and self.patience.is_over
+            if self.server.is_converged() or self._is_flat() or is_over:
+                self.is_settled = True
                 break
 
     def watch(self, record: EpochRecord) -> None:
@@ -302,6 +308,8 @@ class _Training:
                     ),
                 )
             )
+        objectives = [record.objective for record in self.history]
+        verdict = judge(self.plan, objectives, metrics, is_settled=self.is_settled)
         return Result(
             plan=self.plan,
             objective=objective,
@@ -314,6 +322,8 @@ class _Training:
             privacy=self.private.spent(self.rounds),
             epoch=best,
             id=job_id if any(held) else "",
+            converged=verdict.converged,
+            notes=verdict.notes,
         )
 
 

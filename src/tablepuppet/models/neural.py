@@ -1,8 +1,9 @@
-"""A torch module as a block's model: h = module(T), θ all its trainable parameters as one vector.
+"""A torch module as a block's model: h = u · module(T; θ/u), θ/u all its trainable parameters as one vector.
 
 In: encoded rows, θ, a signal Y. Out: predictions, and Σ_k (∂h_k/∂θ)ᵀ Y_k by back-propagation: what
-every algorithm needs. RowNumbers pass in chunks, so that memory does not grow with the table. A row that
-an outer join did not find predicts 0, whatever the module's biases.
+every algorithm needs. Rows pass in chunks, so that memory does not grow with the table. A row that
+an outer join did not find predicts 0, whatever the module's biases. The unit u is the label's (ModelSpec.unit): h, θ
+and gradients are in it, as those of a linear model are, while the module itself works on numbers near 1.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _CHUNK = 1 << 15  # rows
 
 @dataclass(eq=False)
 class NeuralModel:
-    """h = module(T)."""
+    """h = u · module(T; θ/u)."""
 
     module: Module
     train: Inputs
@@ -40,6 +41,7 @@ class NeuralModel:
     outputs: int
     exists: tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]  # train and test rows; None: all
     stream: int  # where this part's random numbers begin
+    unit: float = 1.0  # u
 
     @classmethod
     def of(
@@ -61,15 +63,21 @@ class NeuralModel:
             outputs,
             (exists[0], exists[1]),
             stream,
+            spec.unit,
         )
 
     def __post_init__(self) -> None:
         torch = need_torch()
-        self._names = [name for name, p in self.module.named_parameters() if p.requires_grad]
-        given = dict(self.module.named_parameters())
-        self._shapes = [given[name].shape for name in self._names]
-        self._sizes = [given[name].numel() for name in self._names]
-        self._initial: Array = flat_parameters(self.module)
+        self._trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        self._initial: Array = self.unit * flat_parameters(self.module)
+        # The module's parameters lie one after the other in one array, so that a step writes θ/u there and no more.
+        # It is torch's own: memory that is aligned otherwise changes the last bits of products.
+        own = torch.tensor(self._initial)
+        self._own: Array = own.numpy()
+        pieces = torch.split(own, [p.numel() for p in self._trained.values()])
+        for parameter, piece in zip(self._trained.values(), pieces, strict=True):
+            parameter.data = piece.view(parameter.shape)
+        self._load(self._initial)
         first: Any = self.module[0] if isinstance(self.module, torch.nn.Sequential) and len(self.module) else None
         # A plain first layer can be applied to category codes without writing out their columns.
         self._is_direct = type(first) is torch.nn.Linear and not first._forward_hooks and bool(self.train.codes)
@@ -91,25 +99,22 @@ class NeuralModel:
         return self._predict(self.test, self.exists[1], theta, None, None)
 
     def gradient(self, theta: Array, signal: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
-        torch = need_torch()
-        flat = self._flat(theta).requires_grad_()
-        total = torch.zeros_like(flat)
-        given = torch.tensor(np.asarray(signal, theta.dtype))
+        self._load(theta)
+        total = np.zeros_like(theta)
+        given = need_torch().tensor(np.asarray(signal, theta.dtype))
         with self._mode(draw):
             for place, chunk in self._chunks(self.train, rows):
-                out = self._forward(self.train, self.exists[0], flat, chunk)
-                total += torch.autograd.grad(out, flat, given[place])[0]
-        return np.asarray(total.numpy())
+                total += self._backward(self._forward(self.train, self.exists[0], chunk), given[place])
+        return total
 
     def clipped_gradient(
         self, theta: Array, signal: Array, clip: float, rows: RowNumbers | None = None, draw: int | None = None
     ) -> Array:
         """The same sum, each row's summand scaled down to a norm of at most `clip` (ghost.py)."""
         torch = need_torch()
-        flat = self._flat(theta)
-        pieces = zip(torch.split(flat, self._sizes), self._shapes, strict=True)
-        parameters = {name: p.view(shape) for name, (p, shape) in zip(self._names, pieces, strict=True)}
-        total = torch.zeros_like(flat)
+        self._load(theta)
+        parameters = {name: p.detach() for name, p in self._trained.items()}
+        total = torch.zeros(self.width, dtype=self.train.dense.dtype)
         given = torch.tensor(np.asarray(signal, theta.dtype))
         with self._mode(draw):
             for place, chunk in self._chunks(self.train, rows):
@@ -123,12 +128,12 @@ class NeuralModel:
     def slope(self, theta: Array, signal: Array, quadratic: Array, rows: RowNumbers, draw: int | None) -> Array:
         """∂/∂θ of Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] over a batch of rows: one pass forth, one back."""
         torch = need_torch()
-        flat = self._flat(theta).requires_grad_()
-        linear, weights = (torch.tensor(np.asarray(v, theta.dtype)) for v in (signal, quadratic))
+        self._load(theta)
         with self._mode(draw):
-            out = self._forward(self.train, self.exists[0], flat, torch.from_numpy(rows.astype(np.int64)))
-            back = torch.autograd.grad(out, flat, linear + weights[:, None] * out.detach())[0]
-        return np.asarray(back.numpy())
+            out = self._forward(self.train, self.exists[0], torch.from_numpy(rows.astype(np.int64)))
+            h = self.unit * out.detach().numpy()
+            pull = np.asarray(signal + quadratic[:, None] * h, theta.dtype)
+            return self._backward(out, torch.tensor(pull))
 
     def _predict(
         self, inputs: Inputs, exists: NDArray[np.bool_] | None, theta: Array, rows: RowNumbers | None, draw: int | None
@@ -136,35 +141,36 @@ class NeuralModel:
         torch = need_torch()
         if len(theta) != self.width:
             raise TransportError(f"{len(theta)} parameters were sent for a module that has {self.width}")
-        flat = self._flat(theta)
+        self._load(theta)
         out = np.zeros((len(inputs) if rows is None else len(rows), self.outputs), theta.dtype)
         with self._mode(draw), torch.no_grad():
             for place, chunk in self._chunks(inputs, rows):
-                out[place] = self._forward(inputs, exists, flat, chunk).numpy()
-        return out
+                out[place] = self._forward(inputs, exists, chunk).numpy()
+        return out if self.unit == 1.0 else self.unit * out
 
-    def _forward(self, inputs: Inputs, exists: NDArray[np.bool_] | None, flat: Tensor, rows: Any) -> Tensor:
-        torch = need_torch()
-        pieces = zip(torch.split(flat, self._sizes), self._shapes, strict=True)
-        parameters = {name: p.view(shape) for name, (p, shape) in zip(self._names, pieces, strict=True)}
-        call = torch.func.functional_call
+    def _forward(self, inputs: Inputs, exists: NDArray[np.bool_] | None, rows: Any) -> Tensor:
+        """module(T; θ/u) = h/u at the parameters that were loaded last."""
+        out: Tensor
         if self._is_direct:
             layers: Any = self.module
-            first = layers[0]
-            weight, bias = parameters.get("0.weight", first.weight), parameters.get("0.bias", first.bias)
-            out = inputs.linear(rows, weight, bias)
-            for i, layer in enumerate(layers[1:], start=1):
-                held = {n.partition(".")[2]: p for n, p in parameters.items() if n.startswith(f"{i}.")}
-                out = call(layer, held, (out,))
+            out = inputs.linear(rows, layers[0].weight, layers[0].bias)
+            for layer in layers[1:]:
+                out = layer(out)
         else:
-            out = call(self.module, parameters, (inputs.matrix(rows),))
+            out = self.module(inputs.matrix(rows))
         if exists is not None:
-            out = out * torch.from_numpy(exists)[rows][:, None]
+            out = out * need_torch().from_numpy(exists)[rows][:, None]
         return out
 
-    def _flat(self, theta: Array) -> Tensor:
-        flat: Tensor = need_torch().tensor(theta)  # a copy: θ from a message is read-only
-        return flat
+    def _backward(self, out: Tensor, signal: Tensor) -> Array:
+        """Σ_k (∂h_k/∂θ)ᵀ Y_k: the unit of h and that of θ cancel."""
+        torch = need_torch()
+        trained = list(self._trained.values())
+        found = torch.autograd.grad(out, trained, signal, allow_unused=True, materialize_grads=True)
+        return np.asarray(torch.cat([g.reshape(-1) for g in found]).numpy())
+
+    def _load(self, theta: Array) -> None:
+        np.divide(theta, self.unit, out=self._own, casting="same_kind")
 
     def _chunks(self, inputs: Inputs, rows: RowNumbers | None) -> Iterator[tuple[slice, Any]]:
         """Where each chunk lies in the answer, and its rows."""
@@ -176,7 +182,8 @@ class NeuralModel:
 
     def _mode(self, draw: int | None) -> Any:
         """Training or evaluation; the same number always draws the same masks."""
-        self.module.train(draw is not None)
+        if self.module.training != (draw is not None):
+            self.module.train(draw is not None)
         if draw is None or not self._is_random:
             return nullcontext()
         return torch_random(int(np.random.SeedSequence((self.stream, draw)).generate_state(1, np.uint64)[0]))
@@ -198,11 +205,24 @@ def flat_parameters(module: Module) -> Array:
     return np.asarray(torch.cat(trained).numpy().copy())
 
 
-def load_parameters(module: Module, theta: Array) -> None:
-    """Writes θ back into the module's trainable parameters."""
+def trained_module(module: Module, spec: ModelSpec, theta: Array, outputs: int) -> Module:
+    """u · module(T; θ/u) as a module of its own: a dense last layer takes u in, others are followed by one."""
     torch = need_torch()
     trained = [p for p in module.parameters() if p.requires_grad]
-    flat = torch.tensor(theta)
+    flat = torch.tensor(theta) / spec.unit
     with torch.no_grad():
         for parameter, piece in zip(trained, torch.split(flat, [p.numel() for p in trained]), strict=True):
             parameter.copy_(piece.view_as(parameter))
+        if spec.unit == 1.0:
+            return module
+        layers: Any = module
+        last: Any = layers[-1] if isinstance(module, torch.nn.Sequential) else module
+        every = [id(p) for _, p in module.named_parameters(remove_duplicate=False)]
+        if type(last) is torch.nn.Linear and all(every.count(id(p)) == 1 for p in last.parameters()):
+            for parameter in last.parameters():
+                parameter *= spec.unit
+            return module
+        scale = torch.nn.Linear(outputs, outputs, bias=False, dtype=getattr(torch, spec.dtype))
+        scale.weight.copy_(spec.unit * torch.eye(outputs))
+        whole: Module = torch.nn.Sequential(module, scale)
+        return whole

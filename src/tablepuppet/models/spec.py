@@ -19,6 +19,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     dropout: float = 0.0
     dtype: Dtype = "float32"
     module: str = ""  # the name of the builder that the client was given
+    unit: float = 1.0  # of a numeric label, a power of two near its spread: h = unit · module(T; θ / unit)
 
     @property
     def is_linear(self) -> bool:

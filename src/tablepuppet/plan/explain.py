@@ -7,9 +7,11 @@ advice.py and knowledge.py; here they are only laid out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import ceil
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from tablepuppet.algorithms.options import Sgd
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
 from tablepuppet.plan.shape import BlockShape
 from tablepuppet.plan.text import columns, groups, plural, seconds, size
@@ -40,6 +42,8 @@ def title_lines(plan: Plan) -> list[str]:
         f"Train {plan.mapping.bound.label} ({kind}) by {job.algorithm}: "
         f"model {job.model}, l2 {job.l2:g}, at most {plural(job.epochs, 'epoch')}"
     ]
+    if job.options.name == "sgd":
+        title.append(f"  {_steps(plan)}")
     if job.weight is not None or job.class_weight is not None:
         rows = [] if job.weight is None else [f"rows by {job.weight}"]
         classes = [] if job.class_weight is None else ["classes alike" if job.class_weight == "balanced" else "classes"]
@@ -61,6 +65,17 @@ def title_lines(plan: Plan) -> list[str]:
         packed = [f"messages are compressed by {packing}, which the estimates leave out"] if packing else []
         title.append(f"  wire {job.wire}: {', '.join([*halved, *packed])}")
     return title
+
+
+def _steps(plan: Plan) -> str:
+    """Batches, and how a step is taken."""
+    rows, size, options = plan.shape.joined, plan.batch_size, plan.job.options
+    assert isinstance(options, Sgd)
+    batches = ceil(rows / min(size or rows, rows))
+    chosen = " (chosen from the number of rows)" if plan.job.batch_size == "auto" and batches > 1 else ""
+    what = "all rows" if batches == 1 else f"batches of {size:,} joined rows{chosen}"
+    unit = f", in units of {plan.unit:g} of the label" if plan.unit != 1.0 and options.optimizer != "sgd" else ""
+    return f"{plural(batches, 'step')} an epoch on {what} by {options.optimizer}{unit}"
 
 
 def tree_lines(plan: Plan) -> list[str]:

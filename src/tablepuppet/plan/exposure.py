@@ -25,7 +25,7 @@ def exposure(job: Job, mapping: TableMapping, widths: Sequence[int], outputs: in
         shown = rounds
         if is_batched:
             most = int(mapping.multiplicity[number].max(initial=1))
-            size = job.batch_size or mapping.train.rows
+            size = job.batch(mapping.train.rows) or mapping.train.rows
             shown = int(np.ceil(rounds * participation(size / mapping.train.rows, most))) + job.epochs + 1
         found.append((block.name, outputs * shown, width))
     return found

@@ -59,7 +59,8 @@ class NoisyBlock:
         """Of joined rows in a batch (sgd), of base rows in a local step (admm)."""
         if isinstance(self.job.options, Admm):
             return self.features.sample
-        rows, size = self.mapping.train.rows, self.job.batch_size
+        rows = self.mapping.train.rows
+        size = self.job.batch(rows)
         return 1.0 if size is None or size >= rows else size / rows
 
     @property
@@ -107,7 +108,7 @@ class NoisyBlock:
         if not isinstance(self.job.options, Admm):
             return GradientPrivacy(batch_rate=self.rate, **given)
         if not self.job.spec.is_linear:
-            rate = _NEURAL * self.job.options.local_learning_rate
+            rate = _NEURAL * self.job.options.first_local_rate
         rate = self.features.learning_rate or rate
         return GradientPrivacy(learning_rate=rate, steps=self.local, rate=self.features.sample, **given)
 
@@ -156,7 +157,8 @@ def typical_slope(mapping: TableMapping, loss: Loss) -> float:
 
 def outer_rounds(job: Job, mapping: TableMapping) -> int:
     """Outer rounds of the whole run."""
-    rows, size = mapping.train.rows, job.batch_size
+    rows = mapping.train.rows
+    size = job.batch(rows)
     is_batched = isinstance(job.options, Sgd) and size is not None and size < rows
     return job.epochs * (-(-rows // (size or 1)) if is_batched else 1)
 

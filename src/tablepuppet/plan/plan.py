@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, log2
 
 import msgspec
 
@@ -17,6 +17,7 @@ from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.mapping.rows.expanded import expanded
 from tablepuppet.models.compiler import HINT, is_installed, wins
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
+from tablepuppet.models.spec import ModelSpec
 from tablepuppet.plan.advice import Advice, advise
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
 from tablepuppet.plan.custody import check_custody
@@ -25,6 +26,7 @@ from tablepuppet.plan.explain import render
 from tablepuppet.plan.html import plan_html
 from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
 from tablepuppet.plan.memory import client_memory, server_memory
+from tablepuppet.plan.noisy_block import typical_slope
 from tablepuppet.plan.private import blinded, plan_privacy
 from tablepuppet.plan.shape import Shape, shape_of
 from tablepuppet.plan.weights import weighted
@@ -60,6 +62,17 @@ class Plan:
     training_mapping: TableMapping  # the same, or expanded for the VFL baselines
     loss: Loss
     widths: tuple[int, ...] | None = None  # encoded columns of each block, once statistics are known
+    unit: float = 1.0  # of a numeric label (ModelSpec.unit)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What every block's model is, the label's unit included."""
+        return msgspec.structs.replace(self.job.spec, unit=self.unit)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Joined rows in a batch of sgd; None: all."""
+        return self.job.batch(self.mapping.train.rows)
 
     @cached_property
     def shape(self) -> Shape:
@@ -71,7 +84,7 @@ class Plan:
     def cost(self, algorithm: str, epochs: int, *, after: int = 0) -> Cost:
         """Rounds and bytes of some epochs: with this job's options where it is its algorithm."""
         options = self.job.options if algorithm == self.job.algorithm else FAMILIES[algorithm]()
-        return cost(self.shape, algorithm, options, epochs, self.job.batch_size, after=after)
+        return cost(self.shape, algorithm, options, epochs, self.batch_size, after=after)
 
     @property
     def costs(self) -> list[AlgorithmCost]:
@@ -89,7 +102,7 @@ class Plan:
     @property
     def advice(self) -> Advice:
         """Which algorithm to take, and why."""
-        return advise(self.shape, self.job.batch_size)
+        return advise(self.shape, self.batch_size)
 
     @property
     def hint(self) -> str | None:
@@ -105,7 +118,7 @@ class Plan:
     @property
     def exposures(self) -> list[Exposure]:
         """How many numbers the server may see of a row."""
-        batches = ceil(self.shape.joined / (self.job.batch_size or self.shape.joined))
+        batches = ceil(self.shape.joined / (self.batch_size or self.shape.joined))
         return exposures(self.shape, self.job.algorithm, self.job.epochs, batches)
 
     @cached_property
@@ -145,7 +158,20 @@ def make_plan(mapping: TableMapping, job: Job) -> Plan:
     mapping = weighted(_unbiased(mapping, loss), job)
     _check_stopping(job, mapping, loss)
     training = expanded(mapping) if job.is_expanded else mapping
-    return Plan(job, mapping, training, loss)
+    return Plan(job, mapping, training, loss, unit=_unit(job, mapping, loss))
+
+
+def _unit(job: Job, mapping: TableMapping, loss: Loss) -> float:
+    """A power of two near the spread of a numeric label's training rows: multiplying by it rounds nothing.
+
+    Labels that carry noise of their own have public bounds, and a quarter of their distance is the spread.
+    """
+    if not isinstance(loss, Squared) or not job.chooses_steps:
+        return 1.0
+    private = job.privacy.label
+    low, high = (0.0, 0.0) if private is None or private.bounds is None else private.bounds
+    spread = (high - low) / 4 if high > low else typical_slope(mapping, loss)
+    return 2.0 ** round(log2(spread))
 
 
 def _check_stopping(job: Job, mapping: TableMapping, loss: Loss) -> None:

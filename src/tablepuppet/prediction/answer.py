@@ -41,6 +41,8 @@ def answer(model: Model, keys: pa.Table, scores: Array, missing: Mapping[str, ND
         columns["assumed"] = _assumed(missing, len(scores))
     taken = set(keys.column_names) & set(columns)
     kept = keys.rename_columns([f"key_{name}" if name in taken else name for name in keys.column_names])
+    if not kept.num_columns:  # a table without columns has no rows either
+        return pa.table(columns)
     for name, values in columns.items():
         kept = kept.append_column(name, values)
     return kept

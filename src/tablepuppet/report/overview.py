@@ -23,11 +23,19 @@ def results(runs: Sequence[RunRecord], names: Sequence[str], networks: Mapping[s
         f"{title_of(n)} ({net.latency * 1000:g} ms, {net.bandwidth:g} Gbit/s)" for n, net in networks.items()
     )
     return (
-        table(["", *heads], [[escape(row), *(column.get(row, "–") for column in columns)] for row in rows])
+        _notes(runs, names)
+        + table(["", *heads], [[escape(row), *(column.get(row, "–") for column in columns)] for row in rows])
         + '<p class="note">Rounds, bytes and times are those of training; set-up and evaluation are under Traffic. '
         f"Times on {escape(links)} are communication times: over all rounds, latency plus the bytes of the slowest "
         "client's path over the bandwidth. “Wall clock” is the time on the machine that ran it.</p>"
     )
+
+
+def _notes(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """What is amiss with the runs, and how to go on."""
+    found = [(name if len(runs) > 1 else "", note) for run, name in zip(runs, names, strict=True) for note in run.notes]
+    items = "".join(f"<li>{escape(f'{name}: ' if name else '')}{escape(note)}</li>" for name, note in found)
+    return f'<ul class="notes">{items}</ul>' if found else ""
 
 
 def _figures(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
@@ -42,6 +50,7 @@ def _figures(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
         },
         "objective": number(run.objective, 7),
         "epochs": _epochs(run),
+        **({} if run.converged is None else {"converged": "yes" if run.converged else "no"}),
         "rounds": number(training.rounds),
         "bytes from clients": size(training.bytes_up),
         "bytes to clients": size(training.bytes_down),

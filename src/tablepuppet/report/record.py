@@ -144,6 +144,8 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     metrics: dict[str, dict[str, float | None]]
     history: list[Epoch]
     epoch: int = 0  # whose parameters the model has; 0 in older records: the last one's
+    converged: bool | None = None  # None: an older record, which does not say
+    notes: list[str] = []  # what is amiss, and how to go on
     coefficients: Coefficients | None
     intercept: list[float | None]  # on the original scale for linear models, else what is added to the scores
     traffic: TrafficRecord

@@ -17,7 +17,8 @@ from tablepuppet.algorithms.options import Admm, Sgd
 from tablepuppet.arrays import Array
 from tablepuppet.models.neural import NeuralModel
 
-_STEPS = 64  # batches an epoch, where the user did not choose their size
+_BATCHES = 64  # an epoch, where the user did not choose their size
+_STEPS = 32  # an outer round has at least
 _BATCH = (64, 4096)
 
 
@@ -36,7 +37,7 @@ def solve(
     """θ after some epochs, starting where it stands."""
     model, rows = setup.model, len(setup.multiplicity)
     assert isinstance(model, NeuralModel)
-    size = options.local_batch_size or min(max(rows // _STEPS, _BATCH[0]), _BATCH[1])
+    size = options.local_batch_size or min(max(rows // _BATCHES, _BATCH[0]), _BATCH[1])
     descent = Sgd(optimizer=options.local_optimizer)
     quadratic = factor * setup.multiplicity
     for _ in range(options.local_epochs or _epochs(setup, options, -(-rows // size))):
@@ -46,11 +47,11 @@ def solve(
             slope = model.slope(theta, signal[batch], quadratic[batch], batch, moments.step)
             slope *= rows / (len(batch) * setup.joined_rows)
             slope += pull * (theta - anchor)
-            theta, moments = descend(theta, slope, moments, learning_rate, descent)
+            theta, moments = descend(theta, slope, moments, learning_rate, descent, setup.unit)
     return theta, moments
 
 
 def _epochs(setup: PartSetup, options: Admm, batches: int) -> int:
     """Two epochs in an outer round, more for a small table; the inner rounds of a consensus share them."""
     shared = options.inner_rounds if setup.clients > 1 else 1
-    return max(1, -(-2 * max(_STEPS, batches) // (batches * shared)))
+    return max(1, -(-max(_STEPS, 2 * batches) // (batches * shared)))

@@ -90,11 +90,12 @@ def _solved(
     slowing = float(np.sqrt(state.outer))
     if not setup.is_private:
         given = (state.iterate, state.moments, state.signal, state.factor)
-        rate = options.local_learning_rate / slowing
+        rate = options.first_local_rate / slowing
         return local.solve(setup, options, *given, learning_rate=rate, pull=pull, anchor=anchor)
     assert setup.private is not None
     quadratic = state.factor * setup.multiplicity
-    step = LocalStep(setup.model, setup.private, state.signal, quadratic, setup.share * setup.joined_rows, setup.l2)
+    rows = setup.share * setup.joined_rows
+    step = LocalStep(setup.model, setup.private, state.signal, quadratic, rows, setup.l2, setup.unit)
     rate = setup.private.privacy.learning_rate / slowing
     return step.solve(state.iterate, state.moments, rate, options.local_optimizer)
 

@@ -144,6 +144,8 @@ class AdmmServer:
             self._tracker.begin(predictions, [False] * self.problem.blocks)
         elif self.problem.has_intercept:
             self._tracker.intercept = best_intercept(self.problem, predictions)
+        elif self.problem.is_centred:
+            self._tracker.intercept = best_intercept(self.problem, self.problem.zeros())
         self._tracker.predictions = predictions
         self._restart()
 

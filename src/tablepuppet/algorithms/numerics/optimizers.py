@@ -27,11 +27,12 @@ class Moments(msgspec.Struct, frozen=True):
 
 
 def descend(
-    theta: Array, gradient: Array, moments: Moments, learning_rate: float, options: Sgd
+    theta: Array, gradient: Array, moments: Moments, learning_rate: float, options: Sgd, unit: float = 1.0
 ) -> tuple[Array, Moments]:
     """One step against the gradient, as torch.optim.SGD, Adam and AdamW take it.
 
-    Weight decay shrinks θ itself under AdamW, and adds to the gradient otherwise.
+    Weight decay shrinks θ itself under AdamW, and adds to the gradient otherwise. The steps of Adam have a length that
+    does not depend on the gradient's: they are so many units of the label, in which θ and gradients are measured.
     """
     step = moments.step + 1
     if options.weight_decay and options.optimizer == "adamw":
@@ -41,11 +42,11 @@ def descend(
     if moments.second is None:
         first = gradient if step == 1 else options.momentum * moments.first + gradient
         return theta - learning_rate * first, Moments(step, first, None)
-    beta1, beta2, tiny = options.momentum or 0.9, 0.999, 1e-8
+    beta1, beta2, tiny = options.momentum or 0.9, 0.999, 1e-8 * unit
     first = beta1 * moments.first + (1 - beta1) * gradient
     second = beta2 * moments.second + (1 - beta2) * gradient * gradient
     denominator = np.sqrt(second / (1 - beta2**step)) + tiny
-    return theta - learning_rate / (1 - beta1**step) * first / denominator, Moments(step, first, second)
+    return theta - unit * learning_rate / (1 - beta1**step) * first / denominator, Moments(step, first, second)
 
 
 def clipped(gradient: Array, clip_norm: float | None) -> Array:

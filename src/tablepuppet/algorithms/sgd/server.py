@@ -87,8 +87,9 @@ class SgdServer:
             if self.problem.private_rates and self.options.optimizer == "sgd":
                 self._peak = max(self.problem.private_rates)
                 self._shares = [rate / self._peak for rate in self.problem.private_rates]
-        if self.problem.is_private and self.problem.has_intercept:
-            # The best constant for the labels alone: it looks at no feature, and stays.
+        is_begun = self.problem.is_private or self.options.learning_rate is None
+        if (self.problem.has_intercept and is_begun) or self.problem.is_centred:
+            # The best constant for the labels alone: it looks at no feature. Under privacy it stays.
             self._intercept = best_intercept(self.problem, self.problem.zeros())
         self._batch = self._next_batch()
         self._values = predictions
@@ -107,7 +108,7 @@ class SgdServer:
             gradient = clipped(done.sums["residual"] / joined.rows, self.options.clip_norm)
             free = msgspec.structs.replace(self.options, weight_decay=0.0)
             self._intercept, self._moments = descend(
-                self._intercept, gradient, self._moments, self._learning_rate, free
+                self._intercept, gradient, self._moments, self._learning_rate, free, self.problem.unit
             )
         self._step += 1
         self._batch = self._next_batch()

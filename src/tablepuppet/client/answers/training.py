@@ -45,6 +45,7 @@ def start_part(own: ClientState, request: m.StartPart) -> m.Started:
         share=request.share,
         l2=request.l2,
         seed=request.seed,
+        unit=request.model.unit,
         private=None if request.privacy is None else PrivateGradient(request.privacy, secure_generator()),
     )
     if request.peers:

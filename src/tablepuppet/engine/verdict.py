@@ -1,0 +1,113 @@
+"""What a run's figures say about it: has it converged, is it better than a constant, and how to go on.
+
+In: the plan, the history and the metrics of a run. Out: a Verdict: a flag, and a sentence for each thing that is amiss.
+Nothing here asks a client, or walks over joined rows: the best constant follows from the labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tablepuppet.algorithms.options import Sgd
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.engine.metrics import Metrics
+from tablepuppet.mapping.mapping import Joined
+from tablepuppet.models.losses import Loss, Softmax
+from tablepuppet.plan.plan import Plan
+
+_STILL = 0.01  # of all that the objective has fallen below a constant's: what the last fifth of the epochs may bring
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a run has converged, and what its user should know."""
+
+    converged: bool
+    notes: tuple[str, ...] = ()
+
+
+def judge(plan: Plan, objectives: Sequence[float], metrics: dict[str, Metrics], *, is_settled: bool) -> Verdict:
+    """The verdict on a run; `is_settled`: what its algorithm says of its own end."""
+    train = plan.mapping.train
+    constant = best_constant(train, plan.loss)
+    start = constant_loss(train, plan.loss, constant, train.weights)
+    falls = _last_fall(start, objectives)
+    converged = is_settled or falls <= _STILL
+    notes = [] if converged else [_unfinished(plan, falls, len(objectives))]
+    if metrics.get("test"):
+        notes += _worse(plan, constant, metrics)
+    return Verdict(converged, tuple(notes))
+
+
+def best_constant(rows: Joined, loss: Loss) -> Array:
+    """The scores of the best constant: the labels' mean, or the logarithms of the classes' shares."""
+    seen, counts = _seen(rows, rows.weights)
+    labels, share = rows.labels[seen], counts / max(float(counts.sum()), 1e-300)
+    if isinstance(loss, Softmax):
+        targets = np.eye(loss.outputs) if loss.targets is None else loss.targets
+        classes = np.bincount(labels.astype(np.intp), share, loss.outputs) @ targets
+        return np.asarray(np.log(np.maximum(classes, 1e-12)))
+    mean = float(share @ labels)
+    if loss.is_quadratic:
+        return np.array([mean])
+    odds = np.clip(mean, 1e-12, 1.0 - 1e-12)  # labels that carry noise may have any mean
+    return np.array([np.log(odds / (1.0 - odds))])
+
+
+def constant_loss(rows: Joined, loss: Loss, constant: Array, weights: Array | None = None) -> float:
+    """The mean loss of a constant on joined rows, from how many there are of each label."""
+    seen, counts = _seen(rows, weights)
+    scores = np.tile(constant, (len(seen), 1))
+    return float(counts @ loss.value(scores, rows.labels[seen]) / max(float(counts.sum()), 1e-300))
+
+
+def _seen(rows: Joined, weights: Array | None) -> tuple[RowNumbers, Array]:
+    """The label rows that joined rows have, and how many they are."""
+    counts = rows.label_counts()
+    seen = np.flatnonzero(counts)
+    heavy = counts[seen].astype(np.float64)
+    return seen, heavy if weights is None else heavy * weights[seen]
+
+
+def _last_fall(start: float, objectives: Sequence[float]) -> float:
+    """How much of the whole fall of the objective came in the last fifth of the epochs."""
+    before = [start, *objectives][-1 - max(1, len(objectives) // 5)]
+    fallen = start - objectives[-1]
+    return (before - objectives[-1]) / fallen if fallen > 1e-12 * abs(start) else 0.0
+
+
+def _unfinished(plan: Plan, falls: float, epochs: int) -> str:
+    name = plan.job.algorithm
+    last = max(1, epochs // 5)
+    when = "the last epoch" if last == 1 else f"the last {last} epochs"
+    how = f"train longer, with epochs={2 * plan.job.epochs}"
+    if isinstance(plan.job.options, Sgd) and plan.job.spec.is_linear and plan.job.privacy.features is None:
+        how += ', or by algorithm="newton", which needs few rounds'
+    return f"{name} did not converge: {falls:.0%} of the objective's fall came in {when}; {how}"
+
+
+def _worse(plan: Plan, constant: Array, metrics: dict[str, Metrics]) -> list[str]:
+    """A sentence where test rows are predicted no better than by a constant."""
+    test, train = metrics["test"], metrics["train"]
+    if "r2" in test:
+        if test["r2"] >= 0.0:
+            return []
+        figures, fits = f"R² {test['r2']:.3g}", train["r2"] > 0.0
+    else:
+        alone = constant_loss(plan.mapping.test, plan.loss, constant)
+        if test["log_loss"] <= alone:
+            return []
+        base = constant_loss(plan.mapping.train, plan.loss, constant)
+        figures, fits = f"log loss {test['log_loss']:.4g} against {alone:.4g}", train["log_loss"] < base
+    ways = ["raise l2, or select fewer features: the model fits training rows and not others"] if fits else []
+    if not plan.job.spec.is_linear:
+        ways.append('compare model="auto", a linear model by newton')
+    elif isinstance(plan.job.options, Sgd):
+        ways.append('leave learning_rate out, or train by algorithm="newton"')
+    if plan.job.privacy.features is not None:
+        ways.append("more noise than signal may have come through: allow a larger ε, or bring more rows")
+    what = "; ".join(ways) if ways else "the features may say nothing about the label"
+    return [f"the model predicts test rows worse than a constant would ({figures}); {what}"]

@@ -1,0 +1,74 @@
+"""A run says whether it converged, when a constant would have been better, and how to go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from sklearn.dummy import DummyClassifier
+
+import tablepuppet as tp
+from tablepuppet.engine.verdict import best_constant, constant_loss
+
+QUERY = "SELECT a.y, a.u, b.v FROM a JOIN b ON a.id = b.id"
+
+
+def federation(label: Any, rows: int = 300) -> tp.Federation:
+    drawn = np.random.default_rng(1).normal(size=(2, rows))
+    a = pa.table({"id": np.arange(rows), "y": label(*drawn), "u": drawn[0]})
+    return tp.Federation({"a": a, "b": pa.table({"id": np.arange(rows), "v": drawn[1]})})
+
+
+def linear(u: Any, v: Any) -> Any:
+    return 3.0 * u - v + 0.1 * np.random.default_rng(2).normal(size=len(u))
+
+
+def noise(u: Any, v: Any) -> Any:
+    return np.random.default_rng(3).normal(size=len(u))
+
+
+def test_a_run_that_reaches_its_optimum_has_converged_and_nothing_to_note() -> None:
+    with federation(linear) as owner:
+        for algorithm in ("newton", "admm", "sgd", "centralized"):
+            result = owner.train(QUERY, label="y", algorithm=algorithm)
+            assert (result.converged, result.notes) == (True, ())
+            assert str(result) == repr(result)
+
+
+def test_a_run_that_was_cut_short_says_so_everywhere(tmp_path: Path) -> None:
+    with federation(linear) as owner:
+        result = owner.train(QUERY, label="y", algorithm="sgd", learning_rate=0.01, batch_size=None, epochs=10)
+    assert not result.converged
+    assert "sgd did not converge" in result.notes[0]
+    assert 'epochs=20, or by algorithm="newton"' in result.notes[0]
+    assert result.notes[0] in str(result)
+    record = json.loads(result.to_json())
+    assert record["converged"] is False
+    assert record["notes"] == list(result.notes)
+    assert "sgd did not converge" in result.report(tmp_path / "run.html").read_text()
+    assert "sgd did not converge" in result._repr_html_()
+
+
+def test_a_model_that_is_worse_than_a_constant_says_so() -> None:
+    with federation(noise, rows=40) as owner:
+        result = owner.train(QUERY.replace("a.u", "a.u, a.u * a.u AS w, a.u * a.u * a.u AS x"), label="y")
+    assert result.metrics["test"]["r2"] < 0 < result.metrics["train"]["r2"]
+    assert "worse than a constant" in str(result)
+    assert "raise l2" in str(result)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_best_constant_is_that_of_the_class_shares(classes: int) -> None:
+    with federation(lambda u, v: [f"c{k}" for k in np.clip(np.round(u + 1), 0, classes - 1).astype(int)]) as owner:
+        plan = owner.explain(QUERY, label="y", algorithm="newton", model="logistic" if classes == 2 else "softmax")
+    train = plan.mapping.train
+    labels = np.repeat(train.labels, train.label_counts())
+    expected = DummyClassifier(strategy="prior").fit(np.zeros((len(labels), 1)), labels).class_prior_
+    scores = best_constant(train, plan.loss)
+    shares = np.append(0.0, scores) if classes == 2 else scores
+    np.testing.assert_allclose(np.exp(shares) / np.exp(shares).sum(), expected, atol=1e-9)
+    assert constant_loss(train, plan.loss, scores) == pytest.approx(-(expected @ np.log(expected)))

@@ -4,6 +4,9 @@
     orders = ["store_eu.parquet", "store_us.parquet"]             # one table, two owners
     items = { url = "postgresql://supplier/db", table = "items" }
 
+    [owners]                                                      # tables that one owner holds together
+    bank = ["accounts", "transactions"]
+
     [policies]
     items = "supplier.toml"                                       # by client or by table
 
@@ -21,7 +24,7 @@ from tablepuppet.errors import JobError
 from tablepuppet.suggest import hint
 from tablepuppet.tables.source import source
 
-_KEYS = ("tables", "policies", "models")
+_KEYS = ("tables", "owners", "policies", "models")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -40,9 +43,9 @@ def tables_from_toml(tables: Mapping[str, Any], folder: Path) -> dict[str, list[
     def one(table: str, given: Any) -> Any:
         if isinstance(given, str):
             return source(_placed(given, folder)) if "://" in given else folder / given
-        if isinstance(given, dict) and set(given) <= {"url", "table"} and isinstance(given.get("url"), str):
-            return source(_placed(given["url"], folder), given.get("table"))
-        raise JobError(f"table {table!r}: a source is a path or {{url = …, table = …}}")
+        if isinstance(given, dict) and set(given) <= {"url", "table", "query"} and isinstance(given.get("url"), str):
+            return source(_placed(given["url"], folder), given.get("table"), query=given.get("query"))
+        raise JobError(f"table {table!r}: a source is a path, {{url = …, table = …}} or {{url = …, query = …}}")
 
     return {
         t: [one(t, g) for g in (given if isinstance(given, Sequence) and not isinstance(given, str) else [given])]
@@ -69,12 +72,16 @@ def federation_from_toml(path: str | Path, given: Mapping[str, Any]) -> dict[str
     policies = given.get("policies", {})
     if not isinstance(policies, dict) or not all(isinstance(p, str) for p in policies.values()):
         raise JobError(f"{path}: [policies] maps a client or a table to the path of its policy file")
+    owners = given.get("owners", {})
+    if not isinstance(owners, dict) or not all(isinstance(held, list) for held in owners.values()):
+        raise JobError(f"{path}: [owners] maps an owner's name to the list of its tables")
     models = given.get("models")
     if models is not None and not isinstance(models, str):
         raise JobError(f"{path}: models is the path of a folder")
     folder = Path(path).parent
     return {
         "tables": tables_from_toml(tables, folder),
+        "owners": owners,
         "policies": {name: folder / p for name, p in policies.items()},
         "models": None if models is None else folder / models,
     }

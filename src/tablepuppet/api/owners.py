@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +15,7 @@ from urllib.parse import quote
 from tablepuppet.client.client import Client
 from tablepuppet.errors import JobError, TablePuppetError
 from tablepuppet.privacy.policy import Policy
+from tablepuppet.suggest import did_you_mean
 from tablepuppet.tables.part_store import PartStore
 from tablepuppet.tables.policy_file import read_policy
 from tablepuppet.tables.source import Source, open_source
@@ -24,11 +25,13 @@ from tablepuppet.writing import as_path
 Owners = dict[str, tuple[str, ...]]  # table name → its clients
 
 
-def name_owners(tables: Mapping[str, Any]) -> Owners:
-    """A client for each source of each table, named after the table.
+def name_owners(tables: Mapping[str, Any], together: Mapping[str, Sequence[str]] | None = None) -> Owners:
+    """A client for each source of each table, named after the table, or after the owner that holds it with others.
 
     >>> name_owners({"items": "items.csv", "orders": ["eu.csv", "us.csv"]})
     {'items': ('items',), 'orders': ('orders[0]', 'orders[1]')}
+    >>> name_owners({"items": "items.csv", "prices": "prices.csv"}, {"shop": ["items", "prices"]})
+    {'items': ('shop',), 'prices': ('shop',)}
     """
     if not isinstance(tables, Mapping) or not tables:
         found = "an empty one" if isinstance(tables, Mapping) else f"a {type(tables).__name__}"
@@ -44,7 +47,24 @@ def name_owners(tables: Mapping[str, Any]) -> Owners:
         if not count:
             raise JobError(f"table {table!r} has no source; give at least one")
         owners[table] = (table,) if count == 1 else tuple(f"{table}[{i}]" for i in range(count))
-    return owners
+    return owners | _together(owners, together or {})
+
+
+def _together(owners: Owners, together: Mapping[str, Sequence[str]]) -> Owners:
+    """The tables that an owner holds together, each with that owner as its one client."""
+    found: Owners = {}
+    taken = {client for clients in owners.values() for client in clients}
+    for owner, held in together.items():
+        for table in held:
+            if table not in owners:
+                hint = did_you_mean(table, list(owners))
+                raise JobError(f"owner {owner!r} holds {table!r}, which is no table; {hint}")
+            if len(owners[table]) > 1 or table in found:
+                raise JobError(f"table {table!r} has several owners already; owner {owner!r} cannot hold it alone")
+            if owner in taken and owners[table] != (owner,):
+                raise JobError(f"owner {owner!r} has the name of a table; give it another")
+            found[table] = (owner,)
+    return found
 
 
 def make_clients(
@@ -90,12 +110,18 @@ def _opened(owners: Owners, tables: Mapping[str, Any]) -> dict[str, dict[str, So
 
 def _rules(owners: Owners, given: Mapping[str, str | Path | Policy]) -> dict[str, Policy]:
     """Each client's policy: its own, or its table's, or none."""
-    clients = {client: table for table, names in owners.items() for client in names}
+    clients: dict[str, list[str]] = {}
+    for table, names in owners.items():
+        for client in names:
+            clients.setdefault(client, []).append(table)
     for name in given:
         if name not in clients and name not in owners:
             raise JobError(f"policies name {name!r}, which is no client; there are {', '.join(clients)}")
     read = {name: p if isinstance(p, Policy) else read_policy(p) for name, p in given.items()}
-    return {client: read.get(client) or read.get(table) or Policy() for client, table in clients.items()}
+    return {
+        client: next((read[name] for name in (client, *held) if name in read), Policy())
+        for client, held in clients.items()
+    }
 
 
 def _listed(given: Any) -> list[Any]:

@@ -25,6 +25,7 @@ class Scan:
     expressions: tuple[str, ...]  # SQL over the table's own column names; keys, features, label
     columns: tuple[ColumnInfo, ...]  # the type of each expression, as its clients report it
     withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
+    query: str | None = None  # over the clients' tables, `table` among them, whose rows are read instead of a table's
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,9 +91,9 @@ def _expression(branch: ResolvedBranch, label: Output, name: str, text: str) -> 
     try:
         query = parse(f"SELECT {text} FROM {table} AS {called}")
         one = query.branches[0]
-        if len(query.branches) > 1 or len(one.items) > 1 or len(one.sources) > 1 or one.where:
+        if len(query.branches) > 1 or len(one.items) > 1 or len(one.sources) > 1 or one.where or one.sources[0].derived:
             raise QueryError("it is more than one expression")
-        outputs = resolve(query, one, {one.sources[0].table: shape}).outputs
+        outputs = resolve(query, one, {one.sources[0].origin: shape}).outputs
         if len(outputs) > 1:
             raise QueryError("it is more than one expression")
         return outputs[0].expression

@@ -7,12 +7,12 @@ equality; each item belongs to one table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
 from tablepuppet.catalog.refusals import refuse
-from tablepuppet.catalog.schemas import TableShape
+from tablepuppet.catalog.schemas import Origin, TableShape
 from tablepuppet.catalog.texts import shown
 from tablepuppet.errors import QueryError
 from tablepuppet.query.joins import JoinTree, join_tree
@@ -42,7 +42,7 @@ class ResolvedBranch:
     tree: JoinTree
 
 
-def resolve(ucq: Ucq, branch: Conjunctive, shapes: Mapping[exp.Identifier, TableShape]) -> ResolvedBranch:
+def resolve(ucq: Ucq, branch: Conjunctive, shapes: Mapping[Origin, TableShape]) -> ResolvedBranch:
     """Resolves every name of a branch."""
     names = _Names(ucq, branch, shapes)
     sources = tuple(names.source(k) for k in range(len(branch.sources)))
@@ -55,11 +55,11 @@ def resolve(ucq: Ucq, branch: Conjunctive, shapes: Mapping[exp.Identifier, Table
 class _Names:
     """The names that are known inside one branch."""
 
-    def __init__(self, ucq: Ucq, branch: Conjunctive, shapes: Mapping[exp.Identifier, TableShape]) -> None:
+    def __init__(self, ucq: Ucq, branch: Conjunctive, shapes: Mapping[Origin, TableShape]) -> None:
         self.ucq = ucq
         self.branch = branch
         self.scope = Scope(ucq.text, branch.sources)
-        self.shapes = tuple(shapes[s.table] for s in branch.sources)
+        self.shapes = tuple(shapes[s.origin] for s in branch.sources)
         self._merged: set[tuple[int, str]] = set()  # columns that USING made one with a column before them
 
     def source(self, position: int) -> Source:
@@ -81,7 +81,7 @@ class _Names:
                 )
             on.append(exp.EQ(this=self._unqualified(name, before), expression=right))
             self._merged.add((position, right.name))
-        return Source(source.table, source.alias, source.join, tuple(on), (), source.tree)
+        return replace(source, on=tuple(on), using=())
 
     def outputs(self, item: Item | Star) -> list[Output]:
         """The columns of the result that an item stands for."""
@@ -99,12 +99,18 @@ class _Names:
         ]
 
     def _star(self, relation: int, item: Star) -> tuple[str, ...]:
-        """All columns of a table, which its clients must agree on."""
+        """All columns of a table but the excluded ones, which its clients must agree on."""
         shape = self.shapes[relation]
-        for column in shape.columns:
+        excluded = {shape.columns[k] for name in item.excluded for k in matches(name, shape.columns)}
+        for name in item.excluded:
+            if item.alias is not None and not matches(name, shape.columns):
+                hint = did_you_mean(name.name, shape.columns)
+                raise refuse(self.ucq, f"{item.alias.name} has no column {name.name} to exclude. {hint}", name)
+        columns = tuple(column for column in shape.columns if column not in excluded)
+        for column in columns:
             if shape.lacking(column):
                 raise self._lacks(shape, column, item.node, "List the columns instead of *")
-        return shape.columns
+        return columns
 
     def expression(self, node: exp.Expr, visible: range | None = None) -> exp.Expr:
         """The same expression with every column resolved."""

@@ -41,13 +41,13 @@ class Scans:
 
     def __init__(self) -> None:
         self._drafts: list[_Draft] = []
-        self._numbers: dict[tuple[str, frozenset[str]], int] = {}
+        self._numbers: dict[tuple[str, str | None, frozenset[str]], int] = {}
 
     def scan(self, shape: TableShape, filters: Sequence[exp.Expr]) -> int:
         """The number of the scan of a table under a filter; uses with the same filter share it."""
         own = shape.spelling[shape.clients[0]]
         by_text = {render(f, own): f for f in filters}
-        key = (shape.name, frozenset(by_text))
+        key = (shape.name, shape.query, frozenset(by_text))
         if key not in self._numbers:
             self._numbers[key] = len(self._drafts)
             self._drafts.append(_Draft(shape, tuple(by_text.values())))
@@ -69,7 +69,12 @@ class Scans:
             for client in draft.shape.clients:
                 columns = [render(e, draft.shape.spelling[client]) for e in draft.expressions.values()]
                 request = OpenScan(
-                    job=job, scan=number, table=draft.shape.name, columns=columns, filter=draft.predicate(client)
+                    job=job,
+                    scan=number,
+                    table=draft.shape.name,
+                    columns=columns,
+                    filter=draft.predicate(client),
+                    query=draft.shape.query,
                 )
                 requests.setdefault(client, []).append(request)
         return requests
@@ -111,4 +116,12 @@ def _typed(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]) ->
         columns.append(column)
     shape = draft.shape
     predicate = draft.predicate(shape.clients[0])
-    return Scan(shape.name, shape.clients, predicate, tuple(draft.expressions), tuple(columns), shape.withholding)
+    return Scan(
+        shape.name,
+        shape.clients,
+        predicate,
+        tuple(draft.expressions),
+        tuple(columns),
+        shape.withholding,
+        shape.query,
+    )

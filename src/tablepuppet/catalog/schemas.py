@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sqlglot import exp
 
+from tablepuppet.catalog.derived import find_table, owned_query
 from tablepuppet.catalog.differences import all_differences
-from tablepuppet.catalog.refusals import refuse
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol import ColumnInfo, DescribeTable, Message, TableSchema
 from tablepuppet.query.scope import matches
 from tablepuppet.query.ucq import Ucq
-from tablepuppet.suggest import did_you_mean
 from tablepuppet.transport.link import Link
 
 
@@ -31,6 +31,7 @@ class TableShape:
     spelling: Mapping[str, Mapping[str, str]]
     infos: Mapping[str, Mapping[str, ColumnInfo]]  # what each client says of them
     withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
+    query: str | None = None  # over one owner's tables, `name` among them, whose rows are meant instead of a table's
 
     def differences(self) -> str:
         """A sentence about everything in which the clients differ, where it is more than one thing."""
@@ -41,46 +42,54 @@ class TableShape:
         return [client for client in self.clients if column not in self.spelling[client]]
 
 
-def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[exp.Identifier, TableShape]:
-    """The shape of every table that the query names, by the name that the query gives it, quoted or not."""
-    known = list(tables)
-    named: dict[exp.Identifier, str] = {}
+Origin = tuple[exp.Identifier, exp.Query | None]  # what a source of FROM names
+
+
+class _Read(NamedTuple):
+    """What an origin is in the federation: a table, or a query over tables that the same clients hold."""
+
+    table: str
+    query: str | None
+
+
+def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[Origin, TableShape]:
+    """The shape of everything that the query's FROM clauses name."""
+    named: dict[Origin, _Read] = {}
     for branch in ucq.branches:
         for source in branch.sources:
-            found = matches(source.table, known)
-            if len(found) != 1:
-                many = f"{' and '.join(known[k] for k in found)} differ only in case; quote the one you mean"
-                hint = many if found else did_you_mean(source.table.name, known)
-                raise refuse(ucq, f"the federation has no table {source.table.name}. {hint}", source.table)
-            table = known[found[0]]
-            if not tables[table]:
-                raise refuse(ucq, f"no client holds the table {table}; add one to the federation", source.table)
-            named[source.table] = table
+            if source.derived is None:
+                named[source.origin] = _Read(find_table(ucq, source.table, tables), None)
+            else:
+                named[source.origin] = _Read(*owned_query(ucq, source.derived, tables))
     used = list(dict.fromkeys(named.values()))
-    asked: dict[str, list[str]] = {}
-    for table in used:
-        for client in tables[table]:
-            asked.setdefault(client, []).append(table)
-    requests: dict[str, list[Message]] = {c: [DescribeTable(table=t) for t in ts] for c, ts in asked.items()}
+    asked: dict[str, list[_Read]] = {}
+    for read in used:
+        for client in tables[read.table]:
+            asked.setdefault(client, []).append(read)
+    requests: dict[str, list[Message]] = {
+        client: [DescribeTable(table=read.table, query=read.query) for read in reads] for client, reads in asked.items()
+    }
     answers = link.ask(requests)
-    columns: dict[tuple[str, str], list[ColumnInfo]] = {}
-    withholding: dict[str, list[str]] = {}
-    for client, names in asked.items():
-        for table, answer in zip(names, answers[client], strict=True):
+    columns: dict[tuple[_Read, str], list[ColumnInfo]] = {}
+    withholding: dict[_Read, list[str]] = {}
+    for client, reads in asked.items():
+        for read, answer in zip(reads, answers[client], strict=True):
             if not isinstance(answer, TableSchema):
                 raise TransportError(
-                    f"client {client} did not describe its table {table}; install the same version everywhere"
+                    f"client {client} did not describe its table {read.table}; install the same version everywhere"
                 )
-            columns[table, client] = answer.columns
+            columns[read, client] = answer.columns
             if answer.withholds:
-                withholding.setdefault(table, []).append(client)
+                withholding.setdefault(read, []).append(client)
     shapes = {
-        t: replace(
-            _shape(t, tables[t], {c: columns[t, c] for c in tables[t]}), withholding=tuple(withholding.get(t, ()))
+        read: replace(
+            _shape(read.table, tables[read.table], {c: columns[read, c] for c in tables[read.table]}),
+            withholding=tuple(withholding.get(read, ())),
+            query=read.query,
         )
-        for t in used
+        for read in used
     }
-    return {name: shapes[table] for name, table in named.items()}
+    return {origin: shapes[read] for origin, read in named.items()}
 
 
 def _shape(table: str, clients: tuple[str, ...], columns: Mapping[str, list[ColumnInfo]]) -> TableShape:

@@ -26,6 +26,7 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predictor import Predictor
 from tablepuppet.protocol import DescribeTable, Message, TableSchema
 from tablepuppet.query import parse
+from tablepuppet.query.derived import base_tables
 from tablepuppet.query.scope import matches
 from tablepuppet.transport.link import Link
 
@@ -114,7 +115,9 @@ def _ahead(predict: Predict, key: Sequence[str], limit: int | None) -> Predictor
 def _owners(query: str, tables: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
     """Who holds rows of the query's tables; a name that is not known is for the prediction itself to refuse."""
     known = list(tables)
-    named = [found for b in parse(query).branches for s in b.sources for found in matches(s.table, known)]
+    sources = [source for branch in parse(query).branches for source in branch.sources]
+    read = [t.this for s in sources if s.derived is not None for t in base_tables(s.derived)]
+    named = [found for name in (*(s.table for s in sources), *read) for found in matches(name, known)]
     owners: dict[str, list[str]] = {}
     for table in dict.fromkeys(known[k] for k in named):
         for client in tables[table]:

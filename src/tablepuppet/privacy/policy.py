@@ -75,6 +75,7 @@ class ScanUse:
     columns: tuple[frozenset[str], ...]
     filter: frozenset[str]
     rows: Callable[[], int]
+    others: tuple[ScanUse, ...] = ()  # of a query over several tables: what it reads of the others
 
 
 Use = Callable[[str, int], ScanUse]  # of a job's open scan
@@ -104,6 +105,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def check_scan(self, use: ScanUse) -> None:
         """Refuses a scan that reads or filters by a column without any permitted use, before anything is read."""
+        for other in use.others:
+            self.check_scan(other)
         rules = self.tables.get(use.table)
         if rules is None:
             return
@@ -162,10 +165,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def _columns(self, request: Any, use: Use, columns: Collection[int], role: str) -> None:
         scan = use(request.job, request.scan)
-        rules = self.tables.get(scan.table)
-        if rules is not None:
+        for base in (scan, *scan.others):
+            rules = self.tables.get(base.table)
+            if rules is None:
+                continue
             for column in columns:
-                _refuse_others(scan.columns[column], rules.allowed(role), f"tables.{scan.table}.{role}", _AS[role])
+                _refuse_others(base.columns[column], rules.allowed(role), f"tables.{base.table}.{role}", _AS[role])
 
     def _labels(self, request: m.SendLabels, use: Use) -> None:
         self._columns(request, use, [request.column], "labels")

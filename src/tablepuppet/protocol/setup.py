@@ -30,11 +30,12 @@ class ColumnInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DescribeTable(Message, frozen=True):
-    """Which columns does your table have? → TableSchema"""
+    """Which columns does your table have, or a query over your tables give? → TableSchema"""
 
     stage: ClassVar[Stage] = "schema"
     tells: ClassVar[Telling] = ()
     table: str
+    query: str | None = None  # a SELECT over tables of the client's, whose rows are taken as a table's
 
 
 class TableSchema(Message, frozen=True):
@@ -57,6 +58,7 @@ class OpenScan(Message, frozen=True):
     table: str
     columns: list[str]
     filter: str | None = None
+    query: str | None = None  # a SELECT over tables of the client's, of which `table` is one, read instead of it
 
 
 class ScanSchema(Message, frozen=True):

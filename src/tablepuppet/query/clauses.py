@@ -7,14 +7,12 @@ from typing import Final
 from sqlglot import TokenType, exp
 
 from tablepuppet.query.position import refusal, start_of, word_before
-from tablepuppet.query.syntax import WITH
 
 _ALL_ROWS = "because training uses every joined row, in any order"
 SAMPLE = "a sample is not supported, because two readings would not agree; write a condition on a column in WHERE"
 
 # Argument of sqlglot's node → the keyword that the caret is put under, and the message.
 _REFUSED: Final[dict[str, tuple[TokenType, str]]] = {
-    "with_": (TokenType.WITH, WITH),
     "distinct": (
         TokenType.DISTINCT,
         "DISTINCT is not supported, because the model is trained on every row of the join, copies included. Remove it",
@@ -22,14 +20,15 @@ _REFUSED: Final[dict[str, tuple[TokenType, str]]] = {
     "group": (
         TokenType.GROUP_BY,
         "GROUP BY is not supported, because the model is trained on the joined rows themselves. Select the columns as "
-        "they are; if one table has to be summed up first, let its owner offer a view",
+        "they are; if one table has to be summed up first, join a subquery: "
+        "JOIN (SELECT key, avg(x) AS x FROM t GROUP BY key) t ON …",
     ),
     "having": (TokenType.HAVING, "HAVING is not supported, because there are no groups; write the condition in WHERE"),
     "qualify": (
         TokenType.QUALIFY,
-        "QUALIFY is not supported, because there are no window functions; write a condition on one table in WHERE",
+        "QUALIFY is not supported over joined rows; write it in a subquery over one table",
     ),
-    "windows": (TokenType.WINDOW, "WINDOW is not supported, because there are no window functions. Remove it"),
+    "windows": (TokenType.WINDOW, "WINDOW is not supported over joined rows; write it in a subquery over one table"),
     "order": (TokenType.ORDER_BY, f"ORDER BY is not supported, {_ALL_ROWS}. Remove it"),
     "limit": (
         TokenType.LIMIT,

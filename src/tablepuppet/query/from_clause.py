@@ -10,6 +10,7 @@ from sqlglot import Token, TokenType, exp
 from tablepuppet.errors import QueryError
 from tablepuppet.query.clauses import SAMPLE
 from tablepuppet.query.conditions import conjuncts_of
+from tablepuppet.query.derived import Ctes, base_tables, derive
 from tablepuppet.query.position import At, refusal, start_of, word_before, words
 from tablepuppet.query.scalar import check_scalar
 from tablepuppet.query.ucq import Source
@@ -34,26 +35,25 @@ _KINDS: Final = {
 _JOIN_WORDS = frozenset({*(kind.lower() for kind in _KINDS), "left", "outer", "inner", "cross", "join", "lateral"})
 
 
-def read_from(text: str, select: exp.Select) -> Iterator[Source]:
+def read_from(text: str, select: exp.Select, ctes: Ctes) -> Iterator[Source]:
     """The tables, and how each is joined to those before it."""
-    table, alias = _table(text, select.args["from_"].this)
-    yield Source(table, alias, "inner", (), (), tree=0)
+    yield Source(*_table(text, select.args["from_"].this, ctes))
     tree = 0
     for join in select.args.get("joins") or ():
         before = _join_words(text, start_of(join.this))
         _check_kind(text, join, before[0].start if before else join)
-        table, alias = _table(text, join.this)
         if before and before[-1].token_type == TokenType.COMMA:
             tree += 1
-        yield _source(text, join, table, alias, tree)
+        yield _source(text, join, tree, ctes)
 
 
-def _source(text: str, join: exp.Join, table: exp.Identifier, alias: exp.Identifier, tree: int) -> Source:
+def _source(text: str, join: exp.Join, tree: int, ctes: Ctes) -> Source:
     on = tuple(conjuncts_of(join.args["on"])) if join.args.get("on") else ()
     for condition in on:
         check_scalar(text, condition)
     using = tuple(_using(text, node) for node in join.args.get("using") or ())
-    return Source(table, alias, "left" if join.side == "LEFT" else "inner", on, using, tree)
+    table, alias, derived = _table(text, join.this, ctes)
+    return Source(table, alias, derived, "left" if join.side == "LEFT" else "inner", on, using, tree)
 
 
 def _using(text: str, node: exp.Expr) -> exp.Identifier:
@@ -87,8 +87,10 @@ def _join_words(text: str, table_start: int | None) -> list[Token]:
     return found
 
 
-def _table(text: str, node: exp.Expr) -> tuple[exp.Identifier, exp.Identifier]:
-    """A table's name and its alias."""
+def _table(text: str, node: exp.Expr, ctes: Ctes) -> tuple[exp.Identifier, exp.Identifier, exp.Query | None]:
+    """A table's name, its alias, and the query that stands for it, if it is one."""
+    if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Query):
+        return _subquery(text, node, ctes)
     if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
         raise _not_a_table(text, node)
     if node.args.get("db") is not None:
@@ -107,10 +109,31 @@ def _table(text: str, node: exp.Expr) -> tuple[exp.Identifier, exp.Identifier]:
         raise refusal(text, "only an alias may follow the name of a table in FROM; remove the rest", node)
     alias = node.args.get("alias")
     if alias is None:
-        return node.this, node.this
+        return _named(text, node.this, node.this, ctes)
     if alias.args.get("columns") or not isinstance(alias.this, exp.Identifier):
         raise refusal(text, "an alias cannot rename columns; rename them with AS in the SELECT list", alias)
-    return node.this, alias.this
+    return _named(text, node.this, alias.this, ctes)
+
+
+def _named(
+    text: str, name: exp.Identifier, alias: exp.Identifier, ctes: Ctes
+) -> tuple[exp.Identifier, exp.Identifier, exp.Query | None]:
+    """A table of the federation, or a query that WITH names."""
+    if name.name.lower() not in ctes:
+        return name, alias, None
+    query = derive(text, exp.select("*").from_(exp.Table(this=name.copy())), ctes)
+    return base_tables(query)[0].this, alias, query
+
+
+def _subquery(text: str, node: exp.Subquery, ctes: Ctes) -> tuple[exp.Identifier, exp.Identifier, exp.Query]:
+    alias = node.args.get("alias")
+    at = word_before(text, node, TokenType.SELECT)
+    if alias is None or not isinstance(alias.this, exp.Identifier):
+        raise refusal(text, "a subquery in FROM needs a name; write (SELECT …) AS t", at)
+    if alias.args.get("columns"):
+        raise refusal(text, "an alias cannot rename columns; rename them with AS inside the subquery", alias)
+    query = derive(text, node.this, ctes)
+    return base_tables(query)[0].this, alias.this, query
 
 
 def _not_a_table(text: str, node: exp.Expr) -> QueryError:
@@ -120,9 +143,6 @@ def _not_a_table(text: str, node: exp.Expr) -> QueryError:
     elif isinstance(node, exp.Lateral):
         message = "LATERAL is not supported; join a table of the federation on a key"
         at = word_before(text, node, TokenType.LATERAL)
-    elif isinstance(node, (exp.Subquery, exp.Query)):
-        message = "a subquery in FROM is not supported; join its tables directly, or let their owner offer it as a view"
-        at = word_before(text, node, TokenType.SELECT)
     else:
         message = "FROM takes names of the federation's tables; give a file or a function to the federation as a source"
     return refusal(text, message, at)

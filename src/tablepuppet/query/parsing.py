@@ -8,13 +8,14 @@ from sqlglot import TokenType, exp
 
 from tablepuppet.errors import QueryError
 from tablepuppet.query.clauses import check_clauses
+from tablepuppet.query.derived import read_with
 from tablepuppet.query.grammar import TOO_DEEP
 from tablepuppet.query.position import refusal, word_before
 from tablepuppet.query.select import read_select
 from tablepuppet.query.syntax import syntax_tree
 from tablepuppet.query.ucq import Ucq
 
-_UNION = frozenset({"this", "expression", "distinct"})
+_UNION = frozenset({"this", "expression", "distinct", "with_"})
 
 
 def parse(text: str) -> Ucq:
@@ -25,7 +26,9 @@ def parse(text: str) -> Ucq:
     'o'
     """
     try:
-        return Ucq(text, tuple(read_select(text, select) for select in _selects(text, syntax_tree(text))))
+        tree = syntax_tree(text)
+        ctes = read_with(text, tree)
+        return Ucq(text, tuple(read_select(text, select, ctes) for select in _selects(text, tree)))
     except RecursionError:
         raise QueryError(TOO_DEEP) from None
 

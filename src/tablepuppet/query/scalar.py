@@ -23,15 +23,21 @@ _NAMES = sorted(FUNCTIONS | {n.lower() for node in NODES if issubclass(node, exp
 
 def check_scalar(text: str, expression: exp.Expr) -> None:
     """Raises QueryError, pointing into `text`, unless the expression is scalar, deterministic and known to owners."""
+    check_nodes(text, expression, NODES)
+
+
+def check_nodes(text: str, expression: exp.Expr, allowed: frozenset[type[exp.Expr]]) -> None:
+    """Raises QueryError, pointing into `text`, unless a tree is made of these nodes and of functions owners know."""
     # Depth first, so that sum(x) OVER () is called a window function and not an aggregate.
     for node in expression.walk(bfs=False):
         if isinstance(node, exp.Anonymous):
             if node.name.lower() not in FUNCTIONS:
                 raise _refuse(text, node)
-        elif type(node) not in NODES:
+        elif type(node) not in allowed:
             raise _refuse(text, node)
         elif isinstance(node, exp.Column):
-            _check_column(text, node)
+            if not (exp.Star in allowed and isinstance(node.this, exp.Star)):
+                _check_column(text, node)
         elif isinstance(node, exp.Cast):
             _check_cast(text, node)
         elif isinstance(node, exp.Replace):
@@ -78,18 +84,19 @@ def _refuse(text: str, node: exp.Expr) -> QueryError:
     match node:
         case exp.Query() | exp.Exists() | exp.Any() | exp.All() | exp.Table():
             message = (
-                "a subquery is not supported; join its tables in the FROM clause, or let an owner offer it as a view"
+                "a subquery is not supported here; write it in FROM, as in JOIN (SELECT …) t ON …, over tables of one "
+                "owner"
             )
             at = word_before(text, node, TokenType.SELECT)
         case exp.Window():
             message = (
-                "window functions are not supported, because a row's value would depend on other rows; "
-                f"if it needs one table only, {_VIEW}"
+                "a window function over joined rows is not supported; if it needs one table only, write it in a "
+                "subquery: JOIN (SELECT *, lag(x) OVER (…) AS before FROM t) t ON …"
             )
         case exp.AggFunc() | exp.Filter() | exp.WithinGroup() | exp.Distinct():
             message = (
-                "aggregates are not supported, because training needs the joined rows themselves. Select the column; "
-                f"if the aggregate needs one table only, {_VIEW}"
+                "an aggregate over joined rows is not supported: training needs the rows themselves. If it needs "
+                "one table only, write a subquery: JOIN (SELECT key, avg(x) AS x FROM t GROUP BY key) t ON …"
             )
         case exp.Placeholder() | exp.Parameter() | exp.SessionParameter():
             message = PARAMETER

@@ -6,6 +6,7 @@ from sqlglot import exp
 
 from tablepuppet.query.clauses import check_clauses
 from tablepuppet.query.conditions import conjuncts_of
+from tablepuppet.query.derived import Ctes, has_subquery, narrowed, widened
 from tablepuppet.query.from_clause import read_from
 from tablepuppet.query.joins import join_tree
 from tablepuppet.query.position import refusal
@@ -13,23 +14,34 @@ from tablepuppet.query.scalar import check_scalar
 from tablepuppet.query.scope import Scope, is_resolved
 from tablepuppet.query.ucq import Conjunctive, Item, Star
 
-_READ = frozenset({"expressions", "from_", "joins", "where"})
+_READ = frozenset({"expressions", "from_", "joins", "where", "with_"})
 
 
-def read_select(text: str, select: exp.Select) -> Conjunctive:
+def read_select(text: str, select: exp.Select, ctes: Ctes | None = None) -> Conjunctive:
     """A SELECT as a conjunctive query; all that can be checked without a schema is checked."""
     check_clauses(text, select, _READ)
     if select.args.get("from_") is None:
         raise refusal(text, "this SELECT has no FROM clause; name the tables that hold the columns", select)
     if not select.expressions:
         raise refusal(text, "the SELECT list is empty; name the feature columns and the label", select)
-    items = tuple(_item(text, node) for node in select.expressions)
-    sources = tuple(read_from(text, select))
+    ctes = ctes or {}
+    items = [_item(node, text) for node in select.expressions]
+    sources = tuple(read_from(text, select, ctes))
     where = select.args.get("where")
-    conjuncts = tuple(conjuncts_of(where.this)) if where is not None else ()
-    for conjunct in conjuncts:
-        check_scalar(text, conjunct)
-    query = Conjunctive(items, sources, conjuncts)
+    kept = []
+    for conjunct in conjuncts_of(where.this) if where is not None else ():
+        if has_subquery(conjunct):
+            sources = narrowed(text, sources, conjunct, ctes)
+        else:
+            check_scalar(text, conjunct)
+            kept.append(conjunct)
+    for k, item in enumerate(items):
+        if isinstance(item, Item):
+            if has_subquery(item.expression):
+                sources, items[k] = widened(text, sources, item, k + 1, ctes)
+            else:
+                check_scalar(text, item.expression)
+    query = Conjunctive(tuple(items), sources, tuple(kept))
     _check_tables(text, query)
     return query
 
@@ -55,16 +67,16 @@ def one_table(scope: Scope, expression: exp.Expr) -> int:
     return relations[0]
 
 
-def _item(text: str, node: exp.Expr) -> Item | Star:
+def _item(node: exp.Expr, text: str) -> Item | Star:
     """One item of the SELECT list."""
     star = node.this if isinstance(node, exp.Column) else node
     if isinstance(star, exp.Star):
-        if any(star.args.values()):
-            raise refusal(text, "EXCLUDE, REPLACE and RENAME are not supported after *; list the columns", node)
-        return Star(node.args.get("table"), node)
+        excluded = star.args.get("except_") or ()
+        if any(value for key, value in star.args.items() if key != "except_"):
+            raise refusal(text, "REPLACE and RENAME are not supported after *; list the columns", node)
+        return Star(node.args.get("table"), node, tuple(c.this if isinstance(c, exp.Column) else c for c in excluded))
     expression = node.this if isinstance(node, exp.Alias) else node
     name = node.args["alias"] if isinstance(node, exp.Alias) else None
-    check_scalar(text, expression)
     return Item(expression.unnest(), name)
 
 

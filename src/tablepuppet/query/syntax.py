@@ -16,7 +16,6 @@ from tablepuppet.query.position import DIALECT, refusal, words
 
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 100  # sqlglot recurses, and the Python stack must hold our caller too
-WITH = "WITH is not supported; name the tables in FROM, or let an owner offer a view"
 _EMPTY = "the query is empty; write SELECT features, label FROM tables"
 _OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE)
 _CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END)
@@ -50,12 +49,10 @@ def _words(text: str) -> Sequence[Token]:
     if not tokens:
         raise QueryError(_EMPTY)
     first = next((t for t in tokens if t.token_type != TokenType.L_PAREN), tokens[0])
-    if first.token_type == TokenType.WITH:
-        raise refusal(text, WITH, first.start)
-    if first.token_type != TokenType.SELECT:
+    if first.token_type not in (TokenType.SELECT, TokenType.WITH):
         raise refusal(
             text,
-            f"a query begins with SELECT, and this text begins with {first.text[:40]}. "
+            f"a query begins with SELECT or WITH, and this text begins with {first.text[:40]}. "
             "Nothing else is ever sent to an owner",
             first.start,
         )

@@ -24,10 +24,11 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Star:
-    """`alias.*`, or `*` when the alias is None."""
+    """`alias.*`, or `*` when the alias is None; EXCLUDE names columns that it does not stand for."""
 
     alias: exp.Identifier | None
     node: exp.Expr
+    excluded: tuple[exp.Identifier, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,18 @@ class Source:
     `tree`: USING looks for its columns there only.
     """
 
-    table: exp.Identifier
+    table: exp.Identifier  # of a query, the first table that it reads
     alias: exp.Identifier
-    join: Literal["inner", "left"]
-    on: tuple[exp.Expr, ...]
-    using: tuple[exp.Identifier, ...]
-    tree: int
+    derived: exp.Query | None = None  # the query over one owner's tables whose rows are read in the table's place
+    join: Literal["inner", "left"] = "inner"
+    on: tuple[exp.Expr, ...] = ()
+    using: tuple[exp.Identifier, ...] = ()
+    tree: int = 0
+
+    @property
+    def origin(self) -> tuple[exp.Identifier, exp.Query | None]:
+        """What is read: two uses of the same table, or of the same query, have the same."""
+        return self.table, self.derived
 
 
 @dataclass(frozen=True, slots=True)

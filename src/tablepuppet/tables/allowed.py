@@ -57,3 +57,23 @@ TYPES: Final = frozenset(
     | {DType.DATE, DType.TIME, DType.TIMESTAMP, DType.TIMESTAMPTZ, DType.TIMESTAMPNTZ, DType.DATETIME}
     | {DType.TIMESTAMP_S, DType.TIMESTAMP_MS, DType.TIMESTAMP_NS, DType.INTERVAL, DType.ARRAY}
 )
+
+# What a query over an owner's own tables may be made of besides (query_guard.py): rows in, rows out, nothing that grows
+# a value with the number of rows (no list or text made of a group), nothing that reads but the named tables.
+_CLAUSES: frozenset[type[exp.Expr]] = frozenset(
+    {exp.Select, exp.From, exp.Join, exp.Where, exp.Group, exp.Having, exp.Qualify, exp.Order, exp.Ordered}
+    | {exp.Limit, exp.Offset, exp.Distinct, exp.Subquery, exp.Table, exp.TableAlias, exp.Alias, exp.With, exp.CTE}
+    | {exp.Union, exp.Except, exp.Intersect, exp.Star, exp.Exists, exp.Any, exp.All}
+    | {exp.Window, exp.WindowSpec, exp.Filter, exp.WithinGroup, exp.IgnoreNulls, exp.RespectNulls}
+)
+AGGREGATES: Final[frozenset[type[exp.Expr]]] = frozenset(
+    {exp.Count, exp.CountIf, exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Median, exp.Quantile, exp.ApproxDistinct}
+    | {exp.PercentileCont, exp.PercentileDisc, exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance}
+    | {exp.VariancePop, exp.Corr, exp.CovarPop, exp.CovarSamp, exp.Skewness, exp.Kurtosis, exp.Mode}
+    | {exp.AnyValue, exp.First, exp.Last, exp.ArgMax, exp.ArgMin, exp.LogicalAnd, exp.LogicalOr}
+)
+_OVER_WINDOWS: frozenset[type[exp.Expr]] = frozenset(
+    {exp.RowNumber, exp.Rank, exp.DenseRank, exp.PercentRank, exp.CumeDist, exp.Ntile}
+    | {exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue}
+)
+QUERY_NODES: Final = NODES | _CLAUSES | AGGREGATES | _OVER_WINDOWS

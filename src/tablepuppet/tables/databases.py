@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+
 from tablepuppet.errors import SourceError
 from tablepuppet.tables import duck
 from tablepuppet.tables.changes import FileSource
 from tablepuppet.tables.credentials import expanded
 from tablepuppet.tables.database import DatabaseSource
+from tablepuppet.tables.memory import open_memory
 from tablepuppet.tables.mysql import MySQL
 from tablepuppet.tables.postgresql import PostgreSQL
 from tablepuppet.tables.source import Source, SourceSpec, redacted
@@ -36,6 +39,8 @@ def open_database(spec: SourceSpec, name: str) -> Source:
             f"table {name}: {redacted(spec.url)} cannot be read; known are {', '.join(sorted(OPENERS))}:// URLs, "
             "paths of Parquet, CSV and Arrow files, and DataFrames"
         )
+    if spec.query is not None:
+        return open_memory(_RUNNERS[scheme](spec, spec.query, name), name)
     if spec.table is None:
         raise SourceError(f"table {name}: say which table of {redacted(spec.url)}: tp.source(url, table=…)")
     return OPENERS[scheme](spec, spec.table, name)
@@ -51,6 +56,22 @@ def _open_sqlite(spec: SourceSpec, table: str, name: str) -> Source:
 
 def _open_mysql(spec: SourceSpec, table: str, name: str) -> Source:
     return DatabaseSource(name, MySQL(expanded(spec.url, name), table, name))
+
+
+def _run_postgresql(spec: SourceSpec, query: str, name: str) -> pa.Table:
+    return PostgreSQL(expanded(spec.url, name), "pg_catalog.pg_class", name).run(query)
+
+
+def _run_sqlite(spec: SourceSpec, query: str, name: str) -> pa.Table:
+    return SQLite(_file(spec, name, "SQLite"), "sqlite_master", name).run(query)
+
+
+def _run_mysql(spec: SourceSpec, query: str, name: str) -> pa.Table:
+    return MySQL(expanded(spec.url, name), "information_schema.tables", name).run(query)
+
+
+def _run_duckdb(spec: SourceSpec, query: str, name: str) -> pa.Table:
+    return duck.run_in_database(name, str(_file(spec, name, "DuckDB")), query)
 
 
 def _file(spec: SourceSpec, name: str, kind: str) -> Path:
@@ -87,4 +108,12 @@ OPENERS: Final[Mapping[str, Opener]] = {
     "postgres": _open_postgresql,
     "postgresql": _open_postgresql,
     "sqlite": _open_sqlite,
+}
+_RUNNERS: Final[Mapping[str, Callable[[SourceSpec, str, str], pa.Table]]] = {
+    "duckdb": _run_duckdb,
+    "mariadb": _run_mysql,
+    "mysql": _run_mysql,
+    "postgres": _run_postgresql,
+    "postgresql": _run_postgresql,
+    "sqlite": _run_sqlite,
 }

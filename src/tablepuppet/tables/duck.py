@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import duckdb
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as pads
 
 _T = TypeVar("_T")
-_RELATION = "source"
+_RELATION = "tablepuppet_source"
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "threads": min(2, os.cpu_count() or 1),  # several clients may share a machine
     "preserve_insertion_order": True,
@@ -85,7 +85,7 @@ class DuckSource:
         """The length of each list column whose rows all have one length (0: no rows at all)."""
         if not names:
             return {}
-        bounds = ", ".join(f"min(len({_quoted(name)})), max(len({_quoted(name)}))" for name in names)
+        bounds = ", ".join(f"min(len({quoted(name)})), max(len({quoted(name)}))" for name in names)
         [found] = _guarded(self._name, lambda: self._connection.execute(f"SELECT {bounds} FROM ({query})").fetchall())
         pairs = zip(names, found[::2], found[1::2], strict=True)
         return {name: least or 0 for name, least, most in pairs if least == most}
@@ -114,6 +114,20 @@ def from_arrow(name: str, table: pa.Table | pads.Dataset) -> DuckSource:
     return _locked(name, connection, ())
 
 
+def from_query(name: str, tables: Mapping[str, pa.Table], query: str) -> DuckSource:
+    """A source over a query's rows, computed anew at every reading: by one thread, so that they come in one order."""
+    connection = _connect()
+    try:
+        connection.execute("SET threads = 1")
+        for table, rows in tables.items():
+            connection.register(table, rows)
+        connection.execute(f"CREATE TEMP VIEW {_RELATION} AS {query}")
+    except duckdb.Error as error:
+        connection.close()
+        raise SourceError(f"table {name}: {_reason(error)}") from None
+    return _locked(name, connection, ())
+
+
 def from_parquet(name: str, files: Sequence[str]) -> DuckSource:
     """A source over Parquet files, which are read where they lie."""
     return _created(name, f"CREATE VIEW {_RELATION} AS SELECT * FROM read_parquet({_list(files)})", files, files)
@@ -136,14 +150,23 @@ def csv_header(name: str, file: str) -> list[str]:
 
 def from_database(name: str, file: str, table: str) -> DuckSource:
     """A source over a table (`table` or `schema.table`) of a DuckDB file, which is opened for reading only."""
-    qualified = ".".join(_quoted(part) for part in table.split("."))
+    qualified = ".".join(quoted(part) for part in table.split("."))
     create = f"ATTACH {_literal(file)} AS owner (READ_ONLY); CREATE VIEW {_RELATION} AS SELECT * FROM owner.{qualified}"
     return _created(name, create, [file], [file])
 
 
+def run_in_database(name: str, file: str, query: str) -> pa.Table:
+    """The answer of a DuckDB file, opened for reading only, to its owner's own query."""
+    try:
+        with duckdb.connect(file, read_only=True) as connection:
+            return connection.sql(query).to_arrow_table()
+    except duckdb.Error as error:
+        raise SourceError(f"table {name}: {_reason(error)}") from None
+
+
 def from_types(name: str, columns: Sequence[tuple[str, str]]) -> DuckSource:
     """An empty table with these columns and types: it can say what an expression over them gives."""
-    listed = ", ".join(f"{_quoted(column)} {kind}" for column, kind in columns)
+    listed = ", ".join(f"{quoted(column)} {kind}" for column, kind in columns)
     return _created(name, f"CREATE TABLE {_RELATION} ({listed})", [name], ())
 
 
@@ -266,7 +289,8 @@ def _article(word: str) -> str:
     return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name as SQL text."""
     return '"' + name.replace('"', '""') + '"'
 
 

@@ -44,33 +44,36 @@ def columns_of(sql: str) -> frozenset[str]:
 
 def _check(sql: str, columns: Collection[str], what: str) -> str:
     if len(sql) > MAX_LENGTH:
-        raise _refused(what, f"it is {len(sql):,} characters long; at most {MAX_LENGTH:,} are allowed")
+        raise refused(what, f"it is {len(sql):,} characters long; at most {MAX_LENGTH:,} are allowed")
     known = {column.lower() for column in columns}
     try:
-        tree = _parse(sql, what)
+        tree = parse_tree(sql, exp.Condition, what)
         nodes = 0
-        for node, depth in _walk(tree):
+        for node, depth in walk(tree):
             if depth > MAX_DEPTH:
                 raise _too_deep(what)
             _check_node(node, known, what)
             nodes += 1
-        return _written(tree, 10 * nodes + 100, what)
+        return written(tree, 10 * nodes + 100, what)
     except RecursionError:  # the parser may give up earlier than we do
         raise _too_deep(what) from None
 
 
-def _parse(sql: str, what: str) -> exp.Expr:
+def parse_tree(sql: str, kind: type[exp.Expr], what: str) -> exp.Expr:
+    """The tree of one expression or query; PolicyError if the text is anything else."""
     dialect = Dialect.get_or_raise("duckdb")
     try:
         tokens = dialect.tokenize(sql)
         if any(token.token_type is TokenType.SEMICOLON for token in tokens):
-            raise _refused(what, "it contains a semicolon; write exactly one expression")
-        [tree] = dialect.parser().parse_into(exp.Condition, tokens, sql)
+            raise refused(what, "it contains a semicolon; write exactly one expression")
+        parser = dialect.parser()
+        [tree] = parser.parse(tokens, sql) if kind is exp.Query else parser.parse_into(kind, tokens, sql)
     except SqlglotError:
         # The parser's message marks the text with terminal codes; the server knows what it sent.
         tree = None
-    if tree is None:
-        raise _refused(what, "it is not one scalar SQL expression; write one value or condition per row")
+    if tree is None or (kind is exp.Query and not isinstance(tree, exp.Query)):
+        asked = "one SELECT" if kind is exp.Query else "one scalar SQL expression; write one value or condition per row"
+        raise refused(what, f"it is not {asked}")
     return tree
 
 
@@ -90,18 +93,17 @@ class _BoundedWriter(DuckDBGenerator):
         return super().sql(expression, key, comment)
 
 
-def _written(tree: exp.Expr, steps: int, what: str) -> str:
+def written(tree: exp.Expr, steps: int, what: str) -> str:
+    """The tree as DuckDB's SQL, in a bounded number of steps."""
     writer = _BoundedWriter(dialect="duckdb", identify=True, comments=False, unsupported_level=ErrorLevel.IMMEDIATE)
     writer.steps = steps
     try:
         return writer.generate(tree, copy=False)
     except SqlglotError:
-        raise _refused(
-            what, "it calls a function in a way that DuckDB does not know; write it as DuckDB does"
-        ) from None
+        raise refused(what, "it calls a function in a way that DuckDB does not know; write it as DuckDB does") from None
 
 
-def _walk(tree: exp.Expr) -> Iterator[tuple[exp.Expr, int]]:
+def walk(tree: exp.Expr) -> Iterator[tuple[exp.Expr, int]]:
     """Every node with its depth."""
     stack = [(tree, 0)]
     while stack:
@@ -114,26 +116,33 @@ def _check_node(node: exp.Expr, known: Collection[str], what: str) -> None:
     kind = type(node)
     if kind is exp.Anonymous:
         if node.name.lower() not in FUNCTIONS:
-            raise _refused(what, f"the function {node.name.lower()} is not on the list of safe functions")
+            raise refused(what, f"the function {node.name.lower()} is not on the list of safe functions")
     elif kind not in NODES:
-        raise _refused(what, f"it contains {_title(node)}, which is not part of a scalar expression over one row")
+        raise refused(what, f"it contains {_title(node)}, which is not part of a scalar expression over one row")
     elif kind is exp.Column:
         _check_column(node, known, what)
-    elif kind is exp.DataType and node.this not in TYPES:
-        raise _refused(what, f"a cast to {_title(node)} is not allowed; cast to a number, text, date or boolean type")
-    elif kind is exp.Replace and not _shrinks(node):
-        raise _refused(what, "replace(text, old, new) needs literals with `new` no longer than `old`")
-    elif kind is exp.ConcatWs and not isinstance(node.expressions[0], exp.Literal):
-        raise _refused(what, "concat_ws(separator, …) needs a literal as separator, for it is repeated")
+    else:
+        check_call(node, what)
+
+
+def check_call(node: exp.Expr, what: str) -> None:
+    """Refuses a cast or a call whose result could be of another kind, or much longer, than its arguments."""
+    kind = type(node)
+    if kind is exp.DataType and node.this not in TYPES:
+        raise refused(what, f"a cast to {_title(node)} is not allowed; cast to a number, text, date or boolean type")
+    if kind is exp.Replace and not _shrinks(node):
+        raise refused(what, "replace(text, old, new) needs literals with `new` no longer than `old`")
+    if kind is exp.ConcatWs and not isinstance(node.expressions[0], exp.Literal):
+        raise refused(what, "concat_ws(separator, …) needs a literal as separator, for it is repeated")
 
 
 def _check_column(node: exp.Expr, known: Collection[str], what: str) -> None:
     if node.args.get("table") is not None:
-        raise _refused(what, f"the column {node.name!r} carries the name of a table; write the column alone")
+        raise refused(what, f"the column {node.name!r} carries the name of a table; write the column alone")
     if not isinstance(node.this, exp.Identifier):
-        raise _refused(what, "* stands for many columns; name one")
+        raise refused(what, "* stands for many columns; name one")
     if node.name.lower() not in known:
-        raise _refused(what, f"the table has no column {node.name!r}; it has {', '.join(sorted(known))}")
+        raise refused(what, f"the table has no column {node.name!r}; it has {', '.join(sorted(known))}")
 
 
 def _shrinks(node: exp.Expr) -> bool:
@@ -148,8 +157,9 @@ def _title(node: exp.Expr) -> str:
 
 
 def _too_deep(what: str) -> PolicyError:
-    return _refused(what, "it is nested too deeply; write it more simply, for example with IN")
+    return refused(what, "it is nested too deeply; write it more simply, for example with IN")
 
 
-def _refused(what: str, why: str) -> PolicyError:
+def refused(what: str, why: str) -> PolicyError:
+    """The error for a text that the client does not run."""
     return PolicyError(f"the {what} is refused by this client: {why}")

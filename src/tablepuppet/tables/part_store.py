@@ -68,12 +68,14 @@ class BlockPart(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     spec: ModelSpec
     uses: tuple[tuple[str, ...], ...]  # the features as SQL over the table's columns; one for each use of the table
 
-    def check(self, expressions: Sequence[str], columns: Sequence[ColumnInfo]) -> None:
+    def check(self, reads: Sequence[str], columns: Sequence[ColumnInfo]) -> None:
         """Refuses to be applied to anything but its own features, of the types that they had.
 
-        `expressions` are as the guard wrote them, the columns' names as the server did: a part may know either.
+        What they are read from (`reads`) is as the guard wrote it, the columns' names as the server did: a part may
+        know either.
         """
-        if tuple(expressions) not in self.uses and tuple(column.name for column in columns) not in self.uses:
+        as_sent = (*(column.name for column in columns), *reads[len(columns) :])
+        if tuple(reads) not in self.uses and as_sent not in self.uses:
             raise PolicyError(
                 f"its part {self.name} of the model is applied to the expressions that it was trained on only; "
                 "select the features as the model's own query does"

@@ -127,6 +127,22 @@ class PostgreSQL:
         except self._errors as error:
             raise self._error(error) from None
 
+    def run(self, query: str) -> pa.Table:
+        """The answer to the owner's own query; the session ends with it."""
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(query)
+                table = cursor.fetch_arrow_table()
+        except self._errors as error:
+            raise self._error(error) from None
+        finally:
+            self.close()
+        plain = [
+            pa.chunked_array([getattr(c, "storage", c) for c in col.chunks], _storage(col.type))
+            for col in table.columns
+        ]
+        return pa.table(plain, names=table.column_names)
+
     def stamp(self) -> str | None:
         """Which transactions are visible: the same text, the same rows."""
         [(snapshot,)] = self._rows("SELECT pg_current_snapshot()::text")

@@ -56,21 +56,27 @@ class SourceSpec:
 
     url: str
     table: str | None = None
+    query: str | None = None  # in the database's own SQL
 
     def __str__(self) -> str:
         """The address without user and password."""
-        return redacted(self.url) + (f" (table {self.table})" if self.table else "")
+        what = f" (table {self.table})" if self.table else " (a query)" if self.query else ""
+        return redacted(self.url) + what
 
     __repr__ = __str__
 
 
-def source(url: str | Path, table: str | None = None) -> SourceSpec:
-    """Names a source: a path, or a database URL with the table to read there.
+def source(url: str | Path, table: str | None = None, *, query: str | None = None) -> SourceSpec:
+    """Names a source: a path, or a database URL with the table to read there, or a query in its own SQL.
+
+    A query is run when the federation is opened, by its owner's own rights, and its rows are kept in memory.
 
     >>> source("postgresql://ann:secret@db.example.org/shop", table="items")
     postgresql://db.example.org/shop (table items)
     """
-    return SourceSpec(str(url), table)
+    if table is not None and query is not None:
+        raise SourceError("tp.source takes a table or a query, not both")
+    return SourceSpec(str(url), table, query)
 
 
 def redacted(url: str) -> str:
@@ -90,9 +96,10 @@ def open_source(value: object, name: str) -> Source:
     if isinstance(value, SourceSpec):
         if databases.is_database_url(value.url):
             return databases.open_database(value, name)
-        if value.table is not None:
+        if value.table is not None or value.query is not None:
+            given = f"table={value.table!r}" if value.table is not None else "a query"
             raise SourceError(
-                f"table {name}: table={value.table!r} was given for the file {redacted(value.url)}; "
+                f"table {name}: {given} was given for the file {redacted(value.url)}; "
                 "a file is one table: leave the argument out"
             )
         return files.open_path(value.url, name)

@@ -101,6 +101,17 @@ class SQLite:
         except self._errors as error:
             raise self._error(error) from None
 
+    def run(self, query: str) -> pa.Table:
+        """The answer to the owner's own query; the session ends with it."""
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(query)
+                return cursor.fetch_arrow_table()
+        except self._errors as error:
+            raise self._error(error) from None
+        finally:
+            self.close()
+
     def stamp(self) -> str | None:
         return stamp_of([str(self._file), f"{self._file}-wal"])
 

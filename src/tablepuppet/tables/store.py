@@ -10,8 +10,10 @@ import hmac
 import secrets
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +24,10 @@ from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.privacy.policy import ScanUse
 from tablepuppet.protocol import ColumnInfo, OpenScan, ScanSchema, TableSchema
 from tablepuppet.tables.columns import arrow
+from tablepuppet.tables.derived import DerivedSource
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of
 from tablepuppet.tables.order import in_order, order_bits
+from tablepuppet.tables.query_guard import CheckedQuery, check_query
 from tablepuppet.tables.source import Source
 
 
@@ -54,10 +58,10 @@ class ClientTables:
     def names(self) -> list[str]:
         return sorted(self._sources)
 
-    def describe(self, table: str) -> TableSchema:
-        """The columns of a table."""
+    def describe(self, table: str, query: str | None = None) -> TableSchema:
+        """The columns of a table, or of what a query over this client's tables gives."""
         with self._lock:
-            source = self._source(table)
+            source = self._source(table, query)
             columns = source.describe()
             stamp = source.stamp()
             # A figure for comparison: paths, times and transactions are the owner's business.
@@ -67,14 +71,15 @@ class ClientTables:
     def open_scan(self, request: OpenScan) -> ScanSchema:
         """Checks a scan's expressions and says their types; reads nothing."""
         with self._lock:
-            source = self._source(request.table)
+            source = self._source(request.table, request.query)
             names = [column.name for column in source.describe()]
             expressions = tuple(check_expression(expression, names) for expression in request.columns)
             filter = None if request.filter is None else check_predicate(request.filter, names)
             described = source.describe_scan(expressions, filter)
             columns = [replace(c, name=text) for c, text in zip(described, request.columns, strict=True)]
+            read = request.table if request.query is None else _query(source).text
             self._scans[request.job, request.scan] = _Scan(
-                source, expressions, filter, columns, name=f"{request.table} {filter}", table=request.table
+                source, expressions, filter, columns, name=f"{read} {filter}", table=request.table
             )
             return ScanSchema(columns=columns)
 
@@ -109,12 +114,15 @@ class ClientTables:
         """What an open scan reads, for the owner's policy to judge."""
         with self._lock:
             opened = self._opened(job, scan)
-            return ScanUse(
-                table=opened.table,
-                columns=tuple(columns_of(expression) for expression in opened.expressions),
-                filter=frozenset() if opened.filter is None else columns_of(opened.filter),
-                rows=lambda: self.scan(job, scan).num_rows,
-            )
+            columns = tuple(columns_of(expression) for expression in opened.expressions)
+            filter = frozenset[str]() if opened.filter is None else columns_of(opened.filter)
+            rows = partial(self._count, job, scan)
+            if not isinstance(opened.source, DerivedSource):
+                return ScanUse(table=opened.table, columns=columns, filter=filter, rows=rows)
+            return _base_use(opened.table, opened.source.query, columns, filter, rows)
+
+    def _count(self, job: str, scan: int) -> int:
+        return len(self.scan(job, scan))
 
     def fingerprints(self, job: str) -> dict[str, int]:
         """For each table, a figure that changes with any value or the order of the rows that a job has read."""
@@ -137,6 +145,13 @@ class ClientTables:
         with self._lock:
             return self._opened(job, scan).expressions
 
+    def reads(self, job: str, scan: int, columns: Sequence[int]) -> tuple[str, ...]:
+        """What some columns of a scan are: their expressions and, of a query's rows, the query, as the guard has it."""
+        with self._lock:
+            opened = self._opened(job, scan)
+            query = (f"FROM {opened.source.query.text}",) if isinstance(opened.source, DerivedSource) else ()
+            return (*(opened.expressions[c] for c in columns), *query)
+
     def columns(self, job: str, scan: int) -> list[ColumnInfo]:
         """The kinds of an open scan's columns."""
         with self._lock:
@@ -154,13 +169,48 @@ class ClientTables:
             for source in self._sources.values():
                 source.close()
 
-    def _source(self, table: str) -> Source:
+    def _source(self, table: str, query: str | None = None) -> Source:
         if table not in self._sources:
             has = ", ".join(self.names) or "no table"
             raise SourceError(f"there is no table {table!r} at this client; it has {has}")
-        return self._sources[table]
+        if query is None:
+            return self._sources[table]
+        named = {name: [column.name for column in source.describe()] for name, source in self._sources.items()}
+        checked = check_query(query, named)
+        if table not in checked.reads:
+            raise TransportError(f"the query does not read the table {table!r} that it is said to be over")
+        return DerivedSource(table, checked, self._sources)
 
     def _opened(self, job: str, scan: int) -> _Scan:
         if (job, scan) not in self._scans:
             raise TransportError(f"job {job} has no open scan {scan} at this client; it must be opened first")
         return self._scans[job, scan]
+
+
+def _query(source: Source) -> CheckedQuery:
+    assert isinstance(source, DerivedSource)
+    return source.query
+
+
+def _base_use(
+    table: str,
+    query: CheckedQuery,
+    columns: Sequence[frozenset[str]],
+    filter: frozenset[str],
+    rows: Callable[[], int],
+) -> ScanUse:
+    """What a scan of a query reads of the tables behind it: `table` first, then the others.
+
+    Columns that shape which rows there are, without being part of a value (WHERE, GROUP BY, ON), count as filters.
+    """
+    behind = {output: query.behind(output) for output in {*filter, *(c for some in columns for c in some)}}
+
+    def of(base: str, outputs: frozenset[str]) -> frozenset[str]:
+        return frozenset[str]().union(*(behind[output].get(base, frozenset()) for output in outputs))
+
+    def use(base: str) -> ScanUse:
+        values = tuple(of(base, outputs) for outputs in columns)
+        selecting = frozenset(query.reads[base]) - frozenset[str]().union(*values)
+        return ScanUse(table=base, columns=values, filter=selecting | of(base, filter), rows=rows)
+
+    return replace_fields(use(table), others=tuple(use(base) for base in query.reads if base != table))

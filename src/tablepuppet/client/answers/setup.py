@@ -18,7 +18,7 @@ from tablepuppet.tables.tokens import job_key, key_check, key_of, tokens
 
 
 def describe_table(own: ClientState, request: m.DescribeTable) -> m.TableSchema:
-    return replace(own.tables.describe(request.table), withholds=not own.policy.release_parameters)
+    return replace(own.tables.describe(request.table, request.query), withholds=not own.policy.release_parameters)
 
 
 def open_scan(own: ClientState, request: m.OpenScan) -> m.ScanSchema:

@@ -163,7 +163,6 @@ def release(own: ClientState, request: m.Release) -> m.Parameters:
 def hold_part(own: ClientState, request: m.HoldPart) -> m.Done:
     part = own.started(request)
     assert part.started is not None
-    every = own.tables.expressions(request.job, part.request.scan)
     held = BlockPart(
         model=request.model,
         name=part.started.name,
@@ -172,7 +171,7 @@ def hold_part(own: ClientState, request: m.HoldPart) -> m.Done:
         theta=np.asarray(part.theta, np.float64),
         outputs=part.started.outputs,
         spec=part.started.model,
-        uses=(tuple(every[c] for c in part.request.columns),),
+        uses=(own.tables.reads(request.job, part.request.scan, part.request.columns),),
     )
     own.part_store.hold(held, request.block)
     _count_trained(own, part)

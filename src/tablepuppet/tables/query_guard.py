@@ -1,0 +1,117 @@
+"""The guard of whole queries: a client runs a SELECT over its own tables only if every part of it is on the list.
+
+In: SQL text from the server, and the columns of the client's tables. Out: the same query written anew from its parse
+tree, and which columns of which table it reads; or PolicyError. As for expressions (guard.py) it is an allow-list: no
+function that reads files, no table but the client's own, no recursion, nothing that depends on the clock or on chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+from sqlglot.lineage import Node, lineage
+
+from tablepuppet.errors import PolicyError
+from tablepuppet.tables.allowed import FUNCTIONS, QUERY_NODES
+from tablepuppet.tables.guard import MAX_DEPTH, MAX_LENGTH, check_call, parse_tree, refused, walk, written
+
+_WHAT = "query"
+Columns = Mapping[str, frozenset[str]]  # table → some of its columns
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedQuery:
+    """A query that a client may run."""
+
+    text: str  # in DuckDB's dialect
+    reads: Mapping[str, tuple[str, ...]]  # of each of its tables: the columns that it reads
+
+    def behind(self, output: str) -> Columns:
+        """The columns of tables that an output's values are made of; where that cannot be told, all that are read."""
+        schema = {table: dict.fromkeys(columns, "unknown") for table, columns in self.reads.items()}
+        try:
+            root = lineage(exp.to_identifier(output, quoted=True).sql("duckdb"), self.text, schema, dialect="duckdb")
+        except (SqlglotError, ValueError, KeyError):
+            return {table: frozenset(columns) for table, columns in self.reads.items()}
+        found: dict[str, set[str]] = {}
+        for node in root.walk():
+            if isinstance(node.source, exp.Table) and not node.downstream:
+                found.setdefault(node.source.name, set()).add(_leaf(node))
+        known = {t: {c.lower(): c for c in columns} for t, columns in self.reads.items()}
+        return {
+            table: frozenset(known[table].get(c.lower(), c) for c in columns)
+            for table, columns in found.items()
+            if table in known
+        }
+
+
+def _leaf(node: Node) -> str:
+    return exp.to_column(node.name).name
+
+
+def check_query(sql: str, tables: Mapping[str, Sequence[str]]) -> CheckedQuery:
+    """Refuses all but a query over `tables` (their columns by name).
+
+    >>> check_query("SELECT k, avg(x) AS m FROM t GROUP BY k", {"t": ["k", "x", "z"]}).reads
+    {'t': ('k', 'x')}
+    """
+    if len(sql) > MAX_LENGTH:
+        raise refused(_WHAT, f"it is {len(sql):,} characters long; at most {MAX_LENGTH:,} are allowed")
+    try:
+        tree = parse_tree(sql, exp.Query, _WHAT)
+        local = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
+        names = {name.lower(): name for name in tables}
+        used: dict[str, str] = {}
+        nodes = 0
+        for node, depth in walk(tree):
+            if depth > MAX_DEPTH:
+                raise refused(_WHAT, "it is nested too deeply; write it more simply")
+            _check_node(node)
+            if isinstance(node, exp.Table):
+                _check_table(node, names, local, used)
+            nodes += 1
+        reads = {name: _read(tree, tables[name]) for name in used.values()}
+        return CheckedQuery(written(tree, 10 * nodes + 100, _WHAT), reads)
+    except RecursionError:
+        raise refused(_WHAT, "it is nested too deeply; write it more simply") from None
+
+
+def _check_node(node: exp.Expr) -> None:
+    kind = type(node)
+    if kind is exp.Anonymous:
+        if node.name.lower() not in FUNCTIONS:
+            raise refused(_WHAT, f"the function {node.name.lower()} is not on the list of safe functions")
+    elif kind not in QUERY_NODES:
+        raise refused(_WHAT, f"it contains {kind.__name__.upper()}, which is not on the list of what is run")
+    elif kind is exp.With and node.args.get("recursive"):
+        raise refused(_WHAT, "WITH RECURSIVE is not run")
+    elif kind is exp.Column and node.args.get("db") is not None:
+        raise refused(_WHAT, f"the column {node.name!r} carries the name of a schema; write alias.column")
+    else:
+        check_call(node, _WHAT)
+
+
+def _check_table(node: exp.Table, names: Mapping[str, str], local: set[str], used: dict[str, str]) -> None:
+    """A name of the client's own tables, or one that WITH gives; no schema, no function, no sample."""
+    if not isinstance(node.this, exp.Identifier) or any(
+        value for key, value in node.args.items() if key not in ("this", "alias", "joins")
+    ):
+        raise refused(_WHAT, "FROM takes names of this client's tables, and nothing else")
+    name = node.name.lower()
+    if name in names:
+        used[name] = names[name]
+    elif name not in local:
+        raise PolicyError(f"there is no table {node.name!r} at this client; it has {', '.join(sorted(names.values()))}")
+
+
+def _read(tree: exp.Expr, columns: Sequence[str]) -> tuple[str, ...]:
+    """The columns of a table that a query may read: those it names, or all where a * may stand for them."""
+    stars = [s for s in tree.find_all(exp.Star) if not isinstance(s.parent, exp.Count)]
+    if stars:
+        return tuple(columns)
+    named = {c.name.lower() for c in tree.find_all(exp.Column)}
+    named |= {i.name.lower() for join in tree.find_all(exp.Join) for i in join.args.get("using") or ()}
+    return tuple(c for c in columns if c.lower() in named)

@@ -111,7 +111,7 @@ def pooled(query: str) -> pd.DataFrame:
         return connection.sql(query).df()
 
 
-def fitted(frame: pd.DataFrame) -> np.ndarray:  # type: ignore[type-arg]
+def fitted(frame: pd.DataFrame) -> np.ndarray:
     """Least squares on the pooled rows: predictions in no order, for they are compared as a set."""
     features = frame.drop(columns="y")
     numbers = features.select_dtypes("number")

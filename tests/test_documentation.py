@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.algorithms.options import FAMILIES
+from tablepuppet.algorithms.registry import ALGORITHMS
 from tablepuppet.job import Job
 from tablepuppet.query import parse
 
@@ -72,7 +72,7 @@ def test_every_command_is_in_the_list_of_the_command_line() -> None:
     assert [name for name in commands if f"\n    tablepuppet {name} " not in page] == []
 
 
-@pytest.mark.parametrize("kind", [Job, *dict.fromkeys(FAMILIES.values())], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Job, *(a.options for a in ALGORITHMS)], ids=lambda kind: kind.__name__)
 def test_every_option_of_a_job_and_of_an_algorithm_is_documented(kind: type[Job]) -> None:
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     assert [name for name in kind.__struct_fields__ if name != "options" and f"`{name}`" not in page] == []

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from tablepuppet.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from tablepuppet.algorithms.options import Admm, Centralized, Newton, Sgd
+    from tablepuppet.algorithms.admm.options import Admm
+    from tablepuppet.algorithms.centralized.options import Centralized
+    from tablepuppet.algorithms.newton.options import Newton
+    from tablepuppet.algorithms.sgd.options import Sgd
     from tablepuppet.api import Federation
     from tablepuppet.api.estimators import RelationalClassifier, RelationalRegressor
     from tablepuppet.engine.result import Result
@@ -43,18 +46,18 @@ __all__ = [
 
 if not TYPE_CHECKING:
     _HOMES = {
-        "Admm": "algorithms.options",
-        "Centralized": "algorithms.options",
+        "Admm": "algorithms.admm.options",
+        "Centralized": "algorithms.centralized.options",
         "Federation": "api",
         "Model": "prediction.model",
         "Network": "transport.meter",
-        "Newton": "algorithms.options",
+        "Newton": "algorithms.newton.options",
         "Plan": "plan.plan",
         "Ray": "mapping.engines",
         "RelationalClassifier": "api.estimators",
         "RelationalRegressor": "api.estimators",
         "Result": "engine.result",
-        "Sgd": "algorithms.options",
+        "Sgd": "algorithms.sgd.options",
         "TablePuppetError": "errors",
         "embed": "tables.embedding",
         "load": "prediction.saved",
@@ -62,11 +65,17 @@ if not TYPE_CHECKING:
     }
 
     def __getattr__(name):
-        if name not in _HOMES:
+        if name in _HOMES:
+            found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        elif not name[:1].isupper() or (found := _options().get(name)) is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = found  # the next look-up does not come here
         return found
+
+    def _options():
+        """The options of every algorithm in the list, also of those that are not named above."""
+        algorithms = import_module(f"{__name__}.algorithms.registry").ALGORITHMS
+        return {algorithm.options.__name__: algorithm.options for algorithm in algorithms}
 
     def __dir__():
         return sorted({*globals(), *__all__})

@@ -11,8 +11,17 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.batches import automatic_batch
-from tablepuppet.algorithms.checked import explained
-from tablepuppet.algorithms.options import FAMILIES, Admm, Centralized, Newton, Options, Sgd, options_of
+from tablepuppet.algorithms.options import AlgorithmOptions, explained
+from tablepuppet.algorithms.registry import (
+    BY_NAME,
+    DEFAULT,
+    FEDERATED,
+    Options,
+    algorithm_of,
+    is_expanded,
+    named,
+    options_of,
+)
 from tablepuppet.errors import JobError, PrivacyWarning
 from tablepuppet.mapping.engines import Engine, Local, engine_of
 from tablepuppet.models.spec import Activation, Dtype, ModelSpec
@@ -24,7 +33,6 @@ MONITORS = ("loss", "log_loss", "accuracy", "auc", "rmse", "mae", "r2")  # figur
 MODELS = ("auto", "linear", "logistic", "softmax", "mlp")
 LossName = Literal["squared", "logistic", "softmax", "cross_entropy"]
 BatchSize = int | Literal["auto"] | None
-_EPOCHS = {"newton": 20, "admm": 30, "sgd": 10, "centralized": 1}
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -33,8 +41,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     query: str
     label: str
     model: str = "auto"  # auto: what fits the label
-    algorithm: str = "newton"
-    options: Options = msgspec.field(default_factory=Newton)
+    algorithm: str = DEFAULT
+    options: Options = msgspec.field(default_factory=BY_NAME[DEFAULT].options)
     l2: float = 1e-4
     test_fraction: float = 0.15
     test_where: str | None = None  # a condition on the label table's rows, instead of a fraction
@@ -48,7 +56,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     standardize: bool = True
     seed: int = 0
     epochs: int = 20
-    batch_size: BatchSize = "auto"  # of sgd: joined rows; auto: from how many there are, None: all
+    batch_size: BatchSize = "auto"  # joined rows, of algorithms with batches; auto: from how many there are, None: all
     max_categories: int | None = None
     max_joined_rows: int | None = None
     wire: Wire = "float64"
@@ -83,11 +91,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     @property
     def chooses_steps(self) -> bool:
         """Whether the length of steps is left to the software: it begins at a constant, and takes the label's unit."""
-        if isinstance(self.options, Admm):
-            features = self.privacy.features
-            is_given = self.options.local_learning_rate is not None or (features and features.learning_rate is not None)
-            return not self.spec.is_linear and not is_given
-        return isinstance(self.options, Sgd) and self.options.learning_rate is None
+        return algorithm_of(self.options).chooses_steps(
+            self.options, is_linear=self.spec.is_linear, features=self.privacy.features
+        )
 
     @property
     def is_centred(self) -> bool:
@@ -107,7 +113,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     @property
     def is_expanded(self) -> bool:
         """Whether blocks are expanded to joined rows first: the VFL baselines."""
-        return self.algorithm.startswith("vfl-")
+        return is_expanded(self.algorithm)
 
 
 def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[str, Any]) -> Job:
@@ -134,7 +140,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     extra = {name: value for name, value in given.items() if name not in own}
     name, options = _algorithm(algorithm, extra, own)
     if values.get("epochs") is None:
-        values["epochs"] = 30 if options.name == "newton" and model in ("auto", "softmax") else _EPOCHS[options.name]
+        values["epochs"] = algorithm_of(options).epochs(model)
     try:
         job = msgspec.convert(
             {"query": query, "label": label, "model": model, "algorithm": name, **values}, Job, strict=True
@@ -142,8 +148,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     except msgspec.ValidationError as error:
         raise JobError(explained(error, Job, values)) from None
     privacy = privacy_of(given.get("privacy"))
-    if isinstance(options, Sgd):
-        options = options.settled(is_linear=job.spec.is_linear, is_private=privacy.features is not None)
+    options = options.settled(is_linear=job.spec.is_linear, is_private=privacy.features is not None)
     job = msgspec.structs.replace(job, options=options, privacy=privacy, engine=engine_of(given.get("engine")))
     if job.privacy.keys == "sha256":
         warnings.warn(
@@ -171,37 +176,41 @@ def class_text(value: Any) -> str:
     return str(value)
 
 
-def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[str, Options]:
-    if isinstance(algorithm, Sgd | Admm | Newton | Centralized):
+def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[str, AlgorithmOptions]:
+    if isinstance(algorithm, AlgorithmOptions):
         if extra:
             raise JobError(
                 f"unknown argument {min(extra)!r}; options of the algorithm belong in tp.{type(algorithm).__name__}(…)"
             )
         return algorithm.name, algorithm
     if isinstance(algorithm, str):
-        if algorithm not in FAMILIES:
+        if algorithm not in BY_NAME:
             raise JobError(
-                f"unknown algorithm {algorithm!r}; choose one of {', '.join(FAMILIES)}{_hint(algorithm, FAMILIES)}"
+                f"unknown algorithm {algorithm!r}; choose one of {', '.join(BY_NAME)}{_hint(algorithm, BY_NAME)}"
             )
-        known = own | set(FAMILIES[algorithm].__struct_fields__)
+        known = own | set(BY_NAME[algorithm].options.__struct_fields__)
         for name in extra:
             if name not in known:
                 near = _hint(name, known) or "."
                 raise JobError(f"algorithm {algorithm} has no option {name!r}{near} {_options(algorithm)}")
         return algorithm, options_of(algorithm, extra)
-    raise JobError(f"algorithm must be a name or tp.Sgd(…), tp.Admm(…), tp.Newton(…), not {type(algorithm).__name__}")
+    kinds = ", ".join(f"tp.{a.options.__name__}(…)" for a in FEDERATED)
+    raise JobError(f"algorithm must be a name or {kinds}, not {type(algorithm).__name__}")
 
 
 def _check_model(job: Job, given: dict[str, Any]) -> None:
     """What the model cannot have, and what the algorithm cannot train."""
+    algorithm = algorithm_of(job.options)
     if job.spec.is_linear:
         for name in ("hidden", "activation", "dropout", "dtype", "module"):
             if name in given:
                 raise JobError(f'{name} belongs to a neural model; use it with model="mlp", not model="{job.model}"')
         if job.loss is not None and job.model not in ("auto", "linear"):
             raise JobError(f'model="{job.model}" already names its loss; use model="linear" with loss="{job.loss}"')
-        if job.intercept is False and job.options.name != "sgd":
-            raise JobError('a linear model can do without its intercept under algorithm="sgd" only')
+        if job.intercept is False and not algorithm.can_omit_intercept:
+            able = named(tuple(a for a in FEDERATED if a.can_omit_intercept))
+            raise JobError(f"a linear model can do without its intercept under {able} only")
+        _check_refusal(job)
         return
     if job.model == "module" and not job.module:
         raise JobError('model="module" needs module=…, the name under which the clients know the builder')
@@ -209,13 +218,19 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
         raise JobError("dropout must lie in [0, 1)")
     if any(size < 1 for size in job.hidden):
         raise JobError("hidden must list layer sizes of at least 1, for example (16,)")
-    if job.options.name in ("newton", "centralized"):
+    if algorithm.requires_linear:
+        able = named(tuple(a for a in FEDERATED if not a.requires_linear))
         raise JobError(
-            f'algorithm="{job.algorithm}" trains linear models only, for it needs a convex objective with second '
-            'derivatives in closed form; train a neural model with algorithm="sgd" or algorithm="admm"'
+            f'algorithm="{job.algorithm}" trains linear models only, for {algorithm.requires_linear}; '
+            f"train a neural model with {able}"
         )
-    if isinstance(job.options, Admm) and job.options.union == "exact":
-        raise JobError('union="exact" solves linear models only; train a neural model with union="consensus"')
+    _check_refusal(job)
+
+
+def _check_refusal(job: Job) -> None:
+    why = algorithm_of(job.options).refusal(job.options, job.spec)
+    if why is not None:
+        raise JobError(why)
 
 
 def _check_stopping(job: Job) -> None:
@@ -224,8 +239,8 @@ def _check_stopping(job: Job) -> None:
         return
     if not job.validation_fraction and job.validation_where is None:
         raise JobError("patience needs validation rows; add validation_fraction=0.1 or validation_where=…")
-    if job.options.name == "centralized":
-        raise JobError("the centralised baseline has no epochs to stop at; leave patience out")
+    if algorithm_of(job.options).is_pooled:
+        raise JobError(f'algorithm="{job.algorithm}" is a baseline without epochs to stop at; leave patience out')
     if job.privacy.features is not None:
         raise JobError(
             "patience would choose an epoch by exact predictions of validation rows, outside the promise of "
@@ -241,7 +256,7 @@ def _hint(name: Any, known: Any) -> str:
 def _options(algorithm: str) -> str:
     """What can be chosen: of the algorithm, and of every job."""
     others = sorted(set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options", "module"})
-    return f"It has {', '.join(FAMILIES[algorithm].__struct_fields__)}; every job has {', '.join(others)}"
+    return f"It has {', '.join(BY_NAME[algorithm].options.__struct_fields__)}; every job has {', '.join(others)}"
 
 
 def _check(job: Job) -> None:
@@ -268,7 +283,8 @@ def _check(job: Job) -> None:
     for is_fine, rule in rules:
         if not is_fine:
             raise JobError(rule)
-    if not isinstance(job.engine, Local) and (job.is_expanded or job.options.name == "centralized"):
+    if not isinstance(job.engine, Local) and (job.is_expanded or algorithm_of(job.options).is_pooled):
         raise JobError(
-            f'algorithm="{job.algorithm}" is a baseline and runs in one process; engine="ray" runs newton, admm and sgd'
+            f'algorithm="{job.algorithm}" is a baseline and runs in one process; '
+            f'engine="ray" runs {", ".join(a.name for a in FEDERATED)}'
         )

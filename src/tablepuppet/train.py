@@ -13,10 +13,10 @@ import pyarrow as pa
 from tablepuppet.allocation import fix_thresholds
 from tablepuppet.catalog import LabelColumns, bind
 from tablepuppet.catalog.serving import Key
-from tablepuppet.engine.central import run_centralized
 from tablepuppet.engine.encoders import block_widths
 from tablepuppet.engine.evaluate import evaluate as evaluate_model
 from tablepuppet.engine.metrics import Metrics
+from tablepuppet.engine.pooled import run_pooled
 from tablepuppet.engine.result import Result
 from tablepuppet.engine.run import OnRound, run
 from tablepuppet.errors import JobError, RunInterruptedError
@@ -43,8 +43,8 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
     """Trains a job's model on tables that stay with their clients; a resumed run has the id it had."""
     with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
         plan = plan_job(job, tables, link, job_id, cluster)
-        if job.algorithm == "centralized":
-            return run_centralized(plan, link, job_id, on_round)
+        if plan.algorithm.is_pooled:
+            return run_pooled(plan, link, job_id, on_round)
         with one_blas_thread:
             return run(plan, link, job_id, on_round)
 

@@ -12,16 +12,18 @@ from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
 from tablepuppet.algorithms.admm import neural as admm_neural
+from tablepuppet.algorithms.admm.local import LocalStep
+from tablepuppet.algorithms.admm.messages import AdmmUpdate
 from tablepuppet.algorithms.base import PartSetup
 from tablepuppet.algorithms.numerics.optimizers import Moments
-from tablepuppet.algorithms.private import LocalStep, PrivateGradient
+from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.models.modules import build_module
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
-from tablepuppet.protocol import RESPONSES, AdmmUpdate, Predictions, Started
+from tablepuppet.protocol import RESPONSES, Predictions, Started
 from tablepuppet.protocol.codec import decode
 from tablepuppet.tables.features import Features
 

@@ -8,9 +8,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.catalog import BoundQuery, bind
 from tablepuppet.protocol import (
-    REQUESTS,
     ColumnInfo,
     DescribeTable,
     Failure,

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 from tests.catalog.owners import Tables, bound, link_to
 
+from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.catalog import BoundQuery, bind
 from tablepuppet.errors import CatalogError, QueryError, SourceError, TransportError
-from tablepuppet.protocol import REQUESTS, ColumnInfo, DescribeTable, Done, OpenScan, ScanSchema, TableSchema
+from tablepuppet.protocol import ColumnInfo, DescribeTable, Done, OpenScan, ScanSchema, TableSchema
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.query import parse
 from tablepuppet.transport.link import Link

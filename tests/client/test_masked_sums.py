@@ -13,6 +13,7 @@ from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
 from tablepuppet import protocol as m
+from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.client.client import ANSWERS
 from tablepuppet.client.sealing import Sealing
 from tablepuppet.client.state import ClientState
@@ -163,7 +164,7 @@ def test_clients_are_told_names_and_means_of_all_and_no_count() -> None:
     with federation(3) as owners:
         tap = Tap(owners)
         train(owners)
-    asked = [r for r in (decode(f, m.REQUESTS) for f in tap.down) if isinstance(r, m.SumStatistics)]
+    asked = [r for r in (decode(f, REQUESTS) for f in tap.down) if isinstance(r, m.SumStatistics)]
     assert {r.is_second for r in asked} == {False, True}
     for column in (c for r in asked for c in r.columns):
         assert column.missing == 0.0
@@ -176,7 +177,7 @@ def test_the_server_cannot_slip_in_a_key_of_its_own(monkeypatch: pytest.MonkeyPa
         client = owners._clients["a[0]"]
         start = ANSWERS[m.StartPart]
 
-        def meddled(own: ClientState, request: m.StartPart) -> m.Message:
+        def meddled(own: ClientState, request: m.StartPart[Any]) -> m.Message:
             if own is not client:
                 return start(own, request)
             other = Sealing(request.job, "a[1]", request.peers[1].part, b"the server's own guess" * 2)

@@ -12,6 +12,9 @@ from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 
 import tablepuppet as tp
 from tablepuppet import protocol as m
+from tablepuppet.algorithms.admm.messages import AdmmUpdate
+from tablepuppet.algorithms.registry import REQUESTS
+from tablepuppet.algorithms.sgd.messages import SgdUpdate
 from tablepuppet.client.client import Client
 from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.protocol.codec import Frame, decode, encode
@@ -38,7 +41,7 @@ def requests(job: str = "sgd") -> list[m.Message]:
         inner = tap.exchange
 
         def exchange(frames: Any, **given: Any) -> Any:
-            asked.extend(decode(f, m.REQUESTS) for f in frames.get("users", ()))
+            asked.extend(decode(f, REQUESTS) for f in frames.get("users", ()))
             return inner(frames, **given)
 
         tap.exchange = exchange  # type: ignore[method-assign]
@@ -89,7 +92,7 @@ def test_a_step_that_is_asked_again_after_a_crash_has_the_noise_it_had(tmp_path:
 @pytest.mark.parametrize("job", JOBS)
 def test_a_resumed_client_gives_no_more_noisy_gradients_than_were_counted(tmp_path: Path, job: str) -> None:
     asked = requests(job)
-    update = next(r for r in asked if isinstance(r, m.SgdUpdate | m.AdmmUpdate))
+    update = next(r for r in asked if isinstance(r, SgdUpdate | AdmmUpdate))
     training = [r for r in asked if not isinstance(r, m.Evaluate | m.Release)]
     kept = keeper(tmp_path)
     for step, request in enumerate(training, 1):

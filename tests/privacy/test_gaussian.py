@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.admm.local import LocalStep
 from tablepuppet.algorithms.numerics.optimizers import Moments
-from tablepuppet.algorithms.private import LocalStep, PrivateGradient
+from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.models.linear import LinearModel

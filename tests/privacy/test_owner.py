@@ -13,6 +13,8 @@ from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 
 import tablepuppet as tp
 from tablepuppet import protocol as m
+from tablepuppet.algorithms.registry import REQUESTS
+from tablepuppet.algorithms.sgd.messages import SgdUpdate
 from tablepuppet.client.client import Client
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
@@ -96,15 +98,13 @@ def test_more_noisy_gradients_than_the_ledger_counts_are_refused() -> None:
     with federation() as owners:
         tap = Tap(owners)
         train(owners, features=FEATURES)
-        requests = [decode(f, m.REQUESTS) for f in tap.down]
+        requests = [decode(f, REQUESTS) for f in tap.down]
         client = owners._clients["users"]
         for request in requests:
-            is_own = not isinstance(request, m.SgdUpdate | m.Evaluate | m.Release | m.CloseJob | m.DescribeTable)
+            is_own = not isinstance(request, SgdUpdate | m.Evaluate | m.Release | m.CloseJob | m.DescribeTable)
             if is_own and getattr(request, "table", "users") == "users":
                 decode(client.handle(encode(request)), m.RESPONSES)
-        update = next(
-            r for r in requests if isinstance(r, m.SgdUpdate) and r.signal is not None and len(r.signal) <= 30
-        )
+        update = next(r for r in requests if isinstance(r, SgdUpdate) and r.signal is not None and len(r.signal) <= 30)
         answers = [decode(client.handle(encode(update)), m.RESPONSES) for _ in range(3)]
     assert [type(a) for a in answers] == [m.Predictions, m.Predictions, m.Failure]
     assert "covers 2 noisy gradients" in answers[2].message

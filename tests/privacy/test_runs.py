@@ -14,6 +14,8 @@ import scipy.stats
 
 import tablepuppet as tp
 from tablepuppet.algorithms.base import BlockAnswer, Problem
+from tablepuppet.algorithms.registry import REQUESTS
+from tablepuppet.algorithms.sgd.messages import SgdFigures, SgdUpdate
 from tablepuppet.algorithms.sgd.server import SgdServer
 from tablepuppet.errors import PrivacyError
 from tablepuppet.mapping.join.cap import within_cap
@@ -21,7 +23,6 @@ from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.models.losses import Logistic
 from tablepuppet.protocol import (
-    REQUESTS,
     RESPONSES,
     ColumnInfo,
     Evaluation,
@@ -30,7 +31,6 @@ from tablepuppet.protocol import (
     NumberStatistics,
     Predictions,
     SendKeys,
-    SgdUpdate,
 )
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.tables.tokens import job_key, tokens
@@ -196,7 +196,7 @@ def test_rows_take_part_as_often_as_the_ledger_counts() -> None:
     )
     server = SgdServer(problem, tp.Sgd(learning_rate=0.1))
     server.sample_from([5])
-    server.begin(problem.zeros(), [0.0])
+    server.begin(problem.zeros(), [SgdFigures()])
     updates = server.opening()
     taking_part = []
     for _ in range(draws):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from tablepuppet import protocol as m
+from tablepuppet.algorithms.registry import ALGORITHMS, REQUESTS, RESPONSES
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol.codec import Frame, decode, encode
 
@@ -52,15 +53,15 @@ def test_float32_halves_the_payload_and_comes_back_as_float64() -> None:
 @given(st.binary(max_size=200), st.lists(st.binary(max_size=50), max_size=3))
 def test_garbage_is_refused_as_a_protocol_error(header: bytes, buffers: list[bytes]) -> None:
     with pytest.raises(TransportError):
-        decode(Frame(b"\x00\x81" + header, buffers), m.REQUESTS)
+        decode(Frame(b"\x00\x81" + header, buffers), REQUESTS)
 
 
 def test_a_response_is_not_a_request_and_unknown_fields_are_refused() -> None:
     with pytest.raises(TransportError):
-        decode(encode(m.Done()), m.REQUESTS)
+        decode(encode(m.Done()), REQUESTS)
     forged = b"\x00" + msgspec.msgpack.encode({"type": "CloseJob", "job": "a", "extra": 1})
     with pytest.raises(TransportError):
-        decode(Frame(forged), m.REQUESTS)
+        decode(Frame(forged), REQUESTS)
 
 
 def test_an_array_that_claims_more_than_its_buffer_is_refused() -> None:
@@ -70,7 +71,8 @@ def test_an_array_that_claims_more_than_its_buffer_is_refused() -> None:
 
 
 def test_every_message_type_is_on_exactly_one_list() -> None:
-    requests, responses = set(get_args(m.REQUESTS)), set(get_args(m.RESPONSES))
-    every = {t for t in vars(m).values() if isinstance(t, type) and issubclass(t, m.Message) and t is not m.Message}
+    requests, responses = ({get_origin(t) or t for t in get_args(union)} for union in (REQUESTS, RESPONSES))
+    common = {t for t in vars(m).values() if isinstance(t, type) and issubclass(t, m.Message) and t is not m.Message}
+    declared = {t for a in ALGORITHMS for t in (*a.requests, *a.answers)}
     assert not requests & responses
-    assert requests | responses == every
+    assert requests | responses == common | declared

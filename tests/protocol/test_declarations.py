@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, get_args
+from typing import ClassVar, get_args, get_origin
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from tablepuppet import protocol as m
+from tablepuppet.algorithms import registry
 from tablepuppet.client.client import ANSWERS, Client
 from tablepuppet.errors import PolicyError
 from tablepuppet.privacy.policy import DECISIONS
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
 
-REQUESTS: tuple[type[m.Message], ...] = get_args(m.REQUESTS)
-RESPONSES: tuple[type[m.Message], ...] = get_args(m.RESPONSES)
+REQUESTS: list[type[m.Message]] = [get_origin(kind) or kind for kind in get_args(registry.REQUESTS)]
+RESPONSES: list[type[m.Message]] = list(get_args(registry.RESPONSES))
 
 
 @pytest.mark.parametrize("kind", REQUESTS)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.errors import CatalogError, JobError, TransportError
-from tablepuppet.protocol import REQUESTS, CloseJob, DescribeTable, Done, Failure, Parameters, Release
+from tablepuppet.protocol import CloseJob, DescribeTable, Done, Failure, Parameters, Release
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.local import LocalTransport

@@ -8,10 +8,12 @@ only what a walk over joined rows gives back.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -104,47 +106,74 @@ class BlockAnswer:
     products: Array
 
 
-class Server(Protocol):
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client's half tells of its part as it starts, to be added up over the block's clients: floats only.
+
+    Where sums are masked, a part's own figures leave within a masked sum only, unless they are public.
+    """
+
+    is_public: ClassVar[bool] = False
+
+
+class Server(ABC):
     """The server's half of an algorithm."""
 
+    problem: Problem
+
     @property
+    @abstractmethod
     def intercept(self) -> Array: ...
 
     @property
     def predictions(self) -> list[Array] | None:
         """h of all train rows, where the server knows them."""
+        return None
 
     @property
     def tally(self) -> Tally | None:
         """What metrics are made of (models/tally.py) at these predictions, where the last walk has counted it."""
+        return None
 
-    def rounds_per_epoch(self) -> int: ...
+    def rounds_per_epoch(self) -> int:
+        return 1
 
-    def begin(self, predictions: list[Array], figures: list[float]) -> None:
-        """The clients have started: their predictions, and one figure of each block."""
+    def sample_from(self, entropy: Sequence[int]) -> None:  # noqa: B027
+        """Under feature privacy: chance that the clients drew, for whatever the server samples."""
+
+    @abstractmethod
+    def begin(self, predictions: list[Array], figures: Sequence[Any]) -> None:
+        """The clients have started: their predictions, and the algorithm's figures of each block."""
 
     def opening(self) -> list[BlockUpdate] | None:
         """What blocks are sent before the first round, if anything."""
+        return None
 
+    @abstractmethod
     def join_step(self) -> list[BlockUpdate]:
         """One outer round: what each block is sent."""
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """One inner round of a block: what its clients are sent, from the sum of what they sent."""
+        return total
 
+    @abstractmethod
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         """The end of the outer round: new predictions of the blocks that were asked."""
 
     def second_step(self) -> list[BlockUpdate | None] | None:
         """What some blocks are sent at once, before the epoch is over; None: nothing."""
+        return None
 
     def settle(self) -> list[dict[str, Any] | None]:
         """What clients must still be told for θ to be what the server thinks it is."""
+        return [None] * self.problem.blocks
 
-    def is_converged(self) -> bool: ...
+    def is_converged(self) -> bool:
+        return False
 
     def residuals(self) -> dict[str, float]:
         """Figures of merit for the history."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

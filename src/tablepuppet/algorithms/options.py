@@ -1,17 +1,31 @@
-"""What a user can choose about each algorithm: frozen, checked, no unknown names."""
+"""What a user can choose about an algorithm: frozen, checked as it is made, no unknown names.
+
+In: keyword arguments of a user. Out: a frozen struct, or a JobError that says which option, what was found and which
+choices there are. Every algorithm's folder has its own subclass; options travel to clients as they are.
+"""
 
 from __future__ import annotations
 
-from math import inf
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import msgspec
+import numpy as np
 
-from tablepuppet.algorithms.checked import Checked, checked
 from tablepuppet.errors import JobError
+from tablepuppet.suggest import hint
 
 
-class _Options(
+class Checked(msgspec.StructMeta):
+    """The metaclass of options: calling their class checks names, types and choices."""
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        fields: tuple[str, ...] = self.__struct_fields__
+        if args and (given or len(args) != len(fields)):  # a copy is made from all of them, in order
+            raise JobError(f"tp.{self.__name__} takes options by name: {', '.join(fields)}")
+        return checked(self, dict(zip(fields, args, strict=True)) if args else given, f"tp.{self.__name__}")
+
+
+class AlgorithmOptions(
     msgspec.Struct,
     metaclass=Checked,
     frozen=True,
@@ -20,155 +34,72 @@ class _Options(
     tag=True,
     repr_omit_defaults=True,
 ):
+    """The base of every algorithm's options; the tag is the algorithm's name.
+
+    What a client or its owner's policy must know of an algorithm before it starts follows from its options, and is
+    said here: a server that lies about it would have to send other options, and get another algorithm.
+    """
+
     name: ClassVar[str] = ""
+
+    @property
+    def sends_second_moments(self) -> bool:
+        """Whether the clients of a table send exact Tᵀ diag(w) T of their own rows, to be summed."""
+        return False
+
+    @property
+    def samples_at_clients(self) -> bool:
+        """Under feature privacy: whether clients draw samples of their own rows, unseen; otherwise the server draws
+        batches of joined rows."""
+        return False
+
+    def settled(self, *, is_linear: bool, is_private: bool) -> Self:
+        """The same, with what the user left open chosen for the job."""
+        return self
+
+    def blinded(self) -> Self:
+        """The same, without anything that looks at exact predictions beside noisy steps."""
+        return self
 
     def _check(self, is_fine: bool, rule: str) -> None:
         if not is_fine:
             raise JobError(f"algorithm {self.name}: {rule}")
 
 
-class Sgd(_Options, frozen=True, tag="sgd"):
-    """Mini-batch gradient descent (RFL-SGD-V, RFL-SGD; docs/algorithms.md).
+def checked(kind: Any, given: dict[str, Any], name: str) -> Any:
+    """A struct from plain values; `name` is what the user calls it."""
+    fields = kind.__struct_fields__
+    for option in given:
+        if option not in fields:
+            raise JobError(f"{name} has no option {option!r}; {hint(option, fields)}")
+    plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in given.items()}
+    try:
+        return msgspec.convert(plain, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise JobError(f"{name}: {explained(error, kind, plain)}") from None
 
-    A job that gives neither `optimizer` nor `learning_rate` is trained by Adam under a cosine
-    schedule, a linear model under feature privacy by plain descent; otherwise `optimizer` is plain
-    descent by default. Without `learning_rate` a run begins at the best constant, and Adam's steps
-    are in units of the label's spread (docs/algorithms.md). Plain descent then takes the reciprocal
-    of a bound on the objective's curvature, with which full-batch descent never diverges (for
-    neural models: of its estimate at the start).
-    Optimisers, momentum and weight decay are those of torch.optim; `schedule` sets the learning
-    rate anew for every batch, after `warmup_epochs` of linear increase; `clip_norm` bounds the
-    norm of each block's gradient, after its clients' shares were summed.
+
+def explained(error: msgspec.ValidationError, kind: Any, given: dict[str, Any]) -> str:
+    """What is wrong with which option, in the user's words.
+
+    >>> class Options(msgspec.Struct):
+    ...     order: Literal["up", "down"] = "up"
+    >>> try:
+    ...     msgspec.convert({"order": "left"}, Options)
+    ... except msgspec.ValidationError as error:
+    ...     print(explained(error, Options, {"order": "left"}))
+    order must be one of up, down, not 'left'
     """
-
-    name: ClassVar[str] = "sgd"
-    learning_rate: float | None = None
-    optimizer: Literal["sgd", "adam", "adamw"] | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    schedule: Literal["constant", "linear", "cosine", "exponential"] | None = None
-    decay: float = 0.9  # what an exponential schedule multiplies by, each epoch
-    warmup_epochs: float = 0.0
-    clip_norm: float | None = None
-    tolerance: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._check(
-            self.learning_rate is None or 0 < self.learning_rate < inf, "learning_rate must be above 0 and finite"
-        )
-        self._check(0 <= self.momentum < 1, "momentum must lie in [0, 1)")
-        self._check(self.weight_decay >= 0, "weight_decay must not be negative")
-        self._check(0 < self.decay <= 1, "decay must lie in (0, 1]")
-        self._check(self.warmup_epochs >= 0, "warmup_epochs must not be negative")
-        self._check(self.clip_norm is None or self.clip_norm > 0, "clip_norm must be above 0, or None")
-        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
-
-    def settled(self, *, is_linear: bool, is_private: bool = False) -> Sgd:
-        """The same, with an optimiser and a schedule where the user left them open; noise wants steps that fade out."""
-        is_open = self.optimizer is None and self.learning_rate is None and not (is_linear and is_private)
-        optimizer, schedule = ("adam", "cosine") if is_open else ("sgd", "linear" if is_private else "constant")
-        return msgspec.structs.replace(self, optimizer=self.optimizer or optimizer, schedule=self.schedule or schedule)
+    what, _, where = str(error).replace("`", "").partition(" - at $.")
+    choices = _choices(get_type_hints(kind).get(where)) if where else []
+    if choices:
+        found = given.get(where)
+        return f"{where} must be one of {', '.join(choices)}, not {found!r}"
+    return f"{where or 'the job'}: {what[0].lower()}{what[1:]}"
 
 
-class Admm(_Options, frozen=True, tag="admm"):
-    """Alternating direction method of multipliers (RFL-ADMM-V, RFL-ADMM).
-
-    `rho` is in units of the loss curvature (None: 0.4, and 1 for neural models) and, for linear
-    models, tunes itself (`adapt`); `variant="published"`
-    is the paper's update, which may diverge. `union`: how the clients of one table agree.
-    `local_…`: how a client solves the θ-step of a neural model, with a learning rate that falls as
-    1/√round (None: two epochs and at least 32 steps, a rate of 0.01 in units of the
-    label's spread); linear models solve it exactly.
-    """
-
-    name: ClassVar[str] = "admm"
-    rho: float | None = None
-    adapt: bool = True
-    relax: float = 1.6
-    variant: Literal["sharing", "published"] = "sharing"
-    union: Literal["consensus", "exact"] = "consensus"
-    inner_rounds: int = 10
-    memory: int = 8  # fewer stall where tables correlate: docs/decisions/0006
-    tolerance: float = 1e-8
-    local_epochs: int | None = None
-    local_batch_size: int | None = None
-    local_optimizer: Literal["sgd", "adam", "adamw"] = "adam"
-    local_learning_rate: float | None = None
-
-    def __post_init__(self) -> None:
-        self._check(self.rho is None or 0 < self.rho < inf, "rho must be above 0 and finite, or None")
-        self._check(self.local_epochs is None or self.local_epochs >= 1, "local_epochs must be at least 1, or None")
-        self._check(
-            self.local_batch_size is None or self.local_batch_size >= 1, "local_batch_size must be at least 1, or None"
-        )
-        self._check(
-            self.local_learning_rate is None or 0 < self.local_learning_rate < inf,
-            "local_learning_rate must be above 0 and finite, or None",
-        )
-        self._check(0 < self.relax < 2, "relax must lie in (0, 2)")
-        self._check(0 <= self.memory <= 16, "memory must lie in 0..16")
-        self._check(self.inner_rounds >= 1, "inner_rounds must be at least 1")
-        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
-
-    def start_rho(self, is_linear: bool = True) -> float:
-        """ρ to begin with, in units of the loss curvature."""
-        if self.rho is not None:
-            return self.rho
-        return 0.4 if is_linear else 1.0
-
-    @property
-    def first_local_rate(self) -> float:
-        """The learning rate of the first round's local steps."""
-        return 0.01 if self.local_learning_rate is None else self.local_learning_rate
-
-    @property
-    def averages(self) -> bool:
-        """Whether the reported model is the best combination of iterates instead of the last one."""
-        return self.variant == "sharing" and self.memory > 0
-
-
-class Newton(_Options, frozen=True, tag="newton"):
-    """Block-preconditioned Newton with subspace search: nothing to tune (docs/algorithms.md).
-
-    `memory`: how many earlier directions are kept for the search; `tolerance`: the relative gain below which it ends.
-
-    >>> Newton(tolerance=1e-6)
-    Newton(tolerance=1e-06)
-    """
-
-    name: ClassVar[str] = "newton"
-    memory: int = 8  # fewer stall where tables correlate: docs/decisions/0006
-    tolerance: float = 1e-10
-
-    def __post_init__(self) -> None:
-        self._check(0 <= self.memory <= 16, "memory must lie in 0..16")
-        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
-
-
-class Centralized(_Options, frozen=True, tag="centralized"):
-    """The baseline: pool all rows, materialise the join, minimise F on it. For comparison where pooling is allowed."""
-
-    name: ClassVar[str] = "centralized"
-    tolerance: float = 1e-10
-
-    def __post_init__(self) -> None:
-        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
-
-
-Options = Sgd | Admm | Newton | Centralized
-FAMILIES: dict[str, type[Sgd] | type[Admm] | type[Newton] | type[Centralized]] = {
-    "newton": Newton,
-    "admm": Admm,
-    "sgd": Sgd,
-    "vfl-admm": Admm,
-    "vfl-sgd": Sgd,
-    "centralized": Centralized,
-}
-
-
-def options_of(name: str, given: dict[str, Any]) -> Options:
-    """The options of an algorithm by its name, from plain values (keyword arguments, TOML)."""
-    if name not in FAMILIES:
-        raise JobError(f"unknown algorithm {name!r}; choose one of {', '.join(FAMILIES)}")
-    options: Options = checked(FAMILIES[name], given, f"algorithm {name}")
-    return options
+def _choices(hint: Any) -> list[str]:
+    """The values that a Literal allows, also inside a union."""
+    if get_origin(hint) is Literal:
+        return [str(value) for value in get_args(hint)]
+    return [choice for part in get_args(hint) if get_origin(part) is Literal for choice in _choices(part)]

@@ -1,4 +1,4 @@
-"""Gradients under differential privacy, and the θ-step of ADMM made of them.
+"""Gradients under differential privacy.
 
 In: a part's model, a signal per base row, and what its owner does to gradients (privacy/gaussian.py). Out: a sum over
 base rows, each clipped once whatever its multiplicity, plus noise. Penalties are added after the noise, and sums are
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.numerics.optimizers import Moments, Optimizer, descend
-from tablepuppet.algorithms.options import Sgd
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PrivacyError
 from tablepuppet.models.linear import Model
@@ -79,41 +77,3 @@ class PrivateGradient:
 
 def _past(what: str, limit: int) -> PrivacyError:
     return PrivacyError(f"the job's ε covers {limit:,} noisy {what}, and one more was asked for; nothing is sent")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LocalStep:
-    """argmin_θ (1/N) Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] + ½ β ‖θ‖², approached by noisy gradients.
-
-    Where a block has several clients, each takes a few steps from the agreed θ, on its own rows' mean loss; the sum of
-    what they reach, each times its part's share of the joined rows, is agreed next. There is no dual variable: it would
-    sum up the noise of all rounds (docs/decisions/0029).
-    """
-
-    model: Model
-    private: PrivateGradient
-    signal: Array  # Y
-    quadratic: Array  # q = MρG
-    joined_rows: float  # N, or the part's share of it
-    l2: float
-    unit: float = 1.0  # of the label
-
-    def solve(
-        self, theta: Array, moments: Moments, learning_rate: float, optimizer: Optimizer, *, fades: bool = False
-    ) -> tuple[Array, Moments]:
-        """θ after the client's local steps; what an optimiser makes of noisy gradients costs no privacy.
-
-        `fades`: the learning rate falls to 0 with the noisy gradients that are left of the run's.
-        """
-        if not self.joined_rows:
-            return theta, moments  # no row of the part is trained on
-        privacy, descent = self.private.privacy, Sgd(optimizer=optimizer)
-        for _ in range(privacy.steps):
-            rows = self.private.sample(len(self.signal))
-            h = self.model.predict(theta, rows, moments.step)
-            slope = self.signal[rows] + self.quadratic[rows, None] * h
-            total = self.private.gradient(self.model, theta, slope, rows, moments.step)
-            gradient = total / (privacy.rate * self.joined_rows) + self.l2 * theta
-            rate = learning_rate * self.private.remaining if fades else learning_rate
-            theta, moments = descend(theta, gradient, moments, rate, descent, self.unit)
-        return theta, moments

@@ -13,17 +13,19 @@ import inspect
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.options import FAMILIES
+from tablepuppet.algorithms.registry import BY_NAME, DEFAULT
 from tablepuppet.api import Federation
 from tablepuppet.engine.result import Result
 from tablepuppet.errors import JobError, TablePuppetError
 from tablepuppet.job import BatchSize, Job
 
-_OPTIONS = {name for kind in (Job, *FAMILIES.values()) for name in kind.__struct_fields__} - {
+_KINDS: list[type[msgspec.Struct]] = [Job, *(a.options for a in BY_NAME.values())]
+_OPTIONS = {name for kind in _KINDS for name in kind.__struct_fields__} - {
     "query",
     "label",
     "options",
@@ -48,7 +50,7 @@ class _RelationalEstimator:
     def __init__(
         self,
         model: Any = "auto",
-        algorithm: Any = "newton",
+        algorithm: Any = DEFAULT,
         *,
         l2: float = 1e-4,
         test_fraction: float = 0.0,

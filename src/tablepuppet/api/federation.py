@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkab
 import pyarrow as pa
 
 from tablepuppet import train as story
+from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.allocation import fix_thresholds
 from tablepuppet.api.federation_file import federation_from_toml, read_toml
 from tablepuppet.api.owners import make_clients, name_owners
@@ -105,7 +106,7 @@ class Federation:
         *,
         label: str,
         model: Any = "auto",
-        algorithm: Any = "newton",
+        algorithm: Any = DEFAULT,
         progress: bool | None = None,
         **options: Any,
     ) -> Plan:
@@ -127,7 +128,7 @@ class Federation:
         *,
         label: str,
         model: Any = "auto",
-        algorithm: Any = "newton",
+        algorithm: Any = DEFAULT,
         l2: float = 1e-4,
         test_fraction: float = 0.15,
         validation_fraction: float = 0.0,
@@ -270,7 +271,7 @@ class Federation:
             chosen.query if query is None else query,
             label=chosen.label,
             model="linear",
-            algorithm="newton",
+            algorithm=DEFAULT,
             given=given,
         )
         with self._offered(chosen.spec.module, chosen.builder if module is None else module):

@@ -29,7 +29,7 @@ class Figures:
     bytes: int  # of an epoch
     peak: int  # bytes of memory, the tables included
     limit: float  # time to copy what an epoch must move at least once
-    step: float | None = None  # ADMM's server step by itself: gather, proximal map, dual update, collapse
+    step: float | None = None  # the server's step by itself, where something is kept per joined row
     cores: float | None = None  # that it kept busy
 
 

@@ -74,7 +74,9 @@ def _trained(case: Case, algorithm: str, model: str, epochs: int) -> Figures:
         mapping = time.perf_counter() - began
     steps = max(1, len(marks) - 1)
     epoch, clients = ((marks[-1][k] - marks[0][k]) / steps for k in (0, 1))
-    step = server_step(result.plan) if algorithm == "admm" else None
+    plan = result.plan
+    keeps_state = plan.algorithm.state_memory(plan.shape, plan.job.options) > 0
+    step = server_step(plan) if keeps_state else None
     return Figures(
         case=case.name,
         algorithm=algorithm,

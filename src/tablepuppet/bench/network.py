@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tablepuppet.algorithms.registry import FEDERATED
 from tablepuppet.api import Federation
 from tablepuppet.bench.processes import SECRET, processes
 from tablepuppet.engine.result import Result
 
 _QUERY = "SELECT o.x, o.z, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"
-_JOB: dict[str, Any] = {"label": "y", "algorithm": "sgd", "batch_size": 20, "learning_rate": 0.1}
+_BATCHED = next(a.name for a in FEDERATED if a.uses_batches)
+_JOB: dict[str, Any] = {"label": "y", "algorithm": _BATCHED, "batch_size": 20, "learning_rate": 0.1}
 _ROWS, _ITEMS = 540, 30
 
 

@@ -1,7 +1,7 @@
-"""The server's step of ADMM by itself: gather, proximal map, dual update, collapse; nothing of the clients.
+"""The server's step by itself, of an algorithm that keeps something per joined row; nothing of the clients.
 
 In: a plan. Out: its seconds, how many cores it kept busy, and the time in which one thread copies the bytes that it
-must move at least once: row numbers, the one value that ADMM keeps per joined row, read and written, labels, and for
+must move at least once: row numbers, the one value that is kept per joined row, read and written, labels, and for
 each row of the tables a prediction and a signal.
 """
 
@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tablepuppet.algorithms.admm.server import AdmmServer
 from tablepuppet.algorithms.base import Problem
-from tablepuppet.algorithms.options import Admm
 from tablepuppet.bench.figures import copy_seconds
 from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.mapping.rows.joined import JoinedRows
@@ -37,7 +35,7 @@ class ServerStep:
 
 
 def server_step(plan: Plan) -> ServerStep:
-    """The fastest of a few server steps of sharing ADMM, from predictions as large as a trained model's."""
+    """The fastest of a few server steps, from predictions as large as a trained model's."""
     joined = rows_here(plan.mapping.train)
     rng = np.random.default_rng(0)
     problem = Problem(
@@ -51,20 +49,23 @@ def server_step(plan: Plan) -> ServerStep:
         batch_size=None,
         seed=0,
     )
-    server = AdmmServer(problem, Admm())
-    server.begin([0.3 * rng.normal(size=(n, plan.loss.outputs)) for n in problem.rows], [1.0] * problem.blocks)
+    before = set(joined.state)
+    server = plan.algorithm.server(problem, plan.algorithm.options())
+    predictions = [0.3 * rng.normal(size=(n, plan.loss.outputs)) for n in problem.rows]
+    server.begin(predictions, [plan.algorithm.public_figures(1)] * problem.blocks)
     found = []
     for _ in range(_TIMES + 1):  # the first compiles
         began, cpu = time.perf_counter(), time.process_time()
         server.join_step()
         seconds = time.perf_counter() - began
         found.append((seconds, (time.process_time() - cpu) / seconds))
-    del joined.state["u"]
+    for name in set(joined.state) - before:
+        del joined.state[name]
     seconds, cores = min(found[1:])
     return ServerStep(seconds, cores, copy_seconds(moved_bytes(joined)))
 
 
 def moved_bytes(joined: JoinedRows) -> int:
-    """What one pass over joined rows moves, with labels as bytes and ADMM's state in single precision."""
+    """What one pass over joined rows moves, with labels as bytes and the state of a row in single precision."""
     numbers = sum(p.index is not None for p in joined.indices)
     return joined.rows * (4 * numbers + 8) + len(joined.labels) + 16 * sum(p.rows for p in joined.indices)

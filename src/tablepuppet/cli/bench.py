@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from tablepuppet.algorithms.registry import FEDERATED
 from tablepuppet.bench.apart import Apart, measure_apart
 from tablepuppet.bench.cases import SYNTHETIC
 from tablepuppet.bench.figures import Figures
@@ -21,7 +22,7 @@ from tablepuppet.errors import JobError
 from tablepuppet.writing import check_place, write_whole
 
 _MODELS = ("linear", "logistic")
-_OURS = ("newton", "admm", "sgd")
+_OURS = tuple(a.name for a in FEDERATED)
 _ALGORITHMS = (*_OURS, *FITS)
 
 
@@ -32,7 +33,7 @@ def bench(
     ] = None,
     algorithm: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(_ALGORITHMS)}; repeatable.")] = None,
     model: Annotated[str, typer.Option(help="linear or logistic")] = "logistic",
-    epochs: Annotated[int, typer.Option(min=2, help="At most; newton and admm stop at the optimum.")] = 10,
+    epochs: Annotated[int, typer.Option(min=2, help="At most; second-order algorithms stop at the optimum.")] = 10,
     network: Annotated[
         int | None,
         typer.Option(min=2, max=100, metavar="CLIENTS", help="What processes and TLS add to a round instead."),
@@ -116,7 +117,7 @@ def _overhead(found: Overhead) -> Table:
     return table
 
 
-_STEP_FIGURES = ("server step of admm", "step s", "copy s", "× copy", "cores")
+_STEP_FIGURES = ("server step", "step s", "copy s", "× copy", "cores")
 _FIGURES = (
     *("case", "algorithm", "mapping s", "epoch s", "server s", "× copy", "clients s", "total s", "CPU s"),
     *("F", "MB/epoch", "peak MB", "B/row"),
@@ -142,7 +143,7 @@ def _apart_row(f: Apart) -> list[str]:
 
 
 def _steps(found: list[Figures]) -> list[list[str]]:
-    """ADMM's server step by itself."""
+    """The server step by itself."""
     return [
         [f.case, f"{f.step:.4f}", f"{f.limit:.4f}", f"{f.step / f.limit:.1f}", f"{f.cores:.1f}"]
         for f in found

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from tablepuppet.algorithms.registry import ALGORITHMS, DEFAULT
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.demo.flights import LABEL, QUERY, open_flights
 from tablepuppet.engine.result import Result
@@ -18,7 +19,8 @@ EpochsOption = Annotated[int, typer.Option("--epochs", min=1, metavar="N", help=
 FlightsOption = Annotated[
     int | None, typer.Option("--flights", min=1_000, metavar="N", help="Use about so many flights; default: all.")
 ]
-_ALGORITHMS = ("centralized", "sgd", "admm", "newton")
+_POOLED = next(a.name for a in ALGORITHMS if a.is_pooled)
+_NAMES = tuple(a.name for a in reversed(ALGORITHMS))  # the pooled baseline first
 
 
 def demo(
@@ -30,7 +32,7 @@ def demo(
     """Predict late arrivals from New York's flights of 2013: nineteen owners, nothing pooled.
 
     Sixteen airlines keep their flights and labels; weather, aircraft and airports have owners of their own.
-    Prints the plan, trains by sgd, admm and newton, and compares them with training on the pooled join.
+    Prints the plan, trains by every algorithm, and compares them with training on the pooled join.
 
     [bold]Example:[/bold] tablepuppet demo --report demo.html
     """
@@ -41,11 +43,11 @@ def demo(
     with federation:
         with screen.progress("joining tokens of the keys"):
             plan = federation.explain(
-                QUERY, label=LABEL, model="logistic", algorithm="newton", epochs=epochs, progress=False
+                QUERY, label=LABEL, model="logistic", algorithm=DEFAULT, epochs=epochs, progress=False
             )
         screen.show(QUERY, str(plan), "")
         results = {}
-        for name in _ALGORITHMS:
+        for name in _NAMES:
             with screen.progress(f"training by {name}") as on_round:
                 results[name] = federation.train(
                     QUERY,
@@ -56,7 +58,7 @@ def demo(
                     on_round=on_round,
                     progress=False,
                 )
-    written = results["newton"].report(report, beside=[results[name] for name in _ALGORITHMS if name != "newton"])
+    written = results[DEFAULT].report(report, beside=[results[name] for name in _NAMES if name != DEFAULT])
     screen.show(comparison(results), "", f"Report: {written}")
     screen.show_json(lambda: {"runs": [_figures(name, results) for name in results], "report": str(written)})
 
@@ -70,7 +72,7 @@ def comparison(results: dict[str, Result]) -> Table:
             name,
             f"{run['accuracy']:.2%}",
             f"{run['auc']:.4f}",
-            "–" if name == "centralized" else f"{run['gap']:.0e}",
+            "–" if name == _POOLED else f"{run['gap']:.0e}",
             f"{run['epochs']}",
             f"{run['rounds']:,}",
             f"{run['bytes'] / 1e6:.1f}",
@@ -80,7 +82,7 @@ def comparison(results: dict[str, Result]) -> Table:
 
 
 def _figures(name: str, results: dict[str, Result]) -> dict[str, Any]:
-    result, best = results[name], results["centralized"].objective
+    result, best = results[name], results[_POOLED].objective
     return {
         "algorithm": name,
         "accuracy": result.metrics["test"]["accuracy"],

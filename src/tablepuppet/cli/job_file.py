@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tablepuppet.algorithms.options import FAMILIES
+from tablepuppet.algorithms.registry import BY_NAME, DEFAULT
 from tablepuppet.api import Federation
 from tablepuppet.api.federation_file import read_toml, tables_from_toml
 from tablepuppet.errors import JobError
@@ -33,7 +33,7 @@ FederationOption = Annotated[
 
 _OF_THE_FILE = ("query_file", "federation", "tables", "privacy")
 _OF_A_JOB = tuple(name for name in Job.__struct_fields__ if name != "options")
-_OF_ALGORITHMS = tuple({name for family in FAMILIES.values() for name in family.__struct_fields__})
+_OF_ALGORITHMS = tuple({name for a in BY_NAME.values() for name in a.options.__struct_fields__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _algorithm(path: Path, given: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(section, dict):
         return {}
     if not isinstance(section.get("name"), str):
-        raise JobError(f'{path}: [algorithm] needs a name, one of {", ".join(FAMILIES)}: name = "admm"')
+        raise JobError(f'{path}: [algorithm] needs a name, one of {", ".join(BY_NAME)}: name = "{DEFAULT}"')
     twice = sorted((set(section) - {"name"}) & set(given))
     if twice:
         raise JobError(f"{path}: {twice[0]} is given twice, in [algorithm] and outside; keep one of them")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tablepuppet import protocol as m
+from tablepuppet.algorithms.registry import REQUESTS, UPDATES
 from tablepuppet.client.answers import features, prediction, setup, training
 from tablepuppet.client.part import Checkpoint
 from tablepuppet.client.state import ClientState
@@ -36,7 +37,7 @@ class Client(ClientState):
         try:
             wire = frame.wire
             with np.errstate(over="ignore", invalid="ignore"):  # the server notices a run that diverges
-                answer = self.answer(decode(frame, m.REQUESTS))
+                answer = self.answer(decode(frame, REQUESTS))
         except TablePuppetError as error:
             answer = m.Failure(error=type(error).__name__, message=str(error))
         except Exception as error:  # a bug here must not show the server any data
@@ -97,12 +98,10 @@ ANSWERS: dict[type, Callable[[ClientState, Any], m.Message]] = {
     m.EncodeFeatures: features.encode_features,
     m.RevealFeatures: features.reveal_features,
     m.StartPart: training.start_part,
-    m.SendFigure: training.send_figure,
+    m.SendFigures: training.send_figures,
     m.MultiplyGram: training.multiply_gram,
     m.Seal: training.seal,
-    m.SgdUpdate: training.take_step,
-    m.AdmmUpdate: training.take_step,
-    m.NewtonUpdate: training.take_step,
+    **dict.fromkeys(UPDATES, training.take_step),
     m.Move: training.take_step,
     m.Combined: training.take_step,
     m.Evaluate: training.evaluate,

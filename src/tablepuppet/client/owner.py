@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet import protocol as m
-from tablepuppet.algorithms.options import Admm
+from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.accounting import participation
 from tablepuppet.privacy.owner import Spending, without_noise
@@ -47,7 +47,7 @@ class Owner:
         if budget is not None and budget.label is not None:
             raise without_noise(table, "label")
 
-    def features(self, table: str, request: m.StartPart, multiplicity: NDArray[np.float64]) -> None:
+    def features(self, table: str, request: m.StartPart[AlgorithmOptions], multiplicity: NDArray[np.float64]) -> None:
         """A part is about to be trained: a release of its own, whatever follows."""
         privacy, budget = request.privacy, self.policy.budget.get(table)
         if privacy is None or not privacy.clips:
@@ -63,7 +63,7 @@ class Owner:
             name=secrets.token_hex(16),
             noise=privacy.noise,
             steps=privacy.limit,
-            probability=privacy.rate if isinstance(request.algorithm, Admm) else joined,
+            probability=privacy.rate if request.algorithm.samples_at_clients else joined,
         )
         self.account.spend(spending, budget)
 

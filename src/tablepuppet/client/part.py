@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -11,7 +11,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from tablepuppet import protocol as m
-from tablepuppet.algorithms.base import PartSetup
+from tablepuppet.algorithms.base import Figures, PartSetup
+from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.client.sealing import Sealing, SealState
 from tablepuppet.errors import TransportError
 from tablepuppet.privacy.masks import MaskKey
@@ -34,10 +35,10 @@ class Part:
     state: Any = None
     kept: Kept | None = None
     shown: int = 0  # exact numbers that left of each row
-    figure: float = 0.0  # what the server half wants to know of the algorithm's start
+    figures: Figures = field(default_factory=Figures)  # what the server half wants to know of the algorithm's start
     sealing: Sealing | None = None  # where summands leave under masks
     encoders: tuple[m.Encoder, ...] = ()
-    started: m.StartPart | None = None
+    started: m.StartPart[AlgorithmOptions] | None = None
 
     @property
     def theta(self) -> Any:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.base import Problem, Server
-from tablepuppet.algorithms.options import Admm, Sgd
-from tablepuppet.algorithms.servers import make_server
-from tablepuppet.algorithms.sgd.server import SgdServer
+from tablepuppet.algorithms.base import Figures, Problem, Server
 from tablepuppet.allocation import give_back
 from tablepuppet.arrays import Array
 from tablepuppet.engine.encoders import agree_on_encoders
@@ -26,7 +24,7 @@ from tablepuppet.engine.metrics import Metrics, measure
 from tablepuppet.engine.patience import Patience
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.verdict import judge
-from tablepuppet.errors import TrainingError
+from tablepuppet.errors import TrainingError, TransportError
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.plan.custody import held_blocks
 from tablepuppet.plan.exposure import check_exposure
@@ -85,7 +83,8 @@ def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) ->
         channel=mapping.label.channel,
     )
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
-    training = _Training(plan, union, problem, make_server(job.options, problem), on_round, private, patience)
+    server = plan.algorithm.server(problem, job.options)
+    training = _Training(plan, union, problem, server, on_round, private, patience)
     training.start()
     training.loop()
     return training.finish(encoders)
@@ -141,30 +140,37 @@ class _Training:
                 peers=self.union.peers(part),
             )
 
-        started = self.union.ask(start_part, "setup")
+        answers = self.union.ask(start_part, "setup")
+        started = {number: cast(Started, answer[0]) for number, answer in answers.items()}
         predictions = problem.zeros()
-        figures = [0.0] * problem.blocks
         for part in self.union.parts:
-            answer = cast(Started, started[part.number][0])
-            figures[part.block] += answer.figure
-            if answer.values is not None:
-                predictions[part.block][part.train] = answer.values
-        options = job.options
-        is_plain = isinstance(options, Sgd) and options.optimizer == "sgd" and options.learning_rate is None
-        if problem.is_private:  # what bounds the curvature without a look at the data: every |x| is at most 1
-            figures = [float(len(block.features)) for block in self.plan.mapping.bound.blocks]
-        elif any(self.union.is_masked) and (isinstance(options, Admm) or not problem.is_linear):
-            for block, figure in self.union.sum_figures().items():
-                figures[block] = figure
-        elif is_plain and problem.is_linear:
-            widths = [cast(Started, started[b[0].number][0]).width if b else 0 for b in self.union.blocks]
-            figures = [c / problem.joined.rows for c in self.union.largest_curvatures(widths)]
-        if problem.is_private and isinstance(self.server, SgdServer):
-            self.server.sample_from([cast(Started, started[p.number][0]).entropy for p in self.union.parts])
-        self.server.begin(predictions, figures)
+            values = started[part.number].values
+            if values is not None:
+                predictions[part.block][part.train] = values
+        if problem.is_private:
+            self.server.sample_from([started[part.number].entropy for part in self.union.parts])
+        self.server.begin(predictions, self.figures(started))
         opening = self.server.opening()
         if opening is not None:
             self.server.absorb(self.union.run(opening, self.server.union_step))
+
+    def figures(self, started: Mapping[int, Started]) -> list[Figures]:
+        """What the server half wants to know of each block."""
+        algorithm, problem, union = self.plan.algorithm, self.problem, self.union
+        kind = algorithm.figures
+        if problem.is_private:  # what bounds the curvature without a look at the data: every |x| is at most 1
+            return [algorithm.public_figures(len(block.features)) for block in self.plan.mapping.bound.blocks]
+        by = algorithm.figures_by(self.plan.job.options, is_linear=problem.is_linear)
+        if by == "power iteration":
+            widths = [started[block[0].number].width if block else 0 for block in union.blocks]
+            return [kind(c / problem.joined.rows) for c in union.largest_curvatures(widths)]
+        sums = np.zeros((problem.blocks, len(kind.__struct_fields__)))
+        for part in union.parts:
+            sums[part.block] += _values(kind, started[part.number].figures)
+        if by == "summed" and any(union.is_masked):
+            for block, total in union.sum_figures().items():
+                sums[block] = total
+        return [kind(*row) for row in sums.tolist()]
 
     def loop(self) -> None:
         join = JoinOperator(self.union, self.server)
@@ -201,7 +207,7 @@ class _Training:
     def _is_flat(self) -> bool:
         """Whether the objective no longer moves, for algorithms without residuals of their own."""
         tolerance = getattr(self.plan.job.options, "tolerance", 0.0)
-        if self.plan.job.options.name != "sgd" or len(self.history) < 2 or not tolerance:
+        if not self.plan.algorithm.stops_when_flat or len(self.history) < 2 or not tolerance:
             return False
         last, now = self.history[-2].objective, self.history[-1].objective
         return abs(last - now) <= tolerance * abs(now)
@@ -223,18 +229,11 @@ class _Training:
         limit = math.inf if self.problem.loss.is_quadratic else _ABSURD
         if not objective < limit:
             raise TrainingError(
-                f"training diverged in epoch {epoch}: the objective is {objective:.1e}; {self._remedy()}"
+                f"training diverged in epoch {epoch}: the objective is {objective:.1e}; {self.plan.algorithm.remedy}"
             )
         if self.patience is not None:
             self.watch(record)
         return record
-
-    def _remedy(self) -> str:
-        name = self.plan.job.options.name
-        return {
-            "sgd": "use a smaller learning_rate, or leave it out for a safe one",
-            "admm": 'use variant="sharing", or another rho',
-        }.get(name, "check the features for extreme values")
 
     def evaluate(self, *, is_last: bool) -> tuple[float, dict[str, Metrics]]:
         server, mapping = self.server, self.plan.training_mapping
@@ -325,6 +324,14 @@ class _Training:
             converged=verdict.converged,
             notes=verdict.notes,
         )
+
+
+def _values(kind: type[Figures], told: dict[str, float]) -> Array:
+    """A part's figures; none where it held them back."""
+    try:
+        return np.array(msgspec.structs.astuple(msgspec.convert(told, kind)))
+    except msgspec.ValidationError as error:
+        raise TransportError(f"a message does not follow the protocol: {error}") from None
 
 
 def _share(part: Part, multiplicity: NDArray[np.int64]) -> float:

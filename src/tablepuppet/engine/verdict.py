@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tablepuppet.algorithms.options import Sgd
+from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.mapping.mapping import Joined
@@ -84,8 +84,8 @@ def _unfinished(plan: Plan, falls: float, epochs: int) -> str:
     last = max(1, epochs // 5)
     when = "the last epoch" if last == 1 else f"the last {last} epochs"
     how = f"train longer, with epochs={2 * plan.job.epochs}"
-    if isinstance(plan.job.options, Sgd) and plan.job.spec.is_linear and plan.job.privacy.features is None:
-        how += ', or by algorithm="newton", which needs few rounds'
+    if plan.algorithm.takes_many_rounds and plan.job.spec.is_linear and plan.job.privacy.features is None:
+        how += f', or by algorithm="{DEFAULT}", which needs few rounds'
     return f"{name} did not converge: {falls:.0%} of the objective's fall came in {when}; {how}"
 
 
@@ -104,9 +104,9 @@ def _worse(plan: Plan, constant: Array, metrics: dict[str, Metrics]) -> list[str
         figures, fits = f"log loss {test['log_loss']:.4g} against {alone:.4g}", train["log_loss"] < base
     ways = ["raise l2, or select fewer features: the model fits training rows and not others"] if fits else []
     if not plan.job.spec.is_linear:
-        ways.append('compare model="auto", a linear model by newton')
-    elif isinstance(plan.job.options, Sgd):
-        ways.append('leave learning_rate out, or train by algorithm="newton"')
+        ways.append(f'compare model="auto", a linear model by {DEFAULT}')
+    elif plan.algorithm.untuned:
+        ways.append(f'{plan.algorithm.untuned}, or train by algorithm="{DEFAULT}"')
     if plan.job.privacy.features is not None:
         ways.append("more noise than signal may have come through: allow a larger ε, or bring more rows")
     what = "; ".join(ways) if ways else "the features may say nothing about the label"

@@ -1,20 +1,23 @@
 """Which algorithm to take, and why: the one that reaches the optimum in the least time on a slow network.
 
-In: a Shape. Out: an Advice. The epochs that an algorithm needs are those it took where it was measured
-(docs/algorithms.md): ten of newton leave a gap of 1e-8, ten of admm one of 1e-3, ten of sgd a larger one.
+In: a Shape. Out: an Advice. How good an algorithm is for it, the algorithm declares (`merit`); how long it takes
+follows from its cost. The epochs that an algorithm needs are those it took where it was measured (docs/algorithms.md).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from tablepuppet.algorithms.options import FAMILIES
+from tablepuppet.algorithms.algorithm import Algorithm
+from tablepuppet.algorithms.registry import FEDERATED
+from tablepuppet.algorithms.shape import Shape
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
-from tablepuppet.plan.shape import Shape
 from tablepuppet.plan.text import seconds
 from tablepuppet.tables.features import GRAM_LIMIT
 
 _NETWORK = "us-uk"
+_SLOW = 2  # times what the fastest takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,37 +29,50 @@ class Advice:
 
 
 def advise(shape: Shape, batch_size: int | None) -> Advice:
-    """The algorithm for a model of this shape."""
-    if not shape.is_linear:
-        costs = [cost(shape, name, FAMILIES[name](), RUN_EPOCHS, batch_size) for name in ("sgd", "admm")]
-        return Advice("sgd", f"it descends a network's objective as on the joined table; {_others(*costs)} on US-UK")
+    """The algorithm for a model of this shape: of the best, the first in the list that is not slow."""
     widest = max(shape.blocks, key=lambda block: block.width)
-    if widest.width > GRAM_LIMIT:
+    is_wide = shape.is_linear and widest.width > GRAM_LIMIT
+    fit = [a for a in FEDERATED if shape.is_linear or not a.requires_linear]
+    kept = [a for a in fit if not (is_wide and a.forms_second_moments)]
+    costs = {a.name: cost(shape, a.name, a.options(), RUN_EPOCHS, batch_size) for a in fit}
+    rank = max(a.merit(shape).rank for a in kept)
+    best = [a for a in kept if a.merit(shape).rank == rank]
+    fastest = min(_time(costs[a.name]) for a in best)
+    chosen = next(a for a in best if _time(costs[a.name]) <= _SLOW * fastest)
+    if len(kept) < len(fit):
+        names = " and ".join(a.name for a in fit if a not in kept)
         return Advice(
-            "sgd",
+            chosen.name,
             f"block {widest.name} has {widest.width:,} columns, more than the {GRAM_LIMIT:,} whose second moments "
-            "newton and admm keep",
+            f"{names} keep",
         )
-    newton, admm, sgd = (
-        cost(shape, name, FAMILIES[name](), RUN_EPOCHS, batch_size) for name in ("newton", "admm", "sgd")
-    )
-    if newton.seconds(_NETWORK) <= 2 * admm.seconds(_NETWORK):
-        return Advice(
-            "newton",
-            f"it has nothing to tune and reaches the optimum in about {newton.epochs} iterations, "
-            f"{newton.rounds} rounds, {_seconds(newton)} on US-UK; {_others(admm, sgd)}",
+    slow = [a for a in best[: best.index(chosen)] if a.merit(shape).burden]
+    return Advice(chosen.name, _why(shape, chosen, slow[:1], costs))
+
+
+def _why(shape: Shape, chosen: Algorithm[Any], slow: list[Algorithm[Any]], costs: dict[str, Cost]) -> str:
+    own, merit = costs[chosen.name], chosen.merit(shape)
+    if slow:
+        burden = costs[slow[0].name]
+        others = [c for name, c in costs.items() if name != slow[0].name]
+        return (
+            f"{slow[0].merit(shape).burden} ({_seconds(burden)} on US-UK for {burden.epochs} epochs); {_list(others)}"
         )
-    return Advice(
-        "admm",
-        f"newton would send the {widest.width:,} × {widest.width:,} second moments of block {widest.name} "
-        f"from every client in every round ({_seconds(newton)} on US-UK for {newton.epochs} epochs); "
-        f"{_others(admm, sgd)}",
+    if merit.rank < 2:
+        return f"{merit.why}; {_list([own, *(c for c in costs.values() if c is not own)])} on US-UK"
+    others = [c for c in costs.values() if c is not own]
+    return (
+        f"{merit.why} in about {own.epochs} iterations, {own.rounds} rounds, {_seconds(own)} on US-UK; {_list(others)}"
     )
 
 
-def _others(*costs: Cost) -> str:
+def _list(costs: list[Cost]) -> str:
     return ", ".join(f"{c.algorithm} takes {_seconds(c)} for {c.epochs} epochs" for c in costs)
 
 
+def _time(of: Cost) -> float:
+    return of.seconds(_NETWORK)
+
+
 def _seconds(of: Cost) -> str:
-    return seconds(of.seconds(_NETWORK))
+    return seconds(_time(of))

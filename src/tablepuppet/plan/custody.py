@@ -6,6 +6,7 @@ parameters can only train where the server never sees them.
 
 from __future__ import annotations
 
+from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.errors import PolicyError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import TableMapping
@@ -20,8 +21,8 @@ def check_custody(job: Job, mapping: TableMapping) -> None:
     """Refuses algorithms that would show the server what an owner's policy keeps."""
     for number, block in enumerate(mapping.bound.blocks):
         keepers = _withholding(mapping, number)
-        if keepers and job.algorithm == "centralized":
-            raise _refused(keepers[0], 'algorithm="centralized" fits them at the server; use another algorithm')
+        if keepers and algorithm_of(job.options).is_pooled:
+            raise _refused(keepers[0], f'algorithm="{job.algorithm}" fits them at the server; use another algorithm')
         if keepers and len(mapping.parts_of(number)) > 1:
             raise _refused(
                 keepers[0],

@@ -21,7 +21,7 @@ def document(plan: Plan) -> dict[str, Any]:
         "model": job.model,
         "algorithm": job.algorithm,
         "epochs": job.epochs,
-        "batch_size": plan.batch_size if job.options.name == "sgd" else None,
+        "batch_size": plan.batch_size if plan.algorithm.uses_batches else None,
         "joined_rows": plan.mapping.joined_rows,
         "train_rows": shape.joined,
         "validation_rows": shape.validation_joined,

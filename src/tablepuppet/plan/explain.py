@@ -11,9 +11,8 @@ from math import ceil
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from tablepuppet.algorithms.options import Sgd
+from tablepuppet.algorithms.shape import BlockShape
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
-from tablepuppet.plan.shape import BlockShape
 from tablepuppet.plan.text import columns, groups, plural, seconds, size
 from tablepuppet.transport.meter import Account
 
@@ -42,8 +41,9 @@ def title_lines(plan: Plan) -> list[str]:
         f"Train {plan.mapping.bound.label} ({kind}) by {job.algorithm}: "
         f"model {job.model}, l2 {job.l2:g}, at most {plural(job.epochs, 'epoch')}"
     ]
-    if job.options.name == "sgd":
-        title.append(f"  {_steps(plan)}")
+    steps = plan.algorithm.steps(job.options, _batches(plan), plan.unit)
+    if steps is not None:
+        title.append(f"  {steps}")
     if job.weight is not None or job.class_weight is not None:
         rows = [] if job.weight is None else [f"rows by {job.weight}"]
         classes = [] if job.class_weight is None else ["classes alike" if job.class_weight == "balanced" else "classes"]
@@ -67,15 +67,13 @@ def title_lines(plan: Plan) -> list[str]:
     return title
 
 
-def _steps(plan: Plan) -> str:
-    """Batches, and how a step is taken."""
-    rows, size, options = plan.shape.joined, plan.batch_size, plan.job.options
-    assert isinstance(options, Sgd)
-    batches = ceil(rows / min(size or rows, rows))
+def _batches(plan: Plan) -> str:
+    """How many steps an epoch has, and on how many rows."""
+    rows, size = plan.shape.joined, plan.batch_size
+    batches = ceil(rows / min(size or rows, rows)) if plan.algorithm.uses_batches else 1
     chosen = " (chosen from the number of rows)" if plan.job.batch_size == "auto" and batches > 1 else ""
     what = "all rows" if batches == 1 else f"batches of {size:,} joined rows{chosen}"
-    unit = f", in units of {plan.unit:g} of the label" if plan.unit != 1.0 and options.optimizer != "sgd" else ""
-    return f"{plural(batches, 'step')} an epoch on {what} by {options.optimizer}{unit}"
+    return f"{plural(batches, 'step')} an epoch on {what}"
 
 
 def tree_lines(plan: Plan) -> list[str]:

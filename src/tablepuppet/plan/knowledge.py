@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tablepuppet.algorithms.options import Admm, Options, Sgd
+from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.registry import algorithm_of
+from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.plan.custody import held_blocks
-from tablepuppet.plan.shape import BlockShape, Shape
 from tablepuppet.plan.text import plural
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.tables.columns import STRING_KINDS
@@ -43,29 +44,22 @@ class Exposure:
         return self.numbers >= self.width
 
 
-def exposures(shape: Shape, algorithm: str, epochs: int, batches: int) -> list[Exposure]:
-    """Per block: d_c × the rounds in which a row takes part, against d.
-
-    Under sgd a row is asked for in every batch that one of its joined rows falls into.
-    """
-    if algorithm == "centralized":
-        return [Exposure(block.name, block.width, block.width) for block in shape.blocks]
+def exposures(shape: Shape, options: AlgorithmOptions, batches: int) -> list[Exposure]:
+    """Per block: d_c × the rounds in which a row takes part, against d."""
+    algorithm = algorithm_of(options)
     found = []
     for block in shape.blocks:
-        per_epoch = min(max(1, block.most), batches) if algorithm.endswith("sgd") else 1
-        again = _steps_again(algorithm, block)
-        found.append(Exposure(block.name, shape.outputs * (epochs * per_epoch + again), block.width))
+        told = algorithm.disclosure(shape, options, block, batches)
+        numbers = block.width if told.features else shape.outputs * told.predictions
+        found.append(Exposure(block.name, numbers, block.width))
     return found
-
-
-def _steps_again(algorithm: str, block: BlockShape) -> bool:
-    """Whether a block is asked a second time in the first epoch."""
-    return algorithm == "newton" and block.is_small
 
 
 def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
     """Who learns what, party by party."""
-    times = plural(job.epochs, "time")
+    algorithm = algorithm_of(job.options)
+    told = [algorithm.disclosure(shape, job.options, block, 1) for block in shape.blocks]
+    is_pooled = any(disclosure.features for disclosure in told)
     server = [_about_keys(mapping, job.privacy.keys), _about_labels(mapping, job)]
     if job.weight is not None:
         server.append(f"the sample weight {job.weight} of {plural(mapping.joined_rows, 'joined row')}")
@@ -73,30 +67,30 @@ def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
     if split:
         server.append(f"for which label rows {' and '.join(split)} hold{'s' * (len(split) == 1)}")
     server += [_about_features(mapping, block, job) for block in shape.blocks if block.features]
-    if job.algorithm == "centralized":
+    if is_pooled:
         server.append("every encoded feature of every row: the baseline pools them, in this process")
     else:
         noise = " (clipped and noised by its owner)" if job.privacy.predictions.mode == "local" else ""
-        twice = ", ".join(block.name for block in shape.blocks if _steps_again(job.algorithm, block))
+        times = plural(max((d.predictions - d.again for d in told), default=0), "time")
+        twice = ", ".join(block.name for block, d in zip(shape.blocks, told, strict=True) if d.again)
         once_more = f", once more of {twice}" if twice else ""
         server.append(f"one prediction per row and output{noise}, up to {times}{once_more}")
         server += [
-            f"{_whose(block)}, in every round: {_shared(job.options)} over {plural(block.width, 'column')}"
-            for block in shape.blocks
+            f"{_whose(block)}, in every round: {d.sums} over {plural(block.width, 'column')}"
+            for block, d in zip(shape.blocks, told, strict=True)
             if block.is_split
         ]
     found = [Insight("server", tuple(server))]
     held = held_blocks(job, mapping)
-    for block, is_held in zip(shape.blocks, held, strict=True):
+    for block, is_held, disclosure in zip(shape.blocks, held, told, strict=True):
         learns = [f"which of its rows take part, and in how many joined rows (up to {block.most:,})"]
         if block.is_split and block.features:
             agreed = _statistics(mapping, block, job, has_counts=False)
             learns.append(f"over all clients of {block.name}: {agreed}")
-        if job.algorithm != "centralized":
+        if not is_pooled:
             if job.weight is not None or job.class_weight is not None:
                 learns.append("the weights of those joined rows, summed for each of its rows")
-            slopes = plural(job.epochs + _steps_again(job.algorithm, block), "time")
-            learns.append(f"the slope of the loss at each of its rows, up to {slopes}")
+            learns.append(f"the slope of the loss at each of its rows, up to {plural(disclosure.slopes, 'time')}")
             shared = ", shared by its clients" if block.is_split else ""
             learns.append(f"the weights of {block.name}{shared}" + (", which stay there" if is_held else ""))
         found.append(Insight(_owners(block), tuple(learns)))
@@ -158,15 +152,6 @@ def _whose(block: BlockShape) -> str:
     if not block.is_masked:
         return f"from each of the {len(block.parts)} clients of {block.name}"
     return f"summed over the {len(block.parts)} clients of {block.name}, and of no single one (masked)"
-
-
-def _shared(options: Options) -> str:
-    """What the clients of a split block send beside predictions."""
-    if isinstance(options, Sgd):
-        return "the gradient"
-    if isinstance(options, Admm) and options.union == "consensus":
-        return "the parameters"
-    return "the gradient and second moments"
 
 
 def _owners(block: BlockShape) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.algorithms.options import Admm, Sgd
+from tablepuppet.algorithms.algorithm import PrivateForm
+from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.models.losses import Loss, Softmax
@@ -22,8 +23,6 @@ from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.ledger import Release, Sampling
 from tablepuppet.privacy.options import FeaturePrivacy
 from tablepuppet.privacy.tuning import NoisySteps
-
-_NEURAL = 3.0  # a network's noisy steps are few beside the plain ones, and so much longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,8 @@ class NoisyBlock:
     number: int
     most: int  # κ, or the largest multiplicity
     mean: float  # multiplicity
-    local: int  # steps in a row: those of a θ-step of admm are shared by its inner rounds
+    form: PrivateForm
+    local: int  # steps in a row: inner rounds share those of an outer round
     steps: int  # in the whole run
 
     @classmethod
@@ -44,11 +44,17 @@ class NoisyBlock:
         multiplicity = mapping.multiplicity[number]
         most = int(multiplicity.max(initial=1))  # at most the cap, where there is one
         mean = float(multiplicity.mean()) if len(multiplicity) else 1.0
-        inner = local = 1
-        if isinstance(job.options, Admm):
-            inner = job.options.inner_rounds if len(mapping.parts_of(number)) > 1 else 1
-            local = -(-features.local_steps // inner)
-        return cls(job, features, mapping, number, most, mean, local, rounds * inner * local)
+        form = algorithm_of(job.options).private_form(
+            job.options, features, is_linear=job.spec.is_linear, blocks=len(mapping.bound.blocks)
+        )
+        inner = form.inner_rounds if len(mapping.parts_of(number)) > 1 else 1
+        local = -(-form.local_steps // inner)
+        return cls(job, features, mapping, number, most, mean, form, local, rounds * inner * local)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether clients sample base rows; otherwise the server samples joined rows."""
+        return self.job.options.samples_at_clients
 
     @property
     def tables(self) -> list[str]:
@@ -56,8 +62,8 @@ class NoisyBlock:
 
     @property
     def rate(self) -> float:
-        """Of joined rows in a batch (sgd), of base rows in a local step (admm)."""
-        if isinstance(self.job.options, Admm):
+        """Of joined rows in a batch, or of base rows in a local step."""
+        if self.is_local:
             return self.features.sample
         rows = self.mapping.train.rows
         size = self.job.batch(rows)
@@ -65,7 +71,7 @@ class NoisyBlock:
 
     @property
     def cap(self) -> int:
-        return 1 if isinstance(self.job.options, Admm) else self.most
+        return 1 if self.is_local else self.most
 
     @property
     def squared_norm(self) -> float:
@@ -85,38 +91,33 @@ class NoisyBlock:
 
     def descent(self, noise: float, loss: Loss, squared_norms: float) -> NoisySteps:
         """The block's steps as their cost depends on them; `squared_norms` is the sum over all blocks."""
-        options = self.job.options
-        is_admm = isinstance(options, Admm)
-        if isinstance(options, Admm):
-            blocks = len(self.mapping.bound.blocks) if options.variant == "sharing" else 1
-            curvature = options.start_rho(self.job.spec.is_linear) * loss.bound * blocks * self.squared_norm
+        form = self.form
+        if form.blocks is None:
+            curvature = form.curvature * loss.bound * (1.0 + squared_norms)
         else:
-            curvature = loss.bound * (1.0 + squared_norms)
+            curvature = form.curvature * loss.bound * form.blocks * self.squared_norm
         return NoisySteps(
             features=self.squared_norm,
-            rows=max(1.0, self.mean * (1.0 if is_admm else self.rate)),
+            rows=max(1.0, self.mean * (1.0 if self.is_local else self.rate)),
             noise=noise,
             steps=self.steps,
             divisor=self.rate * self.mapping.train.rows,
             rate=1.0 / (curvature + self.job.l2),
-            momentum=options.momentum if isinstance(options, Sgd) else 0.0,
+            momentum=form.momentum,
         )
 
     def gradient(self, noise: float, clip: float, rate: float, shared: dict[str, Any] | None) -> GradientPrivacy:
-        """What the block's clients do; `rate` is of a local step of admm."""
+        """What the block's clients do; `rate` is of a local step."""
         given: dict[str, Any] = {"clip": clip, "noise": noise, "limit": self.steps, **(shared or {})}
-        if not isinstance(self.job.options, Admm):
+        if not self.is_local:
             return GradientPrivacy(batch_rate=self.rate, **given)
-        if not self.job.spec.is_linear:
-            rate = _NEURAL * self.job.options.first_local_rate
-        rate = self.features.learning_rate or rate
+        rate = self.features.learning_rate or self.form.learning_rate or rate
         return GradientPrivacy(learning_rate=rate, steps=self.local, rate=self.features.sample, **given)
 
     def releases(self, noise: float) -> list[Release]:
         """What outsiders learn, and what the server learns of updates alone: of each table, as often as it is read."""
-        is_admm = isinstance(self.job.options, Admm)
         sampled: Sampling = "poisson" if self.rate < 1.0 else "none"
-        seen: Sampling = sampled if is_admm or self.rate == 1.0 else "known"
+        seen: Sampling = sampled if self.is_local or self.rate == 1.0 else "known"
         given: dict[str, Any] = {
             "what": "features",
             "noise": noise,
@@ -126,9 +127,8 @@ class NoisyBlock:
             "multiplicity": self.most,
             "delta": self.features.delta,
         }
-        how = (
-            f"noisy {'local steps' if is_admm else 'gradients'} of block {self.mapping.bound.blocks[self.number].name}"
-        )
+        what = "local steps" if self.is_local else "gradients"
+        how = f"noisy {what} of block {self.mapping.bound.blocks[self.number].name}"
         found = []
         for table in self.tables:
             own, alone = f"{how}; own table's updates", f"{how} alone, predictions apart"
@@ -159,7 +159,7 @@ def outer_rounds(job: Job, mapping: TableMapping) -> int:
     """Outer rounds of the whole run."""
     rows = mapping.train.rows
     size = job.batch(rows)
-    is_batched = isinstance(job.options, Sgd) and size is not None and size < rows
+    is_batched = algorithm_of(job.options).uses_batches and size is not None and size < rows
     return job.epochs * (-(-rows // (size or 1)) if is_batched else 1)
 
 

@@ -6,10 +6,13 @@ import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, log2
+from typing import Any
 
 import msgspec
 
-from tablepuppet.algorithms.options import FAMILIES, Admm, Sgd
+from tablepuppet.algorithms.algorithm import Algorithm
+from tablepuppet.algorithms.registry import BY_NAME, algorithm_of
+from tablepuppet.algorithms.shape import Shape
 from tablepuppet.errors import JobError
 from tablepuppet.job import Job
 from tablepuppet.mapping.keys.labels import Task
@@ -28,7 +31,7 @@ from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
 from tablepuppet.plan.memory import client_memory, server_memory
 from tablepuppet.plan.noisy_block import typical_slope
 from tablepuppet.plan.private import blinded, plan_privacy
-from tablepuppet.plan.shape import Shape, shape_of
+from tablepuppet.plan.shape import shape_of
 from tablepuppet.plan.weights import weighted
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.transport.meter import Account
@@ -70,8 +73,13 @@ class Plan:
         return msgspec.structs.replace(self.job.spec, unit=self.unit)
 
     @property
+    def algorithm(self) -> Algorithm[Any]:
+        """The declaration of the job's algorithm."""
+        return algorithm_of(self.job.options)
+
+    @property
     def batch_size(self) -> int | None:
-        """Joined rows in a batch of sgd; None: all."""
+        """Joined rows in a batch, where the algorithm has batches; None: all."""
         return self.job.batch(self.mapping.train.rows)
 
     @cached_property
@@ -83,17 +91,17 @@ class Plan:
 
     def cost(self, algorithm: str, epochs: int, *, after: int = 0) -> Cost:
         """Rounds and bytes of some epochs: with this job's options where it is its algorithm."""
-        options = self.job.options if algorithm == self.job.algorithm else FAMILIES[algorithm]()
+        options = self.job.options if algorithm == self.job.algorithm else BY_NAME[algorithm].options()
         return cost(self.shape, algorithm, options, epochs, self.batch_size, after=after)
 
     @property
     def costs(self) -> list[AlgorithmCost]:
         """What every algorithm that can train the model would cost."""
         found = []
-        for name, family in FAMILIES.items():
-            if not (self.shape.is_linear or family in (Sgd, Admm)):
+        for name, algorithm in BY_NAME.items():
+            if algorithm.requires_linear and not self.shape.is_linear:
                 continue
-            options = self.job.options if name == self.job.algorithm else family()
+            options = self.job.options if name == self.job.algorithm else algorithm.options()
             placement = self.mapping.placement
             memory = (server_memory(self.shape, name, options, placement), client_memory(self.shape, name, options))
             found.append(AlgorithmCost(name, self.cost(name, 1, after=1), self.cost(name, RUN_EPOCHS), *memory))
@@ -119,7 +127,7 @@ class Plan:
     def exposures(self) -> list[Exposure]:
         """How many numbers the server may see of a row."""
         batches = ceil(self.shape.joined / (self.batch_size or self.shape.joined))
-        return exposures(self.shape, self.job.algorithm, self.job.epochs, batches)
+        return exposures(self.shape, self.job.options, batches)
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -230,4 +238,4 @@ def _is_dear(job: Job, mapping: TableMapping) -> bool:
     if mapping.label.kind == "number":
         return False
     is_binary = job.loss_name == "logistic" or (job.loss_name != "softmax" and len(mapping.label.classes) == 2)
-    return job.options.name == "admm" or not is_binary
+    return algorithm_of(job.options).uses_proximal_map or not is_binary

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tablepuppet.algorithms.options import Admm, Newton, Sgd
+from tablepuppet.algorithms.registry import EXPANDED, FEDERATED, algorithm_of, named
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import TableMapping
@@ -34,7 +34,7 @@ class PrivatePlan:
     ledger: Ledger  # if every step is taken
     planned_rounds: int
     rounds: int  # outer rounds after which the budget is spent; no more are run
-    rates: tuple[float, ...] = ()  # each block's learning rate under sgd, where the user gave none
+    rates: tuple[float, ...] = ()  # each block's learning rate of noisy batches, where the user gave none
 
     @property
     def is_noisy(self) -> bool:
@@ -90,32 +90,29 @@ def _tuned(blocks: Sequence[NoisyBlock], noises: Sequence[float], loss: Loss) ->
 
 
 def _check(job: Job) -> None:
-    privacy, options = job.privacy, job.options
-    if job.algorithm == "centralized" and (privacy.features or privacy.predictions.mode == "local"):
-        raise PrivacyError("the centralised baseline pools all features; it has no private form")
-    if privacy.features is None and privacy.predictions.mode == "trusted":
+    if not _is_private(job):
         return
     if job.is_expanded:
-        raise PrivacyError(f"{job.algorithm} is a baseline without privacy; use {job.algorithm.removeprefix('vfl-')!r}")
-    if isinstance(options, Newton):
         raise PrivacyError(
-            "newton needs exact second moments in every round, which have no private form here; "
-            'use algorithm="sgd" or algorithm="admm" with privacy.features or predictions of mode "local"'
+            f"{job.algorithm} is a baseline without privacy; use {job.algorithm.removeprefix(EXPANDED)!r}"
         )
-    if isinstance(options, Admm) and options.union == "exact":
-        raise PrivacyError('union="exact" sends exact second moments; under privacy use union="consensus"')
+    algorithm = algorithm_of(job.options)
+    why = algorithm.why_not_private(job.options)
+    if why is None:
+        return
+    if algorithm.is_pooled or algorithm.why_not_private(algorithm.options()) is None:  # other options would do
+        raise PrivacyError(why)
+    others = named(tuple(a for a in FEDERATED if a.why_not_private(a.options()) is None))
+    raise PrivacyError(f'{why}; use {others} with privacy.features or predictions of mode "local"')
 
 
 def blinded(job: Job) -> Job:
     """The job with nothing left in it that looks at exact predictions beside the noisy steps."""
-    if job.privacy.features is None and job.privacy.predictions.mode == "trusted":
-        return job
-    options = job.options
-    if isinstance(options, Admm):
-        options = msgspec.structs.replace(options, memory=0, adapt=False, tolerance=0.0)
-    elif isinstance(options, Sgd):
-        options = msgspec.structs.replace(options, tolerance=0.0)
-    return msgspec.structs.replace(job, options=options)
+    return msgspec.structs.replace(job, options=job.options.blinded()) if _is_private(job) else job
+
+
+def _is_private(job: Job) -> bool:
+    return job.privacy.features is not None or job.privacy.predictions.mode == "local"
 
 
 def _label_release(job: Job, mapping: TableMapping) -> list[Release]:

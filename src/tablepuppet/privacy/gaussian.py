@@ -21,14 +21,14 @@ class GradientPrivacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     clip: float  # C; 0: gradients are neither clipped nor noised
     noise: float  # σ, in units of C
-    steps: int = 1  # local steps of a θ-step of admm
-    rate: float = 1.0  # Poisson rate of base rows in a local step of admm
-    learning_rate: float = 0.0  # of a local step of admm
+    steps: int = 1  # local steps in a row, of algorithms that sample at the clients
+    rate: float = 1.0  # Poisson rate of base rows in a local step
+    learning_rate: float = 0.0  # of a local step
     prediction_bound: float = 0.0  # H: predictions are clipped to it; 0: they are sent as they are
     prediction_noise: float = 0.0  # standard deviation of what is added to each
     limit: int = 0  # noisy gradients in all; a client gives no more
     prediction_limit: int = 0  # how often predictions are shown under noise; a client shows them no more often
-    batch_rate: float = 1.0  # Poisson rate of joined rows in a batch of sgd
+    batch_rate: float = 1.0  # Poisson rate of joined rows in a batch
 
     @property
     def clips(self) -> bool:

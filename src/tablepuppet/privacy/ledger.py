@@ -29,7 +29,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     epsilon: float | None = None  # of a pure mechanism, once per row; None: Gaussian
     noise: float = 0.0  # σ in units of the clipping norm
     steps: int = 0
-    rate: float = 1.0  # Poisson rate of joined rows (sgd) or of base rows (admm)
+    rate: float = 1.0  # Poisson rate of joined rows in a batch, or of base rows in a local step
     cap: int = 1  # joined rows per base row that the rate applies to
     multiplicity: int | None = None  # κ, or the largest multiplicity where there is no cap
     sampling: Sampling = "none"

@@ -56,9 +56,9 @@ class FeaturePrivacy(_Part, frozen=True):
     clip: float | None = None  # C; None: from labels, multiplicities and the noise (privacy/tuning.py)
     cap: int | dict[str, int] | None = None
     noise: float | None = None
-    local_steps: int = 20  # of each θ-step of admm; inner rounds share them
-    sample: float = 0.05  # Poisson rate of a local step of admm
-    learning_rate: float | None = None  # of a local step of admm, falling to 0; None: from the clip and the noise
+    local_steps: int = 20  # of an outer round, of algorithms that sample at the clients; inner rounds share them
+    sample: float = 0.05  # Poisson rate of base rows in a local step
+    learning_rate: float | None = None  # of a local step, falling to 0; None: from the clip and the noise
     bounds: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -38,7 +38,6 @@ import msgspec
 import numpy as np
 
 from tablepuppet import protocol as m
-from tablepuppet.algorithms.options import Admm, Newton
 from tablepuppet.errors import PolicyError
 from tablepuppet.privacy.owner import TableBudget
 
@@ -202,13 +201,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 f"at least {self.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",
             )
 
-    def _training(self, request: m.StartPart, use: Use) -> None:
+    def _training(self, request: m.StartPart[Any], use: Use) -> None:
         self._masked(max(1, len({peer.client for peer in request.peers})))
         options = request.algorithm
         if request.clients > 1:
             self._release("the owners of a table agree on them through the server")
-        sends_moments = isinstance(options, Newton) or (isinstance(options, Admm) and options.union == "exact")
-        if request.clients > 1 and sends_moments:
+        if request.clients > 1 and options.sends_second_moments:
             self._moments(f'algorithm="{options.name}" sums them over the owners of a table')
 
     def _masked(self, clients: int) -> None:
@@ -223,7 +221,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         self._rule(
             self.second_moments,
             "second_moments",
-            f'exact second moments do not leave this owner ({why}); use algorithm="admm"',
+            f"exact second moments do not leave this owner ({why}); use an algorithm that sends none",
         )
 
     def _release(self, why: str) -> None:

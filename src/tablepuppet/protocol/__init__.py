@@ -2,10 +2,13 @@
 
 The server asks, a client answers; nothing else ever crosses. Each request names its answer. Arrays travel as raw
 buffers beside a message (codec.py), never as pickles. In the order of a run: `setup` (tables, keys, labels),
-`features`, `training`, `prediction`.
+`features`, `training`, `prediction`. Algorithms declare updates of their own; all that may pass is in
+algorithms/registry.py.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.protocol.base import CloseJob, Done, Failure, Message, Stage, Telling, Tells, disclosures
@@ -45,7 +48,6 @@ from tablepuppet.protocol.setup import (
     Weights,
 )
 from tablepuppet.protocol.training import (
-    AdmmUpdate,
     Combined,
     Evaluate,
     Evaluation,
@@ -54,15 +56,13 @@ from tablepuppet.protocol.training import (
     Masked,
     Move,
     MultiplyGram,
-    NewtonUpdate,
     Parameters,
     Partial,
     Predictions,
     Release,
     Restore,
     Seal,
-    SendFigure,
-    SgdUpdate,
+    SendFigures,
     Started,
     StartPart,
 )
@@ -78,13 +78,10 @@ REQUESTS = (
     | OpenPart
     | SumStatistics
     | EncodeFeatures
-    | StartPart
-    | SendFigure
+    | StartPart[Any]
+    | SendFigures
     | MultiplyGram
     | Seal
-    | SgdUpdate
-    | AdmmUpdate
-    | NewtonUpdate
     | Move
     | Combined
     | Evaluate
@@ -125,7 +122,6 @@ RESPONSES = (
 __all__ = [
     "REQUESTS",
     "RESPONSES",
-    "AdmmUpdate",
     "Array",
     "CategoryEncoder",
     "CategoryStatistics",
@@ -155,7 +151,6 @@ __all__ = [
     "Message",
     "Move",
     "MultiplyGram",
-    "NewtonUpdate",
     "NumberEncoder",
     "NumberStatistics",
     "OpenPart",
@@ -175,12 +170,11 @@ __all__ = [
     "ScoreRows",
     "Scores",
     "Seal",
-    "SendFigure",
+    "SendFigures",
     "SendIdentifiers",
     "SendKeys",
     "SendLabels",
     "SendWeights",
-    "SgdUpdate",
     "Stage",
     "StartPart",
     "Started",

@@ -124,7 +124,7 @@ def disclosures(message: Message) -> list[tuple[Tells, int]]:
     found = []
     for tells in message.tells or ():
         value = getattr(message, tells.field)
-        if value is None or (isinstance(value, np.ndarray | list) and not len(value) and not tells.is_per_row):
+        if value is None or (isinstance(value, np.ndarray | list | dict) and not len(value) and not tells.is_per_row):
             if tells.if_none:
                 found.append((tells, 1))
             continue

@@ -1,32 +1,34 @@
-"""Training: the rounds of each algorithm, the sums of the union operator, and how a run ends.
+"""Training: what the rounds of all algorithms share, the sums of the union operator, and how a run ends.
 
-Updates go to a part and bring its predictions, or one client's summand of what all clients of the block share.
+Updates (each algorithm declares its own, algorithms/) go to a part and bring its predictions, or one client's summand
+of what all clients of the block share.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.options import Options
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.protocol.base import Message, Stage, Telling, Tells
 
+_Options = TypeVar("_Options")
 
-class StartPart(Message, frozen=True):
+
+class StartPart(Message, Generic[_Options], frozen=True):
     """Make the part's model and start the algorithm's client half. → Started"""
 
     stage: ClassVar[Stage] = "start"
     tells: ClassVar[Telling] = (Tells("weights", "summed weights", is_per_row=True),)
     job: str
     part: int
-    algorithm: Options
+    algorithm: _Options  # of one of the algorithms in the list (algorithms/registry.py)
     model: ModelSpec
     block: int  # its number, which the initial values of a neural model depend on
     name: str  # the block's
@@ -47,17 +49,17 @@ class StartPart(Message, frozen=True):
 class Started(Message, frozen=True):
     tells: ClassVar[Telling] = (
         Tells("values", "predictions", is_per_row=True),
-        Tells("figure", "figure"),
+        Tells("figures", "figure"),
     )
     values: Array | None  # predictions of all train rows; None: all zero
-    figure: float  # admm: mean diagonal of the part's share of XᵀX/N; newton: 1 if its features span the constant;
-    # 0 where the first could only be told under masks: SendFigure
+    figures: dict[str, float]  # what the algorithm's server half wants to know of the part, by name; empty: nothing, or
+    # only within a masked sum: SendFigures
     width: int  # of θ
     entropy: int = 0  # under privacy: chance for the server's samples, which a journal can repeat and nobody foretell
 
 
-class SendFigure(Message, frozen=True):
-    """The figure that Started held back, as a summand. → Masked"""
+class SendFigures(Message, frozen=True):
+    """The figures that Started held back, as a summand. → Masked"""
 
     stage: ClassVar[Stage] = "figure"
     tells: ClassVar[Telling] = ()
@@ -73,48 +75,6 @@ class MultiplyGram(Message, frozen=True):
     job: str
     part: int
     vector: Array
-
-
-class SgdUpdate(Message, frozen=True):
-    """Y of the last batch, and the rows whose predictions are wanted next. → Predictions | Partial | Masked"""
-
-    stage: ClassVar[Stage] = "step"
-    tells: ClassVar[Telling] = (Tells("signal", "signals", is_per_row=True),)
-    job: str
-    part: int
-    signal: Array | None  # None: nothing to learn yet
-    count: int  # joined rows in the last batch
-    learning_rate: float
-    next_rows: RowNumbers | None  # None: all
-
-
-class AdmmUpdate(Message, frozen=True):
-    """Y of all train rows, and the weight of G‖h‖²/2. → Predictions | Partial | Masked"""
-
-    stage: ClassVar[Stage] = "step"
-    tells: ClassVar[Telling] = (Tells("signal", "signals", is_per_row=True),)
-    job: str
-    part: int
-    signal: Array
-    factor: float  # Mρ
-    union_rho: float  # ρ_u of the consensus rounds
-    coefficients: Array | None  # of the last step of the reported model
-
-
-class NewtonUpdate(Message, frozen=True):
-    """Y and the collapsed curvature (None where the client can know it). → Predictions | Partial | Masked"""
-
-    stage: ClassVar[Stage] = "step"
-    tells: ClassVar[Telling] = (
-        Tells("signal", "signals", is_per_row=True),
-        Tells("curvature", "curvatures", is_per_row=True),
-    )
-    job: str
-    part: int
-    signal: Array
-    curvature: Array | None
-    bound: float  # the curvature per joined row where `curvature` is None
-    coefficients: Array | None
 
 
 class Move(Message, frozen=True):

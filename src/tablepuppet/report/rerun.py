@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.report.markup import code, table
 from tablepuppet.report.record import RunRecord
 
@@ -30,10 +31,11 @@ def job_toml(job: dict[str, Any]) -> str:
     if job.get("engine") == {"name": "local"}:
         left_out.add("engine")
     plain = {name: value for name, value in job.items() if name not in left_out}
+    name = str(job.get("algorithm"))
     lines = [f"query = '''\n{textwrap.dedent(str(job['query'])).strip()}\n'''"]
     # TOML has no null. Left out, a name takes its default, which is None for all but batch_size.
     lines += [f"{name} = {_value(value)}" for name, value in (plain | options).items() if value is not None]
-    if job.get("algorithm") in ("sgd", "vfl-sgd") and job.get("batch_size") is None:
+    if name in BY_NAME and BY_NAME[name].uses_batches and job.get("batch_size") is None:
         lines.append("# full batches: batch_size=None, from Python")
     return "\n".join(lines)
 

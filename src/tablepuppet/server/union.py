@@ -30,7 +30,7 @@ from tablepuppet.protocol import (
     Partial,
     Predictions,
     Seal,
-    SendFigure,
+    SendFigures,
 )
 from tablepuppet.server.scales import is_settled, summed, wanted_scales
 from tablepuppet.transport.link import Link
@@ -100,10 +100,10 @@ class UnionOperator:
         """The keys of all parts of a masked block."""
         return [self.keys[p.number] for p in self.blocks[part.block] if p.number in self.keys]
 
-    def sum_figures(self) -> dict[int, float]:
+    def sum_figures(self) -> dict[int, Array]:
         """By masked block: the sum of the figures that its clients held back."""
-        found = self.masked_sums(lambda part: SendFigure(job=self.job, part=part.number))
-        return {number: float(total[0][0]) for number, total in found.items()}
+        found = self.masked_sums(lambda part: SendFigures(job=self.job, part=part.number))
+        return {number: total[0] for number, total in found.items()}
 
     def masked_sums(self, message: Callable[[Part], Message]) -> dict[int, list[Array]]:
         """By masked block: the sum of what its clients answer."""

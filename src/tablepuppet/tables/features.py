@@ -70,7 +70,7 @@ class Features:
             raise TrainingError(
                 f"a block has {self.width:,} encoded columns, and its matrix of second moments is kept up to "
                 f"{GRAM_LIMIT:,}; set max_categories, leave out the string column with most values, "
-                'or use algorithm="sgd"'
+                "or train by an algorithm that forms none (explain advises one)"
             )
         out = np.zeros((self.width, self.width))
         out[np.ix_(self.dense_columns, self.dense_columns)] = _dense_gram(self.dense, weights)

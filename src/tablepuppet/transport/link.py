@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tablepuppet import errors
-from tablepuppet.protocol import RESPONSES, Failure, Message
+from tablepuppet.algorithms.registry import RESPONSES
+from tablepuppet.protocol import Failure, Message
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
 from tablepuppet.transport.meter import Meter, Phase
 

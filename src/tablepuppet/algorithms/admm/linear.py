@@ -5,7 +5,7 @@
                  or, with `union="exact"`, TᵀY and once Tᵀ diag(G) T to the coordinator, who solves
 
 Under feature privacy the θ-step is approached by clipped and noised gradients instead, from the agreed w and without
-u_q (private.py). The server's half is in server.py.
+u_q (local.py). The server's half is in server.py.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from tablepuppet.algorithms.admm.local import LocalStep
+from tablepuppet.algorithms.admm.messages import AdmmUpdate
+from tablepuppet.algorithms.admm.options import Admm
 from tablepuppet.algorithms.base import Answer, PartSetup
 from tablepuppet.algorithms.numerics.conjugate import WIDE, Products
 from tablepuppet.algorithms.numerics.optimizers import Moments
 from tablepuppet.algorithms.numerics.spectrum import Spectrum
 from tablepuppet.algorithms.numerics.subspace import Trail
-from tablepuppet.algorithms.options import Admm
-from tablepuppet.algorithms.private import LocalStep
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.protocol import AdmmUpdate, Combined, Done, Move, Partial, Predictions
+from tablepuppet.protocol import Combined, Done, Move, Partial, Predictions
 
 _EXACT = 1e-8  # residual of a wide block's θ-step
 
@@ -131,7 +132,7 @@ def _proposed(setup: PartSetup, options: Admm, state: AdmmState) -> tuple[AdmmSt
 
 
 def _local(setup: PartSetup, state: AdmmState, start: Array) -> Array:
-    """The θ-step by clipped and noised gradients (private.py)."""
+    """The θ-step by clipped and noised gradients (local.py)."""
     assert setup.private is not None
     quadratic = state.factor * setup.multiplicity
     rows = setup.share * setup.joined_rows

@@ -1,20 +1,24 @@
-"""The θ-step of a neural model: a few epochs of a first-order method on the client's own rows.
+"""The θ-step by a first-order method on the client's own rows: of a neural model, and of any model under privacy.
 
     min_θ  (1/N) Σ_k [Y_kᵀ f(θ) + ½ Mρ G_k ‖f(θ)‖²] + ½ pull ‖θ − anchor‖²
 
 The anchor is 0 with pull β (the penalty), or w − u_q with pull ρ_u in a consensus round. Rows pass in
 batches of the client's own choice, which nobody else learns; the optimiser's memory lives on from
-one call to the next.
+one call to the next. Under feature privacy the gradients are clipped and noised (`LocalStep`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from tablepuppet.algorithms.admm.options import Admm
 from tablepuppet.algorithms.base import PartSetup
-from tablepuppet.algorithms.numerics.optimizers import Moments, descend
-from tablepuppet.algorithms.options import Admm, Sgd
+from tablepuppet.algorithms.numerics.optimizers import Moments, Optimizer, Rule, descend
+from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array
+from tablepuppet.models.linear import Model
 from tablepuppet.models.neural import NeuralModel
 
 _BATCHES = 64  # an epoch, where the user did not choose their size
@@ -38,7 +42,7 @@ def solve(
     model, rows = setup.model, len(setup.multiplicity)
     assert isinstance(model, NeuralModel)
     size = options.local_batch_size or min(max(rows // _BATCHES, _BATCH[0]), _BATCH[1])
-    descent = Sgd(optimizer=options.local_optimizer)
+    descent = Rule(options.local_optimizer)
     quadratic = factor * setup.multiplicity
     for _ in range(options.local_epochs or _epochs(setup, options, -(-rows // size))):
         order = np.random.default_rng((setup.seed, moments.step)).permutation(rows)
@@ -55,3 +59,41 @@ def _epochs(setup: PartSetup, options: Admm, batches: int) -> int:
     """Two epochs in an outer round, more for a small table; the inner rounds of a consensus share them."""
     shared = options.inner_rounds if setup.clients > 1 else 1
     return max(1, -(-max(_STEPS, 2 * batches) // (batches * shared)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalStep:
+    """argmin_θ (1/N) Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] + ½ β ‖θ‖², approached by noisy gradients.
+
+    Where a block has several clients, each takes a few steps from the agreed θ, on its own rows' mean loss; the sum of
+    what they reach, each times its part's share of the joined rows, is agreed next. There is no dual variable: it would
+    sum up the noise of all rounds (docs/decisions/0029).
+    """
+
+    model: Model
+    private: PrivateGradient
+    signal: Array  # Y
+    quadratic: Array  # q = MρG
+    joined_rows: float  # N, or the part's share of it
+    l2: float
+    unit: float = 1.0  # of the label
+
+    def solve(
+        self, theta: Array, moments: Moments, learning_rate: float, optimizer: Optimizer, *, fades: bool = False
+    ) -> tuple[Array, Moments]:
+        """θ after the client's local steps; what an optimiser makes of noisy gradients costs no privacy.
+
+        `fades`: the learning rate falls to 0 with the noisy gradients that are left of the run's.
+        """
+        if not self.joined_rows:
+            return theta, moments  # no row of the part is trained on
+        privacy, descent = self.private.privacy, Rule(optimizer)
+        for _ in range(privacy.steps):
+            rows = self.private.sample(len(self.signal))
+            h = self.model.predict(theta, rows, moments.step)
+            slope = self.signal[rows] + self.quadratic[rows, None] * h
+            total = self.private.gradient(self.model, theta, slope, rows, moments.step)
+            gradient = total / (privacy.rate * self.joined_rows) + self.l2 * theta
+            rate = learning_rate * self.private.remaining if fades else learning_rate
+            theta, moments = descend(theta, gradient, moments, rate, descent, self.unit)
+        return theta, moments

@@ -3,7 +3,7 @@
     one client   θ = argmin βR(θ) + (1/N) l(θ)                                        local.py
     several      θ_q = argmin (1/N) l_q(θ) + ρ_u/2 ‖θ − w + u_q‖²,  u_q ← u_q + θ_q − w,  inner rounds
 
-Under feature privacy the local solver takes clipped and noised gradients of samples instead (private.py), as many as
+Under feature privacy the local solver takes clipped and noised gradients of samples instead (LocalStep), as many as
 the ledger counts, from the agreed w and without u_q; the penalty is added after the noise.
 
 The server half is that of linear models (server.py), but the reported model is the last iterate: a
@@ -16,13 +16,14 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.admm import local
+from tablepuppet.algorithms.admm.local import LocalStep
+from tablepuppet.algorithms.admm.messages import AdmmUpdate
+from tablepuppet.algorithms.admm.options import Admm
 from tablepuppet.algorithms.base import Answer, PartSetup, squared_norm
 from tablepuppet.algorithms.numerics.optimizers import Moments
 from tablepuppet.algorithms.numerics.sensitivity import sensitivity
-from tablepuppet.algorithms.options import Admm
-from tablepuppet.algorithms.private import LocalStep
 from tablepuppet.arrays import Array
-from tablepuppet.protocol import AdmmUpdate, Combined, Partial, Predictions
+from tablepuppet.protocol import Combined, Partial, Predictions
 
 
 class NeuralAdmmState(msgspec.Struct, frozen=True):

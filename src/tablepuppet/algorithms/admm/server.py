@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, squared_norm
+from tablepuppet.algorithms.admm.messages import AdmmFigures, AdmmUpdate
+from tablepuppet.algorithms.admm.options import Admm
+from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server, squared_norm
 from tablepuppet.algorithms.numerics.constant import best_intercept
 from tablepuppet.algorithms.numerics.spectrum import Spectrum
 from tablepuppet.algorithms.numerics.subspace import Tracker
-from tablepuppet.algorithms.options import Admm
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Fused, Loss
 from tablepuppet.models.tally import Tally
-from tablepuppet.protocol import AdmmUpdate
 
 _RESTART = 3  # rounds between restarts from the reported model
 _INTERCEPT_STEPS = 8
@@ -91,7 +91,7 @@ def fused_step(
 
 
 @dataclass
-class AdmmServer:
+class AdmmServer(Server):
     """The server's half: dual variables over joined rows, ρ, residuals.
 
     Iterates zigzag around the optimum. The model that is reported is the best combination of the
@@ -135,11 +135,8 @@ class AdmmServer:
         """What multiplies G‖h‖²/2 in the θ-step: Mρ, or ρ as published."""
         return self.rho * (self.problem.blocks if self.options.variant == "sharing" else 1)
 
-    def rounds_per_epoch(self) -> int:
-        return 1
-
-    def begin(self, predictions: list[Array], figures: list[float]) -> None:
-        self._scales = figures
+    def begin(self, predictions: list[Array], figures: Sequence[AdmmFigures]) -> None:
+        self._scales = [f.curvature for f in figures]
         if self._averages:
             self._tracker.begin(predictions, [False] * self.problem.blocks)
         elif self.problem.has_intercept:
@@ -148,9 +145,6 @@ class AdmmServer:
             self._tracker.intercept = best_intercept(self.problem, self.problem.zeros())
         self._tracker.predictions = predictions
         self._restart()
-
-    def opening(self) -> list[BlockUpdate] | None:
-        return None
 
     def join_step(self) -> list[BlockUpdate]:
         problem, h = self.problem, self._iterates
@@ -237,9 +231,6 @@ class AdmmServer:
             self.rho *= 2
         elif dual > 10 * primal:
             self.rho /= 2
-
-    def second_step(self) -> None:
-        return None
 
     def settle(self) -> list[dict[str, Any] | None]:
         return self._tracker.settle()

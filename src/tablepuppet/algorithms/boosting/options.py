@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.options import _Options
+from tablepuppet.algorithms.options import AlgorithmOptions
 
 
-class Boosting(_Options, frozen=True, tag="boosting"):
+class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     """Gradient-boosted trees over the join (docs/boosting.md).
 
     `checks="strict"` gives the trees of the exact algorithm on the joined table; "lazy" asks clients about every

@@ -7,25 +7,14 @@ gaps can be measured against it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import scipy
 
+from tablepuppet.algorithms.algorithm import Optimum
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
 
 _ITERATIONS = 100
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Optimum:
-    """θ (features, outputs), the intercept, F there, and how many iterations it took."""
-
-    theta: Array
-    intercept: Array
-    value: float
-    iterations: int
 
 
 def minimise(features: Array, labels: Array, loss: Loss, l2: float, tolerance: float) -> Optimum:

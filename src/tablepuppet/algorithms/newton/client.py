@@ -11,13 +11,14 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import Answer, PartSetup
+from tablepuppet.algorithms.newton.messages import NewtonFigures, NewtonUpdate
+from tablepuppet.algorithms.newton.options import Newton
 from tablepuppet.algorithms.numerics.conjugate import WIDE, Products
 from tablepuppet.algorithms.numerics.spectrum import Spectrum
 from tablepuppet.algorithms.numerics.subspace import Trail
-from tablepuppet.algorithms.options import Newton
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.protocol import Combined, Done, Move, NewtonUpdate, Partial, Predictions
+from tablepuppet.protocol import Combined, Done, Move, Partial, Predictions
 
 _CLOSE = 1e-4  # residual of a wide block's direction
 
@@ -34,10 +35,12 @@ class NewtonState(msgspec.Struct, frozen=True):
         return self.trail.theta
 
 
-def client_start(setup: PartSetup, options: Newton) -> NewtonState:
+def client_start(setup: PartSetup, options: Newton) -> tuple[NewtonState, NewtonFigures]:
     assert isinstance(setup.model, LinearModel)
     theta = setup.model.initial()
-    return NewtonState(Trail(theta, np.zeros_like(theta), setup.model.constants(), []))
+    constants = setup.model.constants()
+    figures = NewtonFigures(float(len(constants) > 0))
+    return NewtonState(Trail(theta, np.zeros_like(theta), constants, [])), figures
 
 
 def client_step(

@@ -22,18 +22,18 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem
+from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
+from tablepuppet.algorithms.newton.messages import NewtonFigures, NewtonUpdate
+from tablepuppet.algorithms.newton.options import Newton
 from tablepuppet.algorithms.newton.small_blocks import small_blocks
 from tablepuppet.algorithms.numerics.spectrum import Spectrum
 from tablepuppet.algorithms.numerics.subspace import Tracker
-from tablepuppet.algorithms.options import Newton
 from tablepuppet.arrays import Array
 from tablepuppet.models.tally import Tally
-from tablepuppet.protocol import NewtonUpdate
 
 
 @dataclass
-class NewtonServer:
+class NewtonServer(Server):
     """The server's half: collapsed derivatives out, directions in, a search over the subspace."""
 
     problem: Problem
@@ -62,14 +62,8 @@ class NewtonServer:
     def tally(self) -> Tally | None:
         return self._tracker.tally
 
-    def rounds_per_epoch(self) -> int:
-        return 1
-
-    def begin(self, predictions: list[Array], figures: list[float]) -> None:
-        self._tracker.begin(predictions, [bool(f) for f in figures])
-
-    def opening(self) -> list[BlockUpdate] | None:
-        return None
+    def begin(self, predictions: list[Array], figures: Sequence[NewtonFigures]) -> None:
+        self._tracker.begin(predictions, [bool(f.spans_constant) for f in figures])
 
     def join_step(self) -> list[BlockUpdate]:
         """The derivatives where the last search ended: no walk over joined rows is needed for them."""

@@ -10,9 +10,12 @@ import numpy as np
 
 from tablepuppet.algorithms.base import Answer, PartSetup, squared_norm
 from tablepuppet.algorithms.numerics.optimizers import Moments, clipped, descend
-from tablepuppet.algorithms.options import Sgd
+from tablepuppet.algorithms.numerics.sensitivity import sensitivity
+from tablepuppet.algorithms.sgd.messages import SgdFigures, SgdUpdate
+from tablepuppet.algorithms.sgd.options import Sgd
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.protocol import Combined, Partial, Predictions, SgdUpdate
+from tablepuppet.models.linear import LinearModel
+from tablepuppet.protocol import Combined, Partial, Predictions
 
 
 class SgdState(msgspec.Struct, frozen=True):
@@ -24,9 +27,11 @@ class SgdState(msgspec.Struct, frozen=True):
     learning_rate: float = 0.0
 
 
-def client_start(setup: PartSetup, options: Sgd) -> SgdState:
+def client_start(setup: PartSetup, options: Sgd) -> tuple[SgdState, SgdFigures]:
     theta = setup.model.initial()
-    return SgdState(theta, Moments.zero(theta, options.optimizer), None)
+    is_told = isinstance(setup.model, LinearModel) or setup.is_private
+    figures = SgdFigures(0.0 if is_told else sensitivity(setup))
+    return SgdState(theta, Moments.zero(theta, options.optimizer), None), figures
 
 
 def client_step(
@@ -55,5 +60,5 @@ def client_step(
 
 def _descended(setup: PartSetup, options: Sgd, state: SgdState, gradient: Array) -> SgdState:
     slope = clipped(gradient + setup.l2 * state.theta, options.clip_norm)
-    theta, moments = descend(state.theta, slope, state.moments, state.learning_rate, options, setup.unit)
+    theta, moments = descend(state.theta, slope, state.moments, state.learning_rate, options.rule, setup.unit)
     return msgspec.structs.replace(state, theta=theta, moments=moments)

@@ -11,20 +11,20 @@ descent on the materialised join, to rounding. Here is the server's half; the cl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem
+from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
 from tablepuppet.algorithms.numerics.constant import best_intercept
-from tablepuppet.algorithms.numerics.optimizers import Moments, clipped, descend, scheduled
-from tablepuppet.algorithms.options import Sgd
+from tablepuppet.algorithms.numerics.optimizers import Moments, clipped, descend
+from tablepuppet.algorithms.sgd.messages import SgdFigures, SgdUpdate
+from tablepuppet.algorithms.sgd.options import Sgd
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.losses import Loss
-from tablepuppet.protocol import SgdUpdate
 
 
 def join_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
@@ -33,8 +33,27 @@ def join_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Arr
     return (residual,), {"residual": residual.sum(axis=0)}
 
 
+def scheduled(peak: float, step: int, steps: int, epochs: int, options: Sgd) -> float:
+    """The learning rate of batch number `step`, where an epoch has `steps` batches.
+
+    >>> [scheduled(1.0, step, 2, 2, Sgd(schedule="linear")) for step in range(4)]
+    [1.0, 0.75, 0.5, 0.25]
+    """
+    warmup = options.warmup_epochs * steps
+    if step < warmup:
+        return peak * (step + 1) / (warmup + 1)
+    epoch = step / steps
+    if options.schedule == "cosine":
+        return peak * 0.5 * (1.0 + math.cos(math.pi * epoch / epochs))
+    if options.schedule == "linear":
+        return peak * (1.0 - epoch / epochs)
+    if options.schedule == "exponential":
+        return float(peak * options.decay ** math.floor(epoch))
+    return peak
+
+
 @dataclass
-class SgdServer:
+class SgdServer(Server):
     """The server's half: batches, the intercept, the learning rate."""
 
     problem: Problem
@@ -64,10 +83,6 @@ class SgdServer:
         return self._predictions
 
     @property
-    def tally(self) -> None:
-        return None
-
-    @property
     def _is_full(self) -> bool:
         return self._size == self.problem.joined.rows
 
@@ -78,10 +93,10 @@ class SgdServer:
         """Poisson samples come from the clients' chance: a resumed run repeats them, and outsiders cannot."""
         self._generator = np.random.default_rng(list(entropy))
 
-    def begin(self, predictions: list[Array], figures: list[float]) -> None:
+    def begin(self, predictions: list[Array], figures: Sequence[SgdFigures]) -> None:
         if self.options.learning_rate is None:
             # power iteration approaches the eigenvalue from below
-            bound = self.problem.loss.bound * (1.0 + 1.1 * sum(figures)) + self.problem.l2
+            bound = self.problem.loss.bound * (1.0 + 1.1 * sum(f.curvature for f in figures)) + self.problem.l2
             adaptive = 0.01 if self.problem.is_private else 0.05 if self.problem.is_linear else 0.03
             self._peak = 1.0 / bound if self.options.optimizer == "sgd" else adaptive
             if self.problem.private_rates and self.options.optimizer == "sgd":
@@ -106,7 +121,7 @@ class SgdServer:
         )
         if self.problem.has_intercept and not self.problem.is_private:
             gradient = clipped(done.sums["residual"] / joined.rows, self.options.clip_norm)
-            free = msgspec.structs.replace(self.options, weight_decay=0.0)
+            free = replace(self.options.rule, weight_decay=0.0)
             self._intercept, self._moments = descend(
                 self._intercept, gradient, self._moments, self._learning_rate, free, self.problem.unit
             )
@@ -153,23 +168,10 @@ class SgdServer:
         batch, rows = self.problem.joined.take(chosen.astype(np.int64))
         return batch, rows
 
-    def union_step(self, block: int, total: list[Array]) -> list[Array]:
-        """The sum itself: all clients then take the same step."""
-        return total
-
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         self._values = [a.values for a in answers]
         if self._is_full and self.problem.is_linear:  # a neural model may have predicted under dropout
             self._predictions = self._values
-
-    def second_step(self) -> None:
-        return None
-
-    def settle(self) -> list[dict[str, Any] | None]:
-        return [None] * self.problem.blocks
-
-    def is_converged(self) -> bool:
-        return False
 
     def residuals(self) -> dict[str, float]:
         return {"learning_rate": self._learning_rate}

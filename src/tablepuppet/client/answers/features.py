@@ -53,7 +53,7 @@ def encode_features(own: ClientState, request: m.EncodeFeatures) -> m.Encoded:
 def reveal_features(own: ClientState, request: m.RevealFeatures) -> m.RevealedFeatures:
     part = own.part(request)
     if not own.may_reveal:
-        raise PolicyError('features are never pooled; algorithm="centralized" runs in process only')
+        raise PolicyError("features are never pooled; a baseline that pools them runs in process only")
     if part.train is None or part.test is None:
         raise TransportError("a part must be encoded before its features can be pooled")
     return m.RevealedFeatures(train=part.train.to_dense(), test=part.test.to_dense())

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
+from msgspec.structs import asdict, astuple, replace
 
 from tablepuppet import protocol as m
-from tablepuppet.algorithms import clients as halves
 from tablepuppet.algorithms.base import PartSetup
-from tablepuppet.algorithms.options import Newton
+from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.private import PrivateGradient
+from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.client.part import Kept, Part
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, TransportError
@@ -20,10 +21,10 @@ from tablepuppet.models.neural import NeuralModel
 from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.tables.part_store import BlockPart
 
-Step = m.SgdUpdate | m.AdmmUpdate | m.NewtonUpdate | m.Move | m.Combined
+Start = m.StartPart[AlgorithmOptions]
 
 
-def start_part(own: ClientState, request: m.StartPart) -> m.Started:
+def start_part(own: ClientState, request: Start) -> m.Started:
     part = own.part(request)
     if part.train is None or part.test is None:
         raise TransportError("a part must be encoded before it is trained")
@@ -53,15 +54,15 @@ def start_part(own: ClientState, request: m.StartPart) -> m.Started:
     else:
         part.sealing = None
     own.owner.features(own.tables.use(request.job, part.request.scan).table, request, multiplicity)
-    part.state, part.figure = halves.start(part.setup, part.options)
+    part.state, part.figures = algorithm_of(part.options).start(part.setup, part.options)
     values = None if request.model.is_linear else _shown(own, part, model.predict(part.state.theta, None, 0))
     entropy = secrets.randbits(63) if part.setup.is_private else 0
-    is_told = part.sealing is None or isinstance(part.options, Newton)
-    figure = part.figure if is_told else 0.0
-    return m.Started(values=values, figure=figure, width=model.width, entropy=entropy)
+    is_told = part.sealing is None or part.figures.is_public
+    figures = asdict(part.figures) if is_told else {}
+    return m.Started(values=values, figures=figures, width=model.width, entropy=entropy)
 
 
-def _model(own: ClientState, part: Part, request: m.StartPart) -> Model:
+def _model(own: ClientState, part: Part, request: Start) -> Model:
     spec, opened = request.model, part.request
     assert part.train is not None
     assert part.test is not None
@@ -75,14 +76,17 @@ def _model(own: ClientState, part: Part, request: m.StartPart) -> Model:
     return NeuralModel.of(*given, missing=missing, stream=request.seed + request.part)
 
 
-def take_step(own: ClientState, request: Step) -> m.Message:
+def take_step(own: ClientState, request: Any) -> m.Message:
     part = own.started(request)
     assert part.setup is not None
     if part.kept is not None and part.kept.is_restored:
         raise TransportError("training is over: the part's best parameters were restored")
     if part.sealing is not None and isinstance(request, m.Combined):
         part.sealing.rescale(request.scales)
-    part.state, answer = halves.step(part.setup, part.options, part.state, request)
+    algorithm = algorithm_of(part.options)
+    if not isinstance(request, (*algorithm.requests, m.Combined, m.Move)):
+        raise TransportError(f"a {type(request).__name__} does not belong to algorithm {algorithm.name}")
+    part.state, answer = algorithm.step(part.setup, part.options, part.state, request)
     if isinstance(answer, m.Partial):
         return part.sealed(answer, "training")
     if isinstance(answer, m.Predictions):
@@ -101,9 +105,9 @@ def multiply_gram(own: ClientState, request: m.MultiplyGram) -> m.Message:
     return part.sealed(m.Partial(values=[product]), "gram")
 
 
-def send_figure(own: ClientState, request: m.SendFigure) -> m.Message:
+def send_figures(own: ClientState, request: m.SendFigures) -> m.Message:
     part = own.started(request)
-    return part.sealed(m.Partial(values=[np.array([part.figure])]), "figure")
+    return part.sealed(m.Partial(values=[np.array(astuple(part.figures), np.float64)]), "figure")
 
 
 def seal(own: ClientState, request: m.Seal) -> m.Masked:

@@ -1,4 +1,4 @@
-"""Runs the centralised baseline: pools the encoded features, materialises the join, minimises F."""
+"""Runs a baseline that pools encoded features: materialises the join, and lets the algorithm fit it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tablepuppet.algorithms.centralized.minimise import minimise
+from tablepuppet.algorithms.algorithm import PooledAlgorithm
 from tablepuppet.arrays import Array
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import measure
@@ -24,10 +24,11 @@ from tablepuppet.server.union import UnionOperator
 from tablepuppet.transport.link import Link
 
 
-def run_centralized(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
+def run_pooled(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
     """Trains on the materialised join: the baseline that every other algorithm is measured against."""
     began = time.perf_counter()
-    mapping, job = plan.mapping, plan.job
+    mapping, job, algorithm = plan.mapping, plan.job, plan.algorithm
+    assert isinstance(algorithm, PooledAlgorithm)
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs)
     encoders = agree_on_encoders(union, mapping, job)
     revealed = union.ask(lambda p: RevealFeatures(job=job_id, part=p.number), "training")
@@ -42,7 +43,7 @@ def run_centralized(plan: Plan, link: Link, job_id: str, on_round: OnRound | Non
     joined = np.concatenate([train.expand(block, t) for block, (t, _) in enumerate(tables)], axis=1)
     weights = train.joined_weights()
     loss = plan.loss if weights is None else Weighted(plan.loss, weights)
-    best = minimise(joined, train.joined_labels(), loss, job.l2, job.options.tolerance)
+    best = algorithm.fit(joined, train.joined_labels(), loss, job.l2, job.options)
     del joined
 
     borders = np.cumsum([0, *(t.shape[1] for t, _ in tables)])

@@ -1,0 +1,129 @@
+"""admm, declared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tablepuppet.algorithms.admm import linear, neural
+from tablepuppet.algorithms.admm.messages import AdmmFigures, AdmmUpdate
+from tablepuppet.algorithms.admm.options import Admm
+from tablepuppet.algorithms.admm.server import AdmmServer
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit, PrivateForm
+from tablepuppet.algorithms.base import Answer, PartSetup, Problem
+from tablepuppet.algorithms.numerics.conjugate import WIDE
+from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
+from tablepuppet.algorithms.traffic import OuterRound, Wave, waves
+from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.options import FeaturePrivacy
+from tablepuppet.protocol import Done
+
+_SINGLE = 4  # bytes of what is kept per joined row, where that only steers it
+_NEURAL = 3.0  # a network's noisy steps are few beside the plain ones, and so much longer
+
+
+class AdmmAlgorithm(Algorithm[Admm]):
+    """The alternating direction method of multipliers in its sharing form."""
+
+    options = Admm
+    summary = "alternating direction method of multipliers; each table solves its own problem in every round"
+    requests = (AdmmUpdate,)
+    figures = AdmmFigures
+    remedy = 'use variant="sharing", or another rho'
+    forms_second_moments = True
+    has_expanded_form = True
+    uses_proximal_map = True
+
+    def epochs(self, model: str) -> int:
+        return 30
+
+    def refusal(self, options: Admm, spec: ModelSpec) -> str | None:
+        if spec.is_linear or options.union != "exact":
+            return None
+        return 'union="exact" solves linear models only; train a neural model with union="consensus"'
+
+    def chooses_steps(self, options: Admm, *, is_linear: bool, features: FeaturePrivacy | None) -> bool:
+        is_given = options.local_learning_rate is not None or (features and features.learning_rate is not None)
+        return not is_linear and not is_given
+
+    def server(self, problem: Problem, options: Admm) -> AdmmServer:
+        return AdmmServer(problem, options)
+
+    def start(self, setup: PartSetup, options: Admm) -> tuple[Any, AdmmFigures]:
+        half = linear if isinstance(setup.model, LinearModel) else neural
+        curvature = 1.0 if setup.is_private else half.mean_curvature(setup)
+        return half.client_start(setup, options), AdmmFigures(curvature)
+
+    def step(self, setup: PartSetup, options: Admm, state: Any, message: Any) -> tuple[Any, Answer | Done]:
+        if isinstance(state, neural.NeuralAdmmState):
+            return neural.client_step(setup, options, state, message)
+        return linear.client_step(setup, options, state, message)
+
+    def figures_by(self, options: Admm, *, is_linear: bool) -> FiguresBy:
+        return "summed"
+
+    def public_figures(self, features: int) -> AdmmFigures:
+        return AdmmFigures(float(features))
+
+    # -- what it costs ---------------------------------------------------------------------
+
+    def traffic(self, shape: Shape, options: Admm, epoch: int, batch_size: int | None) -> list[Wave]:
+        """Down Y, up predictions; inner rounds by consensus, or one with second moments."""
+        c, precision = shape.outputs, shape.model_bytes / shape.value_bytes
+
+        def update(block: BlockShape, part: PartShape) -> float:
+            return part.rows * c
+
+        def answer(block: BlockShape, part: PartShape) -> float:
+            directions = 2 + (min(epoch, options.memory) if options.averages else 0)
+            return update(block, part) * precision + directions**2
+
+        def inner(block: BlockShape) -> list[tuple[float, float]]:
+            values = block.parameters * precision
+            if options.union == "exact":
+                return [(values + (epoch == 0) * block.width**2, values)]
+            return [(values, values)] * options.inner_rounds
+
+        return waves(shape, OuterRound(update, answer, inner))
+
+    def server_memory(self, shape: Shape, options: Admm) -> int:
+        kept = options.memory + 5 if options.averages and shape.is_linear else 4
+        return shape.outputs * FLOAT * sum(block.rows for block in shape.blocks) * kept
+
+    def state_memory(self, shape: Shape, options: Admm) -> int:
+        return shape.outputs * shape.joined * (_SINGLE if options.averages and shape.is_linear else FLOAT)
+
+    def client_memory(self, shape: Shape, options: Admm, block: BlockShape, part: PartShape) -> float:
+        """Second moments and their eigenvectors; of wide blocks, directions and what a solver by products needs."""
+        has_matrix = block.width <= WIDE or (block.is_split and options.union == "exact")
+        if shape.is_linear and has_matrix:
+            return 4 * FLOAT * block.width**2
+        return (options.memory + 8 if shape.is_linear else 4) * FLOAT * block.parameters
+
+    # -- what it discloses -----------------------------------------------------------------
+
+    def disclosure(self, shape: Shape, options: Admm, block: BlockShape, batches: int) -> Disclosure:
+        sums = "the parameters" if options.union == "consensus" else "the gradient and second moments"
+        return Disclosure(predictions=shape.epochs, slopes=shape.epochs, sums=sums)
+
+    def why_not_private(self, options: Admm) -> str | None:
+        if options.union == "exact":
+            return 'union="exact" sends exact second moments; under privacy use union="consensus"'
+        return None
+
+    def private_form(self, options: Admm, features: FeaturePrivacy, *, is_linear: bool, blocks: int) -> PrivateForm:
+        return PrivateForm(
+            local_steps=features.local_steps,
+            inner_rounds=options.inner_rounds,
+            curvature=options.start_rho(is_linear),
+            blocks=blocks if options.variant == "sharing" else 1,
+            learning_rate=None if is_linear else _NEURAL * options.first_local_rate,
+        )
+
+    # -- when to take it -------------------------------------------------------------------
+
+    def merit(self, shape: Shape) -> Merit:
+        return Merit(2 if shape.is_linear else 0, "it reaches the optimum")
+
+
+ALGORITHM = AdmmAlgorithm()

@@ -1,0 +1,78 @@
+"""What a user can choose about admm."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import ClassVar, Literal
+
+import msgspec
+
+from tablepuppet.algorithms.options import AlgorithmOptions
+
+
+class Admm(AlgorithmOptions, frozen=True, tag="admm"):
+    """Alternating direction method of multipliers (RFL-ADMM-V, RFL-ADMM).
+
+    `rho` is in units of the loss curvature (None: 0.4, and 1 for neural models) and, for linear
+    models, tunes itself (`adapt`); `variant="published"`
+    is the paper's update, which may diverge. `union`: how the clients of one table agree.
+    `local_…`: how a client solves the θ-step of a neural model, with a learning rate that falls as
+    1/√round (None: two epochs and at least 32 steps, a rate of 0.01 in units of the
+    label's spread); linear models solve it exactly.
+    """
+
+    name: ClassVar[str] = "admm"
+    rho: float | None = None
+    adapt: bool = True
+    relax: float = 1.6
+    variant: Literal["sharing", "published"] = "sharing"
+    union: Literal["consensus", "exact"] = "consensus"
+    inner_rounds: int = 10
+    memory: int = 8  # fewer stall where tables correlate: docs/decisions/0006
+    tolerance: float = 1e-8
+    local_epochs: int | None = None
+    local_batch_size: int | None = None
+    local_optimizer: Literal["sgd", "adam", "adamw"] = "adam"
+    local_learning_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check(self.rho is None or 0 < self.rho < inf, "rho must be above 0 and finite, or None")
+        self._check(self.local_epochs is None or self.local_epochs >= 1, "local_epochs must be at least 1, or None")
+        self._check(
+            self.local_batch_size is None or self.local_batch_size >= 1, "local_batch_size must be at least 1, or None"
+        )
+        self._check(
+            self.local_learning_rate is None or 0 < self.local_learning_rate < inf,
+            "local_learning_rate must be above 0 and finite, or None",
+        )
+        self._check(0 < self.relax < 2, "relax must lie in (0, 2)")
+        self._check(0 <= self.memory <= 16, "memory must lie in 0..16")
+        self._check(self.inner_rounds >= 1, "inner_rounds must be at least 1")
+        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+
+    def start_rho(self, is_linear: bool = True) -> float:
+        """ρ to begin with, in units of the loss curvature."""
+        if self.rho is not None:
+            return self.rho
+        return 0.4 if is_linear else 1.0
+
+    @property
+    def first_local_rate(self) -> float:
+        """The learning rate of the first round's local steps."""
+        return 0.01 if self.local_learning_rate is None else self.local_learning_rate
+
+    @property
+    def averages(self) -> bool:
+        """Whether the reported model is the best combination of iterates instead of the last one."""
+        return self.variant == "sharing" and self.memory > 0
+
+    @property
+    def sends_second_moments(self) -> bool:
+        return self.union == "exact"
+
+    @property
+    def samples_at_clients(self) -> bool:
+        return True
+
+    def blinded(self) -> Admm:
+        return msgspec.structs.replace(self, memory=0, adapt=False, tolerance=0.0)

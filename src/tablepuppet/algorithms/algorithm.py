@@ -1,0 +1,235 @@
+"""Algorithm: the declaration that makes an algorithm one folder and one line in the list (registry.py).
+
+A folder's `algorithm.py` subclasses `Algorithm` and says what it is, what it requires of a model, how its halves are
+made, what it costs, what it discloses, and its form under feature privacy or why there is none. The job, the plan and
+its text, the engine, the client, policies and owners' limits ask the declaration; none of them knows an algorithm by
+name. Everything has a default but the options, the summary and the halves: those of an algorithm that sends one signal
+per row down and one prediction per row up in a round, for any model. docs/architecture.md tells how to add one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
+from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
+from tablepuppet.algorithms.traffic import OuterRound, Wave, waves
+from tablepuppet.arrays import Array
+from tablepuppet.errors import TransportError
+from tablepuppet.models.losses import Loss
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.options import FeaturePrivacy
+from tablepuppet.protocol import Done, Message
+
+FLOAT = 8  # bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Optimum:
+    """θ (features, outputs), the intercept, F there, and how many iterations it took."""
+
+    theta: Array
+    intercept: Array
+    value: float
+    iterations: int
+
+
+_Options = TypeVar("_Options", bound=AlgorithmOptions)
+
+# How the figures come that a server half wants of each block before the first round: from each client as it starts;
+# the same, but only within masked sums where sums are masked; or the largest eigenvalue of Tᵀ diag(w) T / N, by power
+# iteration over the block's clients.
+FiguresBy = Literal["none", "told", "summed", "power iteration"]
+
+
+@dataclass(frozen=True, slots=True)
+class Disclosure:
+    """What the rounds of a run tell about one block, at most."""
+
+    predictions: int  # how often the server sees h of a row
+    slopes: int  # how often an owner sees ∂ℓ/∂h of each of its rows
+    again: int = 0  # of both: in further rounds of an epoch
+    sums: str = "the gradient"  # what the clients of a table send in every round to be summed
+    features: bool = False  # whether the server sees every encoded feature
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateForm:
+    """How noisy gradients come about under feature privacy (plan/noisy_block.py counts them).
+
+    Where clients sample (`options.samples_at_clients`), `local_steps` are taken on samples of base rows in an outer
+    round, shared by its `inner_rounds` where a table has several clients; otherwise an outer round is one gradient of a
+    batch of joined rows.
+    """
+
+    local_steps: int = 1
+    inner_rounds: int = 1
+    curvature: float = 1.0  # of what steps descend, in units of the loss's curvature times ‖x‖² …
+    blocks: int | None = None  # … of so many blocks like this one; None: of all blocks and the intercept together
+    momentum: float = 0.0
+    learning_rate: float | None = None  # of local steps; None: from the clip and the noise
+
+
+@dataclass(frozen=True, slots=True)
+class Merit:
+    """How good an algorithm is for a job: of those with the highest rank, the first that is not slow is advised."""
+
+    rank: int  # 2: reaches the optimum; 1: comes near it; 0: better not
+    why: str  # "it …"
+    burden: str = ""  # what makes it slow where it is
+
+
+class Algorithm(ABC, Generic[_Options]):
+    """One algorithm, declared."""
+
+    # -- what it is ------------------------------------------------------------------------
+
+    options: ClassVar[type[AlgorithmOptions]]
+    summary: ClassVar[str]  # one line of a table
+    requests: ClassVar[tuple[type[Message], ...]] = ()  # the messages that its client half answers, besides common ones
+    answers: ClassVar[tuple[type[Message], ...]] = ()  # and what only it answers with
+    figures: ClassVar[type[Figures]] = Figures  # what the server half wants to know of a block before the first round
+    remedy: ClassVar[str] = "check the features for extreme values"  # for a run that diverges
+    untuned: ClassVar[str] = ""  # what to do without where a linear model is worse than a constant
+    takes_many_rounds: ClassVar[bool] = False  # whether others are done sooner with a linear model
+
+    # -- what it requires and can do -------------------------------------------------------
+
+    is_pooled: ClassVar[bool] = False  # a baseline that fits pooled features at the server: PooledAlgorithm
+    requires_linear: ClassVar[str] = ""  # why it trains linear models only; empty: any model
+    forms_second_moments: ClassVar[bool] = False  # of linear models: Tᵀ diag(w) T, whose width is limited
+    has_expanded_form: ClassVar[bool] = False  # whether it also runs as a VFL baseline, on expanded blocks
+    uses_batches: ClassVar[bool] = False  # whether `batch_size` means something
+    uses_proximal_map: ClassVar[bool] = False  # of the loss, which takes long
+    can_omit_intercept: ClassVar[bool] = False  # of a linear model
+    stops_when_flat: ClassVar[bool] = False  # whether options.tolerance is about the objective, for lack of residuals
+
+    @property
+    def name(self) -> str:
+        return self.options.name
+
+    def epochs(self, model: str) -> int:
+        """How many epochs a job has where the user does not say."""
+        return 10
+
+    def refusal(self, options: _Options, spec: ModelSpec) -> str | None:
+        """Why these options cannot train a model; None: they can."""
+        return None
+
+    def chooses_steps(self, options: _Options, *, is_linear: bool, features: FeaturePrivacy | None) -> bool:
+        """Whether steps have no length that the user gave: a run then begins at a constant and takes the label's
+        unit."""
+        return False
+
+    def steps(self, options: _Options, batches: str, unit: float) -> str | None:
+        """How steps are taken, for a plan's title; `batches`: "4 steps an epoch on batches of 64 joined rows"."""
+        return None
+
+    # -- the halves ------------------------------------------------------------------------
+
+    @abstractmethod
+    def server(self, problem: Problem, options: _Options) -> Server:
+        """The server's half."""
+
+    @abstractmethod
+    def start(self, setup: PartSetup, options: _Options) -> tuple[Any, Figures]:
+        """The client half's first state, a frozen msgspec.Struct with `theta`, and what the server wants to know."""
+
+    @abstractmethod
+    def step(self, setup: PartSetup, options: _Options, state: Any, message: Any) -> tuple[Any, Answer | Done]:
+        """The client half's next state and its answer to a message: one of `requests`, `Combined` or `Move`."""
+
+    def figures_by(self, options: _Options, *, is_linear: bool) -> FiguresBy:
+        """How the figures come."""
+        return "none"
+
+    def public_figures(self, features: int) -> Figures:
+        """Under feature privacy: the figures without a look at the data, of a block whose |x| is at most 1."""
+        return self.figures()
+
+    # -- what it costs ---------------------------------------------------------------------
+
+    def traffic(self, shape: Shape, options: _Options, epoch: int, batch_size: int | None) -> list[Wave]:
+        """The rounds of an epoch; the first is number 0."""
+        c, precision = shape.outputs, shape.model_bytes / shape.value_bytes
+        outer = OuterRound(
+            update=lambda block, part: part.rows * c,
+            answer=lambda block, part: part.rows * c * precision + 1,
+            inner=lambda block: [(block.parameters * precision, block.parameters * precision)],
+        )
+        return waves(shape, outer)
+
+    def server_memory(self, shape: Shape, options: _Options) -> int:
+        """Bytes of vectors over the rows of all blocks."""
+        return 4 * FLOAT * shape.outputs * sum(block.rows for block in shape.blocks)
+
+    def state_memory(self, shape: Shape, options: _Options) -> int:
+        """Bytes of what is kept for each joined row, where joined rows lie."""
+        return 0
+
+    def client_memory(self, shape: Shape, options: _Options, block: BlockShape, part: PartShape) -> float:
+        """Bytes of a part, besides its encoded rows and vectors over them."""
+        return 4 * FLOAT * block.parameters
+
+    # -- what it discloses -----------------------------------------------------------------
+
+    def disclosure(self, shape: Shape, options: _Options, block: BlockShape, batches: int) -> Disclosure:
+        """What its rounds tell about a block in `shape.epochs` epochs of so many batches."""
+        return Disclosure(predictions=shape.epochs, slopes=shape.epochs)
+
+    def why_not_private(self, options: _Options) -> str | None:
+        """Why there is no form of it under feature privacy; None: there is."""
+        return f"{self.name} has no private form"
+
+    def private_form(self, options: _Options, features: FeaturePrivacy, *, is_linear: bool, blocks: int) -> PrivateForm:
+        """How gradients are noised, where `why_not_private` has no objection."""
+        return PrivateForm()
+
+    # -- when to take it -------------------------------------------------------------------
+
+    def merit(self, shape: Shape) -> Merit:
+        """How good it is for a job."""
+        return Merit(0, "it is there")
+
+
+class PooledAlgorithm(Algorithm[_Options]):
+    """A baseline that fits pooled features at the server, in one process: it has no halves."""
+
+    is_pooled = True
+
+    @abstractmethod
+    def fit(self, features: Array, labels: Array, loss: Loss, l2: float, options: _Options) -> Optimum:
+        """The minimum of F on the joined feature matrix."""
+
+    def server(self, problem: Problem, options: _Options) -> Server:
+        raise TransportError(f"{self.name} has no server half")
+
+    def start(self, setup: PartSetup, options: _Options) -> tuple[Any, Figures]:
+        raise TransportError(f"{self.name} has no client half")
+
+    def step(self, setup: PartSetup, options: _Options, state: Any, message: Any) -> tuple[Any, Answer | Done]:
+        raise TransportError(f"{self.name} has no client half")
+
+    def epochs(self, model: str) -> int:
+        return 1
+
+    def traffic(self, shape: Shape, options: _Options, epoch: int, batch_size: int | None) -> list[Wave]:
+        """Every encoded feature of every row, once."""
+        pooled = OuterRound(lambda _b, _p: 0, lambda b, part: (part.rows + part.test_rows) * b.width, lambda _b: [])
+        return waves(shape, pooled)
+
+    def server_memory(self, shape: Shape, options: _Options) -> int:
+        return 3 * FLOAT * shape.joined * sum(block.width for block in shape.blocks)
+
+    def client_memory(self, shape: Shape, options: _Options, block: BlockShape, part: PartShape) -> float:
+        pooled = 2 * FLOAT * (part.rows + part.test_rows) * block.width
+        return super().client_memory(shape, options, block, part) + pooled
+
+    def disclosure(self, shape: Shape, options: _Options, block: BlockShape, batches: int) -> Disclosure:
+        return Disclosure(predictions=0, slopes=0, features=True)
+
+    def why_not_private(self, options: _Options) -> str:
+        return f"{self.name} pools all features; it has no private form"

@@ -1,0 +1,120 @@
+"""newton, declared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit
+from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
+from tablepuppet.algorithms.newton.client import client_start, client_step
+from tablepuppet.algorithms.newton.messages import NewtonFigures, NewtonUpdate
+from tablepuppet.algorithms.newton.options import Newton
+from tablepuppet.algorithms.newton.server import NewtonServer
+from tablepuppet.algorithms.newton.small_blocks import small_blocks
+from tablepuppet.algorithms.numerics.conjugate import WIDE
+from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
+from tablepuppet.algorithms.traffic import OuterRound, Wave, waves
+from tablepuppet.protocol import Done
+
+
+class NewtonAlgorithm(Algorithm[Newton]):
+    """Block-preconditioned Newton with subspace search."""
+
+    options = Newton
+    summary = "block-preconditioned Newton with subspace search; a round for every iteration, nothing to tune"
+    requests = (NewtonUpdate,)
+    figures = NewtonFigures
+    requires_linear = "it needs a convex objective with second derivatives in closed form"
+    forms_second_moments = True
+
+    def epochs(self, model: str) -> int:
+        return 30 if model in ("auto", "softmax") else 20
+
+    def server(self, problem: Problem, options: Newton) -> NewtonServer:
+        return NewtonServer(problem, options)
+
+    def start(self, setup: PartSetup, options: Newton) -> tuple[Any, Figures]:
+        return client_start(setup, options)
+
+    def step(self, setup: PartSetup, options: Newton, state: Any, message: Any) -> tuple[Any, Answer | Done]:
+        return client_step(setup, options, state, message)
+
+    def figures_by(self, options: Newton, *, is_linear: bool) -> FiguresBy:
+        return "told"
+
+    # -- what it costs ---------------------------------------------------------------------
+
+    def traffic(self, shape: Shape, options: Newton, epoch: int, batch_size: int | None) -> list[Wave]:
+        """In the first epoch, small blocks are asked twice."""
+        small = _small(shape)
+        found = waves(shape, _round(shape, options, small, epoch))
+        if epoch or not small:
+            return found
+        again = replace(shape, blocks=tuple(block for block in shape.blocks if block.name in small))
+        return [*found, *waves(again, _round(shape, options, small, epoch, again=1))]
+
+    def server_memory(self, shape: Shape, options: Newton) -> int:
+        rows = sum(block.rows for block in shape.blocks)
+        return FLOAT * rows * (shape.outputs * (options.memory + 5) + shape.curvature_varies)
+
+    def client_memory(self, shape: Shape, options: Newton, block: BlockShape, part: PartShape) -> float:
+        """Second moments and their eigenvectors; of wide blocks, directions and what a solver by products needs."""
+        if block.width <= WIDE:
+            return 4 * FLOAT * block.width**2
+        return (options.memory + 8) * FLOAT * block.parameters
+
+    # -- what it discloses -----------------------------------------------------------------
+
+    def disclosure(self, shape: Shape, options: Newton, block: BlockShape, batches: int) -> Disclosure:
+        again = int(block.name in _small(shape))
+        times = shape.epochs + again
+        return Disclosure(predictions=times, slopes=times, again=again, sums="the gradient and second moments")
+
+    def why_not_private(self, options: Newton) -> str:
+        return "newton needs exact second moments in every round, which have no private form here"
+
+    # -- when to take it -------------------------------------------------------------------
+
+    def merit(self, shape: Shape) -> Merit:
+        widest = max(shape.blocks, key=lambda block: block.width)
+        return Merit(
+            2,
+            "it has nothing to tune and reaches the optimum",
+            f"newton would send the {widest.width:,} × {widest.width:,} second moments of block {widest.name} "
+            "from every client in every round",
+        )
+
+
+ALGORITHM = NewtonAlgorithm()
+
+
+def _small(shape: Shape) -> set[str]:
+    """The blocks that take a second step in the first epoch."""
+    rows, widths = [block.rows for block in shape.blocks], [block.width for block in shape.blocks]
+    found = small_blocks(rows, widths, shape.epochs, shape.outputs, has_curvature=shape.curvature_varies)
+    return {shape.blocks[number].name for number in found}
+
+
+def _round(shape: Shape, options: Newton, small: Collection[str], epoch: int, again: int = 0) -> OuterRound:
+    """Down Y and, for logistic loss, W; up the direction's predictions."""
+    c = shape.outputs
+    varies = shape.curvature_varies
+    moments = varies or epoch + again == 0
+
+    def constants(block: BlockShape) -> int:
+        return c if block.strings else 0
+
+    def update(block: BlockShape, part: PartShape) -> float:
+        # later epochs' coefficients have left by then, for the evaluation
+        return part.rows * (c + varies) + again * (1 + constants(block))
+
+    def answer(block: BlockShape, part: PartShape) -> float:
+        earlier = epoch + max(again, block.name in small and epoch > 0)
+        return part.rows * c + (2 + constants(block) + min(earlier, options.memory)) ** 2
+
+    def inner(block: BlockShape) -> list[tuple[float, float]]:
+        return [(block.parameters + moments * block.width**2, block.parameters)]
+
+    return OuterRound(update, answer, inner)

@@ -1,0 +1,70 @@
+"""The list of algorithms, and what follows from it: names, options, and the messages that may pass.
+
+A new algorithm is a folder beside the others and one line here; docs/architecture.md tells how.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+from tablepuppet import protocol
+from tablepuppet.algorithms.algorithm import Algorithm
+from tablepuppet.algorithms.options import AlgorithmOptions, checked
+from tablepuppet.errors import JobError
+
+# In the order in which they are listed, and advised where two do as well. The first is the default.
+FOLDERS = (
+    "newton",
+    "admm",
+    "sgd",
+    "centralized",
+)
+
+ALGORITHMS: tuple[Algorithm[Any], ...] = tuple(
+    import_module(f"tablepuppet.algorithms.{folder}.algorithm").ALGORITHM for folder in FOLDERS
+)
+EXPANDED = "vfl-"  # before the name of an algorithm that runs on expanded blocks, as a baseline
+FEDERATED = tuple(a for a in ALGORITHMS if not a.is_pooled)
+DEFAULT = ALGORITHMS[0].name
+BY_NAME: dict[str, Algorithm[Any]] = {
+    **{a.name: a for a in FEDERATED},
+    **{EXPANDED + a.name: a for a in FEDERATED if a.has_expanded_form},
+    **{a.name: a for a in ALGORITHMS if a.is_pooled},
+}
+_BY_OPTIONS = {a.options: a for a in ALGORITHMS}
+UPDATES = tuple(kind for a in ALGORITHMS for kind in a.requests)  # answered by the client half of a started part
+
+if TYPE_CHECKING:
+    Options = AlgorithmOptions
+    REQUESTS = protocol.REQUESTS
+    RESPONSES = protocol.RESPONSES
+else:
+    Options = Union[tuple(_BY_OPTIONS)]  # noqa: UP007
+    # Every message that may pass: those of protocol/, and those that algorithms declare. StartPart carries options.
+    _common = [kind for kind in get_args(protocol.REQUESTS) if get_origin(kind) is not protocol.StartPart]
+    REQUESTS = Union[(*_common, protocol.StartPart[Options], *UPDATES)]
+    RESPONSES = Union[(*get_args(protocol.RESPONSES), *(kind for a in ALGORITHMS for kind in a.answers))]
+
+
+def algorithm_of(options: AlgorithmOptions) -> Algorithm[Any]:
+    """The algorithm whose options these are."""
+    return _BY_OPTIONS[type(options)]
+
+
+def is_expanded(name: str) -> bool:
+    """Whether a name is that of a baseline on expanded blocks."""
+    return name.startswith(EXPANDED)
+
+
+def options_of(name: str, given: dict[str, Any]) -> AlgorithmOptions:
+    """The options of an algorithm by its name, from plain values (keyword arguments, TOML)."""
+    if name not in BY_NAME:
+        raise JobError(f"unknown algorithm {name!r}; choose one of {', '.join(BY_NAME)}")
+    options: AlgorithmOptions = checked(BY_NAME[name].options, given, f"algorithm {name}")
+    return options
+
+
+def named(algorithms: tuple[Algorithm[Any], ...], between: str = " or ") -> str:
+    """Algorithms as a sentence names them: algorithm="sgd" or algorithm="admm"."""
+    return between.join(f'algorithm="{a.name}"' for a in algorithms)

@@ -1,0 +1,104 @@
+"""sgd, declared."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit, PrivateForm
+from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
+from tablepuppet.algorithms.sgd.client import client_start, client_step
+from tablepuppet.algorithms.sgd.messages import SgdFigures, SgdUpdate
+from tablepuppet.algorithms.sgd.options import Sgd
+from tablepuppet.algorithms.sgd.server import SgdServer
+from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
+from tablepuppet.algorithms.traffic import ROW_NUMBER_BYTES, OuterRound, Wave, waves
+from tablepuppet.privacy.options import FeaturePrivacy
+
+
+class SgdAlgorithm(Algorithm[Sgd]):
+    """Mini-batch gradient descent."""
+
+    options = Sgd
+    summary = "mini-batch gradient descent; a round for every batch"
+    requests = (SgdUpdate,)
+    figures = SgdFigures
+    remedy = "use a smaller learning_rate, or leave it out for a safe one"
+    untuned = "leave learning_rate out"
+    takes_many_rounds = True
+    has_expanded_form = True
+    uses_batches = True
+    can_omit_intercept = True
+    stops_when_flat = True
+
+    def chooses_steps(self, options: Sgd, *, is_linear: bool, features: FeaturePrivacy | None) -> bool:
+        return options.learning_rate is None
+
+    def steps(self, options: Sgd, batches: str, unit: float) -> str:
+        units = f", in units of {unit:g} of the label" if unit != 1.0 and options.optimizer != "sgd" else ""
+        return f"{batches} by {options.optimizer}{units}"
+
+    def server(self, problem: Problem, options: Sgd) -> SgdServer:
+        return SgdServer(problem, options)
+
+    def start(self, setup: PartSetup, options: Sgd) -> tuple[Any, Figures]:
+        return client_start(setup, options)
+
+    def step(self, setup: PartSetup, options: Sgd, state: Any, message: Any) -> tuple[Any, Answer]:
+        return client_step(setup, options, state, message)
+
+    def figures_by(self, options: Sgd, *, is_linear: bool) -> FiguresBy:
+        if not is_linear:
+            return "summed"
+        return "power iteration" if options.optimizer == "sgd" and options.learning_rate is None else "none"
+
+    def public_figures(self, features: int) -> Figures:
+        return SgdFigures(float(features))
+
+    # -- what it costs ---------------------------------------------------------------------
+
+    def traffic(self, shape: Shape, options: Sgd, epoch: int, batch_size: int | None) -> list[Wave]:
+        """Down Y of a batch and the row numbers of the next, up their predictions; one more answer to begin with."""
+        c, precision = shape.outputs, shape.model_bytes / shape.value_bytes
+        size = shape.joined if batch_size is None else min(batch_size, shape.joined)
+        is_full = size == shape.joined
+        per_row = c + (0 if is_full else ROW_NUMBER_BYTES / shape.value_bytes)
+        batches = math.ceil(shape.joined / size)
+        size = math.ceil(shape.joined / batches)  # the last batch is smaller; the mean is what counts
+
+        def rows(part: PartShape) -> float:
+            return part.rows if is_full else part.fan.expected_rows(size / shape.joined)
+
+        batch = OuterRound(
+            update=lambda block, part: rows(part) * per_row,
+            answer=lambda block, part: rows(part) * c * precision + 1,
+            inner=lambda block: [(block.parameters * precision, block.parameters * precision)],
+        )
+        opening = OuterRound(lambda block, part: rows(part) * (per_row - c), batch.answer, lambda block: [])
+        of_epoch = waves(shape, batch, batches)
+        return of_epoch if is_full or epoch > 0 else [*waves(shape, opening), *of_epoch]
+
+    def server_memory(self, shape: Shape, options: Sgd) -> int:
+        """The order of an epoch's joined rows, and vectors over the blocks' rows."""
+        return FLOAT * shape.joined + super().server_memory(shape, options)
+
+    # -- what it discloses -----------------------------------------------------------------
+
+    def disclosure(self, shape: Shape, options: Sgd, block: BlockShape, batches: int) -> Disclosure:
+        """A row is asked for in every batch that one of its joined rows falls into."""
+        per_epoch = min(max(1, block.most), batches)
+        return Disclosure(predictions=shape.epochs * per_epoch, slopes=shape.epochs * per_epoch)
+
+    def why_not_private(self, options: Sgd) -> None:
+        return None
+
+    def private_form(self, options: Sgd, features: FeaturePrivacy, *, is_linear: bool, blocks: int) -> PrivateForm:
+        return PrivateForm(momentum=options.momentum)
+
+    # -- when to take it -------------------------------------------------------------------
+
+    def merit(self, shape: Shape) -> Merit:
+        return Merit(1, "it descends a network's objective as on the joined table")
+
+
+ALGORITHM = SgdAlgorithm()

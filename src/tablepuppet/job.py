@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 import msgspec
 import numpy as np
 
+from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.batches import automatic_batch
 from tablepuppet.algorithms.options import AlgorithmOptions, explained
 from tablepuppet.algorithms.registry import (
@@ -22,16 +23,23 @@ from tablepuppet.algorithms.registry import (
     named,
     options_of,
 )
-from tablepuppet.errors import JobError, PrivacyWarning
+from tablepuppet.errors import JobError, PrivacyError, PrivacyWarning
 from tablepuppet.mapping.engines import Engine, Local, engine_of
+from tablepuppet.models.losses import (
+    LOSSES,
+    LabelFacts,
+    Loss,
+    loss_named,
+    loss_of_model,
+    metrics_by_name,
+    usual_loss,
+)
 from tablepuppet.models.spec import Activation, Dtype, ModelSpec
 from tablepuppet.privacy.options import Privacy, privacy_of
 from tablepuppet.protocol.codec import Wire
 from tablepuppet.suggest import nearest
 
-MONITORS = ("loss", "log_loss", "accuracy", "auc", "rmse", "mae", "r2")  # figures of validation rows
-MODELS = ("auto", "linear", "logistic", "softmax", "mlp")
-LossName = Literal["squared", "logistic", "softmax", "cross_entropy"]
+OPEN_LOSSES = ("cross_entropy",)  # names that leave the loss to the label: here to the number of its classes
 BatchSize = int | Literal["auto"] | None
 
 
@@ -60,7 +68,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     max_categories: int | None = None
     max_joined_rows: int | None = None
     wire: Wire = "float64"
-    loss: LossName | None = None  # None: what the model's name or the label says
+    loss: str | None = None  # None: what the model's name or the label says
+    loss_options: dict[str, float] = {}  # what the loss declares: delta of huber, quantile
     intercept: bool | None = None  # None: for linear models; neural ones have biases of their own
     hidden: tuple[int, ...] = (16,)
     activation: Activation = "relu"
@@ -103,8 +112,13 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     @property
     def loss_name(self) -> str:
         """The loss; "auto": a number's is squared, classes have cross-entropy."""
-        own = {"linear": "squared", "logistic": "logistic", "softmax": "softmax"}
-        return self.loss or own.get(self.model, "auto")
+        own = loss_of_model(self.model)
+        return self.loss or ("auto" if own is None else own.name)
+
+    @property
+    def loss_class(self) -> type[Loss] | None:
+        """The loss, where the job names it; None: the label decides."""
+        return None if self.loss_name in ("auto", *OPEN_LOSSES) else loss_named(self.loss_name)
 
     @property
     def has_intercept(self) -> bool:
@@ -126,10 +140,10 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         raise JobError(f"query must be SQL text, not {type(query).__name__}")
     if not isinstance(label, str) or not label:
         raise JobError("label must be the name of a column in the SELECT list")
-    if not isinstance(model, str) or model not in (*MODELS, "module"):
+    if not isinstance(model, str) or model not in (*models(), "module"):
         raise JobError(
-            f"unknown model {model!r}; choose one of {', '.join(MODELS)}, or give a callable (width, outputs) → "
-            f"torch.nn.Module{_hint(model, MODELS)}"
+            f"unknown model {model!r}; choose one of {', '.join(models())}, or give a callable (width, outputs) → "
+            f"torch.nn.Module{_hint(model, models())}"
         )
     given = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
     if isinstance(given.get("class_weight"), Mapping):
@@ -137,18 +151,26 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         given["class_weight"] = {class_text(c): w.item() if isinstance(w, np.generic) else w for c, w in weights}
     own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options"}
     values = {name: value for name, value in given.items() if name in own - {"privacy", "engine"}}
+    values["loss_options"] = dict(values.get("loss_options") or {})
     extra = {name: value for name, value in given.items() if name not in own}
+    for option in [name for name in extra if name in loss_options()]:
+        values["loss_options"][option] = extra.pop(option)
     name, options = _algorithm(algorithm, extra, own)
-    if values.get("epochs") is None:
-        values["epochs"] = algorithm_of(options).epochs(model)
+    is_usual = values.get("epochs") is None
+    values["epochs"] = 1 if is_usual else values["epochs"]
     try:
         job = msgspec.convert(
             {"query": query, "label": label, "model": model, "algorithm": name, **values}, Job, strict=True
         )
     except msgspec.ValidationError as error:
         raise JobError(explained(error, Job, values)) from None
+    _check_loss(job)
+    if is_usual:
+        job = msgspec.structs.replace(job, epochs=_epochs(job, algorithm_of(options)))
     privacy = privacy_of(given.get("privacy"))
     options = options.settled(is_linear=job.spec.is_linear, is_private=privacy.features is not None)
+    if job.loss_class is not None and not job.loss_class.is_smooth:
+        options = options.for_kinks()
     job = msgspec.structs.replace(job, options=options, privacy=privacy, engine=engine_of(given.get("engine")))
     if job.privacy.keys == "sha256":
         warnings.warn(
@@ -160,6 +182,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     _check(job)
     _check_stopping(job)
     _check_model(job, given)
+    _check_label_privacy(job)
     return job
 
 
@@ -200,7 +223,13 @@ def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[st
 
 def _check_model(job: Job, given: dict[str, Any]) -> None:
     """What the model cannot have, and what the algorithm cannot train."""
-    algorithm = algorithm_of(job.options)
+    algorithm, loss = algorithm_of(job.options), job.loss_class
+    if algorithm.requires_curvature and loss is not None and not loss.is_smooth:
+        able = named(tuple(a for a in FEDERATED if not a.requires_curvature))
+        raise JobError(
+            f'algorithm="{job.algorithm}" needs second derivatives, and the {loss.name} loss has kinks; train it with '
+            f"{able}"
+        )
     if job.spec.is_linear:
         for name in ("hidden", "activation", "dropout", "dtype", "module"):
             if name in given:
@@ -248,6 +277,48 @@ def _check_stopping(job: Job) -> None:
         )
 
 
+def models() -> list[str]:
+    """Names of models, those of the losses among them."""
+    return ["auto", *dict.fromkeys(loss.model for loss in LOSSES), "mlp"]
+
+
+def loss_options() -> dict[str, str]:
+    """What losses let a job set, and the loss that it belongs to."""
+    return {option: loss.name for loss in LOSSES for option in loss.options}
+
+
+def _epochs(job: Job, algorithm: Algorithm[Any]) -> int:
+    """How many epochs are usually enough; "auto" may turn out to be any of the usual losses."""
+    if algorithm.is_pooled:
+        return algorithm.epochs
+    losses = [usual_loss(classes) for classes in (0, 2, 3)] if job.loss_class is None else [job.loss_class]
+    return max(loss.epochs.get(algorithm.uses, algorithm.epochs) for loss in losses)
+
+
+def _check_loss(job: Job) -> None:
+    """The loss is known, and takes the options that are given."""
+    names = [*(loss.name for loss in LOSSES), *OPEN_LOSSES]
+    if job.loss is not None and job.loss not in names:
+        raise JobError(f"unknown loss {job.loss!r}; choose one of {', '.join(names)}{_hint(job.loss, names)}")
+    loss = job.loss_class
+    for option in job.loss_options:
+        if loss is None or option not in loss.options:
+            owner = loss_options().get(option)
+            hint = f'it belongs to loss="{owner}"' if owner else f"there are {', '.join(loss_options())}"
+            raise JobError(f"{option} is not an option of this model's loss; {hint}")
+    if loss is not None:
+        loss.of(LabelFacts(classes=2), **job.loss_options)  # which checks the options
+
+
+def _check_label_privacy(job: Job) -> None:
+    loss = job.loss_class
+    if loss is not None and job.privacy.label is not None and loss.label_noise == "refused":
+        raise PrivacyError(
+            f"the {loss.name} loss has no private form for labels: noise on them would bias what it fits; use "
+            'model="linear" with privacy.label, or train without it'
+        )
+
+
 def _hint(name: Any, known: Any) -> str:
     near = nearest(str(name), list(known))
     return "" if near is None else f"; did you mean {near!r}?"
@@ -260,6 +331,7 @@ def _options(algorithm: str) -> str:
 
 
 def _check(job: Job) -> None:
+    monitors = ["loss", *(name for name, metric in metrics_by_name().items() if metric.can_monitor)]
     rules = [
         (0 <= job.l2 < math.inf, "l2 must be a number from 0 up"),
         (0 <= job.test_fraction < 1, "test_fraction must lie in [0, 1)"),
@@ -273,7 +345,7 @@ def _check(job: Job) -> None:
             not isinstance(job.class_weight, dict) or all(0 <= w < math.inf for w in job.class_weight.values()),
             "class_weight must give numbers from 0 up",
         ),
-        (job.monitor in MONITORS, f"monitor must be one of {', '.join(MONITORS)}"),
+        (job.monitor in monitors, f"monitor must be one of {', '.join(monitors)}"),
         (job.epochs >= 1, "epochs must be at least 1"),
         (job.batch(1) is None or (job.batch(1) or 0) >= 1, 'batch_size must be at least 1, "auto", or None for all'),
         (0 <= job.seed < 2**63, "seed must be a whole number from 0 to 2**63 − 1"),

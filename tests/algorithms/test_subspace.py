@@ -79,7 +79,7 @@ def hessian(tracker: Tracker, predictions: list[Array], intercept: Array) -> Arr
         for slot, vector in slots.items():
             expanded[:, first[i] + slot] = joined.expand(i, np.ascontiguousarray(vector))
     expanded[:, len(tracker._hessian) - outputs :] = np.eye(outputs)
-    curved = given.loss.hessian_product(np.asarray(scores), expanded)
+    curved = given.loss.hessian_product(np.asarray(scores), joined.joined_labels(), expanded)
     weights = joined.joined_weights()
     if weights is not None:
         curved = curved * weights[:, None, None]

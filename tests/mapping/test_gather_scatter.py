@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.mapping.walk import compiled
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, NumpyGatherScatter, gather_scatter_for
-from tablepuppet.models.losses import COMPILED_FROM
+from tablepuppet.models.compiler import COMPILED_FROM
 
 WAYS = [NumpyGatherScatter(), cast(GatherScatter, compiled)]
 

@@ -10,8 +10,9 @@ import pytest
 from tablepuppet.algorithms.admm.server import fused_step, join_step
 from tablepuppet.mapping.rows import joined as module
 from tablepuppet.mapping.rows.joined import JoinedRows, Pass, RowIndex, Work
-from tablepuppet.models.compiled import CompiledLogistic, CompiledSquared
 from tablepuppet.models.losses import Loss
+from tablepuppet.models.losses.logistic_compiled import CompiledLogistic
+from tablepuppet.models.losses.squared_compiled import CompiledSquared
 
 ROWS = 20_000
 GIVEN: dict[str, Any] = {"intercept": np.array([0.3]), "before": np.array([0.2]), "rho": 0.1, "relax": 1.6}

@@ -7,10 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from tablepuppet.models import elementary
-from tablepuppet.models.compiled import CompiledLogistic
-from tablepuppet.models.compiled_softmax import CompiledSoftmax
 from tablepuppet.models.jit import kernel
 from tablepuppet.models.losses import Logistic, Loss, Softmax
+from tablepuppet.models.losses.logistic_compiled import CompiledLogistic
+from tablepuppet.models.losses.softmax_compiled import CompiledSoftmax
 
 PAIRS: list[tuple[Loss, Loss]] = [
     (Logistic(), CompiledLogistic()),
@@ -48,9 +48,9 @@ def test_compiled_losses_equal_plain_ones(plain: Loss, compiled: Loss, rows: int
     labels = rng.integers(0, max(2, plain.outputs), rows).astype(float)
     np.testing.assert_allclose(compiled.value(scores, labels), plain.value(scores, labels), atol=1e-13)
     np.testing.assert_allclose(compiled.gradient(scores, labels), plain.gradient(scores, labels), atol=1e-14)
-    np.testing.assert_allclose(compiled.curvature(scores), plain.curvature(scores), atol=1e-14)
+    np.testing.assert_allclose(compiled.curvature(scores, labels), plain.curvature(scores, labels), atol=1e-14)
     vectors = rng.normal(size=(rows, 2, plain.outputs))
-    curved = compiled.hessian_product(scores, vectors), plain.hessian_product(scores, vectors)
+    curved = compiled.hessian_product(scores, labels, vectors), plain.hessian_product(scores, labels, vectors)
     np.testing.assert_allclose(*curved, atol=1e-13)
 
 
@@ -67,7 +67,7 @@ def test_derivatives_in_one_pass_are_those_of_each_function(plain: Loss, compile
         np.testing.assert_allclose(gradient, plain.gradient(scores, labels), atol=1e-14)
         assert (curvature is not None) == wants_curvature
         if curvature is not None:
-            np.testing.assert_allclose(curvature, plain.curvature(scores), atol=1e-14)
+            np.testing.assert_allclose(curvature, plain.curvature(scores, labels), atol=1e-14)
 
 
 @pytest.mark.parametrize(("plain", "compiled"), PAIRS, ids=IDS)

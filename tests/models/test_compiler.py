@@ -15,7 +15,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.mapping.rows import index
 from tablepuppet.models import compiler
-from tablepuppet.models.losses import COMPILED_FROM
+from tablepuppet.models.compiler import COMPILED_FROM
 
 QUERY = "SELECT a.x, b.z, a.y FROM a JOIN b ON a.k = b.k"
 

@@ -8,15 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
+from tablepuppet.models.losses import LOSSES as ALL
+from tablepuppet.models.losses import Huber, Logistic, Loss, Poisson, Quantile, Softmax, Squared
+from tablepuppet.models.losses.base import newton_proximal
 
-LOSSES: list[Loss] = [Squared(), Logistic(), Softmax(4)]
-NAMES = ["squared", "logistic", "softmax"]
+LOSSES: list[Loss] = [Squared(), Logistic(), Softmax(4), Poisson(30.0, 2.0), Huber(0.7), Quantile(0.3)]
+NAMES = [loss.name for loss in LOSSES]
+SMOOTH = [loss for loss in LOSSES if loss.is_smooth]
+WITH_HESSIAN = [loss for loss in SMOOTH if not isinstance(loss, Huber)]
+
+
+def test_every_loss_in_the_list_is_tested_here() -> None:
+    assert {type(loss) for loss in LOSSES} >= set(ALL)
 
 
 def labels_for(loss: Loss, rows: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     rng = np.random.default_rng(1)
-    if isinstance(loss, Squared):
+    if isinstance(loss, Poisson):
+        return rng.poisson(2.0, rows).astype(np.float64)
+    if loss.task == "number":
         return rng.normal(size=rows)
     return rng.integers(0, 2 if loss.outputs == 1 else loss.outputs, rows).astype(np.float64)
 
@@ -31,13 +41,18 @@ def test_gradient_and_curvature_agree_with_finite_differences(loss: Loss) -> Non
         up[:, c] += step
         down[:, c] -= step
         slope = (loss.value(up, labels) - loss.value(down, labels)) / (2 * step)
-        np.testing.assert_allclose(loss.gradient(scores, labels)[:, c], slope, atol=1e-7)
+        np.testing.assert_allclose(loss.gradient(scores, labels)[:, c], slope, rtol=1e-6, atol=1e-7)
         bend = (loss.gradient(up, labels)[:, c] - loss.gradient(down, labels)[:, c]) / (2 * step)
-        np.testing.assert_allclose(loss.curvature(scores)[:, c], bend, atol=1e-7)
-    assert float(loss.curvature(scores).max()) <= loss.bound + 1e-12
+        found = loss.curvature(scores, labels)[:, c]
+        if loss in WITH_HESSIAN:
+            np.testing.assert_allclose(found, bend, rtol=1e-6, atol=1e-7)
+        elif loss.is_smooth:
+            assert (found >= bend - 1e-7).all()
+    if not isinstance(loss, Poisson):
+        assert float(loss.curvature(scores, labels).max()) <= loss.bound + 1e-12
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
+@pytest.mark.parametrize("loss", WITH_HESSIAN, ids=lambda loss: loss.name)
 def test_the_hessian_along_directions_agrees_with_finite_differences(loss: Loss) -> None:
     rng = np.random.default_rng(2)
     scores, directions = rng.normal(size=(40, loss.outputs)), rng.normal(size=(40, loss.outputs, 3))
@@ -54,7 +69,7 @@ def test_the_hessian_along_directions_agrees_with_finite_differences(loss: Loss)
         ]
     )
     vectors = directions.transpose(0, 2, 1)
-    found = np.einsum("jpc,jqc->pq", vectors, loss.hessian_product(scores, vectors))
+    found = np.einsum("jpc,jqc->pq", vectors, loss.hessian_product(scores, labels, vectors))
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
@@ -73,8 +88,39 @@ def test_the_proximal_map_satisfies_its_definition_from_any_start(
     width = loss.outputs
     labels = labels_for(loss, 6)
     u = loss.proximal(centre[:, :width].copy(), rho, labels, start[:, :width].copy())
-    stationary = loss.gradient(u, labels) + rho * (u - centre[:, :width])
-    assert float(np.abs(stationary).max()) <= 1e-7 * max(1.0, rho)
+    if loss.is_smooth:
+        stationary = loss.gradient(u, labels) + rho * (u - centre[:, :width])
+        assert float(np.abs(stationary).max()) <= 1e-7 * max(1.0, rho, float(loss.curvature(u, labels).max()))
+    else:  # no slope vanishes at a kink: those on both sides enclose 0
+        below, above = (loss.gradient(u + e, labels) + rho * (u - centre[:, :width]) for e in (-1e-7, 1e-7))
+        assert float(below.max()) <= 1e-7 * max(1.0, rho)
+        assert float(above.min()) >= -1e-7 * max(1.0, rho)
+
+
+@given(
+    centre=arrays(np.float64, (6, 1), elements=st.floats(-60, 60)),
+    start=arrays(np.float64, (6, 1), elements=st.floats(-800, 800)),
+    rho=st.floats(1e-3, 1e3),
+)
+def test_newton_finds_the_proximal_map_of_any_convex_loss_of_one_output(
+    centre: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+    start: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+    rho: float,
+) -> None:
+    for loss in (Squared(), Logistic(), Poisson(), Huber(0.7)):
+        labels = labels_for(loss, 6)
+        found = newton_proximal(loss, centre, rho, labels, start)
+        slope = loss.gradient(found, labels) + rho * (found - centre)
+        assert float(np.abs(slope).max()) <= 1e-6 * max(1.0, rho, float(loss.curvature(found, labels).max()))
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
+def test_no_constant_is_better_than_the_best_one(loss: Loss) -> None:
+    labels, weights = labels_for(loss, 200), np.random.default_rng(5).uniform(size=200)
+    best = loss.best_constant(labels, weights)
+    moves = np.concatenate([np.zeros((1, loss.outputs)), *(0.01 * s * np.eye(loss.outputs) for s in (-1, 1))])
+    costs = [float(weights @ loss.value(np.tile(best + move, (200, 1)), labels)) for move in moves]
+    assert costs[0] <= min(costs[1:])
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
@@ -82,6 +128,8 @@ def test_the_proximal_map_satisfies_its_definition_from_any_start(
 @pytest.mark.parametrize("size", [1e-9, 3.0, 800.0])
 def test_the_total_is_the_sum_over_rows(loss: Loss, rows: int, size: float) -> None:
     scores = np.random.default_rng(rows).normal(size=(rows, loss.outputs)) * size
+    if isinstance(loss, Poisson):
+        scores = np.minimum(scores, 600.0)
     labels = labels_for(loss, rows)
     assert loss.total(scores, labels) == pytest.approx(loss.value(scores, labels).sum(), rel=1e-13, abs=1e-300)
 

@@ -94,6 +94,7 @@ class Algorithm(ABC, Generic[_Options]):
     figures: ClassVar[type[Figures]] = Figures  # what the server half wants to know of a block before the first round
     remedy: ClassVar[str] = "check the features for extreme values"  # for a run that diverges
     untuned: ClassVar[str] = ""  # what to do without where a linear model is worse than a constant
+    epochs: ClassVar[int] = 10  # of a job whose user does not say, with most losses
     takes_many_rounds: ClassVar[bool] = False  # whether others are done sooner with a linear model
 
     # -- what it requires and can do -------------------------------------------------------
@@ -103,6 +104,7 @@ class Algorithm(ABC, Generic[_Options]):
     forms_second_moments: ClassVar[bool] = False  # of linear models: Tᵀ diag(w) T, whose width is limited
     has_expanded_form: ClassVar[bool] = False  # whether it also runs as a VFL baseline, on expanded blocks
     uses_batches: ClassVar[bool] = False  # whether `batch_size` means something
+    requires_curvature: ClassVar[bool] = False  # of the loss: one with kinks has none
     uses_proximal_map: ClassVar[bool] = False  # of the loss, which takes long
     can_omit_intercept: ClassVar[bool] = False  # of a linear model
     stops_when_flat: ClassVar[bool] = False  # whether options.tolerance is about the objective, for lack of residuals
@@ -111,9 +113,10 @@ class Algorithm(ABC, Generic[_Options]):
     def name(self) -> str:
         return self.options.name
 
-    def epochs(self, model: str) -> int:
-        """How many epochs a job has where the user does not say."""
-        return 10
+    @property
+    def uses(self) -> Literal["curvature", "proximal map", "gradient"]:
+        """What of the loss it goes by: some losses take more epochs then."""
+        return "curvature" if self.requires_curvature else "proximal map" if self.uses_proximal_map else "gradient"
 
     def refusal(self, options: _Options, spec: ModelSpec) -> str | None:
         """Why these options cannot train a model; None: they can."""
@@ -199,6 +202,7 @@ class PooledAlgorithm(Algorithm[_Options]):
     """A baseline that fits pooled features at the server, in one process: it has no halves."""
 
     is_pooled = True
+    epochs = 1
 
     @abstractmethod
     def fit(self, features: Array, labels: Array, loss: Loss, l2: float, options: _Options) -> Optimum:
@@ -212,9 +216,6 @@ class PooledAlgorithm(Algorithm[_Options]):
 
     def step(self, setup: PartSetup, options: _Options, state: Any, message: Any) -> tuple[Any, Answer | Done]:
         raise TransportError(f"{self.name} has no client half")
-
-    def epochs(self, model: str) -> int:
-        return 1
 
     def traffic(self, shape: Shape, options: _Options, epoch: int, batch_size: int | None) -> list[Wave]:
         """Every encoded feature of every row, once."""

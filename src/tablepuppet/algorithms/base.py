@@ -49,9 +49,19 @@ class Walkable(Protocol):
 
     def take(self, joined: NDArray[np.int64]) -> tuple[Any, list[RowNumbers]]: ...
 
-    def by_label(self) -> Walkable: ...
+    def by_label(self) -> LabelRows: ...
 
     def ordered(self, name: str) -> Iterator[Array]: ...
+
+
+class LabelRows(Walkable, Protocol):
+    """The different labels as joined rows, each as heavy as all that have it."""
+
+    @property
+    def labels(self) -> Array: ...
+
+    @property
+    def weights(self) -> Array | None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -57,6 +57,10 @@ class AlgorithmOptions(
         """The same, with what the user left open chosen for the job."""
         return self
 
+    def for_kinks(self) -> Self:
+        """The same, for a loss without second derivatives."""
+        return self
+
     def blinded(self) -> Self:
         """The same, without anything that looks at exact predictions beside noisy steps."""
         return self

@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.registry import BY_NAME, DEFAULT
 from tablepuppet.api import Federation
 from tablepuppet.engine.result import Result
-from tablepuppet.errors import JobError, TablePuppetError
-from tablepuppet.job import BatchSize, Job
+from tablepuppet.errors import JobError, ModelError, TablePuppetError
+from tablepuppet.job import BatchSize, Job, loss_options
 
 _KINDS: list[type[msgspec.Struct]] = [Job, *(a.options for a in BY_NAME.values())]
-_OPTIONS = {name for kind in _KINDS for name in kind.__struct_fields__} - {
+_OPTIONS = {*(name for kind in _KINDS for name in kind.__struct_fields__), *loss_options()} - {
     "query",
     "label",
     "options",
+    "loss_options",
     "module",
 }
 
@@ -194,6 +195,8 @@ class RelationalClassifier(_RelationalEstimator):
             second = table["probability"].to_numpy()
             return np.column_stack([1.0 - second, second])
         named = [name for name in table.column_names if name.startswith("probability_")]
+        if not named:
+            raise ModelError(f'model="{self._fitted().plan.job.model}" predicts classes without probabilities')
         return np.column_stack([table[name].to_numpy() for name in named])
 
     def score(self, federation: Federation, query: str | None = None) -> float:

@@ -22,7 +22,7 @@ from tablepuppet.algorithms.registry import BY_NAME, DEFAULT
 from tablepuppet.api import Federation
 from tablepuppet.api.federation_file import read_toml, tables_from_toml
 from tablepuppet.errors import JobError
-from tablepuppet.job import Job
+from tablepuppet.job import Job, loss_options
 from tablepuppet.suggest import nearest
 
 JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (TOML).", show_default=False)]
@@ -32,7 +32,7 @@ FederationOption = Annotated[
 ]
 
 _OF_THE_FILE = ("query_file", "federation", "tables", "privacy")
-_OF_A_JOB = tuple(name for name in Job.__struct_fields__ if name != "options")
+_OF_A_JOB = tuple(name for name in Job.__struct_fields__ if name not in ("options", "loss_options"))
 _OF_ALGORITHMS = tuple({name for a in BY_NAME.values() for name in a.options.__struct_fields__})
 
 
@@ -76,7 +76,7 @@ def read_job(path: Path) -> JobFile:
 
 
 def _check_names(path: Path, given: dict[str, Any]) -> None:
-    known = {*_OF_THE_FILE, *_OF_A_JOB, *_OF_ALGORITHMS}
+    known = {*_OF_THE_FILE, *_OF_A_JOB, *_OF_ALGORITHMS, *loss_options()}
     for name in given:
         if name not in known:
             near = nearest(name, sorted(known))

@@ -14,8 +14,7 @@ import numpy as np
 from tablepuppet.engine.metrics import Metrics, measure
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Joined, TableMapping
-from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
-from tablepuppet.plan.plan import Plan
+from tablepuppet.plan.plan import Plan, check_labels
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.scoring import score_request
 from tablepuppet.protocol import Scores
@@ -38,14 +37,9 @@ def evaluate(model: Model, plan: Plan, link: Link, job_id: str) -> Metrics:
     for part in union.parts:
         per_row[part.block][part.train] = cast(Scores, answers[part.number][0]).values
     rows = _in_classes_of(model, mapping)
-    _, metrics = measure(rows, per_row, _loss(model), model.encoded_intercept, wants_auc=True)
+    check_labels(model.loss, mapping)
+    _, metrics = measure(rows, per_row, model.loss, model.encoded_intercept, wants_auc=True)
     return metrics
-
-
-def _loss(model: Model) -> Loss:
-    if not model.classes:
-        return Squared()
-    return Logistic() if model.outputs == 1 else Softmax(len(model.classes))
 
 
 def _in_classes_of(model: Model, mapping: TableMapping) -> Joined:

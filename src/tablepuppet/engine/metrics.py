@@ -9,7 +9,7 @@ import numpy as np
 
 from tablepuppet.algorithms.base import Walkable
 from tablepuppet.arrays import Array
-from tablepuppet.models.losses import Loss, Squared
+from tablepuppet.models.losses import Loss
 from tablepuppet.models.tally import Tally, tally
 from tablepuppet.privacy.labels import Channel
 
@@ -48,7 +48,7 @@ def measure(
     """
     if joined.rows == 0:
         return float("nan"), {}
-    wants_auc = wants_auc and loss.outputs == 1 and not isinstance(loss, Squared)
+    wants_auc = wants_auc and any(metric.is_ranked for metric in loss.metrics)
     if wants_auc:
         joined.allocate("scores", 1)
     writes = ("scores",) if wants_auc else ()
@@ -58,27 +58,14 @@ def measure(
         sums = known
         if wants_auc:
             joined.run(score_step, per_row, writes=writes, intercept=intercept)
-    n = sums["rows"]
-    plain_loss = mean_loss = sums["loss"] / n
+    mean_loss = loss.mean(sums, is_noisy=channel is not None)
     if "weighted" in sums:
         mean_loss = sums["weighted"] / max(sums["weight"], 1e-300)
-    if isinstance(loss, Squared):
-        spread = sums["label_squared"] - sums["label"] ** 2 / n
-        metrics = {
-            "rmse": float(np.sqrt(max(sums["squared"], 0.0) / n)),
-            "mae": sums["absolute"] / n,
-            "r2": 1.0 - sums["squared"] / spread if spread > 0 else 0.0,
-        }
-        if channel is not None:
-            del metrics["mae"]  # the noise cannot be taken out of it
-            mean_loss = 0.5 * sums["squared"] / n
-        return mean_loss, metrics
-    agreement = sums["correct"] / n
-    metrics = {"accuracy": agreement if channel is None else channel.accuracy(agreement), "log_loss": plain_loss}
     if wants_auc:
         area, share = _area(joined.ordered("scores"))
-        metrics["auc"] = area if channel is None else channel.auc(area, share)
-    return mean_loss, metrics
+        sums = {**sums, "area": area, "positives": share}
+    found = {m.name: m.value(sums, channel) for m in loss.metrics if wants_auc or not m.is_ranked}
+    return mean_loss, {name: value for name, value in found.items() if value is not None}
 
 
 def area_under_curve(scores: Array, labels: Array) -> float:

@@ -9,8 +9,7 @@ import math
 from dataclasses import dataclass
 
 from tablepuppet.arrays import Array
-
-_HIGHER_IS_BETTER = frozenset({"accuracy", "auc", "r2"})
+from tablepuppet.models.losses import metrics_by_name
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +35,8 @@ class Patience:
         (True, 2)
         """
         value = figures[self.monitor]
-        cost = -value if self.monitor in _HIGHER_IS_BETTER else value
+        metric = metrics_by_name().get(self.monitor)  # None: the loss
+        cost = -value if metric is not None and metric.is_higher_better else value
         self._seen = epoch
         if not (cost < self._best - self.min_delta or (self.best_epoch == 0 and not math.isnan(cost))):
             return False

@@ -16,7 +16,7 @@ from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
 from tablepuppet.engine.verdict import judge
 from tablepuppet.mapping.mapping import rows_here
-from tablepuppet.models.weighted import Weighted
+from tablepuppet.models.losses.weighted import Weighted
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, mean_contribution
 from tablepuppet.protocol import RevealedFeatures, RevealFeatures

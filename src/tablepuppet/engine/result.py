@@ -185,6 +185,8 @@ class Result:
             spec=self.plan.spec,
             builder=self.builder,
             id=self.id,
+            loss_name=self.plan.loss.name,
+            loss_options=job.loss_options,
         )
 
     def save(self, path: str | Path) -> None:

@@ -6,7 +6,6 @@ in a round is the algorithm's business (join_step, union_step, client_step).
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -50,7 +49,6 @@ from tablepuppet.server.union import UnionOperator
 from tablepuppet.tables.features import encoded_width
 from tablepuppet.transport.link import Link
 
-_ABSURD = 1e6  # a log loss that no model reaches but one that diverges
 OnRound = Callable[[RoundEvent], None]
 
 
@@ -226,8 +224,7 @@ class _Training:
             residuals=dict(self.server.residuals()),
         )
         self.history.append(record)
-        limit = math.inf if self.problem.loss.is_quadratic else _ABSURD
-        if not objective < limit:
+        if not objective < self.problem.loss.diverged:
             raise TrainingError(
                 f"training diverged in epoch {epoch}: the objective is {objective:.1e}; {self.plan.algorithm.remedy}"
             )

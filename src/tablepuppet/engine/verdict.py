@@ -15,7 +15,7 @@ from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.mapping.mapping import Joined
-from tablepuppet.models.losses import Loss, Softmax
+from tablepuppet.models.losses import Loss
 from tablepuppet.plan.plan import Plan
 
 _STILL = 0.01  # of all that the objective has fallen below a constant's: what the last fifth of the epochs may bring
@@ -43,18 +43,9 @@ def judge(plan: Plan, objectives: Sequence[float], metrics: dict[str, Metrics], 
 
 
 def best_constant(rows: Joined, loss: Loss) -> Array:
-    """The scores of the best constant: the labels' mean, or the logarithms of the classes' shares."""
+    """The scores of the best constant."""
     seen, counts = _seen(rows, rows.weights)
-    labels, share = rows.labels[seen], counts / max(float(counts.sum()), 1e-300)
-    if isinstance(loss, Softmax):
-        targets = np.eye(loss.outputs) if loss.targets is None else loss.targets
-        classes = np.bincount(labels.astype(np.intp), share, loss.outputs) @ targets
-        return np.asarray(np.log(np.maximum(classes, 1e-12)))
-    mean = float(share @ labels)
-    if loss.is_quadratic:
-        return np.array([mean])
-    odds = np.clip(mean, 1e-12, 1.0 - 1e-12)  # labels that carry noise may have any mean
-    return np.array([np.log(odds / (1.0 - odds))])
+    return loss.best_constant(rows.labels[seen], counts)
 
 
 def constant_loss(rows: Joined, loss: Loss, constant: Array, weights: Array | None = None) -> float:
@@ -92,16 +83,19 @@ def _unfinished(plan: Plan, falls: float, epochs: int) -> str:
 def _worse(plan: Plan, constant: Array, metrics: dict[str, Metrics]) -> list[str]:
     """A sentence where test rows are predicted no better than by a constant."""
     test, train = metrics["test"], metrics["train"]
-    if "r2" in test:
+    own = next((metric for metric in plan.loss.metrics if metric.of_loss and metric.name in test), None)
+    if plan.loss.is_quadratic:
         if test["r2"] >= 0.0:
             return []
         figures, fits = f"R² {test['r2']:.3g}", train["r2"] > 0.0
+    elif own is None:
+        return []
     else:
-        alone = constant_loss(plan.mapping.test, plan.loss, constant)
-        if test["log_loss"] <= alone:
+        alone = own.of_loss * constant_loss(plan.mapping.test, plan.loss, constant)
+        if test[own.name] <= alone:
             return []
-        base = constant_loss(plan.mapping.train, plan.loss, constant)
-        figures, fits = f"log loss {test['log_loss']:.4g} against {alone:.4g}", train["log_loss"] < base
+        base = own.of_loss * constant_loss(plan.mapping.train, plan.loss, constant)
+        figures, fits = f"{own.title.lower()} {test[own.name]:.4g} against {alone:.4g}", train[own.name] < base
     ways = ["raise l2, or select fewer features: the model fits training rows and not others"] if fits else []
     if not plan.job.spec.is_linear:
         ways.append(f'compare model="auto", a linear model by {DEFAULT}')

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.util import find_spec
 
-from tablepuppet.models.losses import COMPILED_FROM
+COMPILED_FROM = 1 << 22  # joined rows from which compiled kernels are worth loading
 
 HINT = "pip install 'tablepuppet[fast]' compiles the loops over so many joined rows: shorter epochs, in long runs"
 

@@ -37,9 +37,12 @@ def render(plan: Plan, counted: Account | None = None, epochs: int | None = None
 def title_lines(plan: Plan) -> list[str]:
     job, label = plan.job, plan.mapping.label
     kind = f"{len(label.classes)} classes" if label.classes else "a number"
+    named = {"loss": job.loss} if job.loss is not None and job.loss_class is not None else {}
+    chosen = ", ".join(f"{name} {value}" for name, value in (named | job.loss_options).items())
+    model = f"{job.model} ({chosen})" if chosen else job.model
     title = [
         f"Train {plan.mapping.bound.label} ({kind}) by {job.algorithm}: "
-        f"model {job.model}, l2 {job.l2:g}, at most {plural(job.epochs, 'epoch')}"
+        f"model {model}, l2 {job.l2:g}, at most {plural(job.epochs, 'epoch')}"
     ]
     steps = plan.algorithm.steps(job.options, _batches(plan), plan.unit)
     if steps is not None:

@@ -17,7 +17,7 @@ from tablepuppet.algorithms.algorithm import PrivateForm
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import TableMapping
-from tablepuppet.models.losses import Loss, Softmax
+from tablepuppet.models.losses import Loss
 from tablepuppet.privacy.accounting import composed_noise, participation
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.ledger import Release, Sampling
@@ -95,7 +95,7 @@ class NoisyBlock:
         if form.blocks is None:
             curvature = form.curvature * loss.bound * (1.0 + squared_norms)
         else:
-            curvature = form.curvature * loss.bound * form.blocks * self.squared_norm
+            curvature = form.curvature * loss.typical_curvature * form.blocks * self.squared_norm
         return NoisySteps(
             features=self.squared_norm,
             rows=max(1.0, self.mean * (1.0 if self.is_local else self.rate)),
@@ -143,16 +143,7 @@ def typical_slope(mapping: TableMapping, loss: Loss) -> float:
     counts = train.label_counts()
     share = counts / max(1, counts.sum())
     labels = np.where(counts > 0, train.labels, 0.0)
-    # At the best constant the slope is the target's distance from its mean, for each of the losses.
-    if isinstance(loss, Softmax):
-        classes = np.bincount(labels.astype(np.intp), weights=share, minlength=loss.outputs)
-        targets = np.eye(loss.outputs) if loss.targets is None else loss.targets
-        mean = classes @ targets
-        squares = classes @ (targets * targets).sum(axis=1) - mean @ mean
-    else:
-        mean = share @ labels
-        squares = share @ (labels - mean) ** 2
-    return float(np.sqrt(squares)) or 1.0
+    return loss.typical_slope(labels, share) or 1.0
 
 
 def outer_rounds(job: Job, mapping: TableMapping) -> int:

@@ -9,6 +9,7 @@ from math import ceil, log2
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.registry import BY_NAME, algorithm_of
@@ -19,7 +20,7 @@ from tablepuppet.mapping.keys.labels import Task
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.mapping.rows.expanded import expanded
 from tablepuppet.models.compiler import HINT, is_installed, wins
-from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
+from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.plan.advice import Advice, advise
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
@@ -35,14 +36,6 @@ from tablepuppet.plan.shape import shape_of
 from tablepuppet.plan.weights import weighted
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.transport.meter import Account
-
-_TASKS: dict[str, Task] = {
-    "squared": "number",
-    "logistic": "binary",
-    "softmax": "classes",
-    "cross_entropy": "classes",
-    "auto": "any",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +108,7 @@ class Plan:
     @property
     def hint(self) -> str | None:
         """What would make the run faster on this machine; None: nothing that is known."""
-        is_slow = wins(self.mapping.train.rows, is_dear=_is_dear(self.job, self.mapping)) and not is_installed()
+        is_slow = wins(self.mapping.train.rows, is_dear=_is_dear(self.job, self.loss)) and not is_installed()
         return HINT if is_slow else None
 
     @property
@@ -160,9 +153,11 @@ def make_plan(mapping: TableMapping, job: Job) -> Plan:
         raise JobError("there are no training rows; lower test_fraction or validation_fraction, or bring more rows")
     check_custody(job, mapping)
     if job.model == "auto":
-        job = msgspec.structs.replace(job, model=_model_for(mapping))
+        kind = job.loss_class or usual_loss(len(mapping.label.classes))
+        job = msgspec.structs.replace(job, model=kind.model, loss=None)
     job = blinded(job)
     loss = _loss(job, mapping)
+    check_labels(loss, mapping)
     mapping = weighted(_unbiased(mapping, loss), job)
     _check_stopping(job, mapping, loss)
     training = expanded(mapping) if job.is_expanded else mapping
@@ -174,11 +169,11 @@ def _unit(job: Job, mapping: TableMapping, loss: Loss) -> float:
 
     Labels that carry noise of their own have public bounds, and a quarter of their distance is the spread.
     """
-    if not isinstance(loss, Squared) or not job.chooses_steps:
+    if not loss.is_in_label_units or not job.chooses_steps:
         return 1.0
     private = job.privacy.label
     low, high = (0.0, 0.0) if private is None or private.bounds is None else private.bounds
-    spread = (high - low) / 4 if high > low else typical_slope(mapping, loss)
+    spread = (high - low) / 4 if high > low else typical_slope(mapping, Squared())
     return 2.0 ** round(log2(spread))
 
 
@@ -188,17 +183,15 @@ def _check_stopping(job: Job, mapping: TableMapping, loss: Loss) -> None:
         return
     if not mapping.validation.rows:
         raise JobError("no joined row fell on the validation side, and patience needs some; raise validation_fraction")
-    known = ["loss", *(("rmse", "mae", "r2") if isinstance(loss, Squared) else ("log_loss", "accuracy"))]
-    if not isinstance(loss, Squared) and loss.outputs == 1:
-        known.append("auc")
+    known = ["loss", *(metric.name for metric in loss.metrics if metric.can_monitor)]
     if job.monitor not in known:
-        raise JobError(f'monitor="{job.monitor}" is no figure of this label; choose one of {", ".join(known)}')
+        raise JobError(f'monitor="{job.monitor}" is not a metric for this label; choose one of {", ".join(known)}')
 
 
 def _unbiased(mapping: TableMapping, loss: Loss) -> TableMapping:
-    """Labels that their owners made noisy, with the bias taken out; softmax knows the noise itself."""
+    """Labels that their owners made noisy, with the bias taken out; some losses know the noise themselves."""
     channel = mapping.label.channel
-    if channel is None or isinstance(loss, Softmax):
+    if channel is None or loss.label_noise == "targets":
         return mapping
     train, validation, test = (
         replace(side, labels=channel.unbiased(side.labels))
@@ -207,35 +200,47 @@ def _unbiased(mapping: TableMapping, loss: Loss) -> TableMapping:
     return replace(mapping, train=train, validation=validation, test=test)
 
 
-def _model_for(mapping: TableMapping) -> str:
-    """The linear model that fits the label."""
-    if mapping.label.kind == "number":
-        return "linear"
-    return "logistic" if len(mapping.label.classes) == 2 else "softmax"
+def check_labels(loss: Loss, mapping: TableMapping) -> None:
+    """Refuses labels of joined rows that are outside the loss's domain."""
+    if mapping.label.channel is not None or type(loss).wrong_labels is Loss.wrong_labels:
+        return
+    for side in (mapping.train, mapping.validation, mapping.test):
+        if side.rows:
+            wrong = loss.wrong_labels(side.labels[side.label_counts() > 0])
+            if wrong is not None:
+                raise JobError(f"label {mapping.bound.label}: {wrong}")
 
 
 def task_of(job: Job) -> Task:
     """What kind of label a job's loss needs."""
-    return _TASKS[job.loss_name]
+    loss = job.loss_class
+    if loss is not None:
+        return loss.task
+    return "any" if job.loss_name == "auto" else "classes"
 
 
 def _loss(job: Job, mapping: TableMapping) -> Loss:
-    classes = len(mapping.label.classes)
-    is_number = mapping.label.kind == "number"
-    is_binary = job.loss_name == "logistic" or (job.loss_name != "softmax" and classes == 2)
-    channel = mapping.label.channel
-    targets = None if channel is None or is_number else channel.targets(classes)
-    if not (is_installed() and wins(mapping.train.rows, is_dear=_is_dear(job, mapping))):
-        return Squared() if is_number else Logistic() if is_binary else Softmax(classes, targets)
-    from tablepuppet.models.compiled import CompiledLogistic, CompiledSquared
-    from tablepuppet.models.compiled_softmax import CompiledSoftmax
-
-    return CompiledSquared() if is_number else CompiledLogistic() if is_binary else CompiledSoftmax(classes, targets)
+    kind = job.loss_class or usual_loss(len(mapping.label.classes))
+    loss = kind.of(_label_facts(kind, mapping), **job.loss_options)
+    return loss.compiled() if is_installed() and wins(mapping.train.rows, is_dear=_is_dear(job, loss)) else loss
 
 
-def _is_dear(job: Job, mapping: TableMapping) -> bool:
+def _label_facts(kind: type[Loss], mapping: TableMapping) -> LabelFacts:
+    classes, channel = len(mapping.label.classes), mapping.label.channel
+    if classes:
+        targets = None if channel is None else channel.targets(classes)
+        return LabelFacts(classes, targets=targets)
+    if kind.is_quadratic:  # whatever its labels are
+        return LabelFacts()
+    train = mapping.train
+    counts = train.label_counts()
+    occurs = counts > 0
+    labels = train.labels[occurs] if channel is None else channel.unbiased(train.labels[occurs])
+    values, inverse = np.unique(labels, return_inverse=True)
+    shares = np.bincount(inverse, counts[occurs], len(values)) / max(1, int(counts.sum()))
+    return LabelFacts(0, values, shares)
+
+
+def _is_dear(job: Job, loss: Loss) -> bool:
     """Whether the loss is dear for each row: proximal maps iterate, and several classes are several exponentials."""
-    if mapping.label.kind == "number":
-        return False
-    is_binary = job.loss_name == "logistic" or (job.loss_name != "softmax" and len(mapping.label.classes) == 2)
-    return algorithm_of(job.options).uses_proximal_map or not is_binary
+    return loss.is_costly or (algorithm_of(job.options).uses_proximal_map and loss.proximal_iterates)

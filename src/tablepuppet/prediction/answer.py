@@ -1,8 +1,8 @@
 """answer: scores of joined rows → an Arrow table of predictions, and the file that it may be written to.
 
-Columns: the key; `prediction`, in the label's own type; `probability` of the second class for two classes,
-`probability_<class>` for each class of softmax; and, where the request allowed owners to be missing, `assumed`: the
-tables whose mean contribution stands in for an unknown row.
+Columns: the key; `prediction`, in the label's own type; where scores are probabilities, `probability` of the second
+class for two classes, `probability_<class>` for each class of softmax; and, where the request allowed owners to be
+missing, `assumed`: the tables whose mean contribution stands in for an unknown row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Class
-from tablepuppet.models.losses import sigmoid, softmax
 from tablepuppet.prediction.model import Model
 from tablepuppet.writing import as_path, write_whole
 
@@ -27,14 +26,14 @@ from tablepuppet.writing import as_path, write_whole
 def answer(model: Model, keys: pa.Table, scores: Array, missing: Mapping[str, NDArray[np.bool_]] | None) -> pa.Table:
     """The table that a prediction returns."""
     columns: dict[str, pa.Array] = {}
+    predicted, probabilities = model.loss.predict(scores), model.loss.probabilities(scores)
     if not model.classes:
-        columns["prediction"] = pa.array(scores[:, 0])
-    elif model.outputs == 1:
-        columns["prediction"] = _classes(model.classes).take(pa.array((scores[:, 0] > 0).astype(np.int32)))
-        columns["probability"] = pa.array(sigmoid(scores[:, 0]))
+        columns["prediction"] = pa.array(predicted)
     else:
-        columns["prediction"] = _classes(model.classes).take(pa.array(scores.argmax(axis=1).astype(np.int32)))
-        probabilities = softmax(scores)
+        columns["prediction"] = _classes(model.classes).take(pa.array(predicted.astype(np.int32)))
+    if probabilities is not None and model.outputs == 1:
+        columns["probability"] = pa.array(probabilities[:, 1])
+    elif probabilities is not None:
         named = _classes(model.classes).cast(pa.string()).to_pylist()
         columns |= {f"probability_{c}": pa.array(probabilities[:, k]) for k, c in enumerate(named)}
     if missing is not None:

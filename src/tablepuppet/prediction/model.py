@@ -17,6 +17,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.catalog.bound import BoundQuery, Scan
 from tablepuppet.fragments import fragment, table
 from tablepuppet.mapping.mapping import Class
+from tablepuppet.models.losses import LabelFacts, Loss, loss_named, usual_loss
 from tablepuppet.models.modules import Builder
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.protocol import ColumnInfo, Encoder
@@ -67,6 +68,14 @@ class Model:
     spec: ModelSpec = field(default_factory=ModelSpec)  # how a block's model is built
     builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules; never saved
     id: str = ""  # under which owners hold their parts; "": not saved yet, and nobody does
+    loss_name: str = ""  # "": the usual one for such labels
+    loss_options: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> Loss:
+        """What the scores mean, and which metrics the model has."""
+        kind = loss_named(self.loss_name) if self.loss_name else usual_loss(self.outputs * len(self.classes))
+        return kind.of(LabelFacts(len(self.classes)), **self.loss_options)
 
     @property
     def outputs(self) -> int:

@@ -68,6 +68,8 @@ class _ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tables: list[_Table]
     metadata: dict[str, Any]
     spec: ModelSpec = ModelSpec()
+    loss: str = ""  # "": the usual one for such labels, in older files
+    loss_options: dict[str, float] = {}
 
 
 def save(model: Model, path: str | Path) -> None:
@@ -105,6 +107,8 @@ def load(path: str | Path) -> Model:
         metadata=file.metadata,
         spec=file.spec,
         id=file.id,
+        loss_name=file.loss,
+        loss_options=file.loss_options,
     )
 
 
@@ -150,6 +154,8 @@ def _write(model: Model, folder: Path) -> None:
         tables=tables,
         metadata=model.metadata,
         spec=model.spec,
+        loss=model.loss_name,
+        loss_options=model.loss_options,
     )
     (folder / "model.json").write_bytes(to_json(file))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tablepuppet.models.losses import metrics_by_name
 from tablepuppet.report.charts import Chart, Point, Series
 from tablepuppet.report.format import number, seconds, size, tick_text
 from tablepuppet.report.record import Epoch, RunRecord
 from tablepuppet.transport.meter import NETWORKS, Network
 
-TITLES = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "auc": "AUC", "accuracy": "Accuracy", "log_loss": "Log loss"}
+TITLES = {name: metric.title for name, metric in metrics_by_name().items()}
 
 
 @dataclass(frozen=True, slots=True)

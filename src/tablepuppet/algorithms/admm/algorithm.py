@@ -33,9 +33,7 @@ class AdmmAlgorithm(Algorithm[Admm]):
     forms_second_moments = True
     has_expanded_form = True
     uses_proximal_map = True
-
-    def epochs(self, model: str) -> int:
-        return 30
+    epochs = 30
 
     def refusal(self, options: Admm, spec: ModelSpec) -> str | None:
         if spec.is_linear or options.union != "exact":

@@ -74,5 +74,9 @@ class Admm(AlgorithmOptions, frozen=True, tag="admm"):
     def samples_at_clients(self) -> bool:
         return True
 
+    def for_kinks(self) -> Admm:
+        """Without the search over past iterates."""
+        return msgspec.structs.replace(self, memory=0)
+
     def blinded(self) -> Admm:
         return msgspec.structs.replace(self, memory=0, adapt=False, tolerance=0.0)

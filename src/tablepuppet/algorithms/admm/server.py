@@ -41,9 +41,12 @@ def opening_step(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict
 
 
 def _centred(shard: Any, loss: Loss, intercept: Array, before: Array, rho: float, relax: float) -> tuple[Array, Array]:
-    """u of the last round, and where the proximal map is taken: â + b + λ/ρ with λ = ℓ'(u), z = u − b."""
+    """u of the last round, and where the proximal map is taken: â + b + λ/ρ with λ = ℓ'(u), z = u − b.
+
+    Of a loss with kinks u does not tell λ, which is kept beside it.
+    """
     last = shard.state["u"].astype(np.float64, copy=False)
-    centre = loss.gradient(last, shard.labels)
+    centre = loss.gradient(last, shard.labels) if "dual" not in shard.state else shard.state["dual"].copy()
     centre /= rho
     centre += relax * shard.scores
     centre += (1.0 - relax) * last
@@ -57,7 +60,9 @@ def intercept_step(
     """Slope and curvature in b of min_z Σ ℓ(z + b) − λz + ρ/2 (â − z)²."""
     last, centre = _centred(shard, loss, intercept, before, rho, relax)
     u = loss.proximal(centre, rho, shard.labels, last)
-    curvature = loss.curvature(u)
+    if "dual" in shard.state:
+        return (), {"slope": rho * (centre - u).sum(axis=0)}
+    curvature = loss.curvature(u, shard.labels)
     return (), {
         "slope": loss.gradient(u, shard.labels).sum(axis=0),
         "curvature": (rho * curvature / (rho + curvature)).sum(axis=0),
@@ -70,12 +75,14 @@ def join_step(
     """The z-step and the dual step; the signal is c = λ⁺ + ρ(a − z⁺), and z = u − b."""
     last, centre = _centred(shard, loss, intercept, before, rho, relax)
     u = loss.proximal(centre, rho, shard.labels, last)
-    signal = loss.gradient(u, shard.labels)
+    signal = rho * (centre - u) if "dual" in shard.state else loss.gradient(u, shard.labels)
     z = u - intercept
     gap = shard.scores - z
     vectors = [gap, rho * (u - last + (before - intercept)), shard.scores, z, signal]
     sums = {name: squared_norm(vector) for name, vector in zip(_NORMS, vectors, strict=True)}
     shard.state["u"][...] = u
+    if "dual" in shard.state:
+        shard.state["dual"][...] = signal
     gap *= rho
     signal += gap
     return (signal,), sums
@@ -104,7 +111,7 @@ class AdmmServer(Server):
 
     def __post_init__(self) -> None:
         loss = self.problem.loss
-        self.rho = self.options.start_rho(self.problem.is_linear) * loss.bound
+        self.rho = self.options.start_rho(self.problem.is_linear) * loss.typical_curvature
         self._averages = self.options.averages and self.problem.is_linear
         self._iterates: list[Array] = []  # h of ADMM's own θ
         self._shift: Array = np.zeros(loss.outputs)  # and its intercept b
@@ -117,6 +124,10 @@ class AdmmServer(Server):
         # The reported model comes from exact predictions; what only steers it can do with half the memory.
         dtype = np.float32 if self._averages else np.float64
         self.problem.joined.allocate("u", loss.outputs, dtype)
+        self._writes: tuple[str, ...] = ("u",) if loss.is_smooth else ("u", "dual")
+        if not loss.is_smooth:
+            self.problem.joined.allocate("dual", loss.outputs)
+        self._bend = np.full(loss.outputs, np.nan)  # of a loss with kinks: how the slope in b rises
 
     @property
     def intercept(self) -> Array:
@@ -159,18 +170,15 @@ class AdmmServer(Server):
         is_free = problem.has_intercept and not problem.is_private
         if is_free and self._averages:
             self._shift = self._tracker.intercept  # the best one for the reported model, which ADMM follows
-        for _ in range(_INTERCEPT_STEPS if is_free and not self._averages else 0):
-            sums = problem.joined.run(intercept_step, h, intercept=self._shift, **given).sums
-            move = sums["slope"] / np.maximum(sums["curvature"], 1e-300)
-            self._shift = self._shift - move
-            # Newton in one variable: what is left after a step is its square
-            if problem.loss.is_quadratic or float(np.abs(move).max()) <= 1e-3:
-                break
+        elif is_free and not problem.loss.is_smooth:
+            self._shift = self._between_kinks(h, given)
+        elif is_free:
+            self._shift = self._by_newton(h, given)
         done = problem.joined.run(
             join_step,
             h,
             signals=1,
-            writes=("u",),
+            writes=self._writes,
             own=self._factor,
             fused=fused_step if isinstance(problem.loss, Fused) else None,
             intercept=self._shift,
@@ -187,6 +195,35 @@ class AdmmServer(Server):
             }
             updates.append(BlockUpdate(AdmmUpdate, {"signal": done.signals[0][i]}, common))
         return updates
+
+    def _by_newton(self, h: list[Array], given: dict[str, Any]) -> Array:
+        """The best b for this round's z-step."""
+        shift, problem = self._shift, self.problem
+        for _ in range(_INTERCEPT_STEPS):
+            sums = problem.joined.run(intercept_step, h, intercept=shift, **given).sums
+            move = sums["slope"] / np.maximum(sums["curvature"], 1e-300)
+            shift = shift - move
+            # Newton in one variable: what is left after a step is its square
+            if problem.loss.is_quadratic or float(np.abs(move).max()) <= 1e-3:
+                break
+        return shift
+
+    def _between_kinks(self, h: list[Array], given: dict[str, Any]) -> Array:
+        """The same where the slope in b rises piece by piece, by at most ρN: secants tell how steeply."""
+        shift, most = self._shift, self.rho * self.problem.joined.rows
+        last: tuple[Array, Array] | None = None
+        for _ in range(_INTERCEPT_STEPS):
+            slope = self.problem.joined.run(intercept_step, h, intercept=shift, **given).sums["slope"]
+            if last is not None:
+                moved = shift - last[0]
+                rise = np.divide(slope - last[1], moved, out=np.zeros_like(slope), where=moved != 0)
+                self._bend = np.where(rise > 0, rise, self._bend)
+            self._bend = np.clip(np.where(np.isnan(self._bend), most, self._bend), 1e-3 * most, most)
+            if float(np.abs(slope).max()) <= 1e-9 * most * float(np.abs(shift).max() + 1.0):
+                break
+            last = shift, slope
+            shift = shift - slope / self._bend
+        return shift
 
     def _note(self, sums: dict[str, float]) -> None:
         """Residuals, relative to the size of what they compare (Boyd et al., 3.3.1)."""

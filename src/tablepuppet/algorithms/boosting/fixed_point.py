@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.errors import TrainingError
 from tablepuppet.models.losses import Logistic, Loss, Squared
-from tablepuppet.models.weighted import Weighted
+from tablepuppet.models.losses.weighted import Weighted
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.signedinteger[Any]]

@@ -15,6 +15,7 @@ class CentralizedAlgorithm(PooledAlgorithm[Centralized]):
     options = Centralized
     summary = "the baseline: features are pooled in one process, and F is minimised on the materialised join"
     requires_linear = "it needs a convex objective with second derivatives in closed form"
+    requires_curvature = True
 
     def fit(self, features: Array, labels: Array, loss: Loss, l2: float, options: Centralized) -> Optimum:
         return minimise(features, labels, loss, l2, options.tolerance)

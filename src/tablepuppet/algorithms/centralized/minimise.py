@@ -35,7 +35,7 @@ def minimise(features: Array, labels: Array, loss: Loss, l2: float, tolerance: f
         iterations += 1
         scores = (design @ point)[:, None]
         slope = design.T @ loss.gradient(scores, labels)[:, 0] / rows + ridge * point
-        hessian = design.T @ (design * loss.curvature(scores)) / rows + np.diag(ridge)
+        hessian = design.T @ (design * loss.curvature(scores, labels)) / rows + np.diag(ridge)
         step = -_solve(hessian, slope, l2)
         decrement = -0.5 * float(slope @ step)
         if decrement <= 0.01 * tolerance * abs(value):

@@ -27,10 +27,9 @@ class NewtonAlgorithm(Algorithm[Newton]):
     requests = (NewtonUpdate,)
     figures = NewtonFigures
     requires_linear = "it needs a convex objective with second derivatives in closed form"
+    requires_curvature = True
     forms_second_moments = True
-
-    def epochs(self, model: str) -> int:
-        return 30 if model in ("auto", "softmax") else 20
+    epochs = 20
 
     def server(self, problem: Problem, options: Newton) -> NewtonServer:
         return NewtonServer(problem, options)

@@ -20,8 +20,13 @@ from tablepuppet.arrays import Array
 def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:
     """argmin_b Σ ℓ(a + b; y)."""
     loss, start = problem.loss, np.zeros(problem.loss.outputs)
-    if not any(h.any() for h in predictions):
-        problem = replace(problem, joined=problem.joined.by_label())
+    is_alone = not any(h.any() for h in predictions)
+    if is_alone or not loss.is_smooth:
+        labels = problem.joined.by_label()
+        heavy = np.ones(labels.rows) if labels.weights is None else labels.weights
+        if not loss.searches_constant:
+            return loss.best_constant(labels.labels, heavy)
+        problem = replace(problem, joined=labels)
         predictions = [np.zeros((problem.joined.rows, loss.outputs))]
     joined = problem.joined
     evaluate = partial(derivatives, problem, wants_curvature=False)

@@ -26,6 +26,7 @@ from tablepuppet.privacy.labels import Channel
 _ITERATIONS = 12
 _HALVINGS = 30
 _PIECE = 1 << 14  # rows that are combined at a time
+_NO_LABELS = np.zeros(0)
 _ENOUGH = 1e-3  # of what a round has gained: less than that is left to the next round
 
 
@@ -89,7 +90,7 @@ def hessian_step(shard: Any, *, loss: Loss, intercept: Array, is_known: bool) ->
     scores = np.add(shard.scores, intercept, out=shard.scores)
     rows, outputs = scores.shape
     if outputs == 1:
-        curvature = loss.curvature(scores)
+        curvature = loss.curvature(scores, _labels(shard, loss))
         curved = [block * curvature for block in shard.columns]
         sums = {"intercept": np.concatenate([c.sum(axis=0) for c in (*curved, curvature)])[:, None]}
         if is_known:
@@ -97,9 +98,14 @@ def hessian_step(shard: Any, *, loss: Loss, intercept: Array, is_known: bool) ->
         return ((*curved, curvature),), sums
     unit = np.broadcast_to(np.eye(outputs), (rows, outputs, outputs))
     vectors = np.concatenate([*(block.reshape(rows, -1, outputs) for block in shard.columns), unit], axis=1)
-    products = loss.hessian_product(scores, vectors)
+    products = loss.hessian_product(scores, _labels(shard, loss), vectors)
     new = range(products.shape[1] - outputs)
     return [products[:, k] for k in new], {"intercept": products.sum(axis=0)}
+
+
+def _labels(shard: Any, loss: Loss) -> Array:
+    """The labels, where the curvature depends on them: looking them up takes time."""
+    return np.asarray(shard.labels) if loss.curvature_needs_labels else _NO_LABELS
 
 
 def minimise(

@@ -24,7 +24,7 @@ from tablepuppet.protocol import DescribeLabels, Labels, LabelSummary, SendLabel
 from tablepuppet.transport.link import Link
 
 _CLASSES = 100  # distinct numbers that may be classes; more are a quantity
-Task = Literal["number", "binary", "classes", "any"]
+Task = Literal["number", "binary", "classes", "any"]  # what a loss needs (models/losses); any: whatever it is
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +143,7 @@ def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelIn
         )
     if task == "binary" and len(found) != 2:
         raise MappingError(
-            f'model="logistic" needs a label of two classes, and {label} has {len(found)}; '
+            f"the model needs a label of two classes, and {label} has {len(found)}; "
             'use model="softmax", or make two of them in the SELECT, for example (x > 0) AS y'
         )
     if len(found) < 2:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, Place, loops
-from tablepuppet.models.losses import COMPILED_FROM
+from tablepuppet.models.compiler import COMPILED_FROM
 
 T = TypeVar("T", bound=np.generic)
 FAR = 1 << 17  # rows of a block whose values do not stay in a core's cache

@@ -16,7 +16,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.mapping.walk.collapse import LaneSums, SharedTotals
 from tablepuppet.mapping.walk.gather_scatter import Place
 from tablepuppet.mapping.walk.work import Lane, LaneResult, Shard, Signal, Sums, Work, add_sums
-from tablepuppet.models.weighted import Weighted
+from tablepuppet.models.losses.weighted import Weighted
 
 if TYPE_CHECKING:
     from tablepuppet.mapping.rows.joined import JoinedRows

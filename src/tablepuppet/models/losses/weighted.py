@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.models.losses import Derivatives, Loss
+from tablepuppet.models.losses.base import Derivatives, Loss
 
 _NONE = 1e-30  # a weight that no weight above 0 is below
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Weighted:
+class Weighted(Loss):
     """w·ℓ."""
 
     plain: Loss
@@ -32,8 +32,16 @@ class Weighted:
         return self.plain.bound * float(self.weights.max(initial=0.0))
 
     @property
-    def is_quadratic(self) -> bool:
+    def is_quadratic(self) -> bool:  # type: ignore[override]
         return self.plain.is_quadratic
+
+    @property
+    def is_smooth(self) -> bool:  # type: ignore[override]
+        return self.plain.is_smooth
+
+    @property
+    def curvature_needs_labels(self) -> bool:  # type: ignore[override]
+        return self.plain.curvature_needs_labels
 
     def value(self, scores: Array, labels: Array) -> Array:
         return self.weights * self.plain.value(scores, labels)
@@ -44,16 +52,16 @@ class Weighted:
     def gradient(self, scores: Array, labels: Array) -> Array:
         return self.weights[:, None] * self.plain.gradient(scores, labels)
 
-    def curvature(self, scores: Array) -> Array:
-        return self.weights[:, None] * self.plain.curvature(scores)
+    def curvature(self, scores: Array, labels: Array) -> Array:
+        return self.weights[:, None] * self.plain.curvature(scores, labels)
 
     def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
         _, gradient, curvature = self.plain.derivatives(scores, labels, wants_curvature=wants_curvature)
         across, total = self.weights[:, None], self.total(scores, labels)
         return total, across * gradient, None if curvature is None else across * curvature
 
-    def hessian_product(self, scores: Array, vectors: Array) -> Array:
-        return self.weights[:, None, None] * self.plain.hessian_product(scores, vectors)
+    def hessian_product(self, scores: Array, labels: Array, vectors: Array) -> Array:
+        return self.weights[:, None, None] * self.plain.hessian_product(scores, labels, vectors)
 
     def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
         """argmin w·ℓ(u) + ρ/2 ‖u − c‖² = argmin ℓ(u) + (ρ/w)/2 ‖u − c‖²; without weight, c itself."""

@@ -1,9 +1,7 @@
-"""The z-step and dual step of ADMM (algorithms/admm/server.py) over a view of joined rows, in one pass for each loss.
+"""ADMM's z-step and dual step (algorithms/admm/server.py) of the logistic loss over a view of joined rows, compiled.
 
-In: a view, whose state u is the last round's, and b, b⁻, ρ and the relaxation. Out: the sums by which ADMM judges
-itself; u becomes u⁺, and c = λ⁺ + ρ(a − z⁺), z⁺ = u⁺ − b, is collapsed to the blocks' rows.
-
-Loops are cut so that each writes few arrays: then the compiler can tell that they do not overlap, and uses vectors.
+In and out: as in squared_compiled.py. Loops are cut so that each writes few arrays: then the compiler can tell that
+they do not overlap, and uses vectors.
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ from tablepuppet.models.compiled_lane import CHUNK, collapse, expand
 from tablepuppet.models.elementary import exp, exp_single
 from tablepuppet.models.jit import kernel, summing
 from tablepuppet.models.lane_view import LaneView
+from tablepuppet.models.losses.squared_compiled import NORMS, State
 
-State = NDArray[np.floating[Any]]
 Singles = NDArray[np.float32]
-_NORMS = 5  # ‖a − z‖², ‖u⁺ − u + b⁻ − b‖², ‖a‖², ‖z‖², ‖λ⁺‖²
 _STEPS, _SINGLE_STEPS = 60, 12
 _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 _FARTHEST = 1e30  # which single precision can square no more, but hold
@@ -29,62 +26,11 @@ _ROUGH = np.float32(1e-3)  # a Newton step this small leaves an error of single 
 _CLOSE = {4: 3e-4, 8: 1e-6}  # by bytes of the state: a last step so small leaves less than the state can hold
 
 
-def squared_dual(view: LaneView, b: float, before: float, rho: float, relax: float) -> Array:
-    """The step of ½(a − y)²: the five norms."""
-    norms = np.zeros(_NORMS)
-    given = (view.rows, view.source, view.target, view.state["u"])
-    _squared(*given, b, before, rho, relax, norms)
-    return norms
-
-
 def logistic_dual(view: LaneView, b: float, before: float, rho: float, relax: float) -> Array:
     """The step of the logistic loss: the five norms."""
-    norms, u = np.zeros(_NORMS), view.state["u"]
+    norms, u = np.zeros(NORMS), view.state["u"]
     _logistic(view.rows, view.source, view.target, u, b, before, rho, relax, _CLOSE[u.itemsize], norms)
     return norms
-
-
-@kernel
-def _squared(
-    rows: int,
-    source: tuple[Any, ...],
-    target: tuple[Any, ...],
-    u: State,
-    b: float,
-    before: float,
-    rho: float,
-    relax: float,
-    norms: Array,
-) -> None:
-    blocks, room = np.empty((len(source[0]), CHUNK)), np.empty((3, CHUNK))
-    for first in range(0, rows, CHUNK):
-        kept = u[first : min(first + CHUNK, rows)]
-        a, y, signal = room[0, : len(kept)], room[1, : len(kept)], room[2, : len(kept)]
-        expand(first, source, blocks, a, y)
-        _squared_step(a, y, kept, signal, b, before, rho, relax, norms)
-        collapse(first, target, blocks, signal)
-
-
-@summing
-def _squared_step(
-    a: Array, y: Array, u: State, signal: Array, b: float, before: float, rho: float, relax: float, norms: Array
-) -> None:
-    shift, inverse, down = b - (1.0 - relax) * before, 1.0 / rho, 1.0 / (1.0 + rho)
-    primal, moved, of_scores, of_z, of_dual = 0.0, 0.0, 0.0, 0.0, 0.0
-    for j in range(len(u)):
-        last = np.float64(u[j])
-        centre = (last - y[j]) * inverse + relax * a[j] + (1.0 - relax) * last + shift
-        new = (y[j] + rho * centre) * down
-        u[j] = new
-        dual, z = new - y[j], new - b
-        gap, step = a[j] - z, new - last + before - b
-        signal[j] = dual + rho * gap
-        primal += gap * gap
-        moved += step * step
-        of_scores += a[j] * a[j]
-        of_z += z * z
-        of_dual += dual * dual
-    norms += np.array([primal, moved, of_scores, of_z, of_dual])
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Softmax as compiled loops (numba): the same contract as losses.py.
+"""Softmax as compiled loops (numba): the same contract as softmax.py.
 
 A chunk of rows lies transposed, classes by rows, so that every inner loop runs over rows.
 """
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.models.compiled import CHUNK, CLOSE, STEPS
 from tablepuppet.models.elementary import exp
 from tablepuppet.models.jit import kernel
-from tablepuppet.models.losses import Derivatives, Softmax
+from tablepuppet.models.losses.base import Derivatives
+from tablepuppet.models.losses.logistic_compiled import CHUNK, CLOSE, STEPS
+from tablepuppet.models.losses.softmax import Softmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class CompiledSoftmax(Softmax):
         gradient[place] -= 1.0
         return float(value.sum()), gradient, None
 
-    def hessian_product(self, scores: Array, vectors: Array) -> Array:
+    def hessian_product(self, scores: Array, labels: Array, vectors: Array) -> Array:
         out = np.empty(vectors.shape)
         _softmax_hessian(self.probabilities(scores), vectors, out)
         return out

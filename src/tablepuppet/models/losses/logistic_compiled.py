@@ -1,8 +1,8 @@
-"""The losses of one output as compiled loops (numba), for joined tables of many rows.
+"""The logistic loss as compiled loops (numba), for joined tables of many rows.
 
 Same interface, same results to rounding. Exponentials and logarithms are polynomials that the
 compiler turns into vector instructions, accurate to an ulp or two; proximal maps iterate on a few
-hundred rows at a time, which never leave the first-level cache.
+hundred rows at a time, which never leave the first-level cache. ADMM's step is in logistic_dual.py.
 """
 
 from __future__ import annotations
@@ -12,23 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.models.compiled_dual import logistic_dual, squared_dual
 from tablepuppet.models.elementary import exp, log1p_exp
 from tablepuppet.models.jit import kernel
 from tablepuppet.models.lane_view import LaneView
-from tablepuppet.models.losses import Derivatives, Logistic, Squared
+from tablepuppet.models.losses.base import Derivatives
+from tablepuppet.models.losses.logistic import Logistic
+from tablepuppet.models.losses.logistic_dual import logistic_dual
 
 CHUNK = 256  # rows that a proximal map iterates on together
 STEPS = 60
 CLOSE = 1e-6  # a Newton step this small leaves an error of its square
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledSquared(Squared):
-    """½(a − y)²: NumPy is fast enough but for ADMM's step."""
-
-    def dual_step(self, view: LaneView, intercept: float, before: float, rho: float, relax: float) -> Array:
-        return squared_dual(view, intercept, before, rho, relax)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +49,7 @@ class CompiledLogistic(Logistic):
         _logistic_derivatives(scores.reshape(-1), labels, value, gradient.reshape(-1), curvature.reshape(-1))
         return float(value.sum()), gradient, curvature if wants_curvature else None
 
-    def curvature(self, scores: Array) -> Array:
+    def curvature(self, scores: Array, labels: Array) -> Array:
         out = np.empty((len(scores), 1))
         _logistic_curvature(scores.reshape(-1), out.reshape(-1))
         return out

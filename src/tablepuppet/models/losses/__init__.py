@@ -1,0 +1,70 @@
+"""The list of losses. A new one is a file beside these and one line in LOSSES (docs/architecture.md)."""
+
+from __future__ import annotations
+
+from tablepuppet.errors import JobError
+from tablepuppet.models.losses.base import Derivatives, Fused, LabelFacts, Loss, Task
+from tablepuppet.models.losses.huber import Huber
+from tablepuppet.models.losses.logistic import Logistic, sigmoid
+from tablepuppet.models.losses.poisson import Poisson
+from tablepuppet.models.losses.quantile import Quantile
+from tablepuppet.models.losses.softmax import Softmax, softmax
+from tablepuppet.models.losses.squared import Squared
+from tablepuppet.models.metrics import Metric
+
+LOSSES: list[type[Loss]] = [
+    Squared,
+    Logistic,
+    Softmax,
+    Poisson,
+    Huber,
+    Quantile,
+]
+
+__all__ = [
+    "LOSSES",
+    "Derivatives",
+    "Fused",
+    "Huber",
+    "LabelFacts",
+    "Logistic",
+    "Loss",
+    "Poisson",
+    "Quantile",
+    "Softmax",
+    "Squared",
+    "Task",
+    "loss_named",
+    "loss_of_model",
+    "metrics_by_name",
+    "sigmoid",
+    "softmax",
+    "usual_loss",
+]
+
+
+def loss_named(name: str) -> type[Loss]:
+    """The loss of that name.
+
+    >>> loss_named("squared").model
+    'linear'
+    """
+    found = {loss.name: loss for loss in LOSSES}
+    if name not in found:
+        raise JobError(f"unknown loss {name!r}; choose one of {', '.join(found)}")
+    return found[name]
+
+
+def loss_of_model(model: str) -> type[Loss] | None:
+    """The loss that model="…" names; None: the model leaves it open."""
+    return next((loss for loss in LOSSES if loss.model == model), None)
+
+
+def usual_loss(classes: int) -> type[Loss]:
+    """The loss of a label with so many classes (0: a number), where none is asked for."""
+    return Squared if classes == 0 else Logistic if classes == 2 else Softmax
+
+
+def metrics_by_name() -> dict[str, Metric]:
+    """All metrics that models of some loss have."""
+    return {metric.name: metric for loss in LOSSES for metric in loss.metrics}

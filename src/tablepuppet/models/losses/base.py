@@ -1,0 +1,200 @@
+"""Loss: all that depends on which loss ℓ(a; y) is minimised.
+
+A loss says which labels it takes, its value and derivatives, its proximal map, the best constant, what a score means
+(its link), which metrics a model of it has, and what privacy may do to its labels. Scores `a` are (rows, outputs);
+labels are one number per row (a class number where the label has classes). Everything is for all rows at once.
+
+A loss of one output needs `value`, `gradient` and `curvature`; the rest follows from them or from what it declares.
+docs/architecture.md says how to add one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+
+import numpy as np
+
+from tablepuppet.arrays import Array
+from tablepuppet.models.metrics import NUMBER, Metric
+
+STEPS = 60  # more than a bisection to machine precision needs
+EXACT = 1e-10
+Derivatives = tuple[float, Array, Array | None]
+Task = Literal["number", "binary", "classes"]
+LabelNoise = Literal["unbiased labels", "targets", "refused"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelFacts:
+    """What a loss may know of the training labels when it is made; a loaded model's loss knows the classes alone."""
+
+    classes: int = 0  # 0: the label is a number
+    values: Array | None = None  # different labels, ascending
+    shares: Array | None = None  # of joined rows that have each
+    targets: Array | None = None  # of classes that went through randomised response: what to fit instead of one-hot
+
+
+class Loss(ABC):
+    """One loss."""
+
+    __slots__ = ()
+
+    name: ClassVar[str]
+    model: ClassVar[str]  # model="…" trains a linear model with this loss
+    task: ClassVar[Task] = "number"  # what the label must be
+    options: ClassVar[tuple[str, ...]] = ()  # fields that a job may set
+    metrics: ClassVar[tuple[Metric, ...]] = NUMBER
+    is_quadratic: ClassVar[bool] = False  # the curvature is `bound` everywhere
+    is_smooth: ClassVar[bool] = True  # False: algorithms that need second derivatives refuse it
+    is_costly: ClassVar[bool] = False  # several exponentials a row: compiled loops win sooner
+    proximal_iterates: ClassVar[bool] = True  # False: the proximal map is in closed form
+    curvature_needs_labels: ClassVar[bool] = True
+    is_in_label_units: ClassVar[bool] = True  # a score is an estimate of the label itself
+    label_noise: ClassVar[LabelNoise] = "refused"  # "unbiased labels": the loss is linear in y, but for what has no a
+    searches_constant: ClassVar[bool] = False  # training begins at what a subspace search finds, not at best_constant
+    diverged: ClassVar[float] = inf  # an objective that no model reaches but one that diverges
+    epochs: ClassVar[Mapping[str, int]] = {}  # more than for other losses, by what of it an algorithm uses
+
+    @classmethod
+    def of(cls, label: LabelFacts, **options: float) -> Self:
+        """The loss for such labels."""
+        return cls(**options)
+
+    @property
+    def outputs(self) -> int:
+        """d_c, the number of scores per row."""
+        return 1
+
+    @property
+    @abstractmethod
+    def bound(self) -> float:
+        """An upper bound of the curvature; where there is none, the largest to be expected."""
+
+    @property
+    def typical_curvature(self) -> float:
+        """In whose units ADMM's ρ begins."""
+        return self.bound
+
+    # -- labels ----------------------------------------------------------------------------------
+
+    def wrong_labels(self, labels: Array) -> str | None:
+        """What is wrong with labels outside the loss's domain, and what to do; None: nothing. Never a label itself."""
+        return None
+
+    def best_constant(self, labels: Array, weights: Array) -> Array:
+        """argmin_b Σ w ℓ(b; y)."""
+        return newton_constant(self, labels, weights)
+
+    def typical_slope(self, labels: Array, shares: Array) -> float:
+        """The root mean square of ∂ℓ/∂a at the best constant: what feature privacy clips gradients by."""
+        slopes = self.gradient(np.full((len(labels), 1), self.best_constant(labels, shares)[0]), labels)[:, 0]
+        return float(np.sqrt(shares @ (slopes * slopes)))
+
+    # -- the function ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def value(self, scores: Array, labels: Array) -> Array:
+        """ℓ per row."""
+
+    @abstractmethod
+    def gradient(self, scores: Array, labels: Array) -> Array:
+        """∂ℓ/∂a, (rows, outputs); of a loss with a kink, any subgradient."""
+
+    @abstractmethod
+    def curvature(self, scores: Array, labels: Array) -> Array:
+        """The diagonal of ∂²ℓ/∂a², or a matrix above it by which Newton's steps are scaled; never negative."""
+
+    def total(self, scores: Array, labels: Array) -> float:
+        """Σ ℓ over the rows."""
+        return float(self.value(scores, labels).sum())
+
+    def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
+        """Σ ℓ over the rows, and of each row ∂ℓ/∂a and, if wanted, the diagonal of ∂²ℓ/∂a²."""
+        curvature = self.curvature(scores, labels) if wants_curvature else None
+        return self.total(scores, labels), self.gradient(scores, labels), curvature
+
+    def hessian_product(self, scores: Array, labels: Array, vectors: Array) -> Array:
+        """(∂²ℓ/∂a²) v of each row, for vectors of shape (rows, vectors, outputs)."""
+        return np.asarray(vectors * self.curvature(scores, labels)[:, :, None])
+
+    def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
+        """argmin_u ℓ(u; y) + ρ/2 ‖u − centre‖²; ρ is one number, or a column of one per row."""
+        return newton_proximal(self, centre, rho, labels, start)
+
+    # -- what a score means ----------------------------------------------------------------------
+
+    def predict(self, scores: Array) -> Array:
+        """The prediction of each row: a number, or the number of a class."""
+        return scores[:, 0] if self.task == "number" else np.asarray(scores[:, 0] > 0)
+
+    def probabilities(self, scores: Array) -> Array | None:
+        """Of each class, (rows, classes); None: scores are not probabilities of anything."""
+        return None
+
+    def mean(self, sums: Mapping[str, Any], *, is_noisy: bool) -> float:
+        """The mean loss, from sums over rows (tally.py); `is_noisy`: of labels that their owners made noisy."""
+        return float(sums["loss"] / sums["rows"])
+
+    def compiled(self) -> Loss:
+        """The same as compiled loops, for many joined rows; itself where there are none."""
+        return self
+
+
+@runtime_checkable
+class Fused(Protocol):
+    """A loss of one output whose ADMM z-step and dual step (algorithms/admm/server.py) is one pass over joined rows."""
+
+    def dual_step(self, view: Any, intercept: float, before: float, rho: float, relax: float) -> Array:
+        """‖a − z‖², ‖u⁺ − u + b⁻ − b‖², ‖a‖², ‖z‖², ‖λ⁺‖²; the view's u becomes u⁺, and its signal is collapsed."""
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def newton_constant(loss: Loss, labels: Array, weights: Array) -> Array:
+    """The best constant of a convex loss of one output: Newton steps, and halves of a bracket where those leave it."""
+    low, high, b = -inf, inf, 0.0
+    for step in range(2 * STEPS):
+        scores = np.full((len(labels), 1), b)
+        slope = float(weights @ loss.gradient(scores, labels)[:, 0])
+        low, high = (b if slope <= 0 else low), (b if slope >= 0 else high)
+        curvature = float(weights @ loss.curvature(scores, labels)[:, 0])
+        new = b - slope / curvature if curvature > 0 else inf
+        if not low <= new <= high:
+            new = 0.5 * (low + high) if high - low < inf else b - np.sign(slope) * 2.0**step
+        if abs(new - b) <= EXACT * (1.0 + abs(b)):
+            break
+        b = new
+    return np.array([b])
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def newton_proximal(loss: Loss, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
+    """The proximal map of a convex loss of one output: Newton steps, and halves of a bracket where those leave it.
+
+    g(u) = ℓ'(u) + ρ(u − centre) rises by at least ρ: its root lies within |ℓ'(centre)|/ρ of the centre.
+    """
+    away = loss.gradient(centre, labels) / rho
+    reach = np.where(np.isfinite(away), np.abs(away) * (1.0 + 1e-14) + 1e-14 * np.abs(centre), inf)
+    low, high = np.where(away > 0, centre - reach, centre), np.where(away < 0, centre + reach, centre)
+    u = np.clip(start.astype(np.float64), low, high)
+    is_settled, before = np.zeros(u.shape, np.bool_), np.full_like(u, inf)
+    for step in range(2 * STEPS):
+        slope = loss.gradient(u, labels) + rho * (u - centre)
+        low, high = np.where(slope <= 0, u, low), np.where(slope >= 0, u, high)
+        move = -slope / (loss.curvature(u, labels) + rho)
+        if step % 3 == 2:  # three Newton steps that converge gain far more than this; others grow longer
+            move *= np.where(np.abs(slope) <= 0.01 * before, 1.0, 2.0 ** (step // 3 + 1))
+            before = np.abs(slope)
+        # Where a derivative overflows, one end of the bracket is open: look for it at growing distances.
+        beyond = np.where(np.isfinite(low), low + np.abs(low) + 1.0, high - np.abs(high) - 1.0)
+        middle = np.where(np.isfinite(low) & np.isfinite(high), 0.5 * (low + high), beyond)
+        new = np.where((u + move >= low) & (u + move <= high), u + move, middle)
+        new = np.where(is_settled, u, new)
+        is_settled |= np.abs(new - u) <= EXACT * (1.0 + np.abs(new))
+        u = new
+        if is_settled.all():
+            break
+    return u

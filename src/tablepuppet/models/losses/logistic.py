@@ -1,0 +1,120 @@
+"""Logistic loss of two classes: log(1 + eᵃ) − y·a."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from tablepuppet.arrays import Array
+from tablepuppet.models.losses.base import EXACT, STEPS, Derivatives, LabelNoise, Loss, Task
+from tablepuppet.models.metrics import BINARY, Metric
+
+_PRODUCT = 512  # numbers from 1 to 2 whose product is certain to be finite
+
+
+@dataclass(frozen=True, slots=True)
+class Logistic(Loss):
+    """log(1 + eᵃ) − y·a with y in {0, 1} (or debiased, any real number)."""
+
+    name: ClassVar[str] = "logistic"
+    model: ClassVar[str] = "logistic"
+    task: ClassVar[Task] = "binary"
+    metrics: ClassVar[tuple[Metric, ...]] = BINARY
+    curvature_needs_labels: ClassVar[bool] = False
+    is_in_label_units: ClassVar[bool] = False
+    label_noise: ClassVar[LabelNoise] = "unbiased labels"
+    searches_constant: ClassVar[bool] = True
+    diverged: ClassVar[float] = 1e6
+
+    @property
+    def bound(self) -> float:
+        return 0.25
+
+    def best_constant(self, labels: Array, weights: Array) -> Array:
+        mean = float(weights @ labels) / max(float(weights.sum()), 1e-300)
+        odds = np.clip(mean, 1e-12, 1.0 - 1e-12)  # labels that carry noise may have any mean
+        return np.array([np.log(odds / (1.0 - odds))])
+
+    def typical_slope(self, labels: Array, shares: Array) -> float:
+        """At the best constant the slope is the label's distance from its mean."""
+        return float(np.sqrt(shares @ (labels - shares @ labels) ** 2))
+
+    def value(self, scores: Array, labels: Array) -> Array:
+        a = scores[:, 0]
+        return np.asarray(np.maximum(a, 0.0) + np.log1p(np.exp(-np.abs(a))) - labels * a)
+
+    def total(self, scores: Array, labels: Array) -> float:
+        e, _ = _smaller(scores)
+        return _total(scores, labels, e)
+
+    def gradient(self, scores: Array, labels: Array) -> Array:
+        return _rising(scores, _smaller(scores)[1]) - labels[:, None]
+
+    def curvature(self, scores: Array, labels: Array) -> Array:
+        _, p = _smaller(scores)
+        return np.asarray(p - p * p)
+
+    def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
+        e, p = _smaller(scores)
+        gradient = _rising(scores, p)
+        gradient -= labels[:, None]
+        return _total(scores, labels, e), gradient, p - p * p if wants_curvature else None
+
+    def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
+        # g(u) = σ(u) − y + ρ(u − v) rises, is convex below 0 and concave above. g(0) tells on which
+        # side its root lies; there Newton overshoots at most once, towards 0, where it is stopped,
+        # and is monotone from then on.
+        y = labels[:, None]
+        is_above = 0.5 - y - rho * centre < 0
+        low, high = np.where(is_above, 0.0, -np.inf), np.where(is_above, np.inf, 0.0)
+        u = np.clip(start, low, high)
+        for _ in range(STEPS):
+            p = sigmoid(u)
+            new = np.clip(u - (p - y + rho * (u - centre)) / (p * (1.0 - p) + rho), low, high)
+            away = float(np.abs(new - u).max(initial=0.0))
+            u = new
+            if away < EXACT:
+                break
+        return u
+
+    def probabilities(self, scores: Array) -> Array:
+        second = sigmoid(scores[:, 0])
+        return np.column_stack([1.0 - second, second])
+
+    def compiled(self) -> Loss:
+        from tablepuppet.models.losses.logistic_compiled import CompiledLogistic  # needs numba
+
+        return CompiledLogistic()
+
+
+def sigmoid(a: Array) -> Array:
+    """1 / (1 + e⁻ᵃ), without overflow."""
+    return _rising(a, _smaller(a)[1])
+
+
+def _smaller(a: Array) -> tuple[Array, Array]:
+    """e = e^−|a|, and the probability of the less likely class, e / (1 + e)."""
+    e = np.abs(a)
+    np.negative(e, out=e)
+    np.exp(e, out=e)
+    p = 1.0 + e
+    return e, np.divide(e, p, out=p)
+
+
+def _rising(a: Array, smaller: Array) -> Array:
+    """1 / (1 + e⁻ᵃ): ½ ± (½ − the smaller probability), on the side of a."""
+    p = 0.5 - smaller
+    np.copysign(p, a, out=p)
+    p += 0.5
+    return p
+
+
+def _total(scores: Array, labels: Array, e: Array) -> float:
+    """Σ log(1 + eᵃ) − y·a, with e = e^−|a|: the logarithms of a few hundred rows are one of their product."""
+    a = scores[:, 0]
+    powers = (1.0 + e[:, 0]) if len(a) else np.ones(1)
+    first = np.arange(0, len(powers), _PRODUCT)
+    logarithms = np.log(np.multiply.reduceat(powers, first)).sum()
+    return float(logarithms + np.maximum(a, 0.0).sum() - labels @ a)

@@ -70,6 +70,9 @@ class Tap:
         self.up += [f for given in answers.values() for f in given]
         return answers
 
+    def accept(self) -> None:
+        self._inner.accept()
+
     def close(self) -> None:
         self._inner.close()
 

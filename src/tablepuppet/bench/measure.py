@@ -49,6 +49,9 @@ class _Stopwatch:
         finally:
             self.seconds += time.perf_counter() - began
 
+    def accept(self) -> None:
+        self.transport.accept()
+
     def close(self) -> None:
         self.transport.close()
 

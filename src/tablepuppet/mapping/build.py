@@ -18,7 +18,6 @@ from tablepuppet.mapping.blocks import block_span, parts_of_block
 from tablepuppet.mapping.cluster.cluster import Cluster
 from tablepuppet.mapping.cluster.rows import ClusterRows
 from tablepuppet.mapping.join.cap import within_cap
-from tablepuppet.mapping.join.free_memory import free_memory
 from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW, BranchJoin, join_branch
 from tablepuppet.mapping.join.listed_rows import BranchSide, Counts, ListedSide, Marks
 from tablepuppet.mapping.join.side import Span
@@ -26,6 +25,7 @@ from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.keys.labels import LabelSpace, Task, read_labels
 from tablepuppet.mapping.mapping import Part, Placement, RelationStats, TableMapping
 from tablepuppet.mapping.rows.materialize import Writer, can_build_on_workers
+from tablepuppet.memory import free_memory
 from tablepuppet.privacy.options import Privacy
 from tablepuppet.transport.link import Link
 

@@ -139,6 +139,7 @@ class RunTransport:
         self._on_step = on_step
         self._step = 0
         self._last: dict[str, int] = {}  # each client's last step
+        self._unkept: tuple[int, Mapping[str, Sequence[Frame]]] | None = None  # answers that nobody has checked yet
 
     def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]:
         if not wait:
@@ -152,11 +153,16 @@ class RunTransport:
         answers = None if self._journal is None else self._journal.next(self._step, requests)
         if answers is None:
             answers = self._ask(frames, self._patience)
-            if self._journal is not None:
-                self._keep(self._journal, requests, answers)
+            self._unkept = requests, answers
             self._on_step(self._step, frames, answers)
         self._last |= dict.fromkeys(frames, self._step)
         return {client: answers[client] for client in frames}
+
+    def accept(self) -> None:
+        """The answers of the last round are sound: from now on they belong to the run."""
+        if self._unkept is not None and self._journal is not None:
+            self._keep(self._journal, *self._unkept)
+        self._unkept = None
 
     def close(self) -> None:
         """Nothing to end here: connections outlive runs."""

@@ -89,7 +89,7 @@ class _StandInLink(Link):
     """A link some of whose clients are stand-ins."""
 
     def __init__(self, link: Link, stand_ins: Mapping[str, _StandIn]) -> None:
-        super().__init__(link.transport, link.meter, link.wire)
+        super().__init__(link.transport, link.meter, link.wire, link.checks)
         self._stand_ins = stand_ins
 
     def ask(self, requests: Mapping[str, Sequence[m.Message]], phase: Phase = "setup") -> dict[str, list[m.Message]]:

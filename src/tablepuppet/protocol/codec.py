@@ -19,12 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import TransportError
+from tablepuppet.protocol.arrow_stream import check_stream
 
 Wire = Literal["float64", "float32", "float64+lz4", "float32+lz4", "float64+zstd", "float32+zstd"]
 Buffer = bytes | memoryview
 _WIRES: tuple[Wire, ...] = get_args(Wire)  # a header's first byte is a place in this list
-_LARGEST = 2**34  # bytes of one array, unpacked
-_reading = threading.local()  # .buffers and .packing of the frame that a thread is decoding
+LARGEST = 2**34  # bytes of the arrays of one message, unpacked
+_reading = threading.local()  # .buffers, .packing and .room (bytes) of the frame that a thread is decoding
 _DTYPES = frozenset({"<f8", "<f4", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1"})
 
 
@@ -92,13 +93,18 @@ def encode(message: msgspec.Struct, wire: Wire = "float64", *, keep_order: bool 
     return Frame(bytes([_WIRES.index(wire)]) + header, buffers)
 
 
-def decode(frame: Frame, types: Any) -> Any:
-    """The message in a frame, which must be one of `types`; its arrays are read-only."""
-    _reading.buffers, _reading.packing = frame.buffers, frame.wire.partition("+")[2]
+def decode(frame: Frame, types: Any, unpacked: int = LARGEST) -> Any:
+    """The message in a frame, which must be one of `types`; its arrays are read-only.
+
+    What is compressed in it takes `unpacked` bytes at the most, or is refused before it takes any.
+    """
+    _reading.buffers, _reading.packing, _reading.room = frame.buffers, frame.wire.partition("+")[2], unpacked
     try:
         return _decoder(types).decode(memoryview(frame.header)[1:])
-    except (msgspec.MsgspecError, ValueError, IndexError, TypeError, pa.ArrowException, OSError) as error:
-        raise TransportError(f"a message does not follow the protocol: {error}") from None
+    except (msgspec.MsgspecError, ValueError, ArithmeticError, LookupError, TypeError) as error:
+        raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
+    except (pa.ArrowException, OSError, MemoryError, RecursionError) as error:
+        raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
     finally:
         del _reading.buffers
 
@@ -118,19 +124,32 @@ def _beside_header(kind: type, value: Any) -> Any:
             raise ValueError("unknown array type")
         raw = _take(index, math.prod(shape) * np.dtype(dtype).itemsize)
         array = np.frombuffer(raw, dtype=dtype).reshape(shape, order="F" if order else "C")
-        return array if original == dtype else array.astype(original)
+        if original == dtype:
+            return array
+        _make_room(array.size * np.dtype(original).itemsize)
+        return array.astype(original)
     if kind is pa.Table:
-        with pa.ipc.open_stream(pa.py_buffer(_take(*value))) as reader:
+        stream = pa.py_buffer(_take(*value))
+        check_stream(stream)
+        with pa.ipc.open_stream(stream) as reader:
             return reader.read_all()
     raise ValueError("unknown field type")
 
 
+def _make_room(size: int) -> None:
+    """Counts bytes that are about to be taken."""
+    if size > _reading.room:
+        raise ValueError(f"its arrays would take more than the {_reading.room:,} bytes that are left for them")
+    _reading.room -= size
+
+
 def _take(index: int, size: int) -> Any:
     buffers: Sequence[Buffer] = _reading.buffers
-    if not 0 <= index < len(buffers) or not 0 <= size <= _LARGEST:
+    if not 0 <= index < len(buffers) or not 0 <= size <= LARGEST:
         raise ValueError("a buffer is missing or too large")
     buffer = buffers[index]
     if _reading.packing:
+        _make_room(size)
         return pa.decompress(buffer, size, _reading.packing)
     if size != len(buffer):
         raise ValueError("array size does not fit its buffer")

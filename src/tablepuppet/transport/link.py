@@ -12,18 +12,22 @@ from typing import Protocol
 
 from tablepuppet import errors
 from tablepuppet.algorithms.registry import RESPONSES
-from tablepuppet.protocol import Failure, Message
+from tablepuppet.protocol import CloseJob, Failure, Message
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
+from tablepuppet.transport.answers import AnswerChecks
 from tablepuppet.transport.meter import Meter, Phase
 
 
 class Transport(Protocol):
     """Carries frames to clients by name, all at once, and returns their answers in order.
 
-    A client that is away is waited for; with `wait=False` it is left out of the answers.
+    A client that is away is waited for; with `wait=False` it is left out of the answers. Once the answers of a round
+    were found to be sound, `accept` says so: only then may they be kept.
     """
 
     def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]: ...
+
+    def accept(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -31,16 +35,25 @@ class Transport(Protocol):
 class Link:
     """Asks clients typed questions and counts what passes."""
 
-    def __init__(self, transport: Transport, meter: Meter | None = None, wire: Wire = "float64") -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        meter: Meter | None = None,
+        wire: Wire = "float64",
+        checks: AnswerChecks | None = None,
+    ) -> None:
         self.transport = transport
         self.meter = meter if meter is not None else Meter()
         self.wire: Wire = wire
+        self.checks = checks if checks is not None else AnswerChecks()
 
     def ask(self, requests: Mapping[str, Sequence[Message]], phase: Phase = "setup") -> dict[str, list[Message]]:
         """One round: every client's answers, in the order of its requests."""
         down = {client: [encode(m, self.wire) for m in ms] for client, ms in requests.items() if ms}
         up = self.transport.exchange(down)
-        answers = {client: [decode(f, RESPONSES) for f in frames] for client, frames in up.items()}
+        answers = {client: self._decoded(client, frames) for client, frames in up.items()}
+        self.checks.round(down, up, requests, answers)
+        self.transport.accept()
         self.meter.count(phase, requests, down, answers, up)
         for client, messages in answers.items():
             for message in messages:
@@ -52,11 +65,22 @@ class Link:
         """The answers of the clients that are there, refusals among them; nothing is counted."""
         down = {client: [encode(m, self.wire) for m in ms] for client, ms in requests.items() if ms}
         up = self.transport.exchange(down, wait=False)
-        return {client: [decode(f, RESPONSES) for f in frames] for client, frames in up.items()}
+        answers = {client: self._decoded(client, frames) for client, frames in up.items()}
+        self.checks.round(down, up, requests, answers)
+        return answers
 
     def tell(self, requests: Mapping[str, Sequence[Message]]) -> None:
         """Tells the clients that are there something whose answers do not matter; nothing is counted."""
+        for message in (message for given in requests.values() for message in given):
+            if isinstance(message, CloseJob):
+                self.checks.close(message.job)
         self.transport.exchange({c: [encode(m, self.wire) for m in ms] for c, ms in requests.items()}, wait=False)
+
+    def _decoded(self, client: str, frames: Sequence[Frame]) -> list[Message]:
+        try:
+            return [decode(frame, RESPONSES, self.checks.unpacked) for frame in frames]
+        except errors.TransportError as error:
+            raise errors.TransportError(f"client {client}: {error}") from None
 
 
 def _remote_error(client: str, failure: Failure) -> errors.TablePuppetError:

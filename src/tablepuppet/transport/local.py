@@ -36,6 +36,9 @@ class LocalTransport:
 
         return dict(zip(frames, self._pool.map(serve, frames), strict=True))
 
+    def accept(self) -> None:
+        """Nothing is kept here."""
+
     def close(self) -> None:
         self._is_closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)

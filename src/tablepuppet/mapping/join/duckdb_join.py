@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
-from tablepuppet.mapping.join.free_memory import free_memory
 from tablepuppet.mapping.join.scratch import scratch_folder
 from tablepuppet.mapping.keys.scan_keys import ScanKeys
+from tablepuppet.memory import free_memory
 from tablepuppet.tables.quiet import silence
 
 _SLICE = 1 << 23  # joined rows that are sorted at a time, about

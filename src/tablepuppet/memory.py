@@ -1,0 +1,79 @@
+"""How much memory this process may take: the machine's, or less where its container has a limit.
+
+Files that are merely cached count as free. Limits are those of control groups, version 2 or 1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_MEMINFO = Path("/proc/meminfo")
+_GROUPS = Path("/sys/fs/cgroup")
+_SELF = Path("/proc/self/cgroup")
+
+
+def memory_limit() -> int:
+    """Bytes that this process and its children can ever have."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([physical, *(limit for limit, _ in _limits())])
+
+
+def free_memory() -> int:
+    """Bytes that can still be had."""
+    return min([_available(), *(max(limit - used, 0) for limit, used in _limits())])
+
+
+def _available() -> int:
+    if _MEMINFO.exists():
+        for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """The limit of each control group that this process is in, and how much of it is used."""
+    for folder in _folders():
+        for limit_file, used_file in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit = _number(folder / limit_file)
+            if limit is not None:
+                yield limit, max((_number(folder / used_file) or 0) - _cached(folder), 0)
+
+
+def _folders() -> Iterator[Path]:
+    """Where limits may be: a container sees its own group as the root, other processes theirs below it."""
+    try:
+        lines = _SELF.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = _GROUPS / "memory" if controllers else _GROUPS
+        inside = root / path.strip("/")
+        yield from (folder for folder in (inside, *inside.parents) if folder == root or root in folder.parents)
+
+
+def _number(path: Path) -> int | None:
+    """What a file of one number says; None: no limit, or no such file."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() and int(text) < 1 << 60 else None
+
+
+def _cached(folder: Path) -> int:
+    """Bytes of files in memory, which the kernel gives back when it must."""
+    try:
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "total_inactive_file ")))

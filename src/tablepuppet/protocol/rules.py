@@ -1,0 +1,469 @@
+"""What an answer must be: which message answers which request, and the bounds of every field in it.
+
+In: a request, the answer to it, and what the same client has said before (`Known`). Out: nothing, or a `WrongError`
+that names the field. Nothing of an answer is used, or kept on a disk, before it has passed. Sizes follow from what was
+asked and from what the client committed itself to: how many rows a scan has, which columns, which keys and labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from tablepuppet import protocol as m
+
+MOST_COLUMNS = 10_000
+MOST_CLASSES = 10_000
+MOST_CATEGORIES = 10_000_000
+LONGEST_TEXT = 65_536  # characters of a name, a category, a message
+LARGEST_COUNT = 2.0**62
+_NUMBERS = frozenset("fiub")
+
+
+class WrongError(ValueError):
+    """A field of an answer, and what is wrong with it."""
+
+    def __init__(self, field: str, what: str, *, diverged: bool = False) -> None:
+        self.field, self.what, self.diverged = field, what, diverged
+        super().__init__(f"{field}: {what}")
+
+
+@dataclass
+class Scan:
+    """What a client has said of one scan."""
+
+    asked: int  # columns
+    columns: list[m.ColumnInfo] = field(default_factory=list)
+    rows: int | None = None
+
+
+@dataclass
+class Part:
+    """What is known of one part: how many rows, columns and parameters it has."""
+
+    scan: Scan | None
+    train: int | None
+    test: int
+    total: float  # Σ G of the train rows
+    width: int | None = None
+    outputs: int = 1
+    theta: int | None = None
+    is_linear: bool = True
+    wanted: int | None = None  # rows whose predictions the update under way asked for
+
+
+@dataclass
+class Known:
+    """One client's commitments within a job."""
+
+    most_rows: int
+    scans: dict[tuple[str, int], Scan] = field(default_factory=dict)
+    parts: dict[tuple[str, int], Part] = field(default_factory=dict)
+
+    def scan(self, request: Any) -> Scan:
+        return self.scans.setdefault((request.job, request.scan), Scan(asked=-1))
+
+    def part(self, request: Any) -> Part | None:
+        return self.parts.get((request.job, request.part))
+
+    def close(self, job: str) -> None:
+        self.scans = {key: scan for key, scan in self.scans.items() if key[0] != job}
+        self.parts = {key: part for key, part in self.parts.items() if key[0] != job}
+
+
+Rule = Callable[[Any, Any, Known], None]
+_R = TypeVar("_R", bound=Rule)
+ANSWERS: dict[type[m.Message], tuple[type[m.Message], ...]] = {}  # request → its answers
+_RULES: dict[type[m.Message], Rule] = {}  # request → what its answer must be
+
+
+def check(request: m.Message, answer: m.Message, known: Known) -> None:
+    """Raises WrongError unless this can be an honest answer."""
+    if isinstance(answer, m.Failure):
+        _text(answer.error, "error")
+        _text(answer.message, "message")
+        return
+    expected = ANSWERS.get(type(request))
+    if expected is None or not isinstance(answer, expected):
+        names = " or ".join(kind.__name__ for kind in expected or ())
+        raise WrongError(type(answer).__name__, f"is no answer to {type(request).__name__}, which asks for {names}")
+    _RULES[type(request)](request, answer, known)
+
+
+def answered_by(request: type[m.Message], *answers: type[m.Message]) -> Callable[[_R], _R]:
+    """Declares a request's answers, and the rule that they follow."""
+
+    def declare(rule: _R) -> _R:
+        ANSWERS[request], _RULES[request] = answers, rule
+        return rule
+
+    return declare
+
+
+# -- fields -----------------------------------------------------------------------------
+
+
+def require(is_so: bool, name: str, what: str) -> None:
+    if not is_so:
+        raise WrongError(name, what)
+
+
+def _text(text: str, name: str) -> None:
+    require(len(text) <= LONGEST_TEXT, name, f"has {len(text):,} characters, more than {LONGEST_TEXT:,}")
+
+
+def _count(number: float, name: str, most: float = LARGEST_COUNT) -> None:
+    """A count, or a sum of them: finite, not negative, not more than there can be."""
+    require(bool(np.isfinite(number)) and number >= 0, name, "is not a count: it is negative or not finite")
+    require(number <= most, name, f"is {number:,.0f}, more than there can be ({most:,.0f})")
+
+
+def array(values: Any, name: str, shape: tuple[int | None, ...], *, kinds: frozenset[str] = _NUMBERS) -> None:
+    """An array of this shape (None: any length) and of numbers."""
+    require(values.dtype.kind in kinds, name, f"has elements of type {values.dtype}")
+    fits = values.ndim == len(shape) and all(
+        want is None or n == want for n, want in zip(values.shape, shape, strict=True)
+    )
+    wanted = " × ".join("any" if want is None else f"{want:,}" for want in shape)
+    require(fits, name, f"has shape {'×'.join(map(str, values.shape)) or 'of a number'} where {wanted} is due")
+
+
+def finite(values: Any, name: str, *, diverged: bool = False) -> None:
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise WrongError(name, "holds numbers that are not finite", diverged=diverged)
+
+
+def _columns(columns: list[m.ColumnInfo], name: str) -> None:
+    require(len(columns) <= MOST_COLUMNS, name, f"are {len(columns):,}, more than {MOST_COLUMNS:,}")
+    for column in columns:
+        _text(column.name, f"{name}.name")
+        _text(column.detail, f"{name}.detail")
+        _count(column.size, f"{name}.size", 2.0**24)
+
+
+def _table(table: pa.Table, name: str, columns: int, rows: int) -> None:
+    """Every buffer, offset and index of a table lies within it."""
+    require(table.num_columns == columns, name, f"has {table.num_columns:,} columns where {columns:,} are due")
+    require(table.num_rows == rows or not columns, name, f"has {table.num_rows:,} rows where {rows:,} are due")
+    try:
+        table.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        raise WrongError(name, f"is damaged ({str(error)[:200]})") from None
+
+
+def _rows(rows: int, scan: Scan, known: Known) -> int:
+    """A scan's number of rows, which stays what it was the first time."""
+    _count(rows, "rows", known.most_rows)
+    require(scan.rows in (None, rows), "rows", f"are {rows:,}, and were {scan.rows} before: a table changes in a run")
+    scan.rows = rows
+    return rows
+
+
+# -- before training --------------------------------------------------------------------
+
+
+@answered_by(m.DescribeTable, m.TableSchema)
+def _table_schema(request: m.DescribeTable, answer: m.TableSchema, known: Known) -> None:
+    _columns(answer.columns, "columns")
+    require(len(answer.stamp) <= 1024, "stamp", "is longer than 1,024 bytes")
+
+
+@answered_by(m.OpenScan, m.ScanSchema)
+def _scan_schema(request: m.OpenScan, answer: m.ScanSchema, known: Known) -> None:
+    _columns(answer.columns, "columns")
+    asked = len(request.columns)
+    require(len(answer.columns) == asked, "columns", f"are {len(answer.columns)} where {asked} were asked for")
+    known.scans[request.job, request.scan] = Scan(asked, answer.columns)
+
+
+@answered_by(m.CountRows, m.RowCount)
+def _row_count(request: m.CountRows, answer: m.RowCount, known: Known) -> None:
+    _rows(answer.rows, known.scan(request), known)
+
+
+@answered_by(m.SendKeys, m.Keys)
+def _keys(request: m.SendKeys, answer: m.Keys, known: Known) -> None:
+    rows = _rows(answer.rows, known.scan(request), known)
+    _table(answer.columns, "columns", len(request.columns), rows)
+    require(len(answer.check) <= 64, "check", "is longer than 64 bytes")
+    if request.tokens != "plain":
+        for column in answer.columns.columns:
+            kind = column.type
+            is_token = pa.types.is_dictionary(kind) and kind.value_type == pa.binary(16)
+            require(is_token, "columns", f"are {kind}, not tokens of 16 bytes; install the same version everywhere")
+    is_due = request.order is not None and request.order.is_shared
+    require(answer.order is not None or not is_due, "order", "is missing, and rows are shared out in it")
+    if answer.order is not None:
+        array(answer.order, "order", (rows,), kinds=frozenset("i"))
+        require(bool((np.diff(answer.order) >= 0).all()), "order", "is not ascending")
+
+
+@answered_by(m.DescribeLabels, m.LabelSummary)
+def _label_summary(request: m.DescribeLabels, answer: m.LabelSummary, known: Known) -> None:
+    rows = known.scan(request).rows
+    _count(answer.missing, "missing", LARGEST_COUNT if rows is None else rows)
+    classes = answer.classes
+    require(len(classes) <= MOST_CLASSES, "classes", f"are {len(classes):,}, more than {MOST_CLASSES:,}")
+    require(len(set(classes)) == len(classes), "classes", "name one class twice")
+    require(len({type(c) for c in classes}) <= 1, "classes", "mix texts and numbers")
+    require(answer.kind != "boolean" or classes == [0.0, 1.0], "classes", "of a boolean label are false and true")
+    for value in classes:
+        if isinstance(value, str):
+            _text(value, "classes")
+        else:
+            require(bool(np.isfinite(value)), "classes", "hold a number that is not finite")
+
+
+@answered_by(m.SendLabels, m.Labels)
+def _labels(request: m.SendLabels, answer: m.Labels, known: Known) -> None:
+    rows = known.scan(request).rows
+    array(answer.values, "values", (rows,), kinds=frozenset("f"))
+    array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
+    values = answer.values[~np.isnan(answer.values)]
+    require(not np.isinf(values).any(), "values", "hold infinity")
+    if request.classes is not None and len(values):
+        count = len(request.classes)
+        is_class = (values >= 0).all() and (values < count).all() and (values == np.floor(values)).all()
+        require(bool(is_class), "values", f"hold a number that is no class of {count}")
+    is_split = request.test_column is not None or request.test_fraction > 0
+    require(is_split or not answer.is_test.any(), "is_test", "names test rows where none were asked for")
+    if answer.is_validation is not None:
+        array(answer.is_validation, "is_validation", (rows,), kinds=frozenset("b"))
+        require(not (answer.is_validation & answer.is_test).any(), "is_validation", "names rows that are for the test")
+
+
+@answered_by(m.SendWeights, m.Weights)
+def _weights(request: m.SendWeights, answer: m.Weights, known: Known) -> None:
+    array(answer.values, "values", (known.scan(request).rows,), kinds=frozenset("f"))
+    require(not np.isinf(answer.values).any(), "values", "hold infinity")
+
+
+# -- features ---------------------------------------------------------------------------
+
+
+@answered_by(m.OpenPart, m.FeatureStatistics)
+def _feature_statistics(request: m.OpenPart, answer: m.FeatureStatistics, known: Known) -> None:
+    scan = known.scan(request)
+    train = scan.rows if request.train_rows is None else len(request.train_rows)
+    total = float(train or 0) if request.multiplicity is None else float(request.multiplicity.sum(dtype=np.float64))
+    known.parts[request.job, request.part] = Part(scan, train, len(request.test_rows), total)
+    is_silent = request.wants_key and not answer.columns
+    require(is_silent or len(answer.columns) == len(request.columns), "columns", "are not those that were asked for")
+    for statistics, column in zip(answer.columns, request.columns, strict=False):
+        info = scan.columns[column] if column < len(scan.columns) else None
+        if isinstance(statistics, m.NumberStatistics):
+            _number_statistics(statistics, total, info)
+        else:
+            _category_statistics(statistics, total)
+    if answer.key is not None:
+        require(len(answer.key.public) == 32 and len(answer.key.tag) <= 64, "key", "is not a public key of 32 bytes")
+
+
+def _number_statistics(statistics: m.NumberStatistics, total: float, info: m.ColumnInfo | None) -> None:
+    most = total * (1 + 1e-6) + 1e-6
+    _count(statistics.weight, "columns.weight", most)
+    _count(statistics.missing, "columns.missing", most)
+    _count(statistics.weight + statistics.missing, "columns.missing", most)
+    array(statistics.mean, "columns.mean", (None,))
+    size = len(statistics.mean)
+    largest = max(info.size, 1) if info is not None and info.kind != "vector" else 2**24
+    require(size <= largest, "columns.mean", f"has {size:,} numbers where {largest:,} are due")
+    array(statistics.spread, "columns.spread", (size,))
+    finite(statistics.mean, "columns.mean")
+    finite(statistics.spread, "columns.spread")
+    require(not (statistics.spread < 0).any(), "columns.spread", "is negative")
+
+
+def _category_statistics(statistics: m.CategoryStatistics, total: float) -> None:
+    count = len(statistics.categories)
+    require(count <= MOST_CATEGORIES, "columns.categories", f"are {count:,}, more than {MOST_CATEGORIES:,}")
+    require(len(set(statistics.categories)) == count, "columns.categories", "name one category twice")
+    longest = max(map(len, statistics.categories), default=0)
+    require(longest <= LONGEST_TEXT, "columns.categories", f"hold a text of {longest:,} characters")
+    most = total * (1 + 1e-6) + 1e-6
+    _count(statistics.missing, "columns.missing", most)
+    if len(statistics.weights) or count == 0:
+        array(statistics.weights, "columns.weights", (count,))
+    finite(statistics.weights, "columns.weights")
+    require(not (statistics.weights < 0).any(), "columns.weights", "hold a negative count")
+    # float32 on the wire rounds each of them
+    _count(float(statistics.weights.sum()) + statistics.missing, "columns.weights", most * (1 + 1e-5))
+
+
+@answered_by(m.SumStatistics, m.Masked, m.Partial)
+def _summands(request: m.Message, answer: m.Masked | m.Partial, known: Known) -> None:
+    if isinstance(answer, m.Masked):
+        _masked(answer)
+        return
+    require(len(answer.values) <= MOST_COLUMNS, "values", f"are {len(answer.values):,} arrays")
+    for values in answer.values:
+        require(values.dtype.kind in _NUMBERS, "values", f"hold elements of type {values.dtype}")
+
+
+@answered_by(m.EncodeFeatures, m.Encoded)
+def _encoded(request: m.EncodeFeatures, answer: m.Encoded, known: Known) -> None:
+    due = sum(_width(encoder) for encoder in request.encoders)
+    require(answer.width == due, "width", f"is {answer.width:,} where these encoders make {due:,} columns")
+    part = known.part(request)
+    if part is not None:
+        part.width = due
+
+
+def _width(encoder: m.Encoder) -> int:
+    if isinstance(encoder, m.NumberEncoder):
+        return int(encoder.mean.size) + encoder.has_missing
+    return len(encoder.categories) + encoder.has_missing + encoder.has_other
+
+
+@answered_by(m.RevealFeatures, m.RevealedFeatures)
+def _revealed(request: m.RevealFeatures, answer: m.RevealedFeatures, known: Known) -> None:
+    part = known.part(request)
+    width = None if part is None else part.width
+    for name, rows in (("train", None if part is None else part.train), ("test", None if part is None else part.test)):
+        array(getattr(answer, name), name, (rows, width))
+        finite(getattr(answer, name), name)
+
+
+# -- training ---------------------------------------------------------------------------
+
+
+@answered_by(m.StartPart, m.Started)
+def _started(request: m.StartPart, answer: m.Started, known: Known) -> None:
+    part = known.part(request)
+    require(bool(np.isfinite(answer.figure)), "figure", "is not finite")
+    require(0 <= answer.entropy < 2**63, "entropy", "is not a number of 63 bits")
+    _count(answer.width, "width", 2.0**31)
+    if part is None:
+        return
+    part.outputs, part.is_linear, part.theta = request.outputs, request.model.is_linear, answer.width
+    if part.is_linear and part.width is not None:
+        require(answer.width == part.width, "width", f"is {answer.width:,} where the part has {part.width:,} columns")
+    elif part.width is not None:
+        most = _most_parameters(request, part.width)
+        require(answer.width <= most, "width", f"is {answer.width:,}, more than such a model has ({most:,})")
+    if answer.values is not None:
+        _predictions_of(answer.values, "values", part.train, part.outputs)
+
+
+def _most_parameters(request: m.StartPart, width: int) -> int:
+    """Parameters of a neural block, at the most; of a user's own module nobody here knows."""
+    if request.model.kind == "module":
+        return 2**31
+    sizes = (width, *request.model.hidden, request.outputs)
+    return sum((before + 1) * after for before, after in pairwise(sizes)) + request.outputs
+
+
+def _predictions_of(values: Any, name: str, rows: int | None, outputs: int) -> None:
+    array(values, name, (rows, outputs), kinds=frozenset("f"))
+    finite(values, name, diverged=True)
+
+
+@answered_by(m.MultiplyGram, m.Partial, m.Masked)
+def _gram(request: m.MultiplyGram, answer: m.Partial | m.Masked, known: Known) -> None:
+    _summands(request, answer, known)
+    if isinstance(answer, m.Masked) and not answer.values:
+        return
+    require(len(answer.values) == 1, "values", f"are {len(answer.values)} arrays where one is due")
+    array(answer.values[0], "values", request.vector.shape)
+
+
+@answered_by(m.SendFigure, m.Partial, m.Masked)
+def _figure(request: m.SendFigure, answer: m.Partial | m.Masked, known: Known) -> None:
+    _summands(request, answer, known)
+    if isinstance(answer, m.Partial) or answer.values:
+        require([v.shape for v in answer.values] == [(1,)], "values", "are not one number")
+
+
+@answered_by(m.Seal, m.Masked)
+def _sealed(request: m.Seal, answer: m.Masked, known: Known) -> None:
+    _masked(answer)
+
+
+def _masked(answer: m.Masked) -> None:
+    count = len(answer.kinds)
+    require(count <= MOST_COLUMNS, "kinds", f"are {count:,}, more than {MOST_COLUMNS:,}")
+    require(len(answer.exponents) == count, "exponents", "are not as many as there are arrays")
+    require(all(-1200 <= e <= 1200 for e in answer.exponents), "exponents", "are no exponents of floats")
+    require(len(answer.scales) in (0, count), "scales", "are not as many as there are arrays")
+    require(all(-1200 <= e <= 1200 for e in answer.scales), "scales", "are no exponents of floats")
+    require(len(answer.values) == len(answer.scales), "values", "are not as many as there are scales")
+    for values in answer.values:
+        require(values.dtype == np.int64, "values", f"hold elements of type {values.dtype}")
+
+
+def _update(request: Any, answer: Any, known: Known) -> None:
+    """An algorithm's step: predictions of the rows that it asked for, or a summand."""
+    part = known.part(request)
+    if part is not None and not isinstance(request, m.Combined):
+        wanted = getattr(request, "next_rows", None)
+        part.wanted = part.train if wanted is None else len(wanted)
+    if not isinstance(answer, m.Predictions):
+        _summands(request, answer, known)
+        return
+    _predictions_of(answer.values, "values", None if part is None else part.wanted, answer.values.shape[-1])
+    if part is not None:
+        array(answer.values, "values", (part.wanted, part.outputs))
+    require(answer.products.size <= 100_000, "products", "are too many")
+    require(answer.products.dtype.kind == "f", "products", f"have type {answer.products.dtype}")
+    finite(answer.products, "products", diverged=True)
+
+
+for _kind in (m.SgdUpdate, m.AdmmUpdate, m.NewtonUpdate, m.Combined):
+    answered_by(_kind, m.Predictions, m.Partial, m.Masked)(_update)
+
+
+@answered_by(m.Evaluate, m.Evaluation)
+def _evaluation(request: m.Evaluate, answer: m.Evaluation, known: Known) -> None:
+    part = known.part(request)
+    if part is not None:
+        _predictions_of(answer.test, "test", part.test, part.outputs)
+    require((answer.train is not None) == request.train, "train", "is not what was asked for")
+    if part is not None and answer.train is not None:
+        _predictions_of(answer.train, "train", part.train, part.outputs)
+    if not np.isfinite(answer.norm):
+        raise WrongError("norm", "is not finite", diverged=True)
+    require(answer.norm >= 0, "norm", "is negative")
+
+
+@answered_by(m.Release, m.Parameters)
+def _parameters(request: m.Release, answer: m.Parameters, known: Known) -> None:
+    part = known.part(request)
+    finite(answer.values, "values")
+    if part is not None and part.is_linear and part.width is not None:
+        array(answer.values, "values", (part.width, part.outputs))
+    elif part is not None and part.theta is not None:
+        require(answer.values.size == part.theta, "values", f"are {answer.values.size:,} where {part.theta:,} are due")
+
+
+# -- prediction -------------------------------------------------------------------------
+
+
+@answered_by(m.ScoreRows, m.Scores)
+def _scores(request: m.ScoreRows, answer: m.Scores, known: Known) -> None:
+    array(answer.values, "values", (len(request.rows), request.outputs), kinds=frozenset("f"))
+    finite(answer.values, "values")
+
+
+@answered_by(m.ScoreOwnRows, m.Scores)
+def _own_scores(request: m.ScoreOwnRows, answer: m.Scores, known: Known) -> None:
+    array(answer.values, "values", (len(request.rows), None), kinds=frozenset("f"))
+    finite(answer.values, "values")
+
+
+@answered_by(m.SendIdentifiers, m.Identifiers)
+def _identifiers(request: m.SendIdentifiers, answer: m.Identifiers, known: Known) -> None:
+    rows = known.scan(request).rows
+    _table(answer.columns, "columns", len(request.columns), answer.columns.num_rows if rows is None else rows)
+
+
+def _done(request: m.Message, answer: m.Done, known: Known) -> None:
+    """Done says nothing."""
+
+
+for _quiet in (m.Move, m.Keep, m.Restore, m.HoldPart, m.CloseJob):
+    answered_by(_quiet, m.Done)(_done)

@@ -1,0 +1,195 @@
+"""What a lying client answers is refused by name and field, before anything is made of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from msgspec.structs import replace
+
+import tablepuppet as tp
+from tablepuppet import protocol as m
+from tablepuppet.protocol.codec import Frame, decode, encode
+from tablepuppet.protocol.rules import ANSWERS
+from tablepuppet.transport.answers import AnswerChecks
+from tablepuppet.transport.link import Transport
+
+QUERY = "SELECT o.x, o.z, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"
+Lie = Callable[[Any], m.Message]
+
+
+class Liar:
+    """Stands where client `who` stands, and changes its n-th answer of a kind."""
+
+    def __init__(self, inner: Transport, who: str, kind: type, lie: Lie, nth: int = 1) -> None:
+        self._inner, self._who, self._kind, self._lie, self._left = inner, who, kind, lie, nth
+        self.accepted = 0
+
+    def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]:
+        answers = self._inner.exchange(frames, wait=wait)
+        if self._who in answers:
+            answers[self._who] = [self._changed(frame) for frame in answers[self._who]]
+        return answers
+
+    def _changed(self, frame: Frame) -> Frame:
+        answer = decode(frame, m.RESPONSES)
+        if not isinstance(answer, self._kind):
+            return frame
+        self._left -= 1
+        return encode(self._lie(answer), frame.wire) if self._left == 0 else frame
+
+    def accept(self) -> None:
+        self.accepted += 1
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def data() -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    item = rng.integers(0, 12, 90)
+    y = np.where(rng.normal(size=90) + 0.2 * item > 1, "late", "early")
+    orders = pa.table({"item": item, "x": rng.normal(size=90), "z": rng.normal(size=90), "y": y})
+    items = pa.table({"item": np.arange(12), "price": rng.normal(size=12), "kind": [f"k{i % 3}" for i in range(12)]})
+    return {"orders": [orders[:50], orders[50:]], "items": items}
+
+
+def broken_keys(keys: m.Keys) -> m.Message:
+    """Tokens whose numbers point far outside their dictionary."""
+    column = keys.columns.column(0).combine_chunks()
+    outside = pa.array(np.full(len(column), 10**6, np.int32))
+    bad = pa.DictionaryArray.from_arrays(outside, column.dictionary, safe=False)
+    return replace(keys, columns=pa.table({keys.columns.column_names[0]: bad}))
+
+
+def first(column: Any, **given: Any) -> list[Any]:
+    return [replace(column[0], **given), *column[1:]]
+
+
+LIES: list[tuple[str, type, Lie, str]] = [
+    ("items", m.TableSchema, lambda a: replace(a, columns=a.columns * 5000), "TableSchema.columns"),
+    ("items", m.TableSchema, lambda a: replace(a, stamp=bytes(2000)), "TableSchema.stamp"),
+    ("items", m.ScanSchema, lambda a: replace(a, columns=a.columns[:-1]), "ScanSchema.columns"),
+    ("items", m.RowCount, lambda a: m.RowCount(rows=-1), "RowCount.rows"),
+    ("items", m.RowCount, lambda a: m.RowCount(rows=2**50), "RowCount.rows"),
+    ("items", m.RowCount, lambda a: m.RowCount(rows=a.rows + 1), "Keys.rows"),
+    ("items", m.Keys, lambda a: replace(a, rows=a.rows + 5), "Keys.rows"),
+    ("items", m.Keys, lambda a: replace(a, columns=a.columns[:-2]), "Keys.columns"),
+    ("items", m.Keys, lambda a: replace(a, columns=pa.table({})), "Keys.columns"),
+    ("items", m.Keys, broken_keys, "Keys.columns"),
+    ("items", m.Keys, lambda a: replace(a, columns=pa.table({"c": pa.array(range(12))})), "Keys.columns"),
+    ("orders[0]", m.Keys, lambda a: replace(a, order=a.order[::-1].copy()), "Keys.order"),
+    ("orders[0]", m.Keys, lambda a: replace(a, order=a.order[:-1].copy()), "Keys.order"),
+    ("orders[0]", m.Keys, lambda a: replace(a, order=None), "Keys.order"),
+    ("orders[0]", m.LabelSummary, lambda a: replace(a, classes=["a", "a"]), "LabelSummary.classes"),
+    ("orders[0]", m.LabelSummary, lambda a: replace(a, classes=[str(i) for i in range(20000)]), "LabelSummary.classes"),
+    ("orders[0]", m.LabelSummary, lambda a: replace(a, missing=-1), "LabelSummary.missing"),
+    ("orders[0]", m.Labels, lambda a: replace(a, values=a.values[:-1].copy()), "Labels.values"),
+    ("orders[0]", m.Labels, lambda a: replace(a, values=a.values + 9), "Labels.values"),
+    ("orders[0]", m.Labels, lambda a: replace(a, values=a.values + 0.5), "Labels.values"),
+    ("orders[0]", m.Labels, lambda a: replace(a, is_test=a.is_test[:3].copy()), "Labels.is_test"),
+    ("items", m.FeatureStatistics, lambda a: replace(a, columns=a.columns[:1]), "FeatureStatistics.columns"),
+    (
+        "items",
+        m.FeatureStatistics,
+        lambda a: replace(a, columns=first(a.columns, mean=np.array([np.nan]))),
+        "columns.mean",
+    ),
+    ("items", m.FeatureStatistics, lambda a: replace(a, columns=first(a.columns, weight=-1.0)), "columns.weight"),
+    ("items", m.FeatureStatistics, lambda a: replace(a, columns=first(a.columns, weight=1e9)), "columns.weight"),
+    (
+        "items",
+        m.FeatureStatistics,
+        lambda a: replace(a, columns=first(a.columns, spread=np.array([-1.0]))),
+        "columns.spread",
+    ),
+    (
+        "items",
+        m.FeatureStatistics,
+        lambda a: replace(a, columns=[a.columns[0], replace(a.columns[1], weights=np.ones(2))]),
+        "columns.weights",
+    ),
+    ("items", m.Encoded, lambda a: m.Encoded(width=10**9), "Encoded.width"),
+    ("items", m.Started, lambda a: replace(a, width=10**9), "Started.width"),
+    ("items", m.Started, lambda a: replace(a, figure=float("nan")), "Started.figure"),
+    ("items", m.Predictions, lambda a: replace(a, values=a.values[:-1].copy()), "Predictions.values"),
+    ("items", m.Predictions, lambda a: replace(a, values=a.values.T.copy()), "Predictions.values"),
+    ("items", m.Predictions, lambda a: replace(a, values=np.full_like(a.values, np.nan)), "Predictions.values"),
+    ("items", m.Predictions, lambda a: replace(a, products=np.full_like(a.products, np.inf)), "Predictions.products"),
+    ("items", m.Evaluation, lambda a: replace(a, test=a.test[:-1].copy()), "Evaluation.test"),
+    ("items", m.Evaluation, lambda a: replace(a, norm=float("nan")), "Evaluation.norm"),
+    ("items", m.Evaluation, lambda a: replace(a, norm=-1.0), "Evaluation.norm"),
+    ("items", m.Parameters, lambda a: replace(a, values=np.full_like(a.values, np.nan)), "Parameters.values"),
+    ("items", m.Parameters, lambda a: replace(a, values=a.values[:-1].copy()), "Parameters.values"),
+    ("items", m.Parameters, lambda a: m.Done(), "Done is no answer to Release"),
+]
+
+
+@pytest.mark.parametrize(("who", "kind", "lie", "says"), LIES, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_lie_is_refused_by_client_and_field(who: str, kind: type, lie: Lie, says: str) -> None:
+    with tp.Federation(data()) as federation:
+        federation._transport = Liar(federation._transport, who, kind, lie)  # type: ignore[assignment]
+        with pytest.raises(tp.TablePuppetError, match=f"client {re.escape(who)}[ :].*{says}"):
+            federation.train(QUERY, label="y", algorithm="admm", epochs=2, privacy={"secure_aggregation": False})
+
+
+def test_keys_that_change_between_rounds_are_noticed() -> None:
+    """The same question within a job has the same answer."""
+    checks = AnswerChecks()
+    request = m.CountRows(job="j", scan=0)
+    asked, answer = encode(request), m.LabelSummary(kind="number", missing=3)
+    question = m.DescribeLabels(job="j", scan=0, column=1)
+    checks.round({"a": [asked]}, {"a": [encode(m.RowCount(rows=4))]}, {"a": [request]}, {"a": [m.RowCount(rows=4)]})
+    sent = {"a": [encode(question)]}
+    checks.round(sent, {"a": [encode(answer)]}, {"a": [question]}, {"a": [answer]})
+    other = replace(answer, missing=2)
+    with pytest.raises(tp.TablePuppetError, match="client a answers DescribeLabels otherwise than before"):
+        checks.round(sent, {"a": [encode(other)]}, {"a": [question]}, {"a": [other]})
+    checks.close("j")
+    checks.round(sent, {"a": [encode(other)]}, {"a": [question]}, {"a": [other]})
+
+
+def test_every_request_has_a_rule_for_its_answer() -> None:
+    assert set(ANSWERS) == set(get_args(m.REQUESTS))
+    answers = {kind for kinds in ANSWERS.values() for kind in kinds}
+    assert answers | {m.Failure} == set(get_args(m.RESPONSES))
+
+
+def test_a_small_message_that_unpacks_to_gigabytes_is_refused_before_it_does() -> None:
+    honest = encode(m.Scores(values=np.zeros((1000, 1))), "float64+zstd")
+    assert decode(honest, m.RESPONSES, 8000).values.shape == (1000, 1)
+    with pytest.raises(tp.TablePuppetError, match="more than the 7,999 bytes"):
+        decode(honest, m.RESPONSES, 7999)
+    wide = encode(m.Scores(values=np.zeros((1000, 1))), "float32")
+    with pytest.raises(tp.TablePuppetError, match="more than the 7,999 bytes"):
+        decode(wide, m.RESPONSES, 7999)
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_a_table_that_is_compressed_inside_its_stream_is_refused(compression: str) -> None:
+    table = pa.table({"c0": np.zeros(10_000), "c1": pa.array(["x"] * 10_000).dictionary_encode()})
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    stream = sink.getvalue().to_pybytes()
+    frame = encode(m.Identifiers(columns=pa.table({})))
+    header = frame.header.replace(bytes([len(frame.buffers[0])]), b"\xcd" + len(stream).to_bytes(2, "big"))
+    if header == frame.header:  # sizes beyond 127 are written otherwise
+        before = len(frame.buffers[0])
+        header = frame.header.replace(b"\xcc" + bytes([before]), b"\xcd" + len(stream).to_bytes(2, "big"))
+    with pytest.raises(tp.TablePuppetError, match="compressed inside"):
+        decode(Frame(header, [stream]), m.RESPONSES)
+
+
+@pytest.mark.parametrize("shape", [(0, 10**30), (2**40, 2**40), (-1,), (1,) * 100])
+def test_shapes_that_no_array_has_are_refused(shape: tuple[int, ...]) -> None:
+    values = [0, "<f8", [min(size, 2**63) for size in shape], "<f8"]
+    header = bytes([0]) + msgspec.msgpack.encode({"type": "Scores", "values": values})
+    with pytest.raises(tp.TablePuppetError, match="does not follow the protocol"):
+        decode(Frame(header, [b""]), m.RESPONSES)

@@ -186,6 +186,19 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     return job
 
 
+def check_job(job: Job) -> None:
+    """What `make_job` promises, of a job that somebody else made."""
+    try:
+        msgspec.convert({name: getattr(job, name) for name in Job.__struct_fields__}, Job, strict=True)
+    except msgspec.ValidationError as error:
+        raise JobError(explained(error, Job, {})) from None
+    if job.algorithm not in FAMILIES:
+        raise JobError(f"unknown algorithm {job.algorithm[:64]!r}; choose one of {', '.join(FAMILIES)}")
+    _check(job)
+    _check_stopping(job)
+    _check_model(job, {})
+
+
 def class_text(value: Any) -> str:
     """A class as TOML would spell its name.
 

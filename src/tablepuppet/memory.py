@@ -6,12 +6,14 @@ Files that are merely cached count as free. Limits are those of control groups, 
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _GROUPS = Path("/sys/fs/cgroup")
 _SELF = Path("/proc/self/cgroup")
+_STATUS = Path("/proc/self/status")
 
 
 def memory_limit() -> int:
@@ -22,7 +24,7 @@ def memory_limit() -> int:
 
 def free_memory() -> int:
     """Bytes that can still be had."""
-    return min([_available(), *(max(limit - used, 0) for limit, used in _limits())])
+    return min([_available(), *(max(limit - used, 0) for limit, used in (*_limits(), *_own_limit()))])
 
 
 def _available() -> int:
@@ -43,6 +45,16 @@ def _limits() -> Iterator[tuple[int, int]]:
             limit = _number(folder / limit_file)
             if limit is not None:
                 yield limit, max((_number(folder / used_file) or 0) - _cached(folder), 0)
+
+
+def _own_limit() -> Iterator[tuple[int, int]]:
+    """The limit that was set for this process alone, and how much of it is used."""
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    if limit == resource.RLIM_INFINITY or not _STATUS.exists():
+        return
+    for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith("VmData:"):
+            yield limit, int(line.split()[1]) * 1024
 
 
 def _folders() -> Iterator[Path]:

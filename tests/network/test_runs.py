@@ -36,7 +36,7 @@ def test_a_result_that_finds_no_room_is_kept_once_there_is_some(
 
     monkeypatch.setattr(os, "fdatasync", full)
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    run = Run(ID, "train", JOB, tmp_path / ID)
+    run = Run(ID, "train", to_frame(JOB), tmp_path / ID)
     news = run.follow(rounds=True)
     run.result = to_frame({"a": 1})
     run.move("finished")
@@ -53,7 +53,7 @@ def test_a_coordinator_remembers_its_runs_and_passes_over_a_damaged_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "runs"
-    run = Run(ID, "train", JOB, folder / ID)
+    run = Run(ID, "train", to_frame(JOB), folder / ID)
     run.result = to_frame({"a": 1})
     run.move("finished")
     damaged = folder / "fedcba9876543210"
@@ -68,7 +68,7 @@ def test_a_coordinator_remembers_its_runs_and_passes_over_a_damaged_one(
 
 
 def test_a_run_that_goes_on_waits_for_nobody_any_more(tmp_path: Path) -> None:
-    run = Run(ID, "train", JOB, tmp_path / ID)
+    run = Run(ID, "train", to_frame(JOB), tmp_path / ID)
     run.state, run.waiting = "waiting", {"supplier": 20.0}
     run.move("interrupted", "supplier has been away for too long")
     run.move("running")

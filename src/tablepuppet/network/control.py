@@ -14,12 +14,14 @@ State = Literal["queued", "running", "waiting", "finished", "failed", "interrupt
 class Submit(Envelope, frozen=True):
     """Frame: what to do. `resume`: go on with an interrupted run of the same job. → Accepted, then news
 
-    `rounds`: whether news of every round are wanted.
+    `rounds`: whether news of every round are wanted. `follows`: whether any are. `readers`: other users who may see it.
     """
 
     kind: Kind
     resume: bool = False
     rounds: bool = True
+    follows: bool = True
+    readers: tuple[str, ...] = ()
 
 
 class Follow(Envelope, frozen=True):

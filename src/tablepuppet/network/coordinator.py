@@ -1,7 +1,9 @@
 """The coordinator: runs jobs one after another over the clients that are connected.
 
-In: jobs that users submit. Out: news and results. A run that was under way when the coordinator died is
-taken up again when it starts; one that ended because a client stayed away waits to be resumed.
+In: jobs that users submit. Out: news and results, to whoever asked and to nobody else. What a run computes, it computes
+in a process of its own (run_process.py); this one only carries messages and keeps the journal. A run that was under way
+when the coordinator ended or died is taken up again when it starts; one that ended because a client stayed away waits
+to be resumed; one whose process died twice is set aside.
 """
 
 from __future__ import annotations
@@ -9,42 +11,55 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tablepuppet import train as story
-from tablepuppet.errors import JobError, RunInterruptedError, TablePuppetError
-from tablepuppet.job import Job
-from tablepuppet.mapping.engines import Ray
+from tablepuppet.errors import JobError, RunInterruptedError, TablePuppetError, TransportError
+from tablepuppet.memory import memory_limit
 from tablepuppet.network.control import Failed, Kind, Waiting
 from tablepuppet.network.journal import Journal, RunTransport
-from tablepuppet.network.objects import to_frame
-from tablepuppet.network.records import make_folder
+from tablepuppet.network.records import lock_folder, make_folder
+from tablepuppet.network.run_process import RunDiedError, RunProcess
 from tablepuppet.network.runs import Run
-from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.transport.link import Link
 from tablepuppet.transport.switchboard import Switchboard
+from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)
 _KEPT = 50  # finished runs whose results stay
+_QUEUED = 100  # runs of one user that wait
+_DEATHS = 2  # of a run's processes, after which it is set aside
+_SHARE = 0.7  # of the memory, for the process of a run
 
 
 class Coordinator:
     """Jobs in, results out, one at a time."""
 
     def __init__(
-        self, tables: Mapping[str, tuple[str, ...]], switchboard: Switchboard, folder: Path, patience: float
+        self,
+        tables: Mapping[str, tuple[str, ...]],
+        switchboard: Switchboard,
+        folder: Path,
+        patience: float,
+        *,
+        administrators: Collection[str] = (),
+        memory: int | None = None,
+        compute: float = 3600.0,
     ) -> None:
         self._tables, self._switchboard, self._patience = tables, switchboard, patience
+        self._administrators = frozenset(administrators)
         self._folder = folder / "runs"
         make_folder(self._folder)
+        self._folder_lock = lock_folder(folder)
         self._runs: dict[str, Run] = {}
         self._queue: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._lock = threading.RLock()
         self._current: Run | None = None
-        self._prediction_cache = PredictionCache()
+        self._is_closing = False
+        self._process = RunProcess(memory or int(_SHARE * memory_limit()), compute)
+        self.trouble = ""  # what keeps the coordinator from its work
         self.rounds = self.bytes_up = self.bytes_down = 0
         self._take_up()
         self._worker = threading.Thread(target=self._work, name="coordinator", daemon=True)
@@ -52,41 +67,52 @@ class Coordinator:
 
     # -- what users ask --------------------------------------------------------------------
 
-    def submit(self, kind: Kind, asked: Any, *, resume: bool = False) -> Run:
-        """Queues a run, or the interrupted run of the same job."""
-        if isinstance(asked, Job) and isinstance(asked.engine, Ray) and (asked.engine.address or asked.engine.storage):
-            raise JobError(
-                "which Ray cluster and folder a server uses is the server's to say, by RAY_ADDRESS and TMPDIR where "
-                'it runs; ask it for engine="ray" alone'
-            )
+    def submit(
+        self, kind: Kind, asked: Frame, *, user: str = "", readers: Sequence[str] = (), resume: bool = False
+    ) -> Run:
+        """Queues a run, or the interrupted run of the same user and job."""
         with self._lock:
-            run = self._resumable(asked) if resume else None
-            if run is None:
-                if resume:
-                    raise JobError("there is no interrupted run of this job; start it without resume")
-                id = story.new_job_id()
-                run = Run(id, kind, asked, self._folder / id if kind == "train" else None)
-                self._runs[run.id] = run
-            run.error = None
-            run.stop.clear()
-            run.move("queued")
+            run = self._resumable(asked, user) if resume else None
+            if run is None and resume:
+                raise JobError("there is no interrupted run of this job; start it without resume")
+            waiting = sum(r.owner == user and not r.is_over for r in self._runs.values())
+            if waiting >= _QUEUED:
+                raise JobError(f"{waiting} runs of {user or 'yours'} wait already; let some of them end first")
+        if run is None:
+            id = story.new_job_id()
+            run = Run(id, kind, asked, self._folder / id if kind == "train" else None)
+            run.owner, run.readers = user, tuple(readers)
+        run.error, run.deaths, run.keeps_state = None, 0, False
+        run.stop.clear()
+        try:
+            run.move("queued", waits=False)  # outside the lock, for a disk may be slow
+        except TransportError:
+            if not resume:
+                run.remove()
+            raise
+        with self._lock:
+            self._runs[run.id] = run
             self._queue.put(run)
             self._trim()
-            return run
+        return run
 
-    def run(self, id: str) -> Run:
+    def run(self, id: str, user: str | None = None) -> Run:
+        """A run; for a user, one that it may see."""
         with self._lock:
-            if id not in self._runs:
-                raise JobError(f"there is no run {id[:16]!r}; `tablepuppet status` lists them")
-            return self._runs[id]
+            found = self._runs.get(id)
+        if found is None or not (user is None or found.is_of(user) or user in self._administrators):
+            raise JobError(f"there is no run {id[:16]!r} of yours; `tablepuppet status` lists them")
+        return found
 
-    def cancel(self, id: str, *, keep: bool) -> Run:
+    def cancel(self, id: str, *, keep: bool, user: str | None = None) -> Run:
         """Stops a run at its next step; without `keep` its checkpoints go."""
-        run = self.run(id)
+        run = self.run(id, user)
+        if user is not None and user != run.owner and user not in self._administrators:
+            raise JobError(f"run {run.id} is of {run.owner}, who alone can stop it, or an administrator")
         run.keeps_state = keep
         run.stop.set()
         if run.state in ("queued", "interrupted") and not keep:
-            run.move("cancelled", "cancelled by its user")
+            run.move("cancelled", "cancelled by its user", waits=False)
             self._switchboard.forget(run.id)
         return run
 
@@ -95,11 +121,12 @@ class Coordinator:
         with self._lock:
             return [run.id for run in self._runs.values() if not run.is_over or run.state == "interrupted"]
 
-    def status(self) -> dict[str, Any]:
-        """Clients and runs, as a document."""
+    def status(self, user: str | None = None) -> dict[str, Any]:
+        """Clients and runs, as a document; a user sees its own runs, and how many others there are."""
         connected = self._switchboard.connected()
         with self._lock:
-            runs = [run.describe() for run in self._runs.values()]
+            every = list(self._runs.values())
+        seen = [r for r in every if user is None or r.is_of(user) or user in self._administrators]
         return {
             "connected": connected,
             "away": {client: round(seconds, 1) for client, seconds in self._switchboard.away().items()},
@@ -107,17 +134,28 @@ class Coordinator:
             "steps": self.rounds,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
-            "runs": runs,
+            "trouble": self.trouble,
+            "others": sum(not r.is_over for r in every) - sum(not r.is_over for r in seen),
+            "runs": [run.describe() for run in seen],
         }
 
+    def health(self) -> str:
+        """What is wrong with the coordinator; nothing: "ok"."""
+        if not self._worker.is_alive():
+            return "no run is worked on any more"
+        return self.trouble or "ok"
+
     def close(self) -> None:
-        """Interrupts the run under way, resumably, and ends."""
+        """Ends; the run under way goes on when the coordinator starts again."""
+        self._is_closing = True
         self._queue.put(None)
         with self._lock:
             if self._current is not None:
                 self._current.keeps_state = True
                 self._current.stop.set()
         self._worker.join(timeout=30)
+        self._process.close()
+        self._folder_lock.close()
 
     # -- how runs go -----------------------------------------------------------------------
 
@@ -127,17 +165,20 @@ class Coordinator:
         for folder in self._folder.iterdir():
             try:
                 found.append(Run.load(folder))
-            except (TablePuppetError, OSError) as error:
+            except Exception as error:  # whatever is wrong with one of them, the others go on
                 log.error("run %s cannot be read and is passed over: %s", folder.name, error)
         for run in sorted(found, key=lambda r: r.submitted):
             self._runs[run.id] = run
-            if not run.is_over:
-                log.info("run %s goes on from its journal", run.id)
-                self._queue.put(run)
+            if run.is_over:
+                continue
+            if run.version != __version__:
+                self._fail(run, TransportError(f"it was begun by version {run.version or '?'}; start the run again"))
+                continue
+            log.info("run %s goes on from its journal", run.id)
+            self._queue.put(run)
 
-    def _resumable(self, asked: Any) -> Run | None:
-        frame = to_frame(asked)
-        same = [r for r in self._runs.values() if r.state == "interrupted" and to_frame(r.asked) == frame]
+    def _resumable(self, asked: Frame, user: str) -> Run | None:
+        same = [r for r in self._runs.values() if r.state == "interrupted" and r.owner == user and r.asked == asked]
         return max(same, key=lambda r: r.submitted, default=None)
 
     def _trim(self) -> None:
@@ -148,61 +189,75 @@ class Coordinator:
 
     def _work(self) -> None:
         while (run := self._queue.get()) is not None:
-            if run.state == "cancelled":
+            if run.is_over or self._is_closing:
                 continue
             with self._lock:
                 self._current = run
-            log.info("run %s (%s) begins", run.id, run.kind)
+            log.info("run %s (%s) of %s begins", run.id, run.kind, run.owner or "nobody")
             try:
-                self._execute(run)
-            except RunInterruptedError as error:
-                is_dropped = run.stop.is_set() and not run.keeps_state
-                run.error = Failed(error="RunInterruptedError", message=f"run {run.id}: {error}")
-                run.move("cancelled" if is_dropped else "interrupted", str(error))
-                log.warning("run %s is %s: %s", run.id, run.state, error)
-            except TablePuppetError as error:
-                run.error = Failed(error=type(error).__name__, message=str(error))
-                run.move("failed", str(error))
-                log.warning("run %s failed: %s", run.id, error)
-            except Exception as error:
+                self._work_on(run)
+            except Exception as error:  # a run must not end the service, whatever is wrong
                 log.exception("run %s failed", run.id)
-                run.error = Failed(
-                    error="TrainingError", message=f"internal error ({type(error).__name__}); see the server's log"
-                )
-                run.move("failed", run.error.message)
+                run.state, run.message = "failed", f"internal error ({type(error).__name__}); see the server's log"
             finally:
                 with self._lock:
                     self._current = None
                 if run.id not in self.live():
                     self._switchboard.forget(run.id)
 
+    def _work_on(self, run: Run) -> None:
+        """A run, to its end; its process may die once."""
+        while True:
+            try:
+                self._execute(run)
+            except RunDiedError as error:
+                run.deaths += 1
+                log.error("run %s: %s", run.id, error)
+                if not error.is_final and run.deaths < _DEATHS and run.folder is not None:
+                    run.save(self._waits_for_room)
+                    continue
+                times = "" if error.is_final or run.deaths < _DEATHS else f" {run.deaths} times"
+                self._fail(run, JobError(f"the run is set aside: {error}{times}"))
+            except RunInterruptedError as error:
+                self._interrupt(run, error)
+            except TablePuppetError as error:
+                self._fail(run, error)
+            return
+
+    def _interrupt(self, run: Run, error: RunInterruptedError) -> None:
+        if self._is_closing and run.folder is not None:
+            log.info("run %s goes on when the server starts again", run.id)
+            return
+        is_dropped = run.stop.is_set() and not run.keeps_state
+        message = "the run was cancelled" if is_dropped else str(error)
+        run.error = Failed(error="RunInterruptedError", message=f"run {run.id}: {message}")
+        run.move("cancelled" if is_dropped else "interrupted", message, on_full=self._waits_for_room)
+        log.warning("run %s is %s: %s", run.id, run.state, message)
+
+    def _fail(self, run: Run, error: TablePuppetError) -> None:
+        run.error = Failed(error=type(error).__name__, message=str(error))
+        run.move("failed", str(error), on_full=self._waits_for_room)
+        log.warning("run %s failed: %s", run.id, error)
+
+    def _waits_for_room(self) -> bool:
+        """Whether a full disk is waited for: until we are told to end."""
+        self.trouble = "the disk is full"
+        return not self._is_closing
+
     def _execute(self, run: Run) -> None:
         journal = None if run.journal is None else Journal(run.journal)
-        run.move("running")
+        run.move("running", on_full=self._waits_for_room)
+        self.trouble = ""
         try:
-            outcome = self._outcome(run, self._link(run, journal))
+            transport = self._transport(run, journal)
+            run.result = self._process.do(run, self._tables, run.asked, transport, run.end_round)
         finally:
             if journal is not None:
                 journal.close()
-        run.result = to_frame(outcome)
-        run.move("finished")
+        run.move("finished", on_full=self._waits_for_room)
         log.info("run %s is finished", run.id)
 
-    def _outcome(self, run: Run, link: Link) -> Any:
-        if run.kind == "predict":
-            asked = run.asked
-            given = (asked["model"], asked["query"], self._tables, link)
-            return story.predict(*given, cache=self._prediction_cache, **asked["options"])
-        if run.kind == "profile":
-            return story.profile(run.asked["query"], run.asked["label"], self._tables, link)
-        if run.kind == "evaluate":
-            return story.evaluate(run.asked["model"], run.asked["job"], self._tables, link)
-        assert isinstance(run.asked, Job)
-        if run.kind == "explain":
-            return story.explain(run.asked, self._tables, link, run.id)
-        return story.train(run.asked, self._tables, link, run.end_round, run.id)
-
-    def _link(self, run: Run, journal: Journal | None) -> Link:
+    def _transport(self, run: Run, journal: Journal | None) -> RunTransport:
         def on_waiting(clients: dict[str, float]) -> None:
             run.waiting = {client: round(seconds, 1) for client, seconds in clients.items()}
             run.state = "waiting" if clients else "running"
@@ -216,7 +271,4 @@ class Coordinator:
             self.bytes_down += sum(f.size for frames in down.values() for f in frames)
             self.bytes_up += sum(f.size for frames in up.values() for f in frames)
 
-        transport = RunTransport(
-            run.id, self._switchboard, journal, self._patience, on_waiting, run.stop.is_set, on_step
-        )
-        return Link(transport, wire=run.asked.wire if isinstance(run.asked, Job) else "float64")
+        return RunTransport(run.id, self._switchboard, journal, self._patience, on_waiting, run.stop.is_set, on_step)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tablepuppet import errors
 from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import DisconnectedError, TransportError
+from tablepuppet.escaping import printable
 from tablepuppet.network import control as c
 from tablepuppet.network.objects import from_frame, to_frame
 from tablepuppet.network.settings import FederationSettings
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.transport.flight import Connection
+from tablepuppet.transport.envelopes import Goodbye
+from tablepuppet.transport.flight import TOO_MANY, Connection
 
 log = logging.getLogger(__name__)
 OnWaiting = Callable[[dict[str, float]], None]
@@ -45,11 +48,39 @@ class CoordinatorClient:
         Interrupted from the keyboard, the run is stopped at its next step, and can be resumed.
         """
         connection = self._connect()
-        run = ""
+        connection.stream.send(c.Submit(kind=kind, resume=resume, rounds=on_round is not None), [to_frame(asked)])
+        return self._hear(connection, "", on_round, on_waiting)
+
+    def submit(self, kind: c.Kind, asked: Any, *, resume: bool = False, readers: Sequence[str] = ()) -> str:
+        """Hands in a job and does not wait for it; the run's name. `readers`: other users who may see the result."""
+        given = c.Submit(kind=kind, resume=resume, follows=False, readers=tuple(readers))
+        answer, _ = self._ask(given, [to_frame(asked)])
+        return str(answer.run)
+
+    def wait(
+        self,
+        run: str,
+        *,
+        on_round: Callable[[RoundEvent], None] | None = None,
+        on_waiting: OnWaiting | None = None,
+    ) -> Any:
+        """The outcome of a run that was handed in, now or long ago; to stop waiting does not stop the run."""
+        connection = self._connect()
+        connection.stream.send(c.Follow(run=run, rounds=on_round is not None))
+        return self._hear(connection, run, on_round, on_waiting, stops=False)
+
+    def _hear(
+        self,
+        connection: Connection,
+        run: str,
+        on_round: Callable[[RoundEvent], None] | None,
+        on_waiting: OnWaiting | None,
+        *,
+        stops: bool = True,
+    ) -> Any:
+        """News of a run until its last; `stops`: whether a key press stops the run too."""
         seen = 0
         try:
-            wanted = on_round is not None
-            connection.stream.send(c.Submit(kind=kind, resume=resume, rounds=wanted), [to_frame(asked)])
             while True:
                 try:
                     news, frames = connection.stream.receive()
@@ -57,7 +88,7 @@ class CoordinatorClient:
                     connection.close()
                     if not run:
                         raise
-                    connection = self._reconnect(run, rounds=wanted)
+                    connection = self._reconnect(run, rounds=on_round is not None)
                     continue
                 if isinstance(news, c.Accepted):
                     run = news.run
@@ -71,11 +102,11 @@ class CoordinatorClient:
                     return from_frame(frames[0])
                 elif isinstance(news, c.Failed):
                     raise _error(news)
-                else:
+                elif not isinstance(news, Goodbye):  # it comes back, or is waited for in vain
                     raise TransportError(f"the server sent a {type(news).__name__} out of turn")
         except KeyboardInterrupt:
             connection.close()
-            if run:
+            if run and stops:
                 self.cancel(run, keep=True)
             raise
         finally:
@@ -90,10 +121,10 @@ class CoordinatorClient:
         _, frames = self._ask(c.AskStatus())
         return dict(from_frame(frames[0]))
 
-    def _ask(self, question: Any) -> tuple[Any, list[Frame]]:
+    def _ask(self, question: Any, given: Sequence[Frame] = ()) -> tuple[Any, list[Frame]]:
         connection = self._connect()
         try:
-            connection.stream.send(question)
+            connection.stream.send(question, given)
             answer, frames = connection.stream.receive()
         finally:
             connection.close()
@@ -102,9 +133,18 @@ class CoordinatorClient:
         return answer, frames
 
     def _connect(self) -> Connection:
-        connection = Connection(self._address, self._name, "user", self._identity, c.TO_USER)
-        connection.stream.allow(self._limit)
-        return connection
+        """A connection; where this user holds as many as it may, its turn is waited for."""
+        until, pause = time.monotonic() + self._patience, 0.2
+        while True:
+            try:
+                connection = Connection(self._address, self._name, "user", self._identity, c.TO_USER)
+                connection.stream.allow(self._limit)
+                return connection
+            except DisconnectedError as error:
+                if TOO_MANY not in str(error) or time.monotonic() > until:
+                    raise
+                time.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, 5.0)
 
     def _reconnect(self, run: str, *, rounds: bool) -> Connection:
         """The server is gone: it is waited for as long as it would wait for a client."""
@@ -135,4 +175,5 @@ def _say(clients: dict[str, float], on_waiting: OnWaiting | None) -> None:
 def _error(failed: c.Failed) -> errors.TablePuppetError:
     kind = getattr(errors, failed.error, errors.TransportError)
     is_ours = isinstance(kind, type) and issubclass(kind, errors.TablePuppetError)
-    return kind(failed.message) if is_ours else errors.TransportError(failed.message)
+    message = printable(failed.message, keep="\n")
+    return kind(message) if is_ours else errors.TransportError(message)

@@ -22,7 +22,7 @@ import msgspec
 
 from tablepuppet.client.client import SETUP, Client
 from tablepuppet.errors import TablePuppetError, TransportError
-from tablepuppet.network.records import is_full, make_folder, read_record, write_record
+from tablepuppet.network.records import is_full, make_folder, open_private, read_record, write_record
 from tablepuppet.network.slots import Slots
 from tablepuppet.protocol import CloseJob, Done, Failure
 from tablepuppet.protocol.codec import Frame, encode
@@ -154,8 +154,8 @@ class IdempotentClient:
         """Adds requests behind those that count; how many bytes count then."""
         assert self._folder is not None
         path = self._folder / request.run / "setup"
-        path.parent.mkdir(exist_ok=True)
-        with path.open("r+b" if path.exists() else "w+b", buffering=0) as file:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with open_private(path, "r+b" if path.exists() else "w+b") as file:
             file.truncate(size)
             file.seek(size)
             write_record(file, _Setup(step=request.step), setup)
@@ -219,7 +219,15 @@ class IdempotentClient:
             self._client.answer(CloseJob(job=run))
             which = f"table {changed[0]} has" if len(changed) == 1 else f"tables {', '.join(changed)} have"
             raise TransportError(f"{which} changed since the run began; start the run again")
-        self._client.restore(run, dict(zip(last.parts, frames[last.replies :], strict=True)))
+        states = frames[last.replies :]
+        if len(states) != len(last.parts) or any((run, part) not in self._client.parts for part in last.parts):
+            self._client.answer(CloseJob(job=run))
+            raise TransportError(f"the checkpoint of run {run} is damaged at this client; start the run again")
+        try:
+            self._client.restore(run, dict(zip(last.parts, states, strict=True)))
+        except TablePuppetError:
+            self._client.answer(CloseJob(job=run))
+            raise
 
 
 def _kind(frame: Frame) -> str:

@@ -19,6 +19,7 @@ from tablepuppet.network.records import (
     checksum,
     is_full,
     is_small,
+    open_private,
     read_record,
     record,
     sync_folder,
@@ -52,10 +53,10 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         try:
-            if not path.exists():
-                path.touch()
+            is_new = not path.exists()
+            self._file = open_private(path, "w+b" if is_new else "r+b")
+            if is_new:
                 sync_folder(path.parent)
-            self._file = path.open("r+b", buffering=0)
         except OSError as error:
             raise _unwritable(error) from None
         self._is_replaying = True
@@ -67,7 +68,7 @@ class Journal:
         if found is None:
             if self._is_replaying:
                 self._is_replaying = False
-                self._file.truncate()  # what a crash tore
+                self._cut()
             return None
         kept, frames = found
         if (kept.step, kept.requests) != (step, requests):
@@ -80,6 +81,15 @@ class Journal:
             answers[client] = frames[start : start + count]
             start += count
         return answers
+
+    def _cut(self) -> None:
+        """Drops what a crash tore, and says so: clients answer those steps again."""
+        start = self._file.tell()
+        lost = len(self._file.read().rstrip(b"\0"))
+        if lost:
+            log.warning("%s: %d bytes after its last whole step are damaged and dropped", self._file.name, lost)
+        self._file.seek(start)
+        self._file.truncate()
 
     def append(self, step: int, requests: int, answers: Mapping[str, Sequence[Frame]]) -> None:
         """Adds a step; it survives the process at once, and the machine soon."""

@@ -6,7 +6,17 @@ import json
 import logging
 from typing import Literal
 
+from tablepuppet.escaping import printable
+
 Style = Literal["text", "json"]
+
+
+class TextLines(logging.Formatter):
+    """One line an event: what a peer sent cannot begin another, nor move a cursor. Tracebacks follow as they are."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        record.message = printable(record.message)
+        return super().formatMessage(record)
 
 
 class JsonLines(logging.Formatter):
@@ -27,7 +37,7 @@ class JsonLines(logging.Formatter):
 def configure(level: str, style: Style) -> None:
     """Sends tablepuppet's log to standard error."""
     handler = logging.StreamHandler()
-    text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
+    text = TextLines("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
     handler.setFormatter(JsonLines() if style == "json" else text)
     root = logging.getLogger("tablepuppet")
     root.handlers[:] = [handler]

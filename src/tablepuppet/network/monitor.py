@@ -14,12 +14,12 @@ from tablepuppet.errors import TransportError
 class Monitor:
     """A small HTTP server: /health, /status (JSON) and /metrics (Prometheus)."""
 
-    def __init__(self, address: str, status: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, address: str, status: Callable[[], dict[str, Any]], health: Callable[[], str]) -> None:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise TransportError(f"health must be host:port, not {address!r}")
         try:
-            self._server = ThreadingHTTPServer((host, int(port)), _handler(status))
+            self._server = ThreadingHTTPServer((host, int(port)), _handler(status, health))
         except OSError as error:
             raise TransportError(f"cannot listen on {address} for health checks: {error.strerror}") from None
         self._server.daemon_threads = True
@@ -74,13 +74,13 @@ def metrics(status: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _handler(status: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandler]:
+def _handler(status: Callable[[], dict[str, Any]], health: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = 10
 
         def do_GET(self) -> None:
             pages: dict[str, tuple[str, Callable[[], str]]] = {
-                "/health": ("application/json", lambda: json.dumps({"status": "ok"})),
+                "/health": ("application/json", lambda: json.dumps({"status": health()})),
                 "/status": ("application/json", lambda: json.dumps(status())),
                 "/metrics": ("text/plain; version=0.0.4", lambda: metrics(status())),
             }
@@ -89,7 +89,7 @@ def _handler(status: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandle
                 return
             kind, page = pages[self.path]
             body = page().encode()
-            self.send_response(200)
+            self.send_response(503 if self.path == "/health" and health() != "ok" else 200)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

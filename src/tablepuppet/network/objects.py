@@ -1,16 +1,18 @@
 """Our own frozen data ↔ frames: how a plan or a result reaches the user who asked for it.
 
 In: dataclasses and structs of tablepuppet, and what they hold. Out: one frame, and the same data from
-it. Only classes of tablepuppet are ever made, and none of their code runs. What belongs to the
-coordinator alone stays there: which rows meet, how often, and their labels.
+it. Only classes of tablepuppet are ever made, and none of their code runs; nothing is imported for a frame. What a user
+asks for can hold nothing but jobs and models (`ASKED`). What belongs to the coordinator alone stays there: which rows
+meet, how often, and their labels.
 """
 
 from __future__ import annotations
 
-import importlib
+import builtins
+import sys
 from dataclasses import fields, is_dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -21,6 +23,7 @@ from tablepuppet.mapping.cluster.rows import ClusterRows
 from tablepuppet.mapping.mapping import Part, TableMapping
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.plan.plan import Plan
+from tablepuppet.protocol.arrow_stream import check_stream
 from tablepuppet.protocol.codec import Buffer, Frame
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -38,12 +41,15 @@ def to_frame(value: Any) -> Frame:
     return Frame(header, buffers)
 
 
-def from_frame(frame: Frame) -> Any:
-    """The value in a frame."""
+def from_frame(frame: Frame, roots: tuple[type, ...] | None = None) -> Any:
+    """The value in a frame; with `roots`, of these classes and what their fields are declared to hold."""
+    allowed = None if roots is None else _reachable(roots)
     try:
-        return _whole(msgspec.msgpack.decode(frame.header), frame.buffers)
-    except (msgspec.MsgspecError, ValueError, IndexError, TypeError, pa.ArrowException) as error:
-        raise TransportError(f"a result does not follow the protocol: {error}") from None
+        return _whole(msgspec.msgpack.decode(frame.header), frame.buffers, allowed)
+    except (msgspec.MsgspecError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+        raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
 
 
 def _flat(value: Any, buffers: list[Buffer]) -> Any:
@@ -75,7 +81,7 @@ def _flat(value: Any, buffers: list[Buffer]) -> Any:
     raise TransportError(f"a {type(value).__name__} cannot be part of a result")
 
 
-def _whole(flat: Any, buffers: Any) -> Any:
+def _whole(flat: Any, buffers: Any, allowed: frozenset[type] | None) -> Any:
     if not isinstance(flat, list):
         return flat
     kind, *rest = flat
@@ -85,24 +91,65 @@ def _whole(flat: Any, buffers: Any) -> Any:
             raise ValueError("unknown array type")
         return np.frombuffer(buffers[index], dtype=dtype).reshape(shape)
     if kind == "table":
-        with pa.ipc.open_stream(pa.py_buffer(buffers[rest[0]])) as reader:
-            return reader.read_all()
+        stream = pa.py_buffer(buffers[rest[0]])
+        check_stream(stream)
+        with pa.ipc.open_stream(stream) as reader:
+            table = reader.read_all()
+        table.validate(full=True)
+        return table
     if kind == "slice":
         return slice(*rest)
     if kind in ("list", "tuple", "frozenset"):
-        return {"list": list, "tuple": tuple, "frozenset": frozenset}[kind](_whole(v, buffers) for v in rest[0])
+        return {"list": list, "tuple": tuple, "frozenset": frozenset}[kind](
+            _whole(v, buffers, allowed) for v in rest[0]
+        )
     if kind == "dict":
-        return {_whole(k, buffers): _whole(v, buffers) for k, v in rest[0]}
+        return {_whole(k, buffers, allowed): _whole(v, buffers, allowed) for k, v in rest[0]}
     if kind == "object":
         module, name, held = rest
-        return _made(module, name, {key: _whole(v, buffers) for key, v in held.items()})
+        return _made(_class(module, name, allowed), {key: _whole(v, buffers, allowed) for key, v in held.items()})
     raise ValueError("unknown kind of value")
 
 
-def _made(module: str, name: str, held: dict[str, Any]) -> Any:
-    kind = getattr(importlib.import_module(module), name, None) if module.startswith("tablepuppet.") else None
-    if not isinstance(kind, type) or {*_fields(kind), *_computed(kind)} != set(held):
-        raise ValueError(f"{module}.{name} is not the same at both ends; install the same version")
+def _class(module: str, name: str, allowed: frozenset[type] | None) -> type:
+    """A class of ours that is loaded already."""
+    is_ours = isinstance(module, str) and isinstance(name, str) and module.startswith("tablepuppet.")
+    kind = getattr(sys.modules.get(module), name, None) if is_ours else None
+    if not isinstance(kind, type) or not (is_dataclass(kind) or issubclass(kind, msgspec.Struct)):
+        raise ValueError(
+            f"{str(module)[:100]}.{str(name)[:100]} is not the same at both ends; install the same version"
+        )
+    if allowed is not None and kind not in allowed:
+        raise ValueError(f"a {name} is nothing that can be asked for")
+    return kind
+
+
+@cache
+def _reachable(roots: tuple[type, ...]) -> frozenset[type]:
+    """Classes of ours that the fields of these, and of those in turn, are declared to hold."""
+    found: set[type] = set()
+    left: list[Any] = list(roots)
+    while left:
+        kind = left.pop()
+        left += get_args(kind)
+        if not isinstance(kind, type) or kind in found or not kind.__module__.startswith("tablepuppet."):
+            continue
+        if is_dataclass(kind) or issubclass(kind, msgspec.Struct):
+            found.add(kind)
+            left += get_type_hints(kind, localns=_Names(vars(sys.modules[kind.__module__]))).values()
+    return frozenset(found)
+
+
+class _Names(dict[str, Any]):
+    """Names of a module; those that only a type checker knows stand for anything."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Any)
+
+
+def _made(kind: type, held: dict[str, Any]) -> Any:
+    if {*_fields(kind), *_computed(kind)} != set(held):
+        raise ValueError(f"{kind.__name__} is not the same at both ends; install the same version")
     if issubclass(kind, msgspec.Struct):
         return kind(**held)
     made: Any = object.__new__(kind)

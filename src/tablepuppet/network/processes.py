@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 from tablepuppet.allocation import fix_thresholds
 from tablepuppet.client.client import Client
-from tablepuppet.errors import TablePuppetError, TransportError
+from tablepuppet.errors import TablePuppetError
 from tablepuppet.network.handshakes import logged_handshakes
 from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.network.join import Member
-from tablepuppet.network.records import make_folder
+from tablepuppet.network.records import lock_folder
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
 from tablepuppet.privacy.policy import Policy
@@ -39,7 +40,9 @@ def serve(
     on_ready: Callable[[Server], None],
 ) -> None:
     """Runs the coordinator, and clients of the same organisation beside it, until a signal comes."""
+    os.umask(0o077)  # whatever is written holds somebody's data
     fix_thresholds()  # before threads have heaps of their own, which keep what messages took
+    forkserver.ensure_running()  # the processes of runs are forked from one that has loaded everything
     with _until_signal() as stop, logged_handshakes():
         server = Server(settings)
         on_ready(server)
@@ -58,6 +61,7 @@ def serve(
 
 def join(settings: ClientSettings, open_tables: OpenTables) -> None:
     """Runs one client until a signal comes; a refusal by the server is an error."""
+    os.umask(0o077)
     fix_thresholds()
     member, tables = _member(settings, open_tables)
     with _until_signal() as stop:
@@ -118,18 +122,8 @@ def _warn_of_silence(settings: ClientSettings, policy: Policy) -> None:
 
 
 def _locked(folder: Path) -> Path:
-    """The folder, held by this process alone: two clients in one folder would spoil each other's checkpoints."""
-    make_folder(folder)
-    try:
-        lock = (folder / "lock").open("w")
-    except OSError as error:
-        raise TransportError(f"cannot write in the folder {folder} for state: {error.strerror}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise TablePuppetError(f"another process uses {folder}; stop it, or give this one a state of its own") from None
-    _LOCKS.append(lock)
+    """The folder, held by this process until it ends."""
+    _LOCKS.append(lock_folder(folder))
     return folder
 
 

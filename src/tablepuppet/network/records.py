@@ -7,6 +7,7 @@ at all: its length or its checksum does not fit.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import struct
 import zlib
@@ -95,7 +96,7 @@ def replace_record(path: Path, envelope: Envelope, frames: Sequence[Frame] = ())
     """Writes a file of one record; the old one stays until the new one is whole."""
     temporary = path.with_name(f".{path.name}.new")
     try:
-        with temporary.open("wb", buffering=0) as file:
+        with open_private(temporary, "wb") as file:
             write_record(file, envelope, frames)
         os.replace(temporary, path)
     except OSError:
@@ -116,9 +117,32 @@ def load_record(path: Path, types: Any) -> Parcel:
 def make_folder(folder: Path) -> None:
     """A folder for state, unless it is there."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise TransportError(f"cannot make the folder {folder} for state: {error.strerror}") from None
+
+
+def open_private(path: Path, mode: str) -> IO[bytes]:
+    """An unbuffered file that nobody else may read: it holds labels and answers. An older one is closed to others."""
+    file = open(path, mode, buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+    if os.fstat(file.fileno()).st_mode & 0o077:
+        os.fchmod(file.fileno(), 0o600)
+    return file
+
+
+def lock_folder(folder: Path) -> IO[bytes]:
+    """Holds a folder for this process alone, until the file is closed: two in one would spoil each other's state."""
+    make_folder(folder)
+    try:
+        lock = open_private(folder / "lock", "wb")
+    except OSError as error:
+        raise TransportError(f"cannot write in the folder {folder} for state: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise TransportError(f"another process uses {folder}; stop it, or give this one a state of its own") from None
+    return lock
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""One run at the coordinator: what is asked, how far it is, who wants to hear of it, what is on the disk."""
+"""One run at the coordinator: what is asked, and by whom, how far it is, who hears of it, what is on the disk."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import queue
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import TransportError
 from tablepuppet.network.control import Failed, Finished, Kind, News, Round, State, Waiting
-from tablepuppet.network.objects import from_frame, to_frame
 from tablepuppet.network.records import is_full, load_record, replace_record
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.parcels import Envelope
+from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)
 NewsItem = tuple[News, list[Frame]]
@@ -31,6 +31,10 @@ class Card(Envelope, frozen=True):
     state: State
     submitted: float
     message: str = ""
+    owner: str = ""  # the user who asked
+    readers: tuple[str, ...] = ()  # users who may follow it too
+    deaths: int = 0  # of processes that it was computed in
+    version: str = ""
 
 
 @dataclass(eq=False)
@@ -39,11 +43,15 @@ class Run:
 
     id: str
     kind: Kind
-    asked: Any
+    asked: Frame
     folder: Path | None  # None: not kept
     state: State = "queued"
     submitted: float = field(default_factory=time.time)
     message: str = ""
+    owner: str = ""
+    readers: tuple[str, ...] = ()
+    deaths: int = 0
+    version: str = __version__
     round: int = 0
     rounds: int = 0
     steps: int = 0
@@ -62,6 +70,10 @@ class Run:
     def is_over(self) -> bool:
         return self.state in _OVER
 
+    def is_of(self, user: str) -> bool:
+        """Whether a user may see this run and its result."""
+        return user == self.owner or user in self.readers
+
     def follow(self, *, rounds: bool) -> queue.SimpleQueue[NewsItem]:
         """A queue of news from now on, of every round or not; the last item is Finished or Failed."""
         news: queue.SimpleQueue[NewsItem] = queue.SimpleQueue()
@@ -75,24 +87,30 @@ class Run:
                 news.put((Waiting(clients=self.waiting), []))
         return news
 
+    def unfollow(self, news: queue.SimpleQueue[NewsItem]) -> None:
+        """Whoever read this queue is gone."""
+        with self._lock:
+            self._followers = [queue for queue in self._followers if queue is not news]
+            self._watchers = [queue for queue in self._watchers if queue is not news]
+
     def tell(self, news: News) -> None:
         with self._lock:
             for follower in self._followers:
                 follower.put((news, []))
 
-    def end_round(self, event: RoundEvent) -> None:
+    def end_round(self, number: int, rounds: int, event: Frame) -> None:
         """Notes how far the run is, and tells those who asked for every round."""
-        self.round, self.rounds = event.round, event.rounds
+        self.round, self.rounds = number, rounds
         with self._lock:
-            if self._watchers:
-                item = Round(round=event.round), [to_frame(event)]
-                for watcher in self._watchers:
-                    watcher.put(item)
+            for watcher in self._watchers:
+                watcher.put((Round(round=number), [event]))
 
-    def move(self, state: State, message: str = "") -> None:
-        """A new state, on the disk before anybody hears of it."""
+    def move(
+        self, state: State, message: str = "", *, on_full: Callable[[], bool] = lambda: True, waits: bool = True
+    ) -> None:
+        """A new state, on the disk before anybody hears of it; `on_full`: whether to go on waiting for room."""
         self.state, self.message, self.waiting = state, message, {}
-        self.save()
+        self.save(on_full, waits=waits)
         if self.is_over:
             with self._lock:
                 for follower in self._followers:
@@ -109,28 +127,43 @@ class Run:
     def journal(self) -> Path | None:
         return None if self.folder is None else self.folder / "journal"
 
-    def save(self) -> None:
+    def save(self, on_full: Callable[[], bool] = lambda: True, *, waits: bool = True) -> None:
+        """Writes the card; a full disk is waited for, or refused at once."""
         if self.folder is None:
             return
-        card = Card(kind=self.kind, state=self.state, submitted=self.submitted, message=self.message)
-        frames = [to_frame(self.asked), *([] if self.result is None else [self.result])]
         while True:
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                replace_record(self.folder / "run", card, frames)
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                replace_record(self.folder / "run", self._card(), self._frames())
                 break
             except OSError as error:
-                if not is_full(error):
-                    raise TransportError(f"cannot write {self.folder}: {error.strerror}") from None
+                if not is_full(error) or not waits or not on_full():
+                    raise TransportError(f"the server cannot write down run {self.id}: {error.strerror}") from None
                 log.warning("no room for run %s; trying again in 1 s", self.id)
                 time.sleep(1.0)
         if self.state in ("finished", "failed", "cancelled") and self.journal is not None:
             self.journal.unlink(missing_ok=True)
 
+    def _card(self) -> Card:
+        return Card(
+            kind=self.kind,
+            state=self.state,
+            submitted=self.submitted,
+            message=self.message,
+            owner=self.owner,
+            readers=self.readers,
+            deaths=self.deaths,
+            version=self.version,
+        )
+
+    def _frames(self) -> list[Frame]:
+        return [self.asked, *([] if self.result is None else [self.result])]
+
     @classmethod
     def load(cls, folder: Path) -> Run:
         card, frames = load_record(folder / "run", Card)
-        run = cls(folder.name, card.kind, from_frame(frames[0]), folder, card.state, card.submitted, card.message)
+        run = cls(folder.name, card.kind, frames[0], folder, card.state, card.submitted, card.message)
+        run.owner, run.readers, run.deaths, run.version = card.owner, card.readers, card.deaths, card.version
         run.result = frames[1] if len(frames) > 1 else None
         return run
 
@@ -144,6 +177,7 @@ class Run:
             "run": self.id,
             "kind": self.kind,
             "state": self.state,
+            "user": self.owner,
             "submitted": self.submitted,
             "message": self.message,
             "round": self.round,

@@ -9,10 +9,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError
+from tablepuppet.escaping import printable
 from tablepuppet.network import control as c
 from tablepuppet.network.coordinator import Coordinator
 from tablepuppet.network.monitor import Monitor
-from tablepuppet.network.objects import from_frame, to_frame
+from tablepuppet.network.objects import to_frame
 from tablepuppet.network.runs import Run
 from tablepuppet.network.settings import FederationSettings
 from tablepuppet.transport.envelopes import Goodbye, Role, Welcome
@@ -30,7 +31,16 @@ class Server:
         server = settings.server
         self._heartbeat = server.heartbeat
         self.switchboard = Switchboard(settings.clients, server.heartbeat)
-        self.coordinator = Coordinator(settings.tables, self.switchboard, settings.path(server.state), server.wait)
+        self._is_closing = False
+        self.coordinator = Coordinator(
+            settings.tables,
+            self.switchboard,
+            settings.path(server.state),
+            server.wait,
+            administrators=settings.administrators,
+            memory=server.memory,
+            compute=server.compute,
+        )
         roles: dict[str, Role] = dict.fromkeys(settings.clients, "client")
         roles |= dict.fromkeys(settings.users, "user")
         door = Door(
@@ -44,7 +54,9 @@ class Server:
         location = _location(server.address, server.listen)
         try:
             self._door = FlightDoor(location, door, settings.server_identity())
-            self.monitor = Monitor(server.health, self.coordinator.status) if server.health else None
+            self.monitor = (
+                Monitor(server.health, self.coordinator.status, self.coordinator.health) if server.health else None
+            )
         except TablePuppetError:
             self.coordinator.close()
             raise
@@ -52,7 +64,8 @@ class Server:
         log.info("listening on %s", location)
 
     def close(self) -> None:
-        """Interrupts the run under way, says goodbye to everybody, stops listening."""
+        """Stops the run under way, which goes on another time; says goodbye to everybody; stops listening."""
+        self._is_closing = True
         self.coordinator.close()
         self.switchboard.close("the server stops")
         if self.monitor is not None:
@@ -79,31 +92,40 @@ class Server:
 
     def _answer(self, name: str, envelope: Any, frames: list[Any], stream: Stream) -> None:
         if isinstance(envelope, c.Submit) and len(frames) == 1:
-            run = self.coordinator.submit(envelope.kind, from_frame(frames[0]), resume=envelope.resume)
+            given: dict[str, Any] = {"user": name, "readers": envelope.readers, "resume": envelope.resume}
+            run = self.coordinator.submit(envelope.kind, frames[0], **given)
             log.info("user %s submitted run %s (%s)", name, run.id, run.kind)
-            self._follow(run, stream, rounds=envelope.rounds)
+            if envelope.follows:
+                self._follow(run, stream, rounds=envelope.rounds)
+            else:
+                stream.send(c.Accepted(run=run.id))
         elif isinstance(envelope, c.Follow):
-            self._follow(self.coordinator.run(envelope.run), stream, rounds=envelope.rounds)
+            self._follow(self.coordinator.run(envelope.run, name), stream, rounds=envelope.rounds)
         elif isinstance(envelope, c.Cancel):
-            log.info("user %s stops run %s", name, envelope.run[:16])
-            stream.send(c.Accepted(run=self.coordinator.cancel(envelope.run, keep=envelope.keep).id))
+            log.info("user %s stops run %s", name, printable(envelope.run[:16]))
+            run = self.coordinator.cancel(envelope.run, keep=envelope.keep, user=name)
+            stream.send(c.Accepted(run=run.id))
         elif isinstance(envelope, c.AskStatus):
-            stream.send(c.Status(), [to_frame(self.coordinator.status())])
+            stream.send(c.Status(), [to_frame(self.coordinator.status(name))])
         else:
             raise TransportError(f"a user may not send a {type(envelope).__name__}")
 
     def _follow(self, run: Run, stream: Stream, *, rounds: bool) -> None:
         news = run.follow(rounds=rounds)
-        stream.send(c.Accepted(run=run.id))
-        while True:
-            try:
-                item, frames = news.get(timeout=self._heartbeat)
-            except queue.Empty:
-                stream.beat()
-                continue
-            stream.send(item, frames)
-            if isinstance(item, c.Finished | c.Failed):
-                return
+        try:
+            stream.send(c.Accepted(run=run.id))
+            while not self._is_closing:
+                try:
+                    item, frames = news.get(timeout=self._heartbeat)
+                except queue.Empty:
+                    stream.beat()
+                    continue
+                stream.send(item, frames)
+                if isinstance(item, c.Finished | c.Failed):
+                    return
+        finally:
+            run.unfollow(news)
+        raise DisconnectedError("the server stops")
 
 
 def _location(address: str, listen: str | None) -> str:

@@ -28,7 +28,9 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     state: str = "state/server"  # runs and their journals
     wait: float = 600.0  # seconds that a run waits for a client that is away
     heartbeat: float = 5.0
-    limit: int = LIMIT  # bytes of one message
+    limit: int = LIMIT  # bytes of one message, or what the memory allows if that is less
+    memory: int | None = None  # bytes that a run may take; None: 70 % of the machine's or the container's
+    compute: float = 3600.0  # seconds that a run may compute between two questions to clients
 
 
 class UserSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,6 +50,7 @@ class FederationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     server: ServerSettings
     owners: dict[str, str | list[str]]
     users: list[str] = []
+    administrators: list[str] = []  # users who see and stop everybody's runs
     user: UserSettings | None = None
     folder: Path = Path()
 
@@ -144,6 +147,9 @@ def read_federation(path: str | Path) -> FederationSettings:
     twice = set(settings.users) & set(settings.clients)
     if twice:
         raise JobError(f"{path}: {min(twice)!r} is both a client and a user; give the user a name of its own")
+    strangers = set(settings.administrators) - set(settings.users)
+    if strangers:
+        raise JobError(f"{path}: administrator {min(strangers)!r} is not among `users`; add the name there too")
     return settings
 
 

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from tablepuppet.errors import TransportError
-from tablepuppet.network.records import is_small, read_record, record, sync_folder, write_record, write_whole
+from tablepuppet.network.records import (
+    is_small,
+    open_private,
+    read_record,
+    record,
+    sync_folder,
+    write_record,
+    write_whole,
+)
 from tablepuppet.network.syncing import Syncing, sync
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.parcels import Envelope, Parcel
@@ -56,7 +64,7 @@ class Slots:
     def read(self, types: Any) -> Parcel:
         """The newest whole record, the one with the highest step."""
         self.close()
-        self._file = file = self._path.open("r+b", buffering=0)
+        self._file = file = open_private(self._path, "r+b")
         room = os.fstat(file.fileno()).st_size // _SLOTS
         first = read_record(file, types)
         self._room = room if file.tell() <= room else 0  # a record of its own fills the file
@@ -91,8 +99,8 @@ class Slots:
     def _replace(self, write: Callable[[IO[bytes]], None], room: int) -> None:
         """A new file in place of the old one, its first slot filled, on the disk."""
         temporary = self._path.with_name(f".{self._path.name}.new")
-        self._path.parent.mkdir(exist_ok=True)
-        file = temporary.open("w+b", buffering=0)
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        file = open_private(temporary, "w+b")
         try:
             write(file)
             sync(file)

@@ -31,7 +31,8 @@ from tablepuppet.transport.stream import Stream
 from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)
-_STREAMS = 8  # connections that one party may hold at a time
+_STREAMS: dict[str, int] = {"client": 8, "user": 32}  # connections that one party may hold at a time
+TOO_MANY = "too many connections of one party"
 _HELLO_LIMIT = 1 << 16
 
 
@@ -96,9 +97,10 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
         seen = context.peer_identity().decode("utf-8", "replace") if self._authority is not None else ""
         who = f"{seen or 'somebody'} at {context.peer()}"
         slot = seen or context.peer()
-        if not self._take(slot):
-            log.warning("refused %s: %d connections are enough", who, _STREAMS)
-            raise flight.FlightUnavailableError("too many connections of one party")
+        most = _STREAMS.get(self._door.roles.get(seen, "client"), 1)
+        if not self._take(slot, most):
+            log.warning("refused %s: %d connections are enough", who, most)
+            raise flight.FlightUnavailableError(TOO_MANY)
         try:
             name, role = self._greet(stream, seen)
         except DisconnectedError:
@@ -145,10 +147,10 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
         stream.send(self._door.welcome())
         return hello.name, role
 
-    def _take(self, slot: str) -> bool:
+    def _take(self, slot: str, most: int) -> bool:
         with self._lock:
             self._open[slot] = self._open.get(slot, 0) + 1
-            if self._open[slot] > _STREAMS:
+            if self._open[slot] > most:
                 self._open[slot] -= 1
                 return False
             return True

@@ -12,10 +12,13 @@ from typing import Protocol
 
 from tablepuppet import errors
 from tablepuppet.algorithms.registry import RESPONSES
+from tablepuppet.escaping import printable
 from tablepuppet.protocol import CloseJob, Failure, Message
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
 from tablepuppet.transport.answers import AnswerChecks
 from tablepuppet.transport.meter import Meter, Phase
+
+_LINES = "\n"  # an error may show a line of SQL below its message
 
 
 class Transport(Protocol):
@@ -88,4 +91,4 @@ def _remote_error(client: str, failure: Failure) -> errors.TablePuppetError:
     kind = getattr(errors, failure.error, errors.TransportError)
     if not (isinstance(kind, type) and issubclass(kind, errors.TablePuppetError)):
         kind = errors.TransportError
-    return kind(f"client {client}: {failure.message}")
+    return kind(f"client {client}: {printable(failure.message, keep=_LINES)}")

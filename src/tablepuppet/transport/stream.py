@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from tablepuppet.errors import DisconnectedError
+from tablepuppet.escaping import printable
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Heartbeat
 from tablepuppet.transport.parcels import LIMIT, Assembler, Envelope, Parcel, pack
@@ -91,7 +92,7 @@ class Stream:
     def _hear(self, content: memoryview) -> None:
         parcel = Assembler(Heartbeat).feed(content)
         if parcel is not None:
-            self.note = parcel[0].note[:200]
+            self.note = printable(parcel[0].note[:200])
 
     def _write(self, piece: bytes) -> None:
         with self._piece:

@@ -1,0 +1,177 @@
+"""The coordinator's hold on the process that runs are computed in: started when needed, watched, ended, started again.
+
+In: a run and its line to the clients. Out: its outcome as a frame, or an error. A process that takes more memory than
+it may have, or computes longer than it may between two questions, is killed; one that dies is noticed at once. Either
+is a `RunDiedError`, and the next run gets a new process.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from tablepuppet import errors
+from tablepuppet.errors import DisconnectedError, RunInterruptedError, TablePuppetError
+from tablepuppet.network import run_worker as w
+from tablepuppet.network.journal import RunTransport
+from tablepuppet.network.pipe import Pipe
+from tablepuppet.network.runs import Run
+from tablepuppet.protocol.codec import Frame
+
+log = logging.getLogger(__name__)
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload([w.__name__])
+_LOOK = 0.2  # seconds between two looks at a process that computes
+_GRACE = 20.0  # seconds that a stopped run may take to notice
+
+
+class RunDiedError(TablePuppetError):
+    """The process of a run is gone; `is_final`: it would go the same way again."""
+
+    def __init__(self, reason: str, *, is_final: bool) -> None:
+        self.is_final = is_final
+        super().__init__(reason)
+
+
+class RunProcess:
+    """One process at a time, for one run at a time."""
+
+    def __init__(self, memory: int, seconds: float) -> None:
+        self.memory, self._seconds = memory, seconds
+        self._process: BaseProcess | None = None
+        self._pipe: Pipe | None = None
+
+    def do(
+        self,
+        run: Run,
+        tables: Mapping[str, tuple[str, ...]],
+        asked: Frame,
+        transport: RunTransport,
+        on_round: Callable[[int, int, Frame], None],
+    ) -> Frame:
+        """The outcome of a run."""
+        try:
+            pipe = self._begin()
+            named = {table: list(clients) for table, clients in tables.items()}
+            pipe.send(w.Begin(run=run.id, kind=run.kind, tables=named), [asked])
+            return self._serve(pipe, run, transport, on_round)
+        except DisconnectedError:
+            raise self._death() from None
+        except RunDiedError:
+            raise
+        except (Exception, KeyboardInterrupt):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join(10)
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
+
+    def _begin(self) -> Pipe:
+        if self._pipe is not None and self._process is not None and self._process.is_alive():
+            if self._taken() < self.memory // 2:
+                return self._pipe
+            log.info("the process of runs holds %.1f GiB and is replaced", self._taken() / 2**30)
+        self.close()
+        own, other = socket.socketpair()
+        level = logging.getLogger("tablepuppet").getEffectiveLevel()
+        process = _FORKS.Process(target=w.main, args=(other, self.memory, level), name="run", daemon=True)
+        process.start()
+        other.close()
+        self._process, self._pipe = process, Pipe(own, w.FROM_WORKER)
+        return self._pipe
+
+    def _serve(
+        self, pipe: Pipe, run: Run, transport: RunTransport, on_round: Callable[[int, int, Frame], None]
+    ) -> Frame:
+        stopped: RunInterruptedError | None = None
+        while True:
+            self._await(pipe, run)
+            said, frames = pipe.receive()
+            if isinstance(said, w.Ask):
+                given = w.parted(said.clients, frames)
+                try:
+                    answers = transport.exchange(given, wait=said.wait)
+                except RunInterruptedError as error:
+                    stopped = error
+                    pipe.send(w.Interrupt(reason=str(error)))
+                else:
+                    counts, every = w.counted(answers)
+                    pipe.send(w.Answers(clients=counts), every)
+            elif isinstance(said, w.Accept):
+                transport.accept()
+            elif isinstance(said, w.RoundEnded):
+                on_round(said.round, said.rounds, frames[0])
+            elif isinstance(said, w.Logged):
+                logging.getLogger(said.logger).log(said.level, "%s", said.message)
+            elif isinstance(said, w.Outcome):
+                return frames[0]
+            else:
+                raise stopped if stopped is not None else _error(said)
+
+    def _await(self, pipe: Pipe, run: Run) -> None:
+        """Waits for a word; a process that takes too much, or too long, is killed."""
+        began, stopped = time.monotonic(), None
+        while not pipe.is_readable(_LOOK):
+            now = time.monotonic()
+            if self._taken() > self.memory:
+                self.close()
+                raise RunDiedError(w.too_much_memory(self.memory), is_final=True)
+            if now - began > self._seconds:
+                self.close()
+                raise RunDiedError(
+                    f"the run computed for {self._seconds:.0f} s without asking any client; make the query smaller, or "
+                    "let the server give runs more time (`compute` under [server])",
+                    is_final=True,
+                )
+            if run.stop.is_set():
+                stopped = stopped or now
+                if now - stopped > _GRACE:
+                    self.close()
+                    raise RunInterruptedError("the run was stopped while it computed")
+
+    def _taken(self) -> int:
+        """Bytes of memory that the process alone has; 0 where the system does not tell."""
+        assert self._process is not None
+        try:
+            pages = Path(f"/proc/{self._process.pid}/statm").read_text(encoding="ascii").split()
+        except OSError:
+            return 0
+        return (int(pages[1]) - int(pages[2])) * _PAGE
+
+    def _death(self) -> RunDiedError:
+        code: int | None = None
+        if self._process is not None:
+            self._process.join(5)
+            code = self._process.exitcode
+        self.close()
+        how = f"exit code {code}"
+        if code is not None and code < 0:
+            with suppress(ValueError):
+                how = signal.Signals(-code).name
+        return RunDiedError(f"its process died ({how})", is_final=False)
+
+
+_PAGE = 4096
+with suppress(ImportError):
+    import resource
+
+    _PAGE = resource.getpagesize()
+
+
+def _error(broken: w.Broken) -> TablePuppetError:
+    kind = getattr(errors, broken.error, errors.TrainingError)
+    is_ours = isinstance(kind, type) and issubclass(kind, TablePuppetError)
+    return kind(broken.message) if is_ours else errors.TrainingError(broken.message)

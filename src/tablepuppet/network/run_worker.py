@@ -1,0 +1,258 @@
+"""The process that a run's work is done in: it has no socket, no file and no key, only a pipe to the coordinator.
+
+In: what was asked. Out: questions to clients, which the coordinator passes on, and in the end an outcome or an error.
+Whatever a client's answer or a user's job does to this process (memory, a crash of a library, an endless loop), it does
+to this one alone. It serves one run after another, so that kernels stay compiled and predictions cached.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tablepuppet import train as story
+from tablepuppet.allocation import give_back
+from tablepuppet.engine.result import RoundEvent
+from tablepuppet.errors import DisconnectedError, JobError, RunInterruptedError, TablePuppetError
+from tablepuppet.job import Job, check_job
+from tablepuppet.mapping.engines import Ray
+from tablepuppet.network.control import Kind
+from tablepuppet.network.objects import from_frame, to_frame
+from tablepuppet.network.pipe import Pipe
+from tablepuppet.prediction.cache import PredictionCache
+from tablepuppet.prediction.model import Model
+from tablepuppet.protocol.codec import Frame
+from tablepuppet.transport.answers import AnswerChecks
+from tablepuppet.transport.link import Link
+from tablepuppet.transport.parcels import Envelope
+
+log = logging.getLogger(__name__)
+
+
+class Begin(Envelope, frozen=True):
+    """To the worker. Frame: what was asked."""
+
+    run: str
+    kind: Kind
+    tables: dict[str, list[str]]
+
+
+class Answers(Envelope, frozen=True):
+    """To the worker. Frames: those of each client in turn."""
+
+    clients: dict[str, int]
+
+
+class Interrupt(Envelope, frozen=True):
+    """To the worker: the run ends here, and can be resumed."""
+
+    reason: str
+
+
+class Ask(Envelope, frozen=True):
+    """Of the worker: a round. Frames: those to each client in turn. → Answers | Interrupt"""
+
+    clients: dict[str, int]
+    wait: bool
+
+
+class Accept(Envelope, frozen=True):
+    """Of the worker: the last answers are sound."""
+
+
+class RoundEnded(Envelope, frozen=True):
+    """Of the worker. Frame: the RoundEvent."""
+
+    round: int
+    rounds: int
+
+
+class Logged(Envelope, frozen=True):
+    """Of the worker: a line for the coordinator's log."""
+
+    level: int
+    logger: str
+    message: str
+
+
+class Outcome(Envelope, frozen=True):
+    """Of the worker, last word of a run. Frame: the result."""
+
+
+class Broken(Envelope, frozen=True):
+    """Of the worker, last word of a run: the error's class and message."""
+
+    error: str
+    message: str
+
+
+_FIELDS: dict[Kind, dict[str, type]] = {
+    "predict": {"model": Model, "query": str, "options": dict},
+    "profile": {"query": str, "label": str},
+    "evaluate": {"model": Model, "job": Job},
+}
+_OPTIONS = {"missing", "key", "only", "max_joined_rows"}
+TO_WORKER = Begin | Answers | Interrupt
+FROM_WORKER = Ask | Accept | RoundEnded | Logged | Outcome | Broken
+
+
+def counted(frames: Mapping[str, Sequence[Frame]]) -> tuple[dict[str, int], list[Frame]]:
+    """Frames by client → how many each has, and all of them in a row."""
+    return {client: len(given) for client, given in frames.items()}, [f for given in frames.values() for f in given]
+
+
+def parted(counts: Mapping[str, int], frames: Sequence[Frame]) -> dict[str, list[Frame]]:
+    """The opposite of `counted`."""
+    found, start = {}, 0
+    for client, count in counts.items():
+        found[client] = list(frames[start : start + count])
+        start += count
+    return found
+
+
+class PipeTransport:
+    """A run's line to its clients: the coordinator carries it."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+
+    def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]:
+        counts, every = counted(frames)
+        self._pipe.send(Ask(clients=counts, wait=wait), every)
+        answer, given = self._pipe.receive()
+        if isinstance(answer, Interrupt):
+            raise RunInterruptedError(answer.reason)
+        return parted(answer.clients, given)
+
+    def accept(self) -> None:
+        self._pipe.send(Accept())
+
+    def close(self) -> None:
+        """Connections are the coordinator's."""
+
+
+class _LogPipe(logging.Handler):
+    def __init__(self, pipe: Pipe) -> None:
+        super().__init__()
+        self._pipe = pipe
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + "".join(traceback.format_exception(*record.exc_info))
+        with suppress(DisconnectedError):
+            self._pipe.send(Logged(level=record.levelno, logger=record.name, message=text))
+
+
+def main(end: socket.socket, memory: int, level: int) -> None:
+    """Serves runs until the coordinator closes the pipe or dies."""
+    _behave(memory)
+    pipe = Pipe(end, TO_WORKER)
+    root = logging.getLogger("tablepuppet")
+    root.handlers[:] = [_LogPipe(pipe)]
+    root.setLevel(level)
+    root.propagate = False
+    cache = PredictionCache()
+    while True:
+        try:
+            begin, frames = pipe.receive()
+        except DisconnectedError:
+            return
+        with suppress(DisconnectedError):
+            _serve(pipe, begin, frames[0], cache, memory)
+        del frames
+        give_back()
+
+
+def _behave(memory: int) -> None:
+    """Dies with the coordinator, before the coordinator, and not for a key press in its terminal."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, name="parent", daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with suppress(OSError):  # the kernel, short of memory, takes this process first
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what it holds stays in memory
+
+
+def _serve(pipe: Pipe, begin: Begin, asked: Frame, cache: PredictionCache, memory: int) -> None:
+    try:
+        outcome = to_frame(_outcome(pipe, begin, _checked(begin.kind, from_frame(asked, (Job, Model))), cache, memory))
+    except TablePuppetError as error:
+        pipe.send(Broken(error=type(error).__name__, message=str(error)))
+    except MemoryError:
+        pipe.send(Broken(error="TrainingError", message=too_much_memory(memory)))
+    except Exception as error:  # a bug must not stop the service, nor tell anybody about it
+        log.exception("run %s failed", begin.run)
+        message = f"internal error ({type(error).__name__}); see the server's log"
+        pipe.send(Broken(error="TrainingError", message=message))
+    else:
+        pipe.send(Outcome(), [outcome])
+
+
+def _checked(kind: Kind, asked: Any) -> Any:
+    """What a user asks, if it is what this kind of run takes."""
+    fields = _FIELDS.get(kind, {})
+    if fields and (not isinstance(asked, dict) or set(asked) != set(fields)):
+        raise JobError(f"a request to {kind} holds {', '.join(fields)}")
+    for name, type_ in fields.items():
+        if not isinstance(asked[name], type_):
+            raise JobError(f"{name} in a request to {kind} must be a {type_.__name__}")
+    if not fields and not isinstance(asked, Job):
+        raise JobError(f"a request to {kind} holds a job")
+    if kind == "predict" and not set(asked["options"]) <= _OPTIONS:
+        raise JobError(f"predict has no option {min(map(str, set(asked['options']) - _OPTIONS))[:64]!r}")
+    for job in (asked, *(asked.values() if isinstance(asked, dict) else ())):
+        if isinstance(job, Job):
+            check_job(job)
+            if isinstance(job.engine, Ray) and (job.engine.address or job.engine.storage):
+                raise JobError(
+                    "which Ray cluster and folder a server uses is the server's to say, by RAY_ADDRESS and TMPDIR "
+                    'where it runs; ask it for engine="ray" alone'
+                )
+    return asked
+
+
+def too_much_memory(memory: int) -> str:
+    return (
+        f"the run needs more memory than the server gives to one ({memory / 2**30:.1f} GiB); add a WHERE, lower "
+        "max_joined_rows, or let the server have more (`memory` under [server])"
+    )
+
+
+def _outcome(pipe: Pipe, begin: Begin, asked: Any, cache: PredictionCache, memory: int) -> Any:
+    tables = {table: tuple(clients) for table, clients in begin.tables.items()}
+    checks = AnswerChecks(memory)
+    link = Link(PipeTransport(pipe), wire=asked.wire if isinstance(asked, Job) else "float64", checks=checks)
+    if begin.kind == "predict":
+        return story.predict(asked["model"], asked["query"], tables, link, cache=cache, **asked["options"])
+    if begin.kind == "profile":
+        return story.profile(asked["query"], asked["label"], tables, link)
+    if begin.kind == "evaluate":
+        return story.evaluate(asked["model"], asked["job"], tables, link)
+    assert isinstance(asked, Job)
+    if begin.kind == "explain":
+        return story.explain(asked, tables, link, begin.run)
+
+    def end_round(event: RoundEvent) -> None:
+        pipe.send(RoundEnded(round=event.round, rounds=event.rounds), [to_frame(event)])
+
+    return story.train(asked, tables, link, end_round, begin.run)

@@ -192,8 +192,8 @@ def check_job(job: Job) -> None:
         msgspec.convert({name: getattr(job, name) for name in Job.__struct_fields__}, Job, strict=True)
     except msgspec.ValidationError as error:
         raise JobError(explained(error, Job, {})) from None
-    if job.algorithm not in FAMILIES:
-        raise JobError(f"unknown algorithm {job.algorithm[:64]!r}; choose one of {', '.join(FAMILIES)}")
+    if job.algorithm not in BY_NAME:
+        raise JobError(f"unknown algorithm {job.algorithm[:64]!r}; choose one of {', '.join(BY_NAME)}")
     _check(job)
     _check_stopping(job)
     _check_model(job, {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
@@ -16,6 +17,7 @@ _SELF = Path("/proc/self/cgroup")
 _STATUS = Path("/proc/self/status")
 
 
+@cache
 def memory_limit() -> int:
     """Bytes that this process and its children can ever have."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,7 @@ from tablepuppet.api.federation import Federation
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.errors import JobError
-from tablepuppet.job import Job
+from tablepuppet.job import Job, make_job
 from tablepuppet.mapping.join.profile import Profile
 from tablepuppet.models.modules import Builder
 from tablepuppet.plan.plan import Plan
@@ -40,6 +40,23 @@ class ConnectedFederation(Federation):
     def cancel(self, run: str) -> None:
         """Stops a run; its checkpoints go."""
         self._desk.cancel(run)
+
+    def submit(self, query: str, *, label: str, share: Sequence[str] = (), resume: bool = False, **options: Any) -> str:
+        """Hands in a job as `train` would and does not wait for it; the run's name.
+
+        `share`: other users who may wait for the result too.
+        """
+        model, algorithm = options.pop("model", "auto"), options.pop("algorithm", "newton")
+        job = make_job(query, label=label, model=model, algorithm=algorithm, given=options)
+        return self.submit_job(job, share=share, resume=resume)
+
+    def submit_job(self, job: Job, *, share: Sequence[str] = (), resume: bool = False) -> str:
+        """Hands in a job that is made already; the run's name."""
+        return self._desk.submit("train", job, resume=resume, readers=share)
+
+    def wait(self, run: str, *, on_round: Callable[[RoundEvent], None] | None = None) -> Result:
+        """The result of a run that was handed in; to stop waiting does not stop the run."""
+        return cast(Result, self._desk.wait(run, on_round=on_round))
 
     def close(self) -> None:
         """Nothing to end: the coordinator and its clients go on."""

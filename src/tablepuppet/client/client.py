@@ -21,6 +21,7 @@ from tablepuppet.client.answers import features, prediction, setup, training
 from tablepuppet.client.part import Checkpoint
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import TablePuppetError
+from tablepuppet.memory import memory_limit
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Client(ClientState):
         try:
             wire = frame.wire
             with np.errstate(over="ignore", invalid="ignore"):  # the server notices a run that diverges
-                answer = self.answer(decode(frame, REQUESTS))
+                answer = self.answer(decode(frame, REQUESTS, memory_limit() // 4))
         except TablePuppetError as error:
             answer = m.Failure(error=type(error).__name__, message=str(error))
         except Exception as error:  # a bug here must not show the server any data

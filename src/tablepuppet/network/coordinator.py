@@ -128,6 +128,7 @@ class Coordinator:
             every = list(self._runs.values())
         seen = [r for r in every if user is None or r.is_of(user) or user in self._administrators]
         return {
+            **({"process": self._process.pid} if user is None else {}),
             "connected": connected,
             "away": {client: round(seconds, 1) for client, seconds in self._switchboard.away().items()},
             "waited": {client: round(seconds, 3) for client, seconds in self._switchboard.waited.items()},

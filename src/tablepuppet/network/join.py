@@ -8,6 +8,8 @@ import threading
 import time
 
 from tablepuppet.errors import DisconnectedError, TransportError
+from tablepuppet.escaping import printable
+from tablepuppet.memory import memory_limit
 from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.flight import Connection, Identity
@@ -64,7 +66,7 @@ class Member:
         connection = Connection(self._address, self._name, "client", self._identity, e.FROM_SERVER)
         self._connection = connection
         stream, welcome = connection.stream, connection.welcome
-        stream.allow(welcome.limit)
+        stream.allow(min(welcome.limit, memory_limit() // 4))
         self._client.keep_only(welcome.runs)
         log.info("%s is connected to %s", self._name, self._address)
         is_over = threading.Event()
@@ -98,8 +100,8 @@ class Member:
 
     def _leave(self, goodbye: e.Goodbye) -> None:
         if goodbye.is_final:
-            raise TransportError(f"the server sent {self._name} away: {goodbye.reason}")
-        raise DisconnectedError(f"the server said goodbye: {goodbye.reason}")
+            raise TransportError(f"the server sent {self._name} away: {printable(goodbye.reason[:1000])}")
+        raise DisconnectedError(f"the server said goodbye: {printable(goodbye.reason[:1000])}")
 
     def _tick(
         self, connection: Connection, heartbeat: float, is_over: threading.Event, is_busy: threading.Event

@@ -48,6 +48,10 @@ class RunProcess:
         self._process: BaseProcess | None = None
         self._pipe: Pipe | None = None
 
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
     def do(
         self,
         run: Run,

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError
 from tablepuppet.escaping import printable
+from tablepuppet.memory import memory_limit
 from tablepuppet.network import control as c
 from tablepuppet.network.coordinator import Coordinator
 from tablepuppet.network.monitor import Monitor
@@ -18,6 +19,7 @@ from tablepuppet.network.runs import Run
 from tablepuppet.network.settings import FederationSettings
 from tablepuppet.transport.envelopes import Goodbye, Role, Welcome
 from tablepuppet.transport.flight import Door, FlightDoor
+from tablepuppet.transport.parcels import Room
 from tablepuppet.transport.stream import Stream
 from tablepuppet.transport.switchboard import Switchboard
 
@@ -48,7 +50,8 @@ class Server:
             welcome=lambda: Welcome(heartbeat=server.heartbeat, limit=server.limit, runs=self.coordinator.live()),
             serve=self._serve,
             types=c.FROM_ANYBODY,
-            limit=server.limit,
+            limit=min(server.limit, memory_limit() // 8),
+            room=Room(memory_limit() // 5),
             revoked=settings.path(server.revoked),
         )
         location = _location(server.address, server.listen)

@@ -23,6 +23,7 @@ MOST_CATEGORIES = 10_000_000
 LONGEST_TEXT = 65_536  # characters of a name, a category, a message
 LARGEST_COUNT = 2.0**62
 _NUMBERS = frozenset("fiub")
+_MOST_FIGURES = 100
 
 
 class WrongError(ValueError):
@@ -89,6 +90,9 @@ def check(request: m.Message, answer: m.Message, known: Known) -> None:
         _text(answer.message, "message")
         return
     expected = ANSWERS.get(type(request))
+    if expected is None and request.stage == "step":  # an algorithm's own
+        _update(request, answer, known)
+        return
     if expected is None or not isinstance(answer, expected):
         names = " or ".join(kind.__name__ for kind in expected or ())
         raise WrongError(type(answer).__name__, f"is no answer to {type(request).__name__}, which asks for {names}")
@@ -200,7 +204,7 @@ def _keys(request: m.SendKeys, answer: m.Keys, known: Known) -> None:
     require(answer.order is not None or not is_due, "order", "is missing, and rows are shared out in it")
     if answer.order is not None:
         array(answer.order, "order", (rows,), kinds=frozenset("i"))
-        require(bool((np.diff(answer.order) >= 0).all()), "order", "is not ascending")
+        require(bool((answer.order[1:] >= answer.order[:-1]).all()), "order", "is not ascending")
 
 
 @answered_by(m.DescribeLabels, m.LabelSummary)
@@ -333,9 +337,9 @@ def _revealed(request: m.RevealFeatures, answer: m.RevealedFeatures, known: Know
 
 
 @answered_by(m.StartPart, m.Started)
-def _started(request: m.StartPart, answer: m.Started, known: Known) -> None:
+def _started(request: m.StartPart[Any], answer: m.Started, known: Known) -> None:
     part = known.part(request)
-    require(bool(np.isfinite(answer.figure)), "figure", "is not finite")
+    _figures_of(answer.figures)
     require(0 <= answer.entropy < 2**63, "entropy", "is not a number of 63 bits")
     _count(answer.width, "width", 2.0**31)
     if part is None:
@@ -350,7 +354,7 @@ def _started(request: m.StartPart, answer: m.Started, known: Known) -> None:
         _predictions_of(answer.values, "values", part.train, part.outputs)
 
 
-def _most_parameters(request: m.StartPart, width: int) -> int:
+def _most_parameters(request: m.StartPart[Any], width: int) -> int:
     """Parameters of a neural block, at the most; of a user's own module nobody here knows."""
     if request.model.kind == "module":
         return 2**31
@@ -372,11 +376,17 @@ def _gram(request: m.MultiplyGram, answer: m.Partial | m.Masked, known: Known) -
     array(answer.values[0], "values", request.vector.shape)
 
 
-@answered_by(m.SendFigure, m.Partial, m.Masked)
-def _figure(request: m.SendFigure, answer: m.Partial | m.Masked, known: Known) -> None:
+@answered_by(m.SendFigures, m.Partial, m.Masked)
+def _figures(request: m.SendFigures, answer: m.Partial | m.Masked, known: Known) -> None:
     _summands(request, answer, known)
-    if isinstance(answer, m.Partial) or answer.values:
-        require([v.shape for v in answer.values] == [(1,)], "values", "are not one number")
+    require(all(v.size <= _MOST_FIGURES for v in answer.values), "values", "are more numbers than figures")
+
+
+def _figures_of(figures: dict[str, float]) -> None:
+    require(len(figures) <= _MOST_FIGURES, "figures", f"are {len(figures):,}")
+    for name, value in figures.items():
+        require(len(name) <= 200, "figures", "have a name of more than 200 characters")
+        require(bool(np.isfinite(value)), "figures", "hold a number that is not finite")
 
 
 @answered_by(m.Seal, m.Masked)
@@ -396,14 +406,18 @@ def _masked(answer: m.Masked) -> None:
         require(values.dtype == np.int64, "values", f"hold elements of type {values.dtype}")
 
 
+@answered_by(m.Combined, m.Predictions, m.Partial, m.Masked)
 def _update(request: Any, answer: Any, known: Known) -> None:
     """An algorithm's step: predictions of the rows that it asked for, or a summand."""
     part = known.part(request)
     if part is not None and not isinstance(request, m.Combined):
         wanted = getattr(request, "next_rows", None)
         part.wanted = part.train if wanted is None else len(wanted)
-    if not isinstance(answer, m.Predictions):
+    if isinstance(answer, m.Partial | m.Masked):
         _summands(request, answer, known)
+        return
+    if not isinstance(answer, m.Predictions):
+        _own(answer)
         return
     _predictions_of(answer.values, "values", None if part is None else part.wanted, answer.values.shape[-1])
     if part is not None:
@@ -413,8 +427,15 @@ def _update(request: Any, answer: Any, known: Known) -> None:
     finite(answer.products, "products", diverged=True)
 
 
-for _kind in (m.SgdUpdate, m.AdmmUpdate, m.NewtonUpdate, m.Combined):
-    answered_by(_kind, m.Predictions, m.Partial, m.Masked)(_update)
+def _own(answer: m.Message) -> None:
+    """An answer that an algorithm declares itself: its numbers are numbers."""
+    for name in answer.__struct_fields__:
+        value = getattr(answer, name)
+        for values in value if isinstance(value, list) else [value]:
+            if isinstance(values, np.ndarray):
+                finite(values, name, diverged=True)
+            elif isinstance(values, float):
+                require(bool(np.isfinite(values)), name, "is not finite")
 
 
 @answered_by(m.Evaluate, m.Evaluation)

@@ -85,7 +85,7 @@ def renew(folder: Path, name: str, days: int = 365) -> Path:
 def revoke(folder: Path, name: str) -> int:
     """Adds the certificate of a name to `revoked.txt`; returns its serial number."""
     serial = read_certificate(folder / f"{name}.pem").serial_number
-    listed = read_revoked(folder / "revoked.txt")
+    listed = read_revoked(folder / "revoked.txt") if (folder / "revoked.txt").exists() else frozenset()
     if serial not in listed:
         lines = "".join(f"{s:x}\n" for s in sorted(listed | {serial}))
         _write(folder / "revoked.txt", lines.encode())
@@ -93,11 +93,11 @@ def revoke(folder: Path, name: str) -> int:
 
 
 def read_revoked(path: Path) -> frozenset[int]:
-    """The serial numbers in a list of revoked certificates; an unreadable list refuses everybody."""
+    """The serial numbers in a list of revoked certificates; a list that is missing or unreadable refuses everybody."""
     try:
         return frozenset(int(line, 16) for line in path.read_text(encoding="ascii").split())
     except FileNotFoundError:
-        return frozenset()
+        raise TransportError(f"there is no list of revoked certificates {path}; make an empty one if none is") from None
     except (OSError, ValueError):
         raise TransportError(f"{path} is not a list of serial numbers, one hexadecimal number a line") from None
 

@@ -7,11 +7,13 @@ with the same reply and acted upon once.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from tablepuppet.transport.parcels import Envelope
 
-PROTOCOL = 3  # changes when an older peer would misunderstand
+PROTOCOL = 4  # changes when an older peer would misunderstand
 Role = Literal["client", "user"]
 
 
@@ -37,8 +39,8 @@ class Hello(Envelope, frozen=True):
 class Welcome(Envelope, frozen=True):
     """You may stay: say something every `heartbeat` seconds. Forget all runs but these."""
 
-    heartbeat: float
-    limit: int
+    heartbeat: Annotated[float, msgspec.Meta(ge=0.01, le=3600)]
+    limit: Annotated[int, msgspec.Meta(ge=0)]
     runs: list[str]
 
 

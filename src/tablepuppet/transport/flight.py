@@ -24,10 +24,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError
+from tablepuppet.escaping import printable
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.parcels import LIMIT, Envelope
+from tablepuppet.transport.parcels import LIMIT, Envelope, Room
 from tablepuppet.transport.stream import Stream
+from tablepuppet.transport.watch import Guest, Watch
 from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class Door:
     types: Any  # what they may send
     limit: int = LIMIT
     revoked: Path | None = None
+    room: Room | None = None  # for all that is on its way in
 
 
 class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
@@ -89,11 +92,16 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
         try:
             super().__init__(location, **options)
         except (pa.ArrowException, OSError) as error:
-            raise TransportError(f"cannot listen on {location}: {error}") from None
+            raise TransportError(f"cannot listen on {location}: {_first_line(error)}") from None
+        self._watch = Watch(self.port, door.revoked if self._authority is not None else None)
+
+    def shutdown(self) -> None:
+        self._watch.end()
+        super().shutdown()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """One connection, from its first word to its end."""
-        stream = Stream(reader, writer, self._door.types, _HELLO_LIMIT)
+        stream = Stream(reader, writer, self._door.types, _HELLO_LIMIT, room=self._door.room)
         seen = context.peer_identity().decode("utf-8", "replace") if self._authority is not None else ""
         who = f"{seen or 'somebody'} at {context.peer()}"
         slot = seen or context.peer()
@@ -101,29 +109,31 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
         if not self._take(slot, most):
             log.warning("refused %s: %d connections are enough", who, most)
             raise flight.FlightUnavailableError(TOO_MANY)
+        guest = self._watch.enter(who, context.peer())
         try:
-            name, role = self._greet(stream, seen)
-        except DisconnectedError:
-            log.info("%s left without a word", who)
-        except TablePuppetError as error:
-            log.warning("refused %s: %s", who, error)
-            _say(stream, e.Refused(reason=str(error)))
-        else:
-            try:
-                self._door.serve(name, role, stream)
-            except DisconnectedError:
-                log.info("%s %s is gone", role, name)
-            except TablePuppetError as error:
-                log.warning("closed the connection of %s: %s", who, error)
-                _say(stream, e.Goodbye(reason=str(error)))
-            except Exception as error:  # a bug must not stop the service, nor tell anybody about it
-                log.exception("the connection of %s failed", who)
-                _say(stream, e.Goodbye(reason=f"internal error ({type(error).__name__}); see the server's log"))
+            self._attend(stream, seen, who, guest)
         finally:
             stream.end()
+            self._watch.leave(guest)
             self._give(slot)
 
-    def _greet(self, stream: Stream, seen: str) -> tuple[str, e.Role]:
+    def _attend(self, stream: Stream, seen: str, who: str, guest: Guest) -> None:
+        """From greeting to goodbye; whatever is wrong, no traceback and no path leaves."""
+        try:
+            name, role = self._greet(stream, seen, guest)
+            self._door.serve(name, role, stream)
+        except DisconnectedError:
+            log.info("%s is gone", who if guest.is_greeted else f"{who} left without a word, and")
+        except TablePuppetError as error:
+            log.warning("%s %s: %s", "closed the connection of" if guest.is_greeted else "refused", who, error)
+            reason = str(error)
+            _say(stream, e.Goodbye(reason=reason) if guest.is_greeted else e.Refused(reason=reason))
+        except Exception as error:  # a bug must not stop the service, nor tell anybody about it
+            log.exception("the connection of %s failed", who)
+            reason = f"internal error ({type(error).__name__}); see the server's log"
+            _say(stream, e.Goodbye(reason=reason) if guest.is_greeted else e.Refused(reason=reason))
+
+    def _greet(self, stream: Stream, seen: str, guest: Guest) -> tuple[str, e.Role]:
         nonce = secrets.token_bytes(32)
         stream.send(e.Challenge(protocol=e.PROTOCOL, version=__version__, nonce=nonce))
         hello, frames = stream.receive()
@@ -138,14 +148,52 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
             certificate = certs.verify(self._authority, hello.certificate, nonce, hello.signature)
             if not seen or certs.party_name(certificate) != seen or hello.name != seen:
                 raise TransportError("the name and the certificate do not belong together")
-            if self._door.revoked is not None and certificate.serial_number in certs.read_revoked(self._door.revoked):
-                raise TransportError("the certificate was revoked; ask for a new one")
+            self._check_revoked(certificate.serial_number)
+            guest.serial = certificate.serial_number
+        if hello.version != __version__:
+            raise TransportError(
+                f"version {printable(hello.version[:20])} does not fit ours, {__version__}; install the same version "
+                "at both ends"
+            )
         role = self._door.roles.get(hello.name)
         if role is None or role != hello.role:
             raise TransportError(f"the federation knows no {hello.role} {hello.name[:64]!r}")
         stream.allow(self._door.limit)
         stream.send(self._door.welcome())
+        guest.is_greeted = True
         return hello.name, role
+
+    def _check_revoked(self, serial: int) -> None:
+        if self._door.revoked is None:
+            return
+        try:
+            revoked = certs.read_revoked(self._door.revoked)
+        except TransportError as error:  # its path is the server's own affair
+            log.error("%s", error)
+            raise TransportError("the server cannot tell which certificates were revoked; try later") from None
+        if serial in revoked:
+            raise TransportError("the certificate was revoked; ask for a new one")
+
+    def list_flights(self, context: Any, criteria: Any) -> Any:
+        raise _nothing_else()
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+        raise _nothing_else()
+
+    def get_schema(self, context: Any, descriptor: Any) -> Any:
+        raise _nothing_else()
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        raise _nothing_else()
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> Any:
+        raise _nothing_else()
+
+    def do_action(self, context: Any, action: Any) -> Any:
+        raise _nothing_else()
+
+    def list_actions(self, context: Any) -> Any:
+        raise _nothing_else()
 
     def _take(self, slot: str, most: int) -> bool:
         with self._lock:
@@ -186,7 +234,7 @@ class Connection:
             raise DisconnectedError(
                 f"no server answers at {address} ({_first_line(error)}); see that `tablepuppet serve` runs there"
             ) from None
-        self.stream = Stream(reader, self._writer, types, cancel=reader.cancel)
+        self.stream = Stream(reader, self._writer, types, _HELLO_LIMIT, cancel=reader.cancel)
         alarm = threading.Timer(timeout, self.stream.cancel)
         alarm.daemon = True
         alarm.start()
@@ -219,7 +267,7 @@ class Connection:
         )
         answer, _ = self.stream.receive()
         if isinstance(answer, e.Refused):
-            raise TransportError(f"the server refuses {name}: {answer.reason}")
+            raise TransportError(f"the server refuses {name}: {printable(answer.reason[:1000])}")
         if not isinstance(answer, e.Welcome):
             raise TransportError("the server does not answer a greeting")
         return answer
@@ -249,6 +297,10 @@ def is_loopback(host: str) -> bool:
     except OSError:
         return False
     return bool(found) and all(ipaddress.ip_address(a).is_loopback for a in found)
+
+
+def _nothing_else() -> Any:
+    return flight.FlightUnauthorizedError("parties of a federation open an exchange, and nothing else")
 
 
 def _say(stream: Stream, last: Envelope) -> None:

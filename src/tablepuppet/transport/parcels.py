@@ -8,6 +8,7 @@ buffers and refuses what is malformed or larger than announced, before it takes 
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -20,7 +21,9 @@ from tablepuppet.protocol.codec import Buffer, Frame
 
 PIECE = 1 << 20
 LIMIT = 1 << 34  # bytes of one parcel, unless the federation says otherwise
-_LONGEST_ENVELOPE = 1 << 24
+_LONGEST_LABEL = 1 << 20
+_MOST_BUFFERS = 1 << 17
+_LEAST = 1 << 12  # bytes of a label, whatever the limit
 _FIRST, _MORE = b"M", b"C"
 _LENGTH = struct.Struct("<I")
 
@@ -65,12 +68,32 @@ def pack(envelope: Envelope, frames: Sequence[Frame] = ()) -> Iterator[bytes]:
         yield bytes(piece)
 
 
+class Room:
+    """Bytes that all parcels on their way in may take together; any thread may ask."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        with self._lock:
+            if size > self._left:
+                raise TransportError(f"there is no room now for a message of {size:,} bytes; try again later")
+            self._left -= size
+
+    def give(self, size: int) -> None:
+        with self._lock:
+            self._left += size
+
+
 class Assembler:
     """Puts pieces together again, one parcel after another."""
 
-    def __init__(self, types: Any, limit: int = LIMIT) -> None:
+    def __init__(self, types: Any, limit: int = LIMIT, room: Room | None = None) -> None:
         self._decoder = _decoder(types)
         self.limit = limit
+        self._room = room
+        self._taken = 0
         self._envelope: Any = None
         self._frames: list[list[memoryview]] = []
         self._places: Iterator[memoryview] = iter(())
@@ -91,17 +114,23 @@ class Assembler:
     def _begin(self, piece: memoryview) -> memoryview:
         try:
             (length,) = _LENGTH.unpack(piece[1:5])
-            if length > min(_LONGEST_ENVELOPE, len(piece) - 5):
+            if length > min(_LONGEST_LABEL, max(self.limit, _LEAST), len(piece) - 5):
                 raise ValueError("its label is too long")
             label = _LABEL.decode(piece[5 : 5 + length])
             envelope = self._decoder.decode(label.envelope)
         except (struct.error, ValueError, msgspec.MsgspecError) as error:
             raise TransportError(f"a message does not follow the protocol: {error}") from None
         sizes = [size for frame in label.sizes for size in frame]
+        if len(sizes) > _MOST_BUFFERS:
+            raise TransportError(f"a message of {len(sizes):,} buffers has more than {_MOST_BUFFERS:,}")
         if not all(label.sizes) or min(sizes, default=0) < 0:
             raise TransportError("a message does not follow the protocol: sizes make no sense")
         if sum(sizes) > self.limit:
             raise TransportError(f"a message of {sum(sizes):,} bytes is over the limit of {self.limit:,}")
+        self.drop()
+        if self._room is not None:
+            self._room.take(sum(sizes))
+            self._taken = sum(sizes)
         # np.empty takes address space only; memory comes as the bytes do
         self._frames = [[np.empty(size, np.uint8).data for size in frame] for frame in label.sizes]
         self._places = (place for frame in self._frames for place in frame)
@@ -121,7 +150,14 @@ class Assembler:
             self._rest[:size] = content[:size]
             self._rest, content = self._rest[size:], content[size:]
 
+    def drop(self) -> None:
+        """Lets go of a parcel that will not come to its end."""
+        if self._room is not None and self._taken:
+            self._room.give(self._taken)
+        self._taken = 0
+
     def _finish(self) -> Parcel:
+        self.drop()
         frames = [Frame(bytes(header), [_kept(b) for b in buffers]) for header, *buffers in self._frames]
         parcel = self._envelope, frames
         self._envelope, self._frames, self._places = None, [], iter(())

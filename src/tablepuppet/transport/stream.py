@@ -13,13 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from tablepuppet.errors import DisconnectedError
+from tablepuppet.errors import DisconnectedError, TransportError
 from tablepuppet.escaping import printable
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Heartbeat
-from tablepuppet.transport.parcels import LIMIT, Assembler, Envelope, Parcel, pack
+from tablepuppet.transport.parcels import LIMIT, PIECE, Assembler, Envelope, Parcel, Room, pack
 
 _BEAT = b"H"
+_LARGEST_PIECE = 2 * PIECE + 1024
 _SMALL = 1 << 14  # bytes that fit into every window of flow control, so that no one has to read them first
 
 
@@ -27,15 +28,26 @@ class Stream:
     """One connection, seen from either end."""
 
     def __init__(
-        self, reader: Any, writer: Any, types: Any, limit: int = LIMIT, cancel: Callable[[], None] | None = None
+        self,
+        reader: Any,
+        writer: Any,
+        types: Any,
+        limit: int = LIMIT,
+        cancel: Callable[[], None] | None = None,
+        room: Room | None = None,
     ) -> None:
         self._reader, self._writer = reader, writer
-        self._assembler = Assembler(types, limit)
+        self._assembler = Assembler(types, limit, room)
         self._whole, self._piece = threading.Lock(), threading.Lock()
         self._cancel = cancel
         self._is_over = False
         self.heard = time.monotonic()
         self.note = ""  # of the other side's last heartbeat
+
+    @property
+    def limit(self) -> int:
+        """Bytes of a parcel, at the most."""
+        return self._assembler.limit
 
     def allow(self, limit: int) -> None:
         """Parcels may be this large from now on."""
@@ -72,6 +84,8 @@ class Stream:
                 raise DisconnectedError(f"the connection ended ({_why(error)})") from None
             self.heard = time.monotonic()
             content = memoryview(b"" if piece is None else piece).cast("B")
+            if len(content) > _LARGEST_PIECE:
+                raise TransportError(f"a piece of {len(content):,} bytes is larger than any that is sent")
             if content[:1] == _BEAT:
                 self._hear(content[1:])
                 continue
@@ -88,9 +102,10 @@ class Stream:
         """Nothing is written any more once this returns: Flight's writer must not outlive its call, even in use."""
         with self._piece:
             self._is_over = True
+        self._assembler.drop()
 
     def _hear(self, content: memoryview) -> None:
-        parcel = Assembler(Heartbeat).feed(content)
+        parcel = Assembler(Heartbeat, limit=0).feed(content)
         if parcel is not None:
             self.note = printable(parcel[0].note[:200])
 

@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TransportError
+from tablepuppet.escaping import printable
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Forget, Goodbye, Reply, Request
 from tablepuppet.transport.parcels import Envelope
 from tablepuppet.transport.stream import Stream
 
 log = logging.getLogger(__name__)
+_UNASKED = 1 << 20  # bytes of a parcel of a client that was asked nothing
 OnWaiting = Callable[[dict[str, float]], None]  # who is away, and for how many more seconds they are waited for
 
 
@@ -30,6 +32,15 @@ class _Line:
 
     stream: Stream
     outbox: queue.SimpleQueue[tuple[Envelope, Sequence[Frame]] | None] = field(default_factory=queue.SimpleQueue)
+
+    limit: int = 0  # bytes of an answer
+
+    def __post_init__(self) -> None:
+        self.limit = self.stream.limit
+
+    def expect(self, is_asked: bool) -> None:
+        """Large parcels may come while there is a question, and only then."""
+        self.stream.allow(self.limit if is_asked else min(self.limit, _UNASKED))
 
     def post(self, envelope: Envelope, frames: Sequence[Frame]) -> None:
         """Sends a parcel: at once if it is small, since to wake a thread takes longer than to send it."""
@@ -89,6 +100,7 @@ class Switchboard:
                 old.outbox.put(None)
             self._lines[client] = line
             asked = self._asked.get(client)
+            line.expect(asked is not None and asked.reply is None)
             if asked is not None and asked.reply is None:
                 line.outbox.put((asked.request, asked.frames))
             self._changed.notify_all()
@@ -98,7 +110,7 @@ class Switchboard:
             while not self._is_closed and self._lines.get(client) is line:
                 envelope, frames = stream.receive()
                 if isinstance(envelope, Goodbye):
-                    log.info("client %s said goodbye: %s", client, envelope.reason[:200])
+                    log.info("client %s said goodbye: %s", client, printable(envelope.reason[:200]))
                     break
                 if not isinstance(envelope, Reply):
                     raise TransportError(f"client {client} sent a {type(envelope).__name__} out of turn")
@@ -125,6 +137,8 @@ class Switchboard:
                 return
             if asked.reply is None:
                 asked.reply = frames
+                if client in self._lines:
+                    self._lines[client].expect(False)
                 self._count(client, asked)
                 if all(a.reply is not None for a in self._asked.values()):
                     self._changed.notify_all()
@@ -160,6 +174,8 @@ class Switchboard:
             for client, (request, frames) in requests.items():
                 self._asked[client] = _Asked(request, frames, began)
             lines = {client: self._lines[client] for client in requests if client in self._lines}
+            for line in lines.values():
+                line.expect(True)
         for client, line in lines.items():
             line.post(*requests[client])
         with self._changed:

@@ -1,0 +1,104 @@
+"""A client of a real federation that lies: its own process runs the real command, with answers changed on their way.
+
+`lie` names a function of this module; it gets every answer (decoded) and gives the one that is sent.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from msgspec.structs import replace
+
+from tablepuppet import protocol as m
+from tablepuppet.algorithms.registry import RESPONSES
+from tablepuppet.cli.main import main
+from tablepuppet.network.idempotent_client import IdempotentClient
+from tablepuppet.protocol.codec import Frame, decode, encode
+
+_FORKS = multiprocessing.get_context("forkserver")
+Lie = Callable[[Any, Frame], Frame]
+
+
+def outside_the_dictionary(answer: Any, frame: Frame) -> Frame:
+    """Key tokens whose numbers point a million entries beyond their dictionary."""
+    if not isinstance(answer, m.Keys):
+        return frame
+    column = answer.columns.column(0).combine_chunks()
+    numbers = pa.array(np.full(len(column), 2**30, np.int32))
+    bad = pa.DictionaryArray.from_arrays(numbers, column.dictionary, safe=False)
+    return encode(replace(answer, columns=pa.table({answer.columns.column_names[0]: bad})), frame.wire)
+
+
+def a_billion_parameters(answer: Any, frame: Frame) -> Frame:
+    return encode(replace(answer, width=10**9), frame.wire) if isinstance(answer, m.Started) else frame
+
+
+def eight_gibibytes_of_zeros(answer: Any, frame: Frame) -> Frame:
+    """Predictions that are a quarter of a megabyte on the wire."""
+    if not isinstance(answer, m.Predictions):
+        return frame
+    size = 1 << 33
+    block = pa.compress(bytes(1 << 26), "zstd", asbytes=True)
+    header = {
+        "type": "Predictions",
+        "values": [0, "<f8", [size // 8, 1], "<f8"],
+        "products": [1, "<f8", [1], "<f8"],
+    }
+    return Frame(
+        bytes([4]) + msgspec.msgpack.encode(header), [block * 128, pa.compress(bytes(8), "zstd", asbytes=True)]
+    )
+
+
+def too_few_labels(answer: Any, frame: Frame) -> Frame:
+    if not isinstance(answer, m.Labels):
+        return frame
+    return encode(replace(answer, values=answer.values[:-1].copy(), is_test=answer.is_test[:-1].copy()), frame.wire)
+
+
+def garbage(answer: Any, frame: Frame) -> Frame:
+    return Frame(b"\x00\xff\x00garbage", [bytes(99)]) if isinstance(answer, m.Encoded) else frame
+
+
+def escapes(answer: Any, frame: Frame) -> Frame:
+    """A refusal that would clear the reader's terminal."""
+    return (
+        encode(m.Failure(error="SourceError", message="\x1b[2J\x1b]0;owned\x07 no"))
+        if isinstance(answer, m.Encoded)
+        else frame
+    )
+
+
+def start(command: Sequence[str], log: Path, lie: str) -> BaseProcess:
+    process = _FORKS.Process(target=_run, args=(list(command), log, lie))
+    process.start()
+    return process
+
+
+def _run(command: list[str], log: Path, lie: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    honest, change = IdempotentClient.answer, globals()[lie]
+
+    def answer(self: IdempotentClient, request: Any, frames: Any) -> Sequence[Frame]:
+        return [change(decode(frame, RESPONSES), frame) for frame in honest(self, request, frames)]
+
+    IdempotentClient.answer = answer  # type: ignore[method-assign]
+    sys.exit(main(command))
+
+
+def run_plainly(command: list[str], log: Path) -> None:
+    """A command, its output in a file."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.exit(main(command))

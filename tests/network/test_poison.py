@@ -1,0 +1,225 @@
+"""A party that would bring the coordinator down ends its own run, by name; the next job is trained as ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.network import hostile
+from tests.network.parties import QUERY, Parties, assert_same, in_process, running, tables
+
+import tablepuppet as tp
+from tablepuppet.api import ConnectedFederation
+from tablepuppet.network.objects import to_frame
+from tablepuppet.network.runs import Run
+from tablepuppet.transport import certs
+
+ALONE = "SELECT x, z, y FROM orders"  # a job that needs no supplier
+GIVEN: dict[str, Any] = {"label": "y", "algorithm": "admm", "epochs": 2, "wire": "float64+zstd"}
+
+
+@pytest.fixture(scope="module")
+def parties(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parties]:
+    with running(tmp_path_factory.mktemp("federation"), tables(120)) as started:
+        yield started
+
+
+def instead(parties: Parties, lie: str) -> None:
+    """The supplier is replaced by a liar."""
+    parties.kill("supplier")
+    command = ["join", f"{parties.folder}/supplier.toml"]
+    parties.processes["supplier"] = hostile.start(command, parties.folder / "supplier.log", lie)
+    parties.await_status(lambda s: "supplier" in s["connected"])
+
+
+@pytest.mark.parametrize(
+    ("lie", "says"),
+    [
+        ("outside_the_dictionary", "client supplier answers SendKeys with what cannot be: Keys.columns is damaged"),
+        ("a_billion_parameters", "client supplier answers StartPart with what cannot be: Started.width is 1,000,000"),
+        ("eight_gibibytes_of_zeros", "client supplier: .*would take more than"),
+        ("garbage", "client supplier: a message does not follow the protocol"),
+        ("escapes", r"client supplier: \\x1b\[2J\\x1b\]0;owned\\x07 no"),
+    ],
+)
+def test_a_poisoned_answer_ends_its_run_alone(parties: Parties, lie: str, says: str) -> None:
+    server = parties.processes["server"].pid
+    instead(parties, lie)
+    federation = parties.connect()
+    with pytest.raises(tp.TablePuppetError, match=says):
+        federation.train(QUERY, **GIVEN)
+    assert not list((parties.folder / "state" / "server").rglob("journal"))
+    network = federation.train(ALONE, **GIVEN)
+    with in_process(tables(120)) as local:
+        assert_same(network, local.train(ALONE, **GIVEN))
+    assert parties.processes["server"].pid == server
+    assert parties.processes["server"].is_alive()
+    assert "\x1b" not in parties.logs()
+
+
+def test_a_run_whose_process_is_killed_goes_on_from_its_journal(tmp_path: Path) -> None:
+    with running(tmp_path, tables(120)) as parties, in_process(tables(120)) as local:
+        killed: list[int] = []
+
+        def kill(event: Any) -> None:
+            if event.round == 3 and not killed:
+                killed.append(worker(parties))
+                os.kill(killed[0], signal.SIGKILL)
+
+        network = parties.connect().train(QUERY, label="y", algorithm="admm", epochs=6, on_round=kill)
+        assert killed
+        assert_same(network, local.train(QUERY, label="y", algorithm="admm", epochs=6))
+
+
+def test_a_run_that_brings_its_process_down_twice_is_set_aside(tmp_path: Path) -> None:
+    with running(tmp_path, tables(120)) as parties:
+        killed: set[int] = set()
+
+        def kill(event: Any) -> None:
+            pid = worker(parties)
+            if pid not in killed:
+                killed.add(pid)
+                os.kill(pid, signal.SIGKILL)
+
+        with pytest.raises(tp.TablePuppetError, match=r"set aside: its process died \(SIGKILL\) 2 times"):
+            parties.connect().train(QUERY, label="y", algorithm="sgd", epochs=50, batch_size=20, on_round=kill)
+        assert parties.connect().train(QUERY, label="y").metrics["train"]
+
+
+def worker(parties: Parties) -> int:
+    """The process that the run is computed in."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{parties.health}/status", timeout=10) as answer:
+        return int(json.loads(answer.read())["process"])
+
+
+def test_a_job_that_needs_more_memory_than_it_may_have_fails_alone(tmp_path: Path) -> None:
+    """Every row of one table meets every row of the other: 10⁹ joined rows."""
+    made = Parties(tmp_path)
+    held = tables(30_000)
+    made.write(held)
+    made.federation.write_text(made.federation.read_text().replace("[server]", f"[server]\nmemory = {3 << 29}"))
+    made.start()
+    try:
+        made.await_clients()
+        query = "SELECT a.x, b.z, a.y FROM orders a JOIN orders b ON a.y = b.y"
+        with pytest.raises(tp.TablePuppetError, match=r"memory|rows"):
+            made.connect().train(query, label="y", max_joined_rows=10**12)
+        assert made.connect().train(QUERY, label="y", epochs=2).metrics["train"]
+    finally:
+        for name in list(made.processes):
+            made.kill(name)
+
+
+def test_what_is_kept_of_runs_is_for_the_server_alone(tmp_path: Path) -> None:
+    with running(tmp_path, tables(120)) as parties:
+        seen: set[int] = set()
+
+        def look(event: Any) -> None:
+            for path in (tmp_path / "state").rglob("*"):
+                seen.add(stat.S_IMODE(path.stat().st_mode) & 0o077)
+
+        parties.connect().train(QUERY, label="y", algorithm="admm", epochs=3, on_round=look)
+    assert seen == {0}
+
+
+def test_a_run_of_another_version_does_not_keep_the_coordinator_from_starting(tmp_path: Path) -> None:
+    made = Parties(tmp_path)
+    made.write(tables(60))
+    folder = tmp_path / "state" / "server" / "runs"
+    folder.mkdir(parents=True)
+    old = Run("0123456789abcdef", "train", to_frame({"no": "job"}), folder / "0123456789abcdef")
+    old.version = "0.0.1"
+    old.move("running")
+    (folder / "fedcba9876543210").mkdir()
+    (folder / "fedcba9876543210" / "run").write_bytes(os.urandom(300))
+    made.start("server")
+    try:
+        found = made.await_status(lambda s: True)
+        assert "begun by version 0.0.1" in (tmp_path / "server.log").read_text()
+        assert found["runs"] == []  # nobody's own
+    finally:
+        made.kill("server")
+
+
+def test_a_second_server_in_the_same_folder_is_refused_and_harms_no_run(tmp_path: Path) -> None:
+    with running(tmp_path, tables(60)) as parties:
+        other = tmp_path / "other.toml"
+        text = parties.federation.read_text().replace(str(parties.port), "1").replace(str(parties.health), "0")
+        other.write_text(text)
+        second = hostile._FORKS.Process(target=_serve, args=(other, tmp_path / "second.log"))
+        second.start()
+        second.join(60)
+        assert second.exitcode == 1
+        assert "another process uses" in (tmp_path / "second.log").read_text()
+        assert parties.connect().train(QUERY, label="y").metrics["train"]
+
+
+def _serve(file: Path, log: Path) -> None:
+    hostile.run_plainly(["serve", str(file)], log)
+
+
+def test_a_server_that_was_told_to_stop_takes_its_run_up_again(tmp_path: Path) -> None:
+    with running(tmp_path, tables(120)) as parties, in_process(tables(120)) as local:
+        stopped: list[int] = []
+
+        def stop(event: Any) -> None:
+            if event.round == 3 and not stopped:
+                stopped.append(1)
+                parties.processes["server"].terminate()
+                parties.processes["server"].join(30)
+                parties.start("server")
+
+        network = parties.connect().train(QUERY, label="y", algorithm="admm", epochs=6, on_round=stop)
+        assert stopped
+        assert_same(network, local.train(QUERY, label="y", algorithm="admm", epochs=6))
+
+
+def test_runs_belong_to_who_asked(tmp_path: Path) -> None:
+    made = Parties(tmp_path)
+    made.write(tables(60))
+    text = made.federation.read_text().replace('["analyst"]', '["analyst", "rival", "boss"]\nadministrators = ["boss"]')
+    made.federation.write_text(text)
+    desks = {}
+    for name in ("rival", "boss"):
+        certs.issue(tmp_path / "certs", name)
+        file = tmp_path / f"{name}-federation.toml"
+        file.write_text(text.replace('name = "analyst"', f'name = "{name}"').replace("certs/analyst", f"certs/{name}"))
+        desks[name] = ConnectedFederation(file)
+    made.start()
+    try:
+        made.await_clients()
+        own = made.connect()
+        run = own.submit(QUERY, label="y")
+        assert own.wait(run).metrics["train"]
+        assert [r["run"] for r in own.status()["runs"]] == [run]
+        assert desks["rival"].status()["runs"] == []
+        for ask in (desks["rival"].wait, desks["rival"].cancel):
+            with pytest.raises(tp.TablePuppetError, match="there is no run"):
+                ask(run)
+        assert [r["user"] for r in desks["boss"].status()["runs"]] == ["analyst"]
+        assert desks["boss"].wait(run).metrics["train"]
+        shared = own.submit(QUERY, label="y", share=["rival"])
+        assert desks["rival"].wait(shared).metrics["train"]
+        with pytest.raises(tp.TablePuppetError, match="who alone can stop it"):
+            desks["rival"].cancel(shared)
+    finally:
+        for name in list(made.processes):
+            made.kill(name)
+
+
+def test_twenty_jobs_at_once_wait_for_their_turn(parties: Parties) -> None:
+    federation = parties.connect()
+    runs = [federation.submit(ALONE, label="y", epochs=1, seed=i) for i in range(20)]
+    assert len(set(runs)) == 20
+    until = time.monotonic() + 120
+    for run in runs:
+        assert federation.wait(run).metrics["train"]
+        assert time.monotonic() < until

@@ -54,9 +54,10 @@ class Journal:
     def __init__(self, path: Path) -> None:
         try:
             is_new = not path.exists()
-            self._file = open_private(path, "w+b" if is_new else "r+b")
             if is_new:
+                open_private(path, "wb").close()
                 sync_folder(path.parent)
+            self._file = open_private(path, "r+b")
         except OSError as error:
             raise _unwritable(error) from None
         self._is_replaying = True

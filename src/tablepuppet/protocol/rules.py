@@ -250,13 +250,15 @@ def _weights(request: m.SendWeights, answer: m.Weights, known: Known) -> None:
 # -- features ---------------------------------------------------------------------------
 
 
-@answered_by(m.OpenPart, m.FeatureStatistics)
-def _feature_statistics(request: m.OpenPart, answer: m.FeatureStatistics, known: Known) -> None:
+@answered_by(m.OpenPart, m.FeatureStatistics, m.FeatureNames)
+def _feature_statistics(request: m.OpenPart, answer: m.FeatureStatistics | m.FeatureNames, known: Known) -> None:
     scan = known.scan(request)
     train = scan.rows if request.train_rows is None else len(request.train_rows)
     total = float(train or 0) if request.multiplicity is None else float(request.multiplicity.sum(dtype=np.float64))
     known.parts[request.job, request.part] = Part(scan, train, len(request.test_rows), total)
-    is_silent = request.wants_key and not answer.columns
+    is_masked = isinstance(answer, m.FeatureNames)
+    require(is_masked == request.wants_key, "columns", "come with figures where none were asked for, or without them")
+    is_silent = is_masked and not answer.columns
     require(is_silent or len(answer.columns) == len(request.columns), "columns", "are not those that were asked for")
     for statistics, column in zip(answer.columns, request.columns, strict=False):
         info = scan.columns[column] if column < len(scan.columns) else None
@@ -264,7 +266,7 @@ def _feature_statistics(request: m.OpenPart, answer: m.FeatureStatistics, known:
             _number_statistics(statistics, total, info)
         else:
             _category_statistics(statistics, total)
-    if answer.key is not None:
+    if isinstance(answer, m.FeatureNames) and answer.key is not None:
         require(len(answer.key.public) == 32 and len(answer.key.tag) <= 64, "key", "is not a public key of 32 bytes")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
 from tablepuppet.algorithms.newton.client import client_start, client_step
+from tablepuppet.algorithms.newton.full_curvature import MOST, is_full, pairs
 from tablepuppet.algorithms.newton.messages import NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.options import Newton
 from tablepuppet.algorithms.newton.server import NewtonServer
@@ -56,10 +57,13 @@ class NewtonAlgorithm(Algorithm[Newton]):
 
     def server_memory(self, shape: Shape, options: Newton) -> int:
         rows = sum(block.rows for block in shape.blocks)
-        return FLOAT * rows * (shape.outputs * (options.memory + 5) + shape.curvature_varies)
+        curvature = max((_curvatures(shape, block) for block in shape.blocks), default=0)
+        return FLOAT * rows * (shape.outputs * (options.memory + 5) + curvature)
 
     def client_memory(self, shape: Shape, options: Newton, block: BlockShape, part: PartShape) -> float:
         """Second moments and their eigenvectors; of wide blocks, directions and what a solver by products needs."""
+        if _is_full(shape, block):
+            return 3 * FLOAT * min(block.width * shape.outputs, MOST) ** 2
         if block.width <= WIDE:
             return 4 * FLOAT * block.width**2
         return (options.memory + 8) * FLOAT * block.parameters
@@ -96,24 +100,33 @@ def _small(shape: Shape) -> set[str]:
     return {shape.blocks[number].name for number in found}
 
 
+def _is_full(shape: Shape, block: BlockShape) -> bool:
+    return is_full(shape.outputs, block.width, len(block.parts))
+
+
+def _curvatures(shape: Shape, block: BlockShape) -> int:
+    """How many numbers about the curvature go down for each row."""
+    return pairs(shape.outputs) if _is_full(shape, block) else int(shape.curvature_varies)
+
+
 def _round(shape: Shape, options: Newton, small: Collection[str], epoch: int, again: int = 0) -> OuterRound:
-    """Down Y and, for logistic loss, W; up the direction's predictions."""
+    """Down Y and, where it varies, W; up the direction's predictions."""
     c = shape.outputs
-    varies = shape.curvature_varies
-    moments = varies or epoch + again == 0
+    moments = shape.curvature_varies or epoch + again == 0
 
     def constants(block: BlockShape) -> int:
         return c if block.strings else 0
 
     def update(block: BlockShape, part: PartShape) -> float:
         # later epochs' coefficients have left by then, for the evaluation
-        return part.rows * (c + varies) + again * (1 + constants(block))
+        return part.rows * (c + _curvatures(shape, block)) + again * (1 + constants(block))
 
     def answer(block: BlockShape, part: PartShape) -> float:
         earlier = epoch + max(again, block.name in small and epoch > 0)
         return part.rows * c + (2 + constants(block) + min(earlier, options.memory)) ** 2
 
     def inner(block: BlockShape) -> list[tuple[float, float]]:
-        return [(block.parameters + moments * block.width**2, block.parameters)]
+        matrix = (block.width * c) ** 2 if _is_full(shape, block) else moments * block.width**2
+        return [(block.parameters + matrix, block.parameters)]
 
     return OuterRound(update, answer, inner)

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import Answer, PartSetup
+from tablepuppet.algorithms.newton.full_curvature import MOST, curvature_matrix, solve, solve_by_products
 from tablepuppet.algorithms.newton.messages import NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.options import Newton
 from tablepuppet.algorithms.numerics.conjugate import WIDE, Products
@@ -57,6 +58,8 @@ def client_step(
     assert isinstance(setup.model, LinearModel)
     ridge = setup.joined_rows * setup.l2
     gradient = setup.model.gradient(state.theta, message.signal) + ridge / setup.clients * state.theta
+    if message.curvature is not None and message.curvature.shape[1] > 1:
+        return _full_step(setup, state, message.curvature, ridge, gradient)
     if setup.model.train.width > WIDE:
         return _wide_step(setup, state, _weights(setup, message), ridge, gradient)
     is_constant = message.curvature is None
@@ -75,6 +78,19 @@ def client_step(
         if is_constant:
             state = replace(state, values=spectrum.values, vectors=spectrum.vectors)
     return _predicted(setup, state, -spectrum.solve(1.0, ridge, gradient))
+
+
+def _full_step(
+    setup: PartSetup, state: NewtonState, curvature: Array, ridge: float, gradient: Array
+) -> tuple[NewtonState, Answer]:
+    """The direction of all outputs at once (full_curvature.py)."""
+    assert isinstance(setup.model, LinearModel)
+    if gradient.size > MOST and setup.clients == 1:
+        return _predicted(setup, state, -solve_by_products(setup.model, curvature, ridge, gradient))
+    matrix = curvature_matrix(setup.model, curvature, setup.outputs)
+    if setup.clients > 1:
+        return state, Partial(values=[gradient, matrix])
+    return _predicted(setup, state, -solve(matrix, ridge, gradient))
 
 
 def _wide_step(

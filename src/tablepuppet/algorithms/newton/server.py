@@ -8,9 +8,9 @@ One-hot columns of different blocks can trade a constant among them at the price
 alone; each block that has such columns therefore adds the constant to the search space, for free:
 the server knows what it predicts. The search space has at most M(m+2) directions and the intercept;
 the server already holds all of them as per-row vectors, and knows the penalty from the clients'
-inner products. For squared loss W_i = G_i, for softmax the constant bound ½G_i stands in for W_i,
-so that only Y_i travels. In the first epoch light blocks may take a second step
-(small_blocks.py). Here is the server's half; the client's is in client.py.
+inner products. For squared loss W_i = G_i, and only Y_i travels; for softmax W_i is the curvature over
+all pairs of classes, or a constant bound of it (full_curvature.py). In the first epoch small blocks
+may take a second step (small_blocks.py). Here is the server's half; the client's is in client.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
+from tablepuppet.algorithms.newton.full_curvature import collapsed_curvature, is_full, solve
 from tablepuppet.algorithms.newton.messages import NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.options import Newton
 from tablepuppet.algorithms.newton.small_blocks import small_blocks
@@ -49,6 +50,9 @@ class NewtonServer(Server):
         self._again = small_blocks(*given, has_curvature=varies)  # who takes a second step in the first epoch
         self._asked: Collection[int] = range(problem.blocks)
         self._tracker = Tracker(self.problem, self.options.memory)
+        sizes = zip(problem.widths, problem.clients, strict=True)
+        self._is_full = [is_full(loss.outputs, width, clients) for width, clients in sizes]
+        self._curvatures: list[Array] | None = None  # over all pairs of outputs, where a block gets them
 
     @property
     def intercept(self) -> Array:
@@ -68,7 +72,13 @@ class NewtonServer(Server):
     def join_step(self) -> list[BlockUpdate]:
         """The derivatives where the last search ended: no walk over joined rows is needed for them."""
         self._asked = range(self.problem.blocks)
+        self._look_around()
         return [self._update(i, c) for i, c in enumerate(self._tracker.take_pending())]
+
+    def _look_around(self) -> None:
+        """The curvature over all pairs of outputs where the model stands, if a block wants it: one more walk."""
+        if any(self._is_full):
+            self._curvatures = collapsed_curvature(self.problem, self.predictions, self.intercept)
 
     def second_step(self) -> list[BlockUpdate | None] | None:
         """Once the first round has shown the blocks to each other, the light ones mend what they explained twice."""
@@ -76,18 +86,22 @@ class NewtonServer(Server):
             return None
         self._asked, self._again = sorted(self._again), frozenset()
         pending = self._tracker.take_pending(self._asked)
+        self._look_around()
         return [self._update(i, c) if i in self._asked else None for i, c in enumerate(pending)]
 
     def _update(self, block: int, coefficients: Array | None) -> BlockUpdate:
         at = self._tracker.at
         assert at is not None
-        curvature = None if at.curvatures is None else at.curvatures[block]
+        known = self._curvatures if self._is_full[block] else at.curvatures
+        curvature = None if known is None else known[block]
         common = {"coefficients": coefficients, "bound": self.problem.loss.bound}
         return BlockUpdate(NewtonUpdate, {"signal": at.signals[block], "curvature": curvature}, common)
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """d = −D⁻¹g of the whole block, from Σ(T_qᵀY_q + Nβθ/Q) and Σ T_qᵀdiag(W_q)T_q."""
         ridge = self.problem.joined.rows * self.problem.l2
+        if len(total) > 1 and len(total[1]) == total[0].size > len(total[0]):  # over all pairs of outputs
+            return [-solve(total[1], ridge, total[0])]
         if len(total) > 1 and total[1].shape[1] == 1 < len(total[1]):  # a wide block's diagonal
             return [-_scaled(total[1] + ridge, total[0])]
         if len(total) > 1:

@@ -1,0 +1,81 @@
+"""Newton for several classes: the curvature over all pairs of them, and what it saves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.algorithms.newton.full_curvature import curvature_matrix, is_full, solve, solve_by_products
+from tablepuppet.models.linear import LinearModel
+from tablepuppet.tables.features import Features
+
+CLASSES = 4
+QUERY = "SELECT f.a, f.b, f.c, f.kind, u.d, u.e, f.y FROM f JOIN u ON f.k = u.k"
+
+
+def _features(rng: np.random.Generator, rows: int) -> Features:
+    codes = rng.integers(0, 3, rows).astype(np.int32)
+    return Features(
+        dense=rng.normal(size=(rows, 2)),
+        codes=(codes,),
+        dense_columns=np.array([0, 1]),
+        code_columns=(slice(2, 5),),
+        width=5,
+    )
+
+
+def _curvature(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    p = rng.dirichlet(np.ones(CLASSES), rows)
+    whole = np.einsum("na,ab->nab", p, np.eye(CLASSES)) - np.einsum("na,nb->nab", p, p)
+    first, second = np.triu_indices(CLASSES)
+    return whole, whole[:, first, second]
+
+
+def test_the_matrix_is_the_hessian_of_the_block() -> None:
+    rng = np.random.default_rng(1)
+    features = _features(rng, 40)
+    whole, packed = _curvature(rng, 40)
+    dense = features.to_dense()
+    expected = np.einsum("nj,nab,nl->jalb", dense, whole, dense).reshape(5 * CLASSES, -1)
+    model = LinearModel(features, features, CLASSES)
+    np.testing.assert_allclose(curvature_matrix(model, packed, CLASSES), expected, atol=1e-12)
+
+
+def test_products_solve_what_the_matrix_solves() -> None:
+    rng = np.random.default_rng(2)
+    features = _features(rng, 60)
+    _, packed = _curvature(rng, 60)
+    model = LinearModel(features, features, CLASSES)
+    right = rng.normal(size=(5, CLASSES))
+    by_matrix = solve(curvature_matrix(model, packed, CLASSES), 0.5, right)
+    np.testing.assert_allclose(solve_by_products(model, packed, 0.5, right), by_matrix, rtol=1e-2, atol=1e-3)
+
+
+def _tables(parts: int) -> dict[str, object]:
+    rng = np.random.default_rng(3)
+    rows = 1_500
+    f = pd.DataFrame({"k": rng.integers(0, 100, rows), "kind": rng.choice(["p", "q", "r"], rows)})
+    f[["a", "b", "c"]] = rng.normal(size=(rows, 3))
+    u = pd.DataFrame({"k": np.arange(100), "d": rng.normal(size=100), "e": rng.normal(size=100)})
+    pull = rng.normal(size=(5, CLASSES)) * 4  # nearly separable
+    scores = np.column_stack([f[["a", "b", "c"]], u.loc[f.k, ["d", "e"]]]) @ pull + rng.gumbel(size=(rows, CLASSES))
+    f["y"] = [f"class {c}" for c in scores.argmax(axis=1)]
+    return {"f": [f[i::parts] for i in range(parts)], "u": u}
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_nearly_separable_classes_take_few_rounds(parts: int) -> None:
+    with tp.Federation(_tables(parts)) as federation:
+        best = federation.train(QUERY, label="y", algorithm="centralized").objective
+        found = federation.train(QUERY, label="y", algorithm="newton", epochs=12).objective
+    assert (found - best) / best < 1e-6
+
+
+def test_many_classes_and_wide_shared_blocks_keep_the_bound() -> None:
+    assert is_full(5, 400, 1)
+    assert is_full(5, 100, 3)
+    assert not is_full(5, 101, 3)
+    assert not is_full(9, 10, 1)
+    assert not is_full(1, 10, 1)

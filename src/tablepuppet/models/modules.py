@@ -46,6 +46,21 @@ def torch_random(seed: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Torch computes in its caller's thread alone, so that its bits do not depend on how many threads there are."""
+    torch = need_torch()
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def build_module(
     spec: ModelSpec, width: int, outputs: int, *, seed: int, name: str, builder: Builder | None = None
 ) -> Module:

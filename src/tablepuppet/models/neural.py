@@ -9,7 +9,7 @@ and gradients are in it, as those of a linear model are, while the module itself
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import TransportError
 from tablepuppet.models.ghost import clipped_sums
 from tablepuppet.models.inputs import Inputs
-from tablepuppet.models.modules import need_torch, torch_random
+from tablepuppet.models.modules import need_torch, one_torch_thread, torch_random
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.tables.features import Features
 
@@ -180,8 +180,13 @@ class NeuralModel:
             place = slice(start, min(start + _CHUNK, count))
             yield place, place if index is None else index[place]
 
-    def _mode(self, draw: int | None) -> Any:
-        """Training or evaluation; the same number always draws the same masks."""
+    @contextmanager
+    def _mode(self, draw: int | None) -> Iterator[None]:
+        """Training or evaluation, in one thread; the same number always draws the same masks."""
+        with one_torch_thread(), self._random(draw):
+            yield
+
+    def _random(self, draw: int | None) -> AbstractContextManager[None]:
         if self.module.training != (draw is not None):
             self.module.train(draw is not None)
         if draw is None or not self._is_random:

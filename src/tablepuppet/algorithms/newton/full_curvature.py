@@ -46,7 +46,7 @@ def curvature_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequenc
     rows, outputs = scores.shape
     unit = np.broadcast_to(np.eye(outputs), (rows, outputs, outputs))
     first, second = np.triu_indices(outputs)
-    return (loss.hessian_product(scores, unit)[:, first, second],), {}
+    return (loss.hessian_product(scores, shard.labels, unit)[:, first, second],), {}
 
 
 def collapsed_curvature(problem: Problem, predictions: Sequence[Array], intercept: Array) -> list[Array]:

@@ -10,6 +10,7 @@ from tablepuppet.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tablepuppet.algorithms.admm.options import Admm
+    from tablepuppet.algorithms.boosting.options import Boosting
     from tablepuppet.algorithms.centralized.options import Centralized
     from tablepuppet.algorithms.newton.options import Newton
     from tablepuppet.algorithms.sgd.options import Sgd
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admm",
+    "Boosting",
     "Centralized",
     "Federation",
     "Model",
@@ -47,6 +49,7 @@ __all__ = [
 if not TYPE_CHECKING:
     _HOMES = {
         "Admm": "algorithms.admm.options",
+        "Boosting": "algorithms.boosting.options",
         "Centralized": "algorithms.centralized.options",
         "Federation": "api",
         "Model": "prediction.model",

@@ -41,6 +41,7 @@ from tablepuppet.suggest import nearest
 
 OPEN_LOSSES = ("cross_entropy",)  # names that leave the loss to the label: here to the number of its classes
 BatchSize = int | Literal["auto"] | None
+_L2 = 1e-4
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -51,7 +52,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     model: str = "auto"  # auto: what fits the label
     algorithm: str = DEFAULT
     options: Options = msgspec.field(default_factory=BY_NAME[DEFAULT].options)
-    l2: float = 1e-4
+    l2: float = _L2
     test_fraction: float = 0.15
     test_where: str | None = None  # a condition on the label table's rows, instead of a fraction
     validation_fraction: float = 0.0
@@ -83,7 +84,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     @property
     def spec(self) -> ModelSpec:
         """What every block's model is."""
-        kind = self.model if self.model in ("mlp", "module") else "linear"
+        kind = self.model if self.model in ("mlp", "module", "boosted") else "linear"
         return ModelSpec(
             kind=cast(Any, kind),
             hidden=self.hidden,
@@ -155,7 +156,14 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     extra = {name: value for name, value in given.items() if name not in own}
     for option in [name for name in extra if name in loss_options()]:
         values["loss_options"][option] = extra.pop(option)
+    if algorithm == DEFAULT:  # some models have one of their own
+        algorithm = next((a.name for a in BY_NAME.values() if a.own_model == model), algorithm)
+    declared = BY_NAME.get(algorithm) if isinstance(algorithm, str) else None
+    if declared is not None and declared.own_model and given.get("l2", _L2) != _L2:
+        extra["l2"] = given["l2"]  # of leaves; the default is the algorithm's own
     name, options = _algorithm(algorithm, extra, own)
+    if model == "auto":
+        model = algorithm_of(options).own_model or model
     is_usual = values.get("epochs") is None
     values["epochs"] = 1 if is_usual else values["epochs"]
     try:
@@ -237,6 +245,9 @@ def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[st
 def _check_model(job: Job, given: dict[str, Any]) -> None:
     """What the model cannot have, and what the algorithm cannot train."""
     algorithm, loss = algorithm_of(job.options), job.loss_class
+    if job.spec.is_boosted or algorithm.own_model:
+        _check_boosted(job, given)
+        return
     if algorithm.requires_curvature and loss is not None and not loss.is_smooth:
         able = named(tuple(a for a in FEDERATED if not a.requires_curvature))
         raise JobError(
@@ -269,6 +280,26 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
     _check_refusal(job)
 
 
+def _check_boosted(job: Job, given: dict[str, Any]) -> None:
+    own = algorithm_of(job.options).own_model
+    if job.model != own:
+        raise JobError(
+            f'model="boosted" is grown by algorithm="boosting" and by nothing else, not model="{job.model}" by '
+            f'algorithm="{job.algorithm}"; use both, or neither'
+        )
+    plain = Job(query="", label="")
+    for name in ("hidden", "activation", "dropout", "dtype", "module", "intercept", "standardize", "batch_size"):
+        if name in given and getattr(job, name) != getattr(plain, name):
+            raise JobError(f'{name} has no meaning for boosted trees; leave it out with model="boosted"')
+    if given.get("epochs") is not None:
+        raise JobError("boosted trees have no epochs; set trees instead")
+    if job.privacy.features is not None:
+        raise JobError(
+            "boosted trees tell the server bits of every row, and have no private form towards outsiders; leave "
+            'privacy.features out, or train a linear model with algorithm="sgd"'
+        )
+
+
 def _check_refusal(job: Job) -> None:
     why = algorithm_of(job.options).refusal(job.options, job.spec)
     if why is not None:
@@ -292,7 +323,7 @@ def _check_stopping(job: Job) -> None:
 
 def models() -> list[str]:
     """Names of models, those of the losses among them."""
-    return ["auto", *dict.fromkeys(loss.model for loss in LOSSES), "mlp"]
+    return ["auto", *dict.fromkeys(loss.model for loss in LOSSES), "mlp", "boosted"]
 
 
 def loss_options() -> dict[str, str]:
@@ -373,3 +404,5 @@ def _check(job: Job) -> None:
             f'algorithm="{job.algorithm}" is a baseline and runs in one process; '
             f'engine="ray" runs {", ".join(a.name for a in FEDERATED)}'
         )
+    if not isinstance(job.engine, Local) and algorithm_of(job.options).own_model:
+        raise JobError(f'algorithm="{job.algorithm}" runs in one process; leave engine="ray" out')

@@ -45,6 +45,10 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
         plan = plan_job(job, tables, link, job_id, cluster)
         if plan.algorithm.is_pooled:
             return run_pooled(plan, link, job_id, on_round)
+        if job.spec.is_boosted:
+            from tablepuppet.engine.boosting import run_boosting  # here: it loads the compiler of kernels
+
+            return run_boosting(plan, link, job_id, on_round)
         with one_blas_thread:
             return run(plan, link, job_id, on_round)
 
@@ -54,7 +58,7 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
     with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
         plan = plan_job(job, tables, link, job_id, cluster)
         plan_privacy(plan.job, plan.mapping, plan.loss)  # what training would refuse is refused here
-        return replace(plan, widths=block_widths(plan, link, job_id))
+        return plan if job.spec.is_boosted else replace(plan, widths=block_widths(plan, link, job_id))
 
 
 def profile(query: str, label: str, tables: Tables, link: Link) -> Profile:

@@ -23,7 +23,7 @@ def expected() -> Result:
         return federation.train(QUERY, **JOB)
 
 
-def train_with_faults(parties: Parties, faults: dict[int, Callable[[], None]]) -> Result:
+def train_with_faults(parties: Parties, faults: dict[int, Callable[[], None]], **job: Any) -> Result:
     """Trains while faults happen at given rounds, each in a thread of its own so that the run is not held up."""
     threads: list[threading.Thread] = []
 
@@ -33,7 +33,7 @@ def train_with_faults(parties: Parties, faults: dict[int, Callable[[], None]]) -
             threads.append(threading.Thread(target=faults.pop(due)))
             threads[-1].start()
 
-    result = parties.connect().train(QUERY, **JOB, on_round=on_round)
+    result = parties.connect().train(QUERY, **(job or JOB), on_round=on_round)
     for thread in threads:
         thread.join(60)
     assert not faults

@@ -99,6 +99,7 @@ class Algorithm(ABC, Generic[_Options]):
 
     # -- what it requires and can do -------------------------------------------------------
 
+    own_model: ClassVar[str] = ""  # a model that only it trains, in rounds of its own; empty: any of the others
     is_pooled: ClassVar[bool] = False  # a baseline that fits pooled features at the server: PooledAlgorithm
     requires_linear: ClassVar[str] = ""  # why it trains linear models only; empty: any model
     forms_second_moments: ClassVar[bool] = False  # of linear models: Tᵀ diag(w) T, whose width is limited

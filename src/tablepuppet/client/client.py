@@ -17,7 +17,7 @@ import numpy as np
 
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.registry import REQUESTS, UPDATES
-from tablepuppet.client.answers import features, prediction, setup, training
+from tablepuppet.client.answers import boosting, features, prediction, setup, training
 from tablepuppet.client.part import Checkpoint
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import TablePuppetError
@@ -83,7 +83,7 @@ class Client(ClientState):
 
 
 # Requests that leave something behind at the client besides a part's state.
-SETUP = (m.OpenScan, m.SendKeys, m.OpenPart, m.SumStatistics, m.EncodeFeatures, m.StartPart)
+SETUP = (m.OpenScan, m.SendKeys, m.OpenPart, m.SumStatistics, m.EncodeFeatures, m.StartPart, m.StartTrees)
 
 ANSWERS: dict[type, Callable[[ClientState, Any], m.Message]] = {
     m.DescribeTable: setup.describe_table,
@@ -113,4 +113,13 @@ ANSWERS: dict[type, Callable[[ClientState, Any], m.Message]] = {
     m.ScoreRows: prediction.score_rows,
     m.ScoreOwnRows: prediction.score_own_rows,
     m.SendIdentifiers: prediction.send_identifiers,
+    m.SketchFeatures: boosting.sketch_features,
+    m.StartTrees: boosting.start_trees,
+    m.CheckTrees: boosting.check_trees,
+    m.SumTrees: boosting.sum_trees,
+    m.RevealKeys: boosting.reveal_keys,
+    m.ReleaseSplits: boosting.release_splits,
+    m.HoldSplits: boosting.hold_splits,
+    m.AskRows: boosting.ask_rows,
+    m.AskOwnRows: boosting.ask_own_rows,
 }

@@ -23,6 +23,7 @@ from tablepuppet.privacy.owner import Spending, without_noise
 from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.account_file import AccountFile
 
+_BITS = 32  # that count as one number
 ScoredModel = tuple[Sequence[m.Encoder], ModelSpec, int]  # encoders, what each block is, outputs
 
 
@@ -88,6 +89,28 @@ class Owner:
             self.policy.check_exposure(before + outputs, width, "one more model applied to this owner's rows")
         self.account.spend(spending)
 
+    def trees(self, table: str) -> None:
+        """Boosted trees are about to be grown on a table: bits of its rows will leave as they are."""
+        budget = self.policy.budget.get(table)
+        if budget is not None and budget.features is not None:
+            raise without_noise(table, "features")
+
+    def trained_splits(self, table: str, rules: Sequence[m.SplitRule]) -> None:
+        """Splits that were found here are about to leave: rows will answer them."""
+        if self.limits_scores and self.policy.allow_reconstruction is None:
+            self.account.spend(Spending(table=table, what="scores", name=_splits_name(rules)))
+
+    def splits(self, table: str, rules: Sequence[m.SplitRule], width: int) -> None:
+        """Rows of a table are about to answer the splits of a model, a bit each; the same again tells nothing new."""
+        if not self.limits_scores:
+            return
+        numbers = -(-len(rules) // _BITS)
+        spending = Spending(table=table, what="scores", name=_splits_name(rules), numbers=numbers)
+        before = int(self.account.account.spent(table, "scores"))
+        if before and not self.account.account.knows(spending):
+            self.policy.check_exposure(before + numbers, width, "one more model applied to this owner's rows")
+        self.account.spend(spending)
+
     @property
     def limits_scores(self) -> bool:
         """Whether the server may not choose as many models as it likes."""
@@ -98,6 +121,10 @@ class Owner:
 def _fingerprint(model: ScoredModel, theta: m.Array) -> str:
     described = msgspec.msgpack.encode(model, enc_hook=_plain)
     return hashlib.sha256(described + np.ascontiguousarray(theta, np.float64).tobytes()).hexdigest()
+
+
+def _splits_name(rules: Sequence[m.SplitRule]) -> str:
+    return hashlib.sha256(msgspec.msgpack.encode(list(rules))).hexdigest()
 
 
 def _plain(value: object) -> object:

@@ -39,6 +39,7 @@ class Part:
     sealing: Sealing | None = None  # where summands leave under masks
     encoders: tuple[m.Encoder, ...] = ()
     started: m.StartPart[AlgorithmOptions] | None = None
+    trees: Any = None  # what boosted trees are grown from
 
     @property
     def theta(self) -> Any:

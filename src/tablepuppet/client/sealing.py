@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
@@ -74,6 +75,14 @@ class Sealing:
             return Partial(values=[np.full_like(v, np.nan) for v in values])
         self.state = msgspec.structs.replace(self.state, kind=kind, pending=values)
         return self._masked()
+
+    def seal_integers(self, values: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+        """Whole numbers under masks; they need no scale."""
+        counter = self.state.counter
+        self.state = msgspec.structs.replace(self.state, counter=counter + 1)  # used up, whatever follows
+        joined = self.masks.masked(np.concatenate([v.ravel() for v in values]), counter)
+        parts = np.split(joined, np.cumsum([v.size for v in values])[:-1])
+        return [part.reshape(v.shape) for part, v in zip(parts, values, strict=True)]
 
     def again(self, scales: list[int]) -> Masked:
         """The same summands at another scale, and under other masks."""

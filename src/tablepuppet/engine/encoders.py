@@ -67,8 +67,10 @@ def agree_on_encoders(union: UnionOperator, mapping: TableMapping, job: Job) -> 
     return encoders
 
 
-def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> list[list[Encoder]]:
-    """Every part's statistics, merged to the encoders of each block; masked sums of them take further rounds."""
+def open_parts(
+    union: UnionOperator, mapping: TableMapping, *, wants_moments: bool = True, wants_statistics: bool = True
+) -> dict[int, list[Message]]:
+    """Tells every part which of its rows take part, and how often; by part, its statistics."""
 
     def open_part(part: Part) -> Message:
         multiplicity = mapping.multiplicity[part.block][part.train]
@@ -80,13 +82,21 @@ def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> 
             columns=list(part.columns),
             train_rows=part.train_rows,
             test_rows=part.test_rows,
-            wants_moments=job.privacy.features is None,
+            wants_moments=wants_moments,
+            wants_statistics=wants_statistics,
             wants_key=union.is_masked[part.block],
             multiplicity=None if (multiplicity == 1).all() else multiplicity.astype(np.int32 if fits else np.int64),
         )
 
     opened = union.ask(open_part, "setup")
     union.keep_keys(opened)
+    return opened
+
+
+def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> list[list[Encoder]]:
+    """Every part's statistics, merged to the encoders of each block; masked sums of them take further rounds."""
+
+    opened = open_parts(union, mapping, wants_moments=job.privacy.features is None)
     every = []
     for block in union.blocks:
         statistics = [cast(FeatureStatistics | FeatureNames, opened[p.number][0]).columns for p in block]

@@ -11,12 +11,13 @@ from typing import cast
 
 import numpy as np
 
-from tablepuppet.engine.metrics import Metrics, measure
+from tablepuppet.engine.metrics import Metrics, measure, measure_scores
 from tablepuppet.errors import ModelError
-from tablepuppet.mapping.mapping import Joined, TableMapping
+from tablepuppet.mapping.mapping import Joined, TableMapping, rows_here
 from tablepuppet.plan.plan import Plan, check_labels
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.scoring import score_request
+from tablepuppet.prediction.trees import ask_bits, tree_scores
 from tablepuppet.protocol import Scores
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.transport.link import Link
@@ -29,6 +30,8 @@ def evaluate(model: Model, plan: Plan, link: Link, job_id: str) -> Metrics:
     if found != tuple((block.name, block.features) for block in model.blocks):
         raise ModelError("the query does not select the features that the model was trained on; use the model's query")
     union = UnionOperator(link, job_id, mapping, model.outputs)
+    if model.spec.is_boosted:
+        return _of_trees(model, mapping, union)
     answers = union.ask(
         lambda part: score_request(model, part, part.train_rows, job_id),
         "evaluation",
@@ -40,6 +43,15 @@ def evaluate(model: Model, plan: Plan, link: Link, job_id: str) -> Metrics:
     check_labels(model.loss, mapping)
     _, metrics = measure(rows, per_row, model.loss, model.encoded_intercept, wants_auc=True)
     return metrics
+
+
+def _of_trees(model: Model, mapping: TableMapping, union: UnionOperator) -> Metrics:
+    rows = rows_here(_in_classes_of(model, mapping))
+    check_labels(model.loss, mapping)
+    parts = [(part, part.train_rows, part.train) for part in union.parts]
+    bits = ask_bits(model, parts, [index.rows for index in rows.indices], union.link, union.job)
+    scores = tree_scores(model, bits, [index.numbers(rows.rows) for index in rows.indices], rows.rows)
+    return measure_scores(scores, rows.joined_labels(), None, model.loss, wants_auc=True)[1]
 
 
 def _in_classes_of(model: Model, mapping: TableMapping) -> Joined:

@@ -10,6 +10,7 @@ import numpy as np
 from tablepuppet.algorithms.base import Walkable
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
+from tablepuppet.models.losses.weighted import Weighted
 from tablepuppet.models.tally import Tally, tally
 from tablepuppet.privacy.labels import Channel
 
@@ -58,12 +59,42 @@ def measure(
         sums = known
         if wants_auc:
             joined.run(score_step, per_row, writes=writes, intercept=intercept)
-    mean_loss = loss.mean(sums, is_noisy=channel is not None)
-    if "weighted" in sums:
-        mean_loss = sums["weighted"] / max(sums["weight"], 1e-300)
     if wants_auc:
         area, share = _area(joined.ordered("scores"))
         sums = {**sums, "area": area, "positives": share}
+    return _figures(sums, loss, channel, wants_auc=wants_auc)
+
+
+def measure_scores(
+    scores: Array,
+    labels: Array,
+    weights: Array | None,
+    loss: Loss,
+    *,
+    wants_auc: bool,
+    channel: Channel | None = None,
+) -> tuple[float, Metrics]:
+    """The same from the score of every row, where an algorithm keeps them; `scores` is (rows, outputs)."""
+    if not len(scores):
+        return float("nan"), {}
+    wants_auc = wants_auc and any(metric.is_ranked for metric in loss.metrics)
+    totals = []
+    for start in range(0, len(scores), _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        own = loss if weights is None else Weighted(loss, weights[rows])
+        totals.append(tally(own, np.ascontiguousarray(scores[rows]), labels[rows], channel))
+    sums = {name: sum(t[name] for t in totals) for name in totals[0]}
+    if wants_auc:
+        area, share = _area([np.sort(_labelled(scores[:, 0], labels))])
+        sums |= {"area": area, "positives": share}
+    return _figures(sums, loss, channel, wants_auc=wants_auc)
+
+
+def _figures(sums: Tally, loss: Loss, channel: Channel | None, *, wants_auc: bool) -> tuple[float, Metrics]:
+    """The mean loss, and the metrics that follow from sums."""
+    mean_loss = loss.mean(sums, is_noisy=channel is not None)
+    if "weighted" in sums:
+        mean_loss = sums["weighted"] / max(sums["weight"], 1e-300)
     found = {m.name: m.value(sums, channel) for m in loss.metrics if wants_auc or not m.is_ranked}
     return mean_loss, {name: value for name, value in found.items() if value is not None}
 

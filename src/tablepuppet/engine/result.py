@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.arrays import Array
 from tablepuppet.engine.html import result_html
 from tablepuppet.engine.metrics import Metrics
@@ -82,6 +83,7 @@ class Result:
     id: str = ""  # under which owners hold the parts that are withheld
     converged: bool = True  # whether more epochs would change little
     notes: tuple[str, ...] = ()  # what is amiss, and how to go on (engine/verdict.py)
+    trees: tuple[tuple[Tree, ...], ...] = ()  # of a boosted model
 
     @property
     def withheld(self) -> tuple[str, ...]:
@@ -94,6 +96,8 @@ class Result:
         known = [b.name for b in self.blocks]
         if block not in known:
             raise ModelError(f"there is no block {block!r}; there are {', '.join(known)}")
+        if spec.is_boosted:
+            raise ModelError("boosted trees have no torch module; see trees and importance()")
         if spec.is_linear:
             raise ModelError("a linear model has no torch module; see coefficients()")
         number = known.index(block)
@@ -114,7 +118,13 @@ class Result:
     def _took(self) -> str:
         """What was reached, and what it took."""
         epochs = len(self.history)
-        ran = f"{epochs} epochs" if self.epoch in (0, epochs) else f"epoch {self.epoch} of {epochs}"
+        ran = (
+            f"{len(self.trees)} trees"
+            if self.trees
+            else f"{epochs} epochs"
+            if self.epoch in (0, epochs)
+            else f"epoch {self.epoch} of {epochs}"
+        )
         withheld = f"; weights of {', '.join(self.withheld)} withheld" if self.withheld else ""
         return (
             f"objective {self.objective:.6g}; {ran}, {self.traffic.rounds:,} rounds, "
@@ -133,6 +143,8 @@ class Result:
 
     def explain(self) -> str:
         """The plan again, with what the meter counted beside what was estimated."""
+        if self.trees:
+            return self.plan.explain(self.traffic, len(self.trees))
         plan = replace(self.plan, widths=tuple(sum(map(encoded_width, block.encoders)) for block in self.blocks))
         return plan.explain(self.traffic, len(self.history))
 
@@ -187,6 +199,7 @@ class Result:
             id=self.id,
             loss_name=self.plan.loss.name,
             loss_options=job.loss_options,
+            trees=self.trees,
         )
 
     def save(self, path: str | Path) -> None:

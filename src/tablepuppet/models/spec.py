@@ -13,7 +13,7 @@ Dtype = Literal["float32", "float64"]
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How a client builds f_i: linear, a multi-layer perceptron, or a torch module that it knows by name."""
 
-    kind: Literal["linear", "mlp", "module"] = "linear"
+    kind: Literal["linear", "mlp", "module", "boosted"] = "linear"
     hidden: tuple[int, ...] = (16,)
     activation: Activation = "relu"
     dropout: float = 0.0
@@ -24,3 +24,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     @property
     def is_linear(self) -> bool:
         return self.kind == "linear"
+
+    @property
+    def is_boosted(self) -> bool:
+        return self.kind == "boosted"

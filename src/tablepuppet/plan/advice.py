@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from tablepuppet.algorithms.algorithm import Algorithm
+from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.registry import FEDERATED
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
@@ -63,6 +66,20 @@ def _why(shape: Shape, chosen: Algorithm[Any], slow: list[Algorithm[Any]], costs
     others = [c for c in costs.values() if c is not own]
     return (
         f"{merit.why} in about {own.epochs} iterations, {own.rounds} rounds, {_seconds(own)} on US-UK; {_list(others)}"
+    )
+
+
+def advise_trees(shape: Shape, options: Boosting) -> Advice:
+    """How often to check: trees have no other algorithm."""
+    strict, lazy = (
+        cost(shape, "boosting", msgspec.structs.replace(options, checks=checks), options.trees)
+        for checks in ("strict", "lazy")
+    )
+    return Advice(
+        "boosting",
+        f'checks="strict" grows the trees of the exact algorithm in about {strict.rounds} rounds, {_seconds(strict)} '
+        f'on US-UK; checks="lazy", every={options.every} takes {lazy.rounds} rounds, {_seconds(lazy)}, tells the '
+        "server of fewer splits, and was within 1 % of it wherever both were measured",
     )
 
 

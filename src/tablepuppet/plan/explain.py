@@ -11,6 +11,7 @@ from math import ceil
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.shape import BlockShape
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
 from tablepuppet.plan.text import columns, groups, plural, seconds, size
@@ -40,10 +41,10 @@ def title_lines(plan: Plan) -> list[str]:
     named = {"loss": job.loss} if job.loss is not None and job.loss_class is not None else {}
     chosen = ", ".join(f"{name} {value}" for name, value in (named | job.loss_options).items())
     model = f"{job.model} ({chosen})" if chosen else job.model
-    title = [
-        f"Train {plan.mapping.bound.label} ({kind}) by {job.algorithm}: "
-        f"model {model}, l2 {job.l2:g}, at most {plural(job.epochs, 'epoch')}"
-    ]
+    what = f"model {model}, l2 {job.l2:g}, at most {plural(job.epochs, 'epoch')}"
+    if isinstance(job.options, Boosting):
+        what = f"at most {plural(job.options.trees, 'tree')} of depth {job.options.depth}, {job.options.checks} checks"
+    title = [f"Train {plan.mapping.bound.label} ({kind}) by {job.algorithm}: {what}"]
     steps = plan.algorithm.steps(job.options, _batches(plan), plan.unit)
     if steps is not None:
         title.append(f"  {steps}")
@@ -129,6 +130,9 @@ def _rows(plan: Plan) -> list[str]:
         if block.unmatched:
             rows = plural(block.unmatched, "training row")
             stay = f"LEFT JOIN: {rows} without a partner in {block.name} stay, with zeros in its encoded columns"
+            if plan.job.spec.is_boosted:
+                lines += [f"  LEFT JOIN: {rows} without a partner in {block.name} stay, all their values there missing"]
+                continue
             weight = f"on the original scale that is a weight of its own, {block.name} IS NOT NULL"
             lines += wrap(f"{stay}; {weight}", _LINE, initial_indent="  ", subsequent_indent="    ")
     return lines
@@ -146,6 +150,8 @@ def _costs(plan: Plan) -> list[str]:
         run.append(_times(row.run))
         memory.append([size(row.server_memory), size(row.client_memory)])
     titles = ["", "one epoch", f"{RUN_EPOCHS} epochs", "memory"]
+    if isinstance(plan.job.options, Boosting):
+        titles = ["", "one tree", plural(plan.job.options.trees, "tree"), "memory"]
     return ["Estimated cost (▸ is this job)", *groups(titles, [names, epoch, run, memory])]
 
 
@@ -169,7 +175,8 @@ def _comparison(plan: Plan, counted: Account, epochs: int) -> list[str]:
                 *_times(one),
             ]
         )
-    return [f"Estimated and counted: {plan.job.algorithm}, {plural(epochs, 'epoch')}", *columns(table)]
+    unit = "tree" if plan.job.spec.is_boosted else "epoch"
+    return [f"Estimated and counted: {plan.job.algorithm}, {plural(epochs, unit)}", *columns(table)]
 
 
 def _advice(plan: Plan) -> list[str]:
@@ -199,6 +206,8 @@ def _privacy(plan: Plan) -> list[str]:
 
 def _exposure(plan: Plan) -> Sequence[str]:
     lines = ["Exposure: numbers that the server may see of one row, against the row's columns"]
+    if plan.job.spec.is_boosted:
+        lines = ["Exposure: bits that the server may be told of one row, against all that its bins have"]
     for exposure in plan.exposures:
         verdict = "enough to reconstruct it" if exposure.reconstructs else "too few to reconstruct it"
         lines.append(f"  {exposure.block}: {exposure.numbers:,} of {exposure.width:,}, {verdict}")

@@ -55,17 +55,23 @@ def exposures(shape: Shape, options: AlgorithmOptions, batches: int) -> list[Exp
     return found
 
 
-def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
-    """Who learns what, party by party."""
-    algorithm = algorithm_of(job.options)
-    told = [algorithm.disclosure(shape, job.options, block, 1) for block in shape.blocks]
-    is_pooled = any(disclosure.features for disclosure in told)
+def common_insights(mapping: TableMapping, job: Job) -> list[str]:
+    """What the server learns before any algorithm begins: keys, labels, weights."""
     server = [_about_keys(mapping, job.privacy.keys), _about_labels(mapping, job)]
     if job.weight is not None:
         server.append(f"the sample weight {job.weight} of {plural(mapping.joined_rows, 'joined row')}")
     split = [name for name in (job.test_where, job.validation_where) if name is not None]
     if split:
         server.append(f"for which label rows {' and '.join(split)} hold{'s' * (len(split) == 1)}")
+    return server
+
+
+def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
+    """Who learns what, party by party."""
+    algorithm = algorithm_of(job.options)
+    told = [algorithm.disclosure(shape, job.options, block, 1) for block in shape.blocks]
+    is_pooled = any(disclosure.features for disclosure in told)
+    server = common_insights(mapping, job)
     server += [_about_features(mapping, block, job) for block in shape.blocks if block.features]
     if is_pooled:
         server.append("every encoded feature of every row: the baseline pools them, in this process")
@@ -93,7 +99,7 @@ def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
             learns.append(f"the slope of the loss at each of its rows, up to {plural(disclosure.slopes, 'time')}")
             shared = ", shared by its clients" if block.is_split else ""
             learns.append(f"the weights of {block.name}{shared}" + (", which stay there" if is_held else ""))
-        found.append(Insight(_owners(block), tuple(learns)))
+        found.append(Insight(owners_of(block), tuple(learns)))
     kept = [block.name for block, is_held in zip(shape.blocks, held, strict=True) if is_held]
     but = f", without the weights of {', '.join(kept)}" if kept else ""
     return [*found, Insight("anyone else", (f"the model, if it is released{but}",))]
@@ -148,13 +154,14 @@ def _named(mapping: TableMapping, block: BlockShape, is_text: bool) -> str:
 def _whose(block: BlockShape) -> str:
     """Of whom the server sees figures of features, gradients or parameters."""
     if not block.is_split:
-        return f"from {_owners(block)}"
+        return f"from {owners_of(block)}"
     if not block.is_masked:
         return f"from each of the {len(block.parts)} clients of {block.name}"
     return f"summed over the {len(block.parts)} clients of {block.name}, and of no single one (masked)"
 
 
-def _owners(block: BlockShape) -> str:
+def owners_of(block: BlockShape) -> str:
+    """The clients of a block, as a reader is told of them."""
     clients = [part.client for part in block.parts]
     who = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients of {block.table}"
     return f"{who} ({block.name})"

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.algorithm import Algorithm
+from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.registry import BY_NAME, algorithm_of
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.errors import JobError
@@ -22,7 +23,7 @@ from tablepuppet.mapping.rows.expanded import expanded
 from tablepuppet.models.compiler import HINT, is_installed, wins
 from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.plan.advice import Advice, advise
+from tablepuppet.plan.advice import Advice, advise, advise_trees
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
 from tablepuppet.plan.custody import check_custody
 from tablepuppet.plan.document import document
@@ -33,6 +34,7 @@ from tablepuppet.plan.memory import client_memory, server_memory
 from tablepuppet.plan.noisy_block import typical_slope
 from tablepuppet.plan.private import blinded, plan_privacy
 from tablepuppet.plan.shape import shape_of
+from tablepuppet.plan.trees import tree_exposures, tree_insights
 from tablepuppet.plan.weights import weighted
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.transport.meter import Account
@@ -92,17 +94,20 @@ class Plan:
         """What every algorithm that can train the model would cost."""
         found = []
         for name, algorithm in BY_NAME.items():
-            if algorithm.requires_linear and not self.shape.is_linear:
+            if (algorithm.requires_linear and not self.shape.is_linear) or not _trains(algorithm, self.job):
                 continue
             options = self.job.options if name == self.job.algorithm else algorithm.options()
             placement = self.mapping.placement
             memory = (server_memory(self.shape, name, options, placement), client_memory(self.shape, name, options))
-            found.append(AlgorithmCost(name, self.cost(name, 1, after=1), self.cost(name, RUN_EPOCHS), *memory))
+            run = options.trees if isinstance(options, Boosting) else RUN_EPOCHS
+            found.append(AlgorithmCost(name, self.cost(name, 1, after=1), self.cost(name, run), *memory))
         return found
 
     @property
     def advice(self) -> Advice:
         """Which algorithm to take, and why."""
+        if isinstance(self.job.options, Boosting):
+            return advise_trees(self.shape, self.job.options)
         return advise(self.shape, self.batch_size)
 
     @property
@@ -114,11 +119,15 @@ class Plan:
     @property
     def insights(self) -> list[Insight]:
         """Who learns what."""
+        if self.job.spec.is_boosted:
+            return tree_insights(self.mapping, self.shape, self.job)
         return insights(self.mapping, self.shape, self.job)
 
     @property
     def exposures(self) -> list[Exposure]:
         """How many numbers the server may see of a row."""
+        if isinstance(self.job.options, Boosting):
+            return tree_exposures(self.shape, self.job.options)
         batches = ceil(self.shape.joined / (self.batch_size or self.shape.joined))
         return exposures(self.shape, self.job.options, batches)
 
@@ -145,6 +154,11 @@ class Plan:
     def __repr__(self) -> str:
         """Short, and without any row: the arrays inside hold labels."""
         return f"Plan({self.job.model} by {self.job.algorithm}, {self.mapping.joined_rows:,} joined rows)"
+
+
+def _trains(algorithm: Algorithm[Any], job: Job) -> bool:
+    """Whether an algorithm trains a job's model: some have one of their own."""
+    return bool(algorithm.own_model) == job.spec.is_boosted
 
 
 def make_plan(mapping: TableMapping, job: Job) -> Plan:

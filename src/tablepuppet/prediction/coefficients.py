@@ -88,6 +88,8 @@ def _spreads(block: BlockModel) -> list[float]:
 
 
 def _need_linear(model: Model, what: str) -> None:
+    if model.spec.is_boosted:
+        raise ModelError(f"boosted trees have no {what}; importance() says which features their splits ask")
     if not model.spec.is_linear:
         raise ModelError(
             f"a neural model has no {what}; result.module(block) gives a block's trained network, encoded_intercept "

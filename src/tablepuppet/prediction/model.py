@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.arrays import Array
 from tablepuppet.catalog.bound import BoundQuery, Scan
 from tablepuppet.fragments import fragment, table
@@ -20,7 +21,7 @@ from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.losses import LabelFacts, Loss, loss_named, usual_loss
 from tablepuppet.models.modules import Builder
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.protocol import ColumnInfo, Encoder
+from tablepuppet.protocol import ColumnInfo, Encoder, SplitRule
 from tablepuppet.tables.guard import columns_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class BlockModel:
     mean: Array  # Σ_j h_i(p_i(j)) / N over the joined training rows: what stands for an owner that is missing
     uses: tuple[tuple[str, ...], ...] = ()  # the features as SQL over the table's columns; one for each use of it
     is_held: bool = False  # by its owners
+    splits: tuple[SplitRule, ...] = ()  # of boosted trees; none where they are held
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class Model:
     id: str = ""  # under which owners hold their parts; "": not saved yet, and nobody does
     loss_name: str = ""  # "": the usual one for such labels
     loss_options: dict[str, float] = field(default_factory=dict)
+
+    trees: tuple[tuple[Tree, ...], ...] = ()  # of a boosted model: one for each output, again and again
 
     @property
     def loss(self) -> Loss:
@@ -111,8 +115,13 @@ class Model:
         """How far each feature moves the score, the farthest first: columns table, feature, importance.
 
         Of a linear model: the standard deviation of the feature's contribution, its categories counted alike (with
-        standardize=False: what one unit of a number adds). NaN where the weights stay with their owner.
+        standardize=False: what one unit of a number adds). NaN where the weights stay with their owner. Of boosted
+        trees: how much all splits of the feature gained, and in a further column how many splits there are.
         """
+        if self.spec.is_boosted:
+            from tablepuppet.prediction.tree_importance import tree_importance
+
+            return tree_importance(self)
         from tablepuppet.prediction.coefficients import importance
 
         return importance(self)

@@ -21,9 +21,10 @@ from tablepuppet.prediction.answer import answer
 from tablepuppet.prediction.missing import Reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.scoring import score_request
+from tablepuppet.prediction.trees import ask_bits, tree_scores
 from tablepuppet.protocol import Identifiers, Message, Scores, SendIdentifiers
 from tablepuppet.query import parse
-from tablepuppet.tables.part_store import check_types
+from tablepuppet.tables.part_store import check_splits, check_types
 from tablepuppet.transport.link import Link
 
 
@@ -49,11 +50,15 @@ def predict_rows(
     )
     servable = bind_features(parse(query), wanted, tables=tables, link=link, job=job)
     here = [(b, s) for b, s in zip(model.blocks, servable.bound.blocks, strict=True) if not b.is_held]
-    check_types(  # owners look at the parts that they hold
-        [f for b, _ in here for f in b.features],
-        [c for _, s in here for c in s.columns],
-        [e for b, _ in here for e in b.encoders],
-    )
+    if model.spec.is_boosted:
+        for block, bound in here:
+            check_splits(block.features, bound.columns, block.splits)
+    else:
+        check_types(  # owners look at the parts that they hold
+            [f for b, _ in here for f in b.features],
+            [c for _, s in here for c in s.columns],
+            [e for b, _ in here for e in b.encoders],
+        )
     if there is not None:
         _check_base(servable, there)
     incomplete = frozenset[str]() if there is None else there.incomplete
@@ -93,6 +98,11 @@ def _plain(values: Sequence[Any]) -> Key:
 
 def _scores(model: Model, rows: NewRows, link: Link, job: str) -> Array:
     """Σ_i expand_i(h_i) + intercept; the mean contribution where an owner is missing."""
+    if model.spec.is_boosted:
+        parts = [(part, part.test_rows, part.test) for part in rows.parts]
+        bits = ask_bits(model, parts, [index.rows for index in rows.joined.indices], link, job)
+        count = rows.joined.rows
+        return tree_scores(model, bits, [index.numbers(count) for index in rows.joined.indices], count)
     requests: dict[str, list[Message]] = {}
     for part in rows.parts:
         requests.setdefault(part.client, []).append(score_request(model, part, part.test_rows, job))

@@ -19,12 +19,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import in_label_type
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.prediction.model import BlockModel, Model, TableUse
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.part_store import (
+    BEFORE_TREES,
     FORMAT,
     VERSION,
     BlockPart,
@@ -70,6 +72,7 @@ class _ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spec: ModelSpec = ModelSpec()
     loss: str = ""  # "": the usual one for such labels, in older files
     loss_options: dict[str, float] = {}
+    trees: list[list[Tree]] = []
 
 
 def save(model: Model, path: str | Path) -> None:
@@ -109,6 +112,7 @@ def load(path: str | Path) -> Model:
         id=file.id,
         loss_name=file.loss,
         loss_options=file.loss_options,
+        trees=tuple(map(tuple, file.trees)),
     )
 
 
@@ -133,6 +137,7 @@ def _write(model: Model, folder: Path) -> None:
                 outputs=model.outputs,
                 spec=model.spec,
                 uses=block.uses,
+                splits=block.splits,
             )
             write_part(part, folder / "blocks" / str(number))
         given = (block.name, block.table, f"blocks/{number}", block.is_outer, block.mean.tolist())
@@ -142,7 +147,7 @@ def _write(model: Model, folder: Path) -> None:
     ]
     file = _ModelFile(
         format=FORMAT,
-        version=VERSION,
+        version=VERSION if model.trees else BEFORE_TREES,
         id=name,
         kind=model.kind,
         query=model.query,
@@ -156,6 +161,7 @@ def _write(model: Model, folder: Path) -> None:
         spec=model.spec,
         loss=model.loss_name,
         loss_options=model.loss_options,
+        trees=[list(group) for group in model.trees],
     )
     (folder / "model.json").write_bytes(to_json(file))
 
@@ -165,6 +171,8 @@ def _identity(model: Model) -> str:
     identity = hashlib.sha256(model.query.encode())
     for theta in (model.encoded_intercept, *(block.theta for block in model.blocks)):
         identity.update(np.ascontiguousarray(theta, np.float64).tobytes())
+    if model.trees:
+        identity.update(msgspec.msgpack.encode([model.trees, [block.splits for block in model.blocks]]))
     return identity.hexdigest()[:16]
 
 
@@ -178,6 +186,5 @@ def _load_block(folder: Path, entry: _BlockEntry, model: str) -> BlockModel:
     part = read_part(own)
     if part.model != model or part.name != entry.name:
         raise ModelError(f"{own} belongs to another model; copy the parts of one model together")
-    return BlockModel(
-        entry.name, entry.table, part.features, part.encoders, part.theta, entry.is_outer, mean, part.uses
-    )
+    found = (entry.name, entry.table, part.features, part.encoders, part.theta, entry.is_outer, mean, part.uses)
+    return BlockModel(*found, splits=part.splits)

@@ -7,6 +7,7 @@
     release_parameters = true    # false: trained parameters stay here, and I predict with them
     predictions = true           # a trained model may be applied to my rows; "held": only one whose part I hold
     identifiers = true           # key values may be shown beside predictions
+    max_splits = 50              # boosted trees may ask at most so many distinct splits of every row of a table
     allow_reconstruction = false # no more predictions of a row, in training or after, than leave its features unknown
 
     [labels]
@@ -91,6 +92,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     predictions: bool | Literal["held"] = True
     identifiers: bool = True
     allow_reconstruction: bool | None = None  # None: training as the job says; scores of few models, but in process
+    max_splits: int | None = None
     labels: LabelRules = LabelRules()
     budget: dict[str, TableBudget] = {}
     tables: dict[str, TableRules] = {}
@@ -144,17 +146,17 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def _second_moments(self, request: m.MultiplyGram, use: Use) -> None:
         self._moments("a product with the second moments of features")
 
-    def _parameters(self, request: m.Release, use: Use) -> None:
+    def _parameters(self, request: m.Release | m.ReleaseSplits, use: Use) -> None:
         self._release("they are kept here")
 
     def _pool(self, request: m.RevealFeatures, use: Use) -> None:
         self._release("a model that is fitted at the server is known there")
 
-    def _score(self, request: m.ScoreRows, use: Use) -> None:
+    def _score(self, request: m.ScoreRows | m.AskRows, use: Use) -> None:
         self._columns(request, use, request.columns, "features")
         self._rule(self.predictions is True, "predictions", _PREDICTIONS[self.predictions])
 
-    def _score_own(self, request: m.ScoreOwnRows, use: Use) -> None:
+    def _score_own(self, request: m.ScoreOwnRows | m.AskOwnRows, use: Use) -> None:
         self._columns(request, use, request.columns, "features")
         self._rule(bool(self.predictions), "predictions", _PREDICTIONS[self.predictions])
 
@@ -209,6 +211,19 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if request.clients > 1 and options.sends_second_moments:
             self._moments(f'algorithm="{options.name}" sums them over the owners of a table')
 
+    def _sketch(self, request: m.SketchFeatures, use: Use) -> None:
+        self._masked(1)
+        self._release("the owners of a table agree on bins through the server")
+
+    def _trees(self, request: m.StartTrees, use: Use) -> None:
+        self._masked(max(1, len({peer.client for peer in request.peers})))
+        limits = [n for n in (request.algorithm.max_splits, self.max_splits) if n is not None]
+        self._rule(
+            self.allow_reconstruction is not False or bool(limits),
+            "allow_reconstruction",
+            "boosted trees ask bits of every row, and many of them tell its features; train with max_splits",
+        )
+
     def _masked(self, clients: int) -> None:
         if clients < self.minimum_clients:
             raise _refused(
@@ -261,6 +276,9 @@ DECISIONS: dict[m.Stage | None, Callable[[Policy, Any, Use], None]] = {
     "summed statistics": Policy._statistics,
     "encode": Policy._of_a_job,
     "start": Policy._training,
+    "sketch": Policy._sketch,
+    "start trees": Policy._trees,
+    "check trees": Policy._of_a_job,
     "figure": Policy._of_a_job,
     "second moments": Policy._second_moments,
     "seal": Policy._of_a_job,

@@ -12,6 +12,28 @@ from typing import Any
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.protocol.base import CloseJob, Done, Failure, Message, Stage, Telling, Tells, disclosures
+from tablepuppet.protocol.boosting import (
+    AskOwnRows,
+    AskRows,
+    CategorySketch,
+    CheckTrees,
+    FeatureSketches,
+    HoldSplits,
+    NumberSketch,
+    ReleaseSplits,
+    RevealedKeys,
+    RevealKeys,
+    RowBits,
+    Sketch,
+    SketchFeatures,
+    SplitRule,
+    Splits,
+    StartTrees,
+    SumTrees,
+    TreeObjections,
+    TreesStarted,
+    TreeSums,
+)
 from tablepuppet.protocol.features import (
     CategoryEncoder,
     CategoryStatistics,
@@ -91,6 +113,15 @@ REQUESTS = (
     | HoldPart
     | RevealFeatures
     | ScoreRows
+    | SketchFeatures
+    | StartTrees
+    | CheckTrees
+    | SumTrees
+    | RevealKeys
+    | ReleaseSplits
+    | HoldSplits
+    | AskRows
+    | AskOwnRows
     | ScoreOwnRows
     | SendIdentifiers
     | CloseJob
@@ -114,6 +145,13 @@ RESPONSES = (
     | Parameters
     | RevealedFeatures
     | Scores
+    | FeatureSketches
+    | TreesStarted
+    | TreeObjections
+    | TreeSums
+    | RevealedKeys
+    | Splits
+    | RowBits
     | Identifiers
     | Done
     | Failure
@@ -123,8 +161,12 @@ __all__ = [
     "REQUESTS",
     "RESPONSES",
     "Array",
+    "AskOwnRows",
+    "AskRows",
     "CategoryEncoder",
+    "CategorySketch",
     "CategoryStatistics",
+    "CheckTrees",
     "CloseJob",
     "ColumnInfo",
     "Combined",
@@ -139,8 +181,10 @@ __all__ = [
     "Evaluation",
     "Failure",
     "FeatureNames",
+    "FeatureSketches",
     "FeatureStatistics",
     "HoldPart",
+    "HoldSplits",
     "Identifiers",
     "Keep",
     "Keys",
@@ -152,6 +196,7 @@ __all__ = [
     "Move",
     "MultiplyGram",
     "NumberEncoder",
+    "NumberSketch",
     "NumberStatistics",
     "OpenPart",
     "OpenScan",
@@ -159,9 +204,13 @@ __all__ = [
     "Partial",
     "Predictions",
     "Release",
+    "ReleaseSplits",
     "Restore",
     "RevealFeatures",
+    "RevealKeys",
     "RevealedFeatures",
+    "RevealedKeys",
+    "RowBits",
     "RowCount",
     "RowNumbers",
     "RowOrder",
@@ -175,13 +224,22 @@ __all__ = [
     "SendKeys",
     "SendLabels",
     "SendWeights",
+    "Sketch",
+    "SketchFeatures",
+    "SplitRule",
+    "Splits",
     "Stage",
     "StartPart",
+    "StartTrees",
     "Started",
     "SumStatistics",
+    "SumTrees",
     "TableSchema",
     "Telling",
     "Tells",
+    "TreeObjections",
+    "TreeSums",
+    "TreesStarted",
     "Weights",
     "disclosures",
 ]

@@ -27,6 +27,9 @@ Stage = Literal[
     "summed statistics",
     "encode",
     "start",
+    "sketch",  # values and categories that clients of one table make common bins from
+    "start trees",
+    "check trees",  # which splits are better, sums per bin, bits of splits
     "figure",  # one number of a part, for the first step
     "second moments",
     "seal",  # the last masked sum once more
@@ -70,6 +73,10 @@ What = Literal[
     "curvatures",
     "agreed values",
     "model",
+    "sketches",  # values of a column, as many as it has bins
+    "splits",  # which rows go right: one bit each
+    "gains",  # how good splits are
+    "node sums",  # of slopes and curvatures, per row and node
 ]
 
 

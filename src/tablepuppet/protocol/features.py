@@ -30,6 +30,7 @@ class OpenPart(Message, frozen=True):
     test_rows: RowNumbers
     multiplicity: RowNumbers | None  # G of the train rows; None: all one
     wants_moments: bool = True  # False: no mean and no spread of any number
+    wants_statistics: bool = True  # False: nothing about any column
     wants_key: bool = False  # whether the block's sums are masked: then names of categories come, and no figure
 
 

@@ -60,13 +60,13 @@ class UnionOperator:
 
     def ask(self, message: Callable[[Part], Message | Sequence[Message]], phase: Phase) -> dict[int, list[Message]]:
         """One round: a message (or several) to every part; answers by part number."""
-        return self._exchange([(part, message(part)) for part in self.parts], phase)
+        return self.exchange([(part, message(part)) for part in self.parts], phase)
 
     def run(self, updates: Sequence[BlockUpdate | None], union_step: UnionStep) -> list[BlockAnswer]:
         """One outer round: scatter, inner rounds where clients must agree, gather; None: a block is not asked."""
         asked = [(block, update) for block, update in zip(self.blocks, updates, strict=True) if update is not None]
         scattered = [(part, self._cut(part, update)) for block, update in asked for part in block]
-        pending = self._exchange(scattered, "training")
+        pending = self.exchange(scattered, "training")
         answers: dict[int, list[Message]] = {}
         while pending:
             answers |= {n: a for n, a in pending.items() if isinstance(a[0], Predictions)}
@@ -79,7 +79,7 @@ class UnionOperator:
                 values = union_step(number, summed(answered))
                 scales = wanted_scales([a for a in answered if isinstance(a, Masked)])
                 requests += [(p, Combined(job=self.job, part=p.number, values=values, scales=scales)) for p in block]
-            pending = self._exchange(requests, "training")
+            pending = self.exchange(requests, "training")
         return [self._gather(block, answers) for block, _ in asked]
 
     def keep_keys(self, opened: dict[int, list[Message]]) -> None:
@@ -108,7 +108,7 @@ class UnionOperator:
     def masked_sums(self, message: Callable[[Part], Message]) -> dict[int, list[Array]]:
         """By masked block: the sum of what its clients answer."""
         masked = [number for number, is_masked in enumerate(self.is_masked) if is_masked]
-        answers = self._exchange([(p, message(p)) for number in masked for p in self.blocks[number]], "setup")
+        answers = self.exchange([(p, message(p)) for number in masked for p in self.blocks[number]], "setup")
         answers = self._settled(answers, "setup")
         return {n: summed([answers[p.number][0] for p in self.blocks[n]]) for n in masked}
 
@@ -140,7 +140,7 @@ class UnionOperator:
             if not is_settled(answered):
                 scales = wanted_scales(cast(list[Masked], answered))
                 again += [(p, Seal(job=self.job, part=p.number, scales=scales)) for p in block]
-        return answers | self._exchange(again, phase)
+        return answers | self.exchange(again, phase)
 
     def _cut(self, part: Part, update: BlockUpdate) -> Message:
         """The block's arrays, cut to one client's rows."""
@@ -159,7 +159,7 @@ class UnionOperator:
         values = received[0].values if len(received) == 1 else np.concatenate([r.values for r in received])
         return BlockAnswer(values.astype(np.float64, copy=False), received[0].products)
 
-    def _exchange(
+    def exchange(
         self, requests: Sequence[tuple[Part, Message | Sequence[Message]]], phase: Phase
     ) -> dict[int, list[Message]]:
         if not requests:

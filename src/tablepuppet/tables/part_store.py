@@ -27,13 +27,14 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import ModelError, PolicyError
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.protocol import ColumnInfo, Encoder, NumberEncoder
+from tablepuppet.protocol import ColumnInfo, Encoder, NumberEncoder, SplitRule
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS
 from tablepuppet.writing import reason
 
 log = logging.getLogger(__name__)
 FORMAT = "tablepuppet model"
-VERSION = 2
+VERSION = 3
+BEFORE_TREES = 2  # what models without trees are written as
 _MODEL = re.compile(r"[0-9a-f]{16}")
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -54,6 +55,7 @@ class _BlockFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outputs: int = 1
     spec: ModelSpec = ModelSpec()
     uses: list[list[str]] = []
+    splits: list[SplitRule] = []
 
 
 class BlockPart(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -67,6 +69,7 @@ class BlockPart(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     outputs: int
     spec: ModelSpec
     uses: tuple[tuple[str, ...], ...]  # the features as SQL over the table's columns; one for each use of the table
+    splits: tuple[SplitRule, ...] = ()  # of boosted trees, which have neither encoders nor parameters
 
     def check(self, reads: Sequence[str], columns: Sequence[ColumnInfo]) -> None:
         """Refuses to be applied to anything but its own features, of the types that they had.
@@ -80,14 +83,28 @@ class BlockPart(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 f"its part {self.name} of the model is applied to the expressions that it was trained on only; "
                 "select the features as the model's own query does"
             )
-        check_types(self.features, columns, self.encoders)
+        if self.spec.kind == "boosted":
+            check_splits(self.features, columns, self.splits)
+        else:
+            check_types(self.features, columns, self.encoders)
+
+
+def check_splits(features: Sequence[str], columns: Sequence[ColumnInfo], splits: Sequence[SplitRule]) -> None:
+    """Every feature is still of the type that the splits of trees take it for."""
+    takes = {split.feature: split.is_number for split in splits}
+    _refuse_changed(
+        [(features[f], columns[f], is_number) for f, is_number in sorted(takes.items()) if f < len(features)]
+    )
 
 
 def check_types(features: Sequence[str], columns: Sequence[ColumnInfo], encoders: Sequence[Encoder]) -> None:
     """Every feature is still of a type that its encoder takes."""
+    _refuse_changed([(n, c, isinstance(e, NumberEncoder)) for n, c, e in zip(features, columns, encoders, strict=True)])
+
+
+def _refuse_changed(uses: Sequence[tuple[str, ColumnInfo, bool]]) -> None:
     changed = []
-    for name, column, encoder in zip(features, columns, encoders, strict=True):
-        is_number = isinstance(encoder, NumberEncoder)
+    for name, column, is_number in uses:
         if column.kind not in (NUMBER_KINDS if is_number else STRING_KINDS):
             trained = "a number" if is_number else "text"
             changed.append(f"{name} was {trained} in training and is {column.detail or column.kind} now")
@@ -108,7 +125,9 @@ class PartStore:
             raise ModelError("a model's name must be sixteen hexadecimal digits, and a block's a number")
         before = self._known(part.model, part.name)
         if before is not None:
-            if not np.array_equal(before.theta, part.theta):  # no server may put another part in its place
+            if (
+                not np.array_equal(before.theta, part.theta) or before.splits != part.splits
+            ):  # no server may put another part in its place
                 raise ModelError(f"this client holds another part {part.name} of model {part.model} already")
             part = msgspec.structs.replace(part, uses=tuple(dict.fromkeys((*before.uses, *part.uses))))
         if self._folder is not None:
@@ -153,7 +172,7 @@ def write_part(part: BlockPart, folder: Path) -> None:
     theta = np.ascontiguousarray(part.theta, np.float64)
     file = _BlockFile(
         format=FORMAT,
-        version=VERSION,
+        version=VERSION if part.splits else BEFORE_TREES,
         model=part.model,
         name=part.name,
         features=list(part.features),
@@ -162,6 +181,7 @@ def write_part(part: BlockPart, folder: Path) -> None:
         outputs=part.outputs,
         spec=part.spec,
         uses=[list(use) for use in part.uses],
+        splits=list(part.splits),
     )
     (folder / "block.json").write_bytes(to_json(file))
     with pa.ipc.new_file(str(folder / "theta.arrow"), pa.schema([("theta", pa.float64())])) as writer:
@@ -187,6 +207,7 @@ def read_part(folder: Path) -> BlockPart:
         outputs=file.outputs,
         spec=file.spec,
         uses=tuple(map(tuple, file.uses)),
+        splits=tuple(file.splits),
     )
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.algorithms.boosting.joins import Table, open_block
 
 from tablepuppet.algorithms.boosting.client import ClientHalf
-from tablepuppet.algorithms.boosting.exchange import Check, Outline, Partition, Union
+from tablepuppet.algorithms.boosting.exchange import Check, Outline, Pairs, Union
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.packing import pack
 from tablepuppet.errors import TransportError
@@ -24,7 +24,7 @@ def _half() -> ClientHalf:
 
 def _outline(**change: Any) -> Outline:
     pieces = [
-        Partition(
+        Pairs(
             pack(np.ones(10, np.int64)),
             pack(np.zeros(10, np.int64)),
             pack(np.arange(10) - 5),
@@ -50,7 +50,7 @@ def test_a_client_answers_with_the_best_split_of_its_rows() -> None:
     assert np.unpackbits(found.keys[0].right, count=13).tolist() == [0] * 5 + [1] * 6 + [0, 0]
 
 
-def _piece(**change: Any) -> list[Partition]:
+def _piece(**change: Any) -> list[Pairs]:
     return [replace(_outline().pieces[0], **change)]
 
 

@@ -11,53 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.kernels import NUMBER, ONE_HOT, SORTED
+from tablepuppet.algorithms.boosting.exchange import NUMBER, Bins, CategoryBins, Codes, Key, NumberBins
 
 Array = NDArray[np.float64]
-Codes = NDArray[np.uint8]
-FEW = 4  # categories up to which each is tried against the rest
-
-
-class NumberBins(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Borders of a number's bins, ascending: code c holds borders[c−2] < x ≤ borders[c−1]."""
-
-    borders: Array
-
-    @property
-    def size(self) -> int:
-        """Codes, that of a missing number among them."""
-        return len(self.borders) + 2
-
-    @property
-    def kind(self) -> int:
-        return NUMBER
-
-    def codes(self, values: Array) -> Codes:
-        """One code per number."""
-        places = np.searchsorted(self.borders, values, side="left")
-        return np.where(np.isnan(values), 0, places + 1).astype(np.uint8)
-
-
-class CategoryBins(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Categories in order: code c is categories[c−1]; with `has_other`, the code after the last is any other."""
-
-    categories: list[str]
-    has_other: bool = False
-
-    @property
-    def size(self) -> int:
-        return len(self.categories) + 1 + self.has_other
-
-    @property
-    def kind(self) -> int:
-        return ONE_HOT if len(self.categories) + self.has_other <= FEW else SORTED
-
-
-Bins = NumberBins | CategoryBins
+__all__ = ["Bins", "CategoryBins", "Codes", "Columns", "Key", "NumberBins", "category_bins", "number_bins"]
 
 
 def number_bins(values: Array, weights: Array, most: int) -> NumberBins:
@@ -88,14 +48,6 @@ def _middle(low: Array, high: Array) -> Array:
     """A border between two numbers: the higher one is above it whatever rounding does."""
     middle = low + (high - low) / 2
     return np.where((middle >= low) & (middle < high), middle, low)
-
-
-class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a key means: rows with a code above `border` go right; or those whose code is none of `left`."""
-
-    column: int
-    border: int = -1  # of numbers; the last code: only missing values go right
-    left: tuple[int, ...] = ()  # codes of categories
 
 
 @dataclass(frozen=True, slots=True, eq=False)

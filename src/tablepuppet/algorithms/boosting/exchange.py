@@ -13,12 +13,70 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.packing import Packed
+from tablepuppet.arrays import Array
 
 Bits = NDArray[np.uint8]  # packed, eight rows a byte
+Codes = NDArray[np.uint8]
+NUMBER, ONE_HOT, SORTED, KNOWN_ONE_HOT = 0, 1, 2, 3  # how the bins of a column may be parted
+FEW = 4  # categories up to which each is tried against the rest
 
 
-class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NumberBins(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Borders of a number's bins, ascending: code c holds borders[c−2] < x ≤ borders[c−1]."""
+
+    borders: Array
+
+    @property
+    def size(self) -> int:
+        """Codes, that of a missing number among them."""
+        return len(self.borders) + 2
+
+    @property
+    def kind(self) -> int:
+        return NUMBER
+
+    def codes(self, values: Array) -> Codes:
+        """One code per number."""
+        places = np.searchsorted(self.borders, values, side="left")
+        return np.where(np.isnan(values), 0, places + 1).astype(np.uint8)
+
+
+class CategoryBins(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Categories in order: code c is categories[c−1]; with `has_other`, the code after the last is any other."""
+
+    categories: list[str]
+    has_other: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.categories) + 1 + self.has_other
+
+    @property
+    def kind(self) -> int:
+        return ONE_HOT if len(self.categories) + self.has_other <= FEW else SORTED
+
+
+Bins = NumberBins | CategoryBins
+
+
+class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a key means: rows with a code above `border` go right; or those whose code is none of `left`."""
+
+    column: int
+    border: int = -1  # of numbers; the last code: only missing values go right
+    left: tuple[int, ...] = ()  # codes of categories
+
+
+class Packed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Integers, packed."""
+
+    size: int
+    least: NDArray[np.int64]
+    widths: NDArray[np.uint8]
+    bits: NDArray[np.uint8]
+
+
+class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Some (row, cell) pairs in order of rows, then cells."""
 
     rows: Packed  # each less the one before; the first of all less −1
@@ -37,7 +95,7 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block: NDArray[np.int32]  # whose split it is; −1: none
     key: NDArray[np.int32]  # where it is the client's own; else −1
     to_left: NDArray[np.bool_]  # whether missing values go left
-    pieces: list[Partition] = []  # sums of the client's rows in cells; cells are numbered as they come
+    pieces: list[Pairs] = []  # sums of the client's rows in cells; cells are numbered as they come
 
 
 class Union(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

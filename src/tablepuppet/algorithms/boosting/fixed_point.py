@@ -77,13 +77,13 @@ def _compiled(
     is_squared = isinstance(loss, Squared)
     extent = kernels.squared_extent if is_squared else kernels.logistic_extent
     fixed = kernels.squared_fixed if is_squared else kernels.logistic_fixed
-    index = np.zeros(0, np.int32) if labels.index is None else labels.index
-    weights = _NONE if labels.weights is None else labels.weights
-    held = np.ascontiguousarray(scores)
-    scales = _scales(extent(held, labels.values, index, 0, weights), bits, is_constant)
+    index = kernels.fixed_type(np.zeros(0, np.int32) if labels.index is None else labels.index)
+    weights = kernels.fixed_type(_NONE if labels.weights is None else labels.weights)
+    values, held = kernels.fixed_type(labels.values), np.ascontiguousarray(scores)
+    scales = _scales(extent(held, values, index, 0, weights), bits, is_constant)
     g: Integers = np.empty(len(held), dtype)
     h: Integers = np.empty(len(held), dtype)
-    fixed(held, labels.values, index, 0, weights, np.array(scales), g, h)
+    fixed(held, values, index, 0, weights, np.array(scales), g, h)
     return Derivatives(g, h, (1 / scales[0], 1 / scales[1]))
 
 

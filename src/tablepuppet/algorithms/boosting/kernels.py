@@ -13,18 +13,25 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, SORTED
+
 F = TypeVar("F", bound=Callable[..., Any])
 Array = NDArray[np.float64]
 Codes = NDArray[np.uint8]
 Integers = NDArray[np.signedinteger[Any]]
 Sums = NDArray[np.int64]
 
-NUMBER, ONE_HOT, SORTED, KNOWN_ONE_HOT = 0, 1, 2, 3  # how the bins of a column may be parted
-
 
 def exact(function: F) -> F:
     """A compiled loop that releases the interpreter lock and rounds as it is written."""
     return cast(F, njit(function, nogil=True, cache=True, error_model="numpy"))
+
+
+def fixed_type(array: NDArray[Any]) -> NDArray[Any]:
+    """A read-only view: a kernel is compiled once, wherever its arrays come from."""
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view
 
 
 # -- joined rows, at the server -------------------------------------------------------------
@@ -141,21 +148,23 @@ def histogram_of_rows(sums: Sums, codes: Codes, offsets: Integers, out: Sums) ->
 
 
 @exact
-def part_rows(rows: Integers, index: Integers, missed: int, goes_right: Codes, spare: Integers) -> int:
-    """Rows that go left first, both in the order they were in; how many they are."""
-    left, right = 0, 0
+def part_rows(
+    rows: Integers, index: Integers, missed: int, codes: Codes, column: int, right: Codes, spare: Integers
+) -> int:
+    """Rows that go left first, both in the order they were in; how many they are. right[code]: goes right."""
+    left, others = 0, 0
     for t in range(len(rows)):
         j = rows[t]
         r = index[j] if len(index) else j
         if r < 0:
             r = missed
-        if goes_right[r]:
-            spare[right] = j
-            right += 1
+        if right[codes[r, column]]:
+            spare[others] = j
+            others += 1
         else:
             rows[left] = j
             left += 1
-    for t in range(right):
+    for t in range(others):
         rows[left + t] = spare[t]
     return left
 
@@ -178,17 +187,31 @@ def add_value(rows: Integers, value: float, scores: Array) -> None:
 
 
 @exact
+def pairs_of_each(
+    cell: NDArray[np.uint16], g: Integers, h: Integers, cells: int, start: int, stop: int, out: Sums
+) -> int:
+    """(row, cell, g, h), a column each, where every joined row has a row of its own; how many."""
+    count = 0
+    for j in range(start, stop):
+        c = cell[j]
+        if c < cells:
+            out[0, count], out[1, count], out[2, count], out[3, count] = j, c, g[j], h[j]
+            count += 1
+    return count
+
+
+@exact
 def pairs_in_order(
     index: Integers, cell: NDArray[np.uint16], g: Integers, h: Integers, cells: int, start: int, out: Sums
 ) -> tuple[int, int]:
     """(row, cell, Σ g, Σ h) of joined rows whose row numbers never fall, until `out` is full; where it stopped."""
     sums = np.zeros((cells, 2), np.int64)
     touched = np.empty(cells, np.int64)
-    count, j, size = 0, start, len(cell)
+    count, j, size, room = 0, start, len(cell), out.shape[1]
     while j < size:
-        row = index[j] if len(index) else j
+        row = index[j]
         several, began = 0, j
-        while j < size and (index[j] if len(index) else j) == row:
+        while j < size and index[j] == row:
             c = cell[j]
             if c < cells:
                 if sums[c, 1] == 0:
@@ -197,12 +220,12 @@ def pairs_in_order(
                 sums[c, 0] += g[j]
                 sums[c, 1] += h[j]
             j += 1
-        is_full = count + several > len(out)
+        is_full = count + several > room
         here = np.sort(touched[:several]) if several > 1 else touched[:several]
         for k in range(several):
             c = here[k]
             if not is_full:
-                out[count, 0], out[count, 1], out[count, 2], out[count, 3] = row, c, sums[c, 0], sums[c, 1]
+                out[0, count], out[1, count], out[2, count], out[3, count] = row, c, sums[c, 0], sums[c, 1]
                 count += 1
             sums[c, 0] = 0
             sums[c, 1] = 0
@@ -241,9 +264,8 @@ def emit_cells(sums: Sums, first: int, out: Sums) -> int:
     for r in range(sums.shape[0]):
         for c in range(sums.shape[1]):
             if sums[r, c, 1] != 0:
-                if count < len(out):
-                    out[count, 0], out[count, 1] = first + r, c
-                    out[count, 2], out[count, 3] = sums[r, c, 0], sums[r, c, 1]
+                out[0, count], out[1, count] = first + r, c
+                out[2, count], out[3, count] = sums[r, c, 0], sums[r, c, 1]
                 count += 1
     return count
 
@@ -274,37 +296,45 @@ def widths_of(values: Sums, chunk: int, least: Sums, widths: Codes) -> int:
 @exact
 def pack(values: Sums, chunk: int, least: Sums, widths: Codes, out: Codes) -> None:
     """Values less the least of their chunk, as so many bits each, one after the other."""
-    place = 0
+    held, filled, place = np.uint64(0), 0, 0
     for t in range(len(values)):
         c = t // chunk
         rest = np.uint64(values[t] - least[c])
         bits = np.int64(widths[c])
         while bits > 0:
-            room = 8 - (place & 7)
-            take: Any = room if room < bits else bits
-            piece = rest & np.uint64((1 << take) - 1)
-            out[place >> 3] |= np.uint8(piece << np.uint64(place & 7))
-            rest >>= np.uint64(take)
-            place += take
-            bits -= take
+            taken: Any = bits if bits < 32 else 32
+            held |= (rest & np.uint64((1 << taken) - 1)) << np.uint64(filled)
+            filled += taken
+            while filled >= 8:
+                out[place] = np.uint8(held & np.uint64(255))
+                held >>= np.uint64(8)
+                place += 1
+                filled -= 8
+            rest >>= np.uint64(taken)
+            bits -= taken
+    if filled:
+        out[place] = np.uint8(held)
 
 
 @exact
 def unpack(packed: Codes, chunk: int, least: Sums, widths: Codes, out: Sums) -> None:
     """What `pack` packed."""
-    place = 0
+    held, filled, place = np.uint64(0), 0, 0
     for t in range(len(out)):
         c = t // chunk
         value, shift = np.uint64(0), 0
         bits = np.int64(widths[c])
         while bits > 0:
-            room = 8 - (place & 7)
-            take: Any = room if room < bits else bits
-            piece = np.uint64(packed[place >> 3] >> np.uint8(place & 7)) & np.uint64((1 << take) - 1)
-            value |= piece << np.uint64(shift)
-            shift += take
-            place += take
-            bits -= take
+            taken: Any = bits if bits < 32 else 32
+            while filled < taken:
+                held |= np.uint64(packed[place]) << np.uint64(filled)
+                place += 1
+                filled += 8
+            value |= (held & np.uint64((1 << taken) - 1)) << np.uint64(shift)
+            held >>= np.uint64(taken)
+            filled -= taken
+            shift += taken
+            bits -= taken
         out[t] = least[c] + np.int64(value)
 
 

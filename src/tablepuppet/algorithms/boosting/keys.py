@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Columns, Key
-from tablepuppet.algorithms.boosting.exchange import Check, Outline, Union
-from tablepuppet.algorithms.boosting.kernels import NUMBER, SORTED
+from tablepuppet.algorithms.boosting.exchange import NUMBER, SORTED, Check, Outline, Union
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]

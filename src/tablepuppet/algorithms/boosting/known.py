@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Codes, Columns
-from tablepuppet.algorithms.boosting.exchange import NewKey, Union
-from tablepuppet.algorithms.boosting.kernels import KNOWN_ONE_HOT, NUMBER, ONE_HOT, SORTED
+from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, ONE_HOT, SORTED, NewKey, Union
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -191,11 +190,15 @@ class KnownBlock:
         self.keys.append((number, False))
         return Choice(choice.gain, self.block, len(self.keys) - 1)
 
-    def goes_right(self, choice: Choice, *, held: bool = False) -> Codes:
-        """Of every training row (then the missed one), or held-out row, whether it goes right."""
+    def missing_key(self, key: int) -> int:
+        """The key that says which values of a key's column are missing; −1: none."""
+        return self.columns[self.keys[key][0]].missing
+
+    def splits_by(self, choice: Choice, *, held: bool = False) -> tuple[Codes, int, Codes]:
+        """Codes of training rows (then the missed one) or of held-out rows, the column of them that a choice looks at,
+        and for each code whether it goes right."""
         number = self.keys[choice.key][0]
         column = self.columns[number]
-        codes = (self._held if held else self._train)[:, self.active.index(number)]
         right = np.zeros(256, np.uint8)
         if column.kind == NUMBER:
             place = len(column.borders) if choice.key == column.missing else column.borders.index(choice.key)
@@ -203,4 +206,4 @@ class KnownBlock:
             right[0] = not choice.to_left
         else:
             right[:] = self.sets[choice.key]
-        return right[codes]
+        return self._held if held else self._train, self.active.index(number), right

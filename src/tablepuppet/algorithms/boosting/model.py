@@ -6,10 +6,11 @@ is released.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from tablepuppet.algorithms.boosting.tree import Node
@@ -25,6 +26,7 @@ class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gain: list[float]
     value: list[float]  # of leaves; 0 for inner nodes
     cover: list[float]  # Σ h
+    missing: list[int] = []  # once training is over: the key that says which values are missing; −1: none is
 
     @property
     def splits(self) -> list[int]:
@@ -63,10 +65,25 @@ def as_tree(nodes: Sequence[Node], unit: tuple[float, float], l2: float, rate: f
     )
 
 
-def used_keys(trees: Sequence[Sequence[Tree]], blocks: int) -> list[list[int]]:
-    """By block: the keys that occur in the trees, ascending."""
-    found: list[set[int]] = [set() for _ in range(blocks)]
+def compact(
+    trees: Sequence[Sequence[Tree]], missing_key: Callable[[int, int], int], blocks: int
+) -> tuple[tuple[tuple[Tree, ...], ...], list[list[int]]]:
+    """Trees whose keys are numbered anew, those that occur in them alone; and by block the keys' old numbers.
+
+    `missing_key`: of a block and a key, the key that says which values of its column are missing, or −1.
+    """
+    used: list[set[int]] = [set() for _ in range(blocks)]
     for tree in (t for group in trees for t in group):
         for node in tree.splits:
-            found[tree.block[node]].add(tree.key[node])
-    return [sorted(keys) for keys in found]
+            block, key = tree.block[node], tree.key[node]
+            used[block] |= {k for k in (key, missing_key(block, key)) if k >= 0}
+    keys = [sorted(found) for found in used]
+    numbers = [{-1: -1} | {key: new for new, key in enumerate(found)} for found in keys]
+
+    def renumbered(tree: Tree) -> Tree:
+        pairs = [(b, k) if b >= 0 else None for b, k in zip(tree.block, tree.key, strict=True)]
+        key = [-1 if p is None else numbers[p[0]][p[1]] for p in pairs]
+        missing = [-1 if p is None else numbers[p[0]][missing_key(*p)] for p in pairs]
+        return replace(tree, key=key, missing=missing)
+
+    return tuple(tuple(renumbered(tree) for tree in group) for group in trees), keys

@@ -6,24 +6,15 @@ least at that width. A constant takes no bits at all.
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
+from tablepuppet.algorithms.boosting.exchange import Packed
 from tablepuppet.errors import TransportError
 
 _CHUNK = 1024
 _MOST = 1 << 34  # values of one array that anybody may claim
-
-
-class Packed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Integers, packed."""
-
-    size: int
-    least: NDArray[np.int64]
-    widths: NDArray[np.uint8]
-    bits: NDArray[np.uint8]
 
 
 def pack(values: NDArray[np.int64]) -> Packed:
@@ -53,5 +44,6 @@ def unpack(packed: Packed) -> NDArray[np.int64]:
     if len(packed.bits) != (int(counts @ packed.widths.astype(np.int64)) + 7) // 8:
         raise TransportError("packed integers do not follow the protocol")
     out = np.empty(packed.size, np.int64)
-    kernels.unpack(packed.bits, _CHUNK, packed.least, packed.widths, out)
+    bits, least, widths = (kernels.fixed_type(a) for a in (packed.bits, packed.least, packed.widths))
+    kernels.unpack(bits, _CHUNK, least, widths, out)
     return out

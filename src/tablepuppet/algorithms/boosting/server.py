@@ -164,6 +164,17 @@ class BoostingServer:
             self._route(tree, everyone, side.indices, side.scores[:, output], held=True)
         return tree
 
+    def cut(self, trees: int, start: Array) -> None:
+        """Forgets all but the first trees; scores, which begin with `start`, are added up anew."""
+        del self.trees[trees:]
+        sides = [(self.indices, self.scores, False), *((h.indices, h.scores, True) for h in self.held)]
+        for indices, scores, held in sides:
+            scores[...] = start
+            for group in self.trees:
+                for output, tree in enumerate(group):
+                    rows = np.arange(len(scores), dtype=self._spare.dtype)
+                    self._route(tree, rows, indices, scores[:, output], held=held)
+
     def _route(self, tree: Tree, rows: RowNumbers, indices: Sequence[BlockIndex], scores: Array, *, held: bool) -> None:
         """Adds a tree's values to the scores of joined rows that it was not grown on."""
         spare = np.empty_like(rows)
@@ -176,8 +187,8 @@ class BoostingServer:
                 continue
             choice = Choice(0.0, tree.block[node], tree.key[node], tree.to_left[node])
             index = indices[choice.block]
-            right = self.blocks[choice.block].goes_right(choice, held=held)
-            middle = start + kernels.part_rows(own, index.index, index.rows, right, spare)
+            how = self.blocks[choice.block].splits_by(choice, held=held)
+            middle = start + kernels.part_rows(own, index.index, index.rows, *how, spare)
             borders[left], borders[left + 1] = (start, middle), (middle, stop)
 
 

@@ -65,6 +65,7 @@ class GrowingTree:
         g, h = kernels.totals(order, given.g, given.h)
         self.nodes = [Node(0, len(order), 0, int(g), int(h))]
         self._sums: dict[int, list[Sums]] = {}
+        self._per_row: dict[int, Sums] = {}  # zero between uses
 
     def is_open(self, number: int) -> bool:
         return self.growth.is_open(self.nodes[number], self.given.unit)
@@ -114,8 +115,8 @@ class GrowingTree:
         node.choice = choice
         rows = self.order[node.start : node.stop]
         index = self.indices[choice.block]
-        right = self.blocks[choice.block].goes_right(choice)
-        border = node.start + kernels.part_rows(rows, index.index, index.rows, right, self.spare)
+        how = self.blocks[choice.block].splits_by(choice)
+        border = node.start + kernels.part_rows(rows, index.index, index.rows, *how, self.spare)
         is_left_small = border - node.start <= node.stop - border
         small = (node.start, border) if is_left_small else (border, node.stop)
         g, h = map(int, kernels.totals(self.order[slice(*small)], self.given.g, self.given.h))
@@ -153,7 +154,9 @@ class GrowingTree:
         if len(rows) * (columns - 1) <= index.rows * (columns + 1) or not len(index.index):
             kernels.histogram_of_joined(rows, index.index, index.rows, codes, layout.offsets, given.g, given.h, out)
         else:
-            sums = np.zeros((index.rows + 1, 2), np.int64)
+            if block.block not in self._per_row:
+                self._per_row[block.block] = np.zeros((index.rows + 1, 2), np.int64)
+            sums = self._per_row[block.block]
             kernels.collapse(rows, index.index, index.rows, given.g, given.h, sums)
             kernels.histogram_of_rows(sums, codes, layout.offsets, out)
         return out

@@ -1,0 +1,101 @@
+"""boosting, declared.
+
+How often clients object to a strict tree is known from runs alone: after the first tree, which takes a round per level,
+a tree took 2.1 rounds on flights, Walmart and MovieLens (docs/boosting.md).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tablepuppet.algorithms.algorithm import Algorithm, Disclosure
+from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
+from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
+from tablepuppet.algorithms.traffic import Wave
+from tablepuppet.errors import TransportError
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.protocol import Done
+
+_TENTH = 10  # one strict tree in ten takes a third round
+_CHANGED = 0.3  # of a tree, that a second or third round is about
+_NODE = 40  # bytes that a node takes, down and up
+_BIN = 16  # bytes of Σg and Σh
+
+
+class BoostingAlgorithm(Algorithm[Boosting]):
+    """Trees over the join, in rounds of their own (engine/boosting.py)."""
+
+    options = Boosting
+    summary = "boosted trees: those of a histogram booster on the joined table, in two rounds a tree or fewer"
+    own_model = "boosted"
+    epochs = 1
+    remedy = "use a smaller learning_rate, or bits = 32"
+
+    def refusal(self, options: Boosting, spec: ModelSpec) -> str | None:
+        return None if spec.is_boosted else 'algorithm="boosting" grows trees; use it with model="boosted"'
+
+    def server(self, problem: Problem, options: Boosting) -> Server:
+        raise TransportError("boosting has rounds of its own")
+
+    def start(self, setup: PartSetup, options: Boosting) -> tuple[Any, Figures]:
+        raise TransportError("boosting has rounds of its own")
+
+    def step(self, setup: PartSetup, options: Boosting, state: Any, message: Any) -> tuple[Any, Answer | Done]:
+        raise TransportError("boosting has rounds of its own")
+
+    def traffic(self, shape: Shape, options: Boosting, epoch: int, batch_size: int | None) -> list[Wave]:
+        """The rounds of one tree; `epoch` is its number."""
+        if epoch == 0:
+            return _waves(shape, options, options.depth, 1.0)
+        if options.checks == "lazy":
+            return _waves(shape, options, 1, 1.0) if epoch % options.every == 0 else []
+        again = 2 if epoch % _TENTH == 0 else 1
+        return [*_waves(shape, options, 1, 1.0), *_waves(shape, options, again, _CHANGED)]
+
+    def server_memory(self, shape: Shape, options: Boosting) -> int:
+        """Scores, the order of rows and room to part them, derivatives; then the bins that are known."""
+        per_row = 8 * shape.outputs + 2 * 4 + shape.outputs * (4 + 2 * options.bits // 8)
+        return shape.joined * per_row + sum(block.rows * block.width for block in shape.blocks)
+
+    def client_memory(self, shape: Shape, options: Boosting, block: BlockShape, part: PartShape) -> float:
+        return (part.rows + part.test_rows) * block.width
+
+    def disclosure(self, shape: Shape, options: Boosting, block: BlockShape, batches: int) -> Disclosure:
+        """Bits, not predictions: plan/trees.py says it in words."""
+        return Disclosure(predictions=0, slopes=options.trees)
+
+    def why_not_private(self, options: Boosting) -> str:
+        return "boosted trees tell the server bits of every row; they have no private form"
+
+
+def _waves(shape: Shape, options: Boosting, times: int, share: float) -> list[Wave]:
+    """Rounds that are about this share of a tree; where clients share a block, each takes one more, for bits."""
+    waves = [_wave(times, [(p.client, *_sizes(shape, options, b, p, share)) for b, p in shape.parts])]
+    bits = [(part.client, 0.0, part.rows / 8) for block, part in shape.parts if block.is_split]
+    return [*waves, _wave(times, bits)] if bits else waves
+
+
+def _sizes(shape: Shape, options: Boosting, block: BlockShape, part: PartShape, share: float) -> tuple[float, float]:
+    """Bytes down and up of one part."""
+    cells = 2 ** (options.depth - 1)
+    pairs = min(part.joined, part.rows * cells)
+    fan = max(1.0, part.joined / max(1, pairs))
+    per_h = options.bits if shape.curvature_varies or shape.outputs > 1 else 0
+    bits = (options.depth - 1) + options.bits + per_h + 2 * math.log2(fan)
+    down = shape.outputs * share * pairs * bits / 8
+    if block.is_split:
+        return down, shape.outputs * share * cells * block.width * options.bins * _BIN
+    return down, share * (2 * cells * _NODE * shape.outputs + part.rows / 8)
+
+
+def _wave(times: int, sizes: list[tuple[str, float, float]]) -> Wave:
+    by_client: dict[str, float] = {}
+    for client, down, up in sizes:
+        by_client[client] = by_client.get(client, 0.0) + down + up
+    down, up = sum(d for _, d, _ in sizes), sum(u for _, _, u in sizes)
+    return Wave(times=times, down=down, up=up, slowest=max(by_client.values(), default=0.0), messages=2 * len(sizes))
+
+
+ALGORITHM = BoostingAlgorithm()

@@ -1,0 +1,219 @@
+"""Answers about boosted trees: bins, checks, sums, bits of keys, and what keys mean in the end.
+
+The state of a part is its keys; codes are made when it starts, and again when a checkpoint is restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from tablepuppet import protocol as m
+from tablepuppet.algorithms.boosting.bins import Columns
+from tablepuppet.algorithms.boosting.exchange import Bins, Codes, Key, Union
+from tablepuppet.allocation import give_back
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.client.part import Part
+from tablepuppet.client.state import ClientState
+from tablepuppet.errors import PolicyError, TransportError
+from tablepuppet.models.compiler import need_compiler
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.tables.binning import RawColumn, answers, codes_of, own_bins, raw_columns, rule_of, sketch
+from tablepuppet.tables.part_store import BlockPart
+
+if TYPE_CHECKING:
+    from tablepuppet.algorithms.boosting.client import ClientHalf
+
+_SPEC = ModelSpec(kind="boosted")
+
+
+class TreesState(msgspec.Struct, frozen=True):
+    """The keys of a part, and which of them it has told."""
+
+    keys: list[Key] = []
+    is_told: list[bool] = []
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreesPart:
+    """What a part's trees are grown from."""
+
+    request: m.StartTrees
+    columns: list[RawColumn]
+    bins: list[Bins]
+    train: Codes
+    held: Codes
+    limit: int | None
+
+
+def sketch_features(own: ClientState, request: m.SketchFeatures) -> m.FeatureSketches:
+    part = own.part(request)
+    weights = _weights(part, own)
+    columns = [sketch(c, weights, request.bins) for c in _raw(own, part.request, part.request.train_rows)]
+    give_back()
+    return m.FeatureSketches(columns=columns)
+
+
+def start_trees(own: ClientState, request: m.StartTrees) -> m.TreesStarted:
+    need_compiler()
+    part = own.part(request)
+    own.owner.trees(own.tables.use(request.job, part.request.scan).table)
+    train = _raw(own, part.request, part.request.train_rows)
+    held = _raw(own, part.request, part.request.test_rows)
+    weights = _weights(part, own)
+    bins = request.bins or [own_bins(c, weights, request.algorithm.bins) for c in train]
+    if len(bins) != len(train):
+        raise TransportError(f"bins of {len(bins)} columns were sent, and there are {len(train)}")
+    codes, held_codes = (
+        np.stack([codes_of(c, b) for c, b in zip(side, bins, strict=True)], axis=1)
+        if side
+        else np.zeros((0, 0), np.uint8)
+        for side in (train, held)
+    )
+    missed = np.zeros((1, codes.shape[1]), np.uint8)
+    limits = [n for n in (request.algorithm.max_splits, own.policy.max_splits) if n is not None]
+    empty = [RawColumn(c.feature, c.entry, np.zeros(0) if c.is_number else None) for c in train]
+    part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, min(limits, default=None))
+    part.state = TreesState()
+    if request.peers:
+        part.meet(request.peers)
+    else:
+        part.sealing = None
+    give_back()
+    half = _half(part)
+    has_missing = half.book.has_missing if request.bins is not None else np.zeros(0, np.bool_)
+    return m.TreesStarted(kinds=half.book.columns.kinds, has_missing=has_missing, limit=part.trees.limit)
+
+
+def check_trees(own: ClientState, request: m.CheckTrees) -> m.TreeObjections:
+    part = own.part(request)
+    half = _half(part)
+    if part.trees.request.clients > 1:
+        raise PolicyError("this table has several owners, whose splits are found from sums over all of them")
+    found = half.check(request.check)
+    part.state = TreesState(half.book.keys, half.book.is_told)
+    return m.TreeObjections(found=found)
+
+
+def sum_trees(own: ClientState, request: m.SumTrees) -> m.TreeSums:
+    part = own.part(request)
+    half = _half(part)
+    half.book.add_unions(request.check.unions)
+    sums = half.histograms(request.check)
+    part.state = TreesState(half.book.keys, half.book.is_told)
+    return m.TreeSums(values=sums if part.sealing is None else part.sealing.seal_integers(sums))
+
+
+def reveal_keys(own: ClientState, request: m.RevealKeys) -> m.RevealedKeys:
+    part = own.part(request)
+    half = _half(part)
+    book = half.book
+    for key in request.keys:
+        if not 0 <= key.column < len(book.columns.kinds):
+            raise TransportError("a key is of a column that there is not")
+        if book.is_full:
+            raise PolicyError(f"no more than {book.limit} splits of this table may be told (max_splits)")
+        book.add(key, is_told=True)
+    part.state = TreesState(book.keys, book.is_told)
+    return m.RevealedKeys(keys=[half.reveal(key) for key in request.keys])
+
+
+def release_splits(own: ClientState, request: m.ReleaseSplits) -> m.Splits:
+    part = own.part(request)
+    rules = _rules(part, request.unions, request.keys)
+    _count_trained(own, part, rules)
+    return m.Splits(rules=rules)
+
+
+def hold_splits(own: ClientState, request: m.HoldSplits) -> m.Done:
+    part = own.part(request)
+    rules = _rules(part, request.unions, request.keys)
+    every = own.tables.expressions(request.job, part.request.scan)
+    held = BlockPart(
+        model=request.model,
+        name=part.trees.request.name,
+        features=tuple(request.features),
+        encoders=(),
+        theta=np.zeros((0, part.trees.request.outputs)),
+        outputs=part.trees.request.outputs,
+        spec=_SPEC,
+        uses=(tuple(every[c] for c in part.request.columns),),
+        splits=tuple(rules),
+    )
+    own.part_store.hold(held, request.block)
+    _count_trained(own, part, rules)
+    return m.Done()
+
+
+def ask_rows(own: ClientState, request: m.AskRows) -> m.RowBits:
+    return _bits(own, request, request.rules)
+
+
+def ask_own_rows(own: ClientState, request: m.AskOwnRows) -> m.RowBits:
+    part = own.part_store.find(request.model, request.name)
+    every = own.tables.expressions(request.job, request.scan)
+    infos = own.tables.columns(request.job, request.scan)
+    part.check([every[c] for c in request.columns], [infos[c] for c in request.columns])
+    return _bits(own, request, part.splits)
+
+
+def _bits(own: ClientState, request: m.AskRows | m.AskOwnRows, rules: Sequence[m.SplitRule]) -> m.RowBits:
+    columns = _raw(own, request, request.rows)
+    table = own.tables.use(request.job, request.scan).table
+    own.owner.splits(table, rules, len(columns))
+    return m.RowBits(right=answers(columns, rules))
+
+
+def _half(part: Part) -> ClientHalf:
+    from tablepuppet.algorithms.boosting.client import ClientHalf  # here: they load the compiler
+    from tablepuppet.algorithms.boosting.keys import KeyBook
+
+    own = part.trees
+    if own is None:
+        raise TransportError("a part's trees must be started before they are grown")
+    layout = Columns.of([b.kind for b in own.bins], [b.size for b in own.bins])
+    has_missing = (own.train[:-1] == 0).any(axis=0) | (own.held == 0).any(axis=0) | own.request.is_outer
+    rules = own.request.algorithm.rules
+    state = part.state
+    book = KeyBook(own.request.block, layout, has_missing, rules, list(state.keys), list(state.is_told), own.limit)
+    return ClientHalf(book, own.train, own.held)
+
+
+def _rules(part: Part, unions: Sequence[Union], keys: Sequence[int]) -> list[m.SplitRule]:
+    """What some keys mean; sets that were made after the last check come first."""
+    book = _half(part).book
+    book.add_unions(unions)
+    if any(not 0 <= k < len(book.keys) for k in keys):
+        raise TransportError("the model has a split that this client does not know")
+    own = part.trees
+    return [rule_of(key, own.columns[key.column], own.bins[key.column]) for key in (book.keys[k] for k in keys)]
+
+
+def _count_trained(own: ClientState, part: Part, rules: Sequence[m.SplitRule]) -> None:
+    """Writes down a model whose splits the owner trained it for."""
+    own.owner.trained_splits(own.tables.use(part.request.job, part.request.scan).table, rules)
+
+
+def _raw(own: ClientState, request: m.OpenPart | m.AskRows | m.AskOwnRows, rows: RowNumbers | None) -> list[RawColumn]:
+    """The raw columns of some rows of a scan."""
+    pairs = [own.column(request.job, request.scan, c) for c in request.columns]
+    found = raw_columns([c for c, _ in pairs], [i for _, i in pairs])
+    if rows is None:
+        return found
+    count = own.tables.scan(request.job, request.scan).num_rows
+    if len(rows) and (rows.min() < -1 or rows.max() >= count):
+        raise TransportError("a request is about rows that there are not")
+    return [column.take(rows) for column in found]
+
+
+def _weights(part: Part, own: ClientState) -> Array:
+    """How often each training row is joined."""
+    request = part.request
+    if request.multiplicity is not None:
+        return request.multiplicity.astype(np.float64)
+    rows = request.train_rows
+    return np.ones(own.tables.scan(request.job, request.scan).num_rows if rows is None else len(rows))

@@ -1,0 +1,257 @@
+"""Runs a plan of boosted trees: bins, then tree after tree, then what the model is made of.
+
+In: a plan and a link to the clients. Out: a Result. A tree takes as many rounds as its checks need
+(algorithms/boosting/server.py); held-out rows are scored without any, for keys cover them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.base import Problem
+from tablepuppet.algorithms.boosting.fixed_point import Labels
+from tablepuppet.algorithms.boosting.known import KnownBlock
+from tablepuppet.algorithms.boosting.model import compact
+from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.rows import BlockIndex
+from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
+from tablepuppet.algorithms.numerics.constant import best_intercept
+from tablepuppet.allocation import give_back
+from tablepuppet.arrays import Array
+from tablepuppet.engine.encoders import open_parts
+from tablepuppet.engine.metrics import Metrics, measure_scores
+from tablepuppet.engine.patience import Patience
+from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
+from tablepuppet.engine.run import OnRound
+from tablepuppet.errors import TransportError
+from tablepuppet.mapping.mapping import Part, rows_here
+from tablepuppet.mapping.rows.index import RowIndex
+from tablepuppet.mapping.rows.joined import JoinedRows
+from tablepuppet.plan.custody import held_blocks
+from tablepuppet.plan.plan import Plan
+from tablepuppet.prediction.model import BlockModel
+from tablepuppet.protocol import HoldSplits, Message, ReleaseSplits, SplitRule, Splits
+from tablepuppet.server.boosting import TreeRounds
+from tablepuppet.server.union import UnionOperator
+from tablepuppet.transport.link import Link
+
+_RECORDS = 20  # of a run, where nothing waits for each of them
+
+
+def run_boosting(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
+    """Trains the plan's trees."""
+    mapping, job = plan.mapping, plan.job
+    assert isinstance(job.options, Boosting)
+    union = UnionOperator(link, job_id, mapping, plan.loss.outputs, job.privacy)
+    open_parts(union, mapping, wants_statistics=False)
+    names = [block.name for block in mapping.bound.blocks]
+    sides = [rows_here(side) for side in (mapping.train, mapping.test, mapping.validation)]
+    is_outer = [any(side.indices[b].is_partial for side in sides) for b in range(len(names))]
+    rounds = TreeRounds(union, job.options, names, is_outer)
+    kinds = rounds.start(plan.loss.outputs)
+    give_back()
+    server, start = _server(plan, sides, kinds, union)
+    training = _Training(plan, union, rounds, server, sides, start, on_round)
+    training.loop()
+    return training.finish()
+
+
+def _server(
+    plan: Plan,
+    sides: Sequence[JoinedRows],
+    kinds: Sequence[NDArray[np.uint8]],
+    union: UnionOperator,
+) -> tuple[BoostingServer, Array]:
+    """The server's half, and the constant that scores begin with."""
+    job, loss = plan.job, plan.loss
+    train, test, validation = sides
+    problem = Problem(
+        loss=loss,
+        l2=0.0,
+        joined=train,
+        rows=tuple(index.rows for index in train.indices),
+        clients=tuple(max(1, len(block)) for block in union.blocks),
+        multiplicity=plan.mapping.multiplicity,
+        epochs=1,
+        batch_size=None,
+        seed=job.seed,
+    )
+    start = best_intercept(problem, problem.zeros())
+    label_index = train.label_index
+    held = [
+        HeldRows([_index(p) for p in side.indices], np.asfortranarray(np.tile(start, (side.rows, 1))))
+        for side in (test, validation)
+    ]
+    blocks = []
+    for number, (index, parts) in enumerate(zip(train.indices, union.blocks, strict=True)):
+        blocks.append(KnownBlock(number, kinds[number], index.rows, sum(len(p.test_rows) for p in parts)))
+    assert isinstance(job.options, Boosting)
+    server = BoostingServer(
+        options=job.options,
+        loss=loss,
+        labels=Labels(train.labels, label_index.index, train.weights),
+        indices=[_index(p) for p in train.indices],
+        blocks=blocks,
+        starts=[[p.train.start for p in parts] for parts in union.blocks],
+        scores=np.asfortranarray(np.tile(start, (train.rows, 1))),
+        held=held,
+        seed=job.seed,
+    )
+    return server, start
+
+
+def _index(p: RowIndex) -> BlockIndex:
+    if p.order is None:
+        return BlockIndex.of(p.rows, p.index, is_sorted=p.is_sorted and not p.is_partial)
+    assert p.index is not None
+    return BlockIndex.of(p.rows, p.numbers(len(p.index)), is_sorted=False)
+
+
+@dataclass
+class _Training:
+    """One run under way."""
+
+    plan: Plan
+    union: UnionOperator
+    rounds: TreeRounds
+    server: BoostingServer
+    sides: Sequence[JoinedRows]
+    start: Array
+    on_round: OnRound | None
+    history: list[EpochRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        job = self.plan.job
+        self.began = time.perf_counter()
+        self.patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
+        self.options = self.server.options
+
+    def loop(self) -> None:
+        trees = self.options.trees
+        for number in range(1, trees + 1):
+            self._grow()
+            wants = self.patience is not None or number == trees or number % max(1, trees // _RECORDS) == 0
+            record = self._record(number) if wants else None
+            if self.on_round is not None:
+                self.on_round(RoundEvent(number, number, trees, record))
+            if self.patience is not None and record is not None:
+                self.patience.sees(number, record.metrics["validation"], self.start)
+                if self.patience.is_over:
+                    break
+
+    def _grow(self) -> None:
+        growing = self.server.grow()
+        checks = next(growing, None)
+        while checks is not None:
+            answers = self.rounds.ask(checks)
+            try:
+                checks = growing.send(answers)
+            except StopIteration:
+                checks = None
+
+    def _record(self, number: int) -> EpochRecord:
+        objective, metrics = self._measure(is_last=number == self.options.trees)
+        traffic = self.union.link.meter.account("training")
+        record = EpochRecord(
+            epoch=number,
+            objective=objective,
+            metrics=metrics,
+            rounds=traffic.rounds,
+            bytes=traffic.bytes,
+            seconds=time.perf_counter() - self.began,
+            residuals={"splits": float(sum(block.told for block in self.server.blocks))},
+        )
+        self.history.append(record)
+        return record
+
+    def _measure(self, *, is_last: bool) -> tuple[float, dict[str, Metrics]]:
+        loss, channel = self.plan.loss, self.plan.mapping.label.channel
+        names = ("train", "test", "validation")
+        scores = (self.server.scores, *(held.scores for held in self.server.held))
+        found: dict[str, Metrics] = {}
+        objective = float("nan")
+        for name, side, own in zip(names, self.sides, scores, strict=True):
+            if name == "validation" and not side.rows:
+                continue
+            wants_auc = is_last or name != "train"
+            value, found[name] = measure_scores(
+                own, side.joined_labels(), side.joined_weights(), loss, wants_auc=wants_auc, channel=channel
+            )
+            objective = value if name == "train" else objective
+            if name == "validation":
+                found[name] = {"loss": value} | found[name]
+        return objective, {name: found[name] for name in ("train", "validation", "test") if name in found}
+
+    def finish(self) -> Result:
+        best = self._best()
+        objective, metrics = self._measure(is_last=True)
+        place = next(i for i, record in enumerate(self.history) if record.epoch == best)
+        self.history[place] = replace(self.history[place], objective=objective, metrics=metrics)
+        known = self.server.blocks
+        trees, keys = compact(self.server.trees, lambda b, k: known[b].missing_key(k), len(known))
+        job_id, mapping = self.union.job, self.plan.mapping
+        held = held_blocks(self.plan.job, mapping)
+        released = self.union.ask(
+            lambda part: self._end(part, keys[part.block], is_held=held[part.block]), "evaluation"
+        )
+        blocks = []
+        for number, block in enumerate(mapping.bound.blocks):
+            parts = self.union.blocks[number]
+            answers = [released[part.number][0] for part in parts]
+            blocks.append(
+                BlockModel(
+                    name=block.name,
+                    table=block.table,
+                    features=block.features,
+                    encoders=(),
+                    theta=np.zeros((0, len(self.start))),
+                    is_outer=self.rounds.is_outer[number],
+                    mean=np.zeros(len(self.start)),
+                    is_held=held[number],
+                    splits=() if held[number] else _rules(answers, len(keys[number])),
+                )
+            )
+        return Result(
+            plan=self.plan,
+            objective=objective,
+            metrics=metrics,
+            history=tuple(self.history),
+            traffic=self.union.link.meter.traffic(),
+            blocks=tuple(blocks),
+            encoded_intercept=self.start,
+            classes=mapping.label.classes,
+            epoch=best,
+            id=job_id if any(held) else "",
+            trees=trees,
+        )
+
+    def _best(self) -> int:
+        """The number of trees that are kept: all, or those that validation rows liked best."""
+        count = len(self.server.trees)
+        if self.patience is None or self.patience.best_epoch in (0, count):
+            return count
+        self.server.cut(self.patience.best_epoch, self.start)
+        return self.patience.best_epoch
+
+    def _end(self, part: Part, keys: list[int], *, is_held: bool) -> Message:
+        job, unions = self.union.job, self.server.blocks[part.block].unions
+        if not is_held:
+            return ReleaseSplits(job=job, part=part.number, unions=unions, keys=keys)
+        features = list(self.plan.mapping.bound.blocks[part.block].features)
+        return HoldSplits(
+            job=job, part=part.number, unions=unions, keys=keys, model=job, block=part.block, features=features
+        )
+
+
+def _rules(answers: Sequence[Message], keys: int) -> tuple[SplitRule, ...]:
+    """What a block's keys mean: all its clients say the same."""
+    found = [cast(Splits, a).rules for a in answers]
+    if any(len(rules) != keys for rules in found) or any(rules != found[0] for rules in found):
+        raise TransportError("the clients of one table do not agree on the splits of their trees")
+    return tuple(found[0]) if found else ()

@@ -1,0 +1,67 @@
+"""Who learns what from boosted trees, in words, and how many bits of a row the server may be told.
+
+In: a table mapping, its Shape and the job. Out: insights and exposures, as knowledge.py has them for other algorithms.
+"""
+
+from __future__ import annotations
+
+from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.shape import Shape
+from tablepuppet.job import Job
+from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.plan.custody import held_blocks
+from tablepuppet.plan.knowledge import Exposure, Insight, common_insights, owners_of
+from tablepuppet.plan.text import plural
+
+
+def tree_insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
+    """Who learns what, party by party."""
+    options = job.options
+    assert isinstance(options, Boosting)
+    most = "" if options.max_splits is None else f", at most {options.max_splits} of each table"
+    server = common_insights(mapping, job)
+    for block in shape.blocks:
+        if block.is_split:
+            server.append(
+                f"from each of the {len(block.parts)} clients of {block.name}, before training: up to {options.bins} "
+                "values of each column, from which common bins are made"
+            )
+            masked = ", and of no single one (masked)" if block.is_masked else " and from each of them"
+            server.append(
+                f"summed over the clients of {block.name}{masked}: the slopes of the loss per bin of every column"
+            )
+    server.append(
+        f"for every distinct split that a tree uses{most}: which rows of its table go right, one bit each, test rows "
+        "included; after many trees these bits are practically the binned table"
+    )
+    server.append("how much the loss falls by the best splits of each table")
+    found = [Insight("server", tuple(server))]
+    held = held_blocks(job, mapping)
+    for block, is_held in zip(shape.blocks, held, strict=True):
+        learns = [
+            f"which of its rows take part, and in how many joined rows (up to {block.most:,})",
+            f"slope and curvature of the loss at each of its rows, summed in each node of {_checked(options)}; those "
+            "of the first tree tell the labels of rows that are joined once",
+            f"the splits of {block.name}" + (", which stay there" if is_held else ""),
+        ]
+        found.append(Insight(owners_of(block), tuple(learns)))
+    kept = [block.name for block, is_held in zip(shape.blocks, held, strict=True) if is_held]
+    but = f", without the splits of {', '.join(kept)}" if kept else ""
+    return [*found, Insight("anyone else", (f"the model, if it is released{but}",))]
+
+
+def _checked(options: Boosting) -> str:
+    if options.checks == "strict":
+        return f"all {plural(options.trees, 'tree')}"
+    return f"one tree in {options.every}"
+
+
+def tree_exposures(shape: Shape, options: Boosting) -> list[Exposure]:
+    """Per block: the bits of a row that the server may be told, against those that its bins have."""
+    found = []
+    for block in shape.blocks:
+        borders = (block.numbers + block.strings) * (options.bins - 1)
+        asked = options.trees * (2**options.depth - 1) * shape.outputs
+        limits = [borders, asked, *([] if options.max_splits is None else [options.max_splits])]
+        found.append(Exposure(block.name, min(limits), borders))
+    return found

@@ -1,0 +1,99 @@
+"""Scores of a boosted model: one round, one bit per row and split; then every joined row walks down the trees.
+
+In: a model and the joined rows of a query. Out: a score per joined row and output. A joined row without a row in some
+table (an outer join found none, or its owner is away) is one whose values there are all missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting.model import Tree
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.errors import ModelError
+from tablepuppet.mapping.mapping import Part
+from tablepuppet.prediction.model import Model
+from tablepuppet.protocol import AskOwnRows, AskRows, Message, RowBits
+from tablepuppet.transport.link import Link
+
+Bits = NDArray[np.uint8]
+_SHARD = 1 << 16  # joined rows that walk together
+
+
+def bits_request(model: Model, part: Part, rows: RowNumbers, job: str) -> Message:
+    """A request for the bits of some rows of a part, and of one that does not exist."""
+    block = model.blocks[part.block]
+    asked = np.append(rows, rows.dtype.type(-1))
+    columns = list(part.columns)
+    if block.is_held:
+        return AskOwnRows(job=job, scan=part.scan, columns=columns, rows=asked, model=model.id, name=block.name)
+    return AskRows(job=job, scan=part.scan, columns=columns, rows=asked, rules=list(block.splits))
+
+
+def ask_bits(
+    model: Model, parts: Sequence[tuple[Part, RowNumbers, slice]], sizes: Sequence[int], link: Link, job: str
+) -> list[Bits]:
+    """By block: (splits, rows + 1) bits; the last row is the one that does not exist."""
+    requests: dict[str, list[Message]] = {}
+    for part, rows, _ in parts:
+        requests.setdefault(part.client, []).append(bits_request(model, part, rows, job))
+    answers = {client: iter(messages) for client, messages in link.ask(requests, "evaluation").items()}
+    keys = splits_of(model)
+    found = [np.ones((keys[b], size + 1), np.uint8) for b, size in enumerate(sizes)]
+    for own, block in zip(found, model.blocks, strict=True):  # a table of which nobody is there to answer
+        for number, rule in enumerate(block.splits):
+            own[number] = not rule.null_left
+    for part, rows, place in parts:
+        right = cast(RowBits, next(answers[part.client])).right
+        if right.shape != (keys[part.block], (len(rows) + 8) // 8 if keys[part.block] else 0):
+            raise ModelError(f"client {part.client} does not answer every split of its part of the model")
+        if keys[part.block]:
+            bits = np.unpackbits(right, axis=1, count=len(rows) + 1)
+            found[part.block][:, place] = bits[:, :-1]
+            found[part.block][:, -1] = bits[:, -1]
+    return found
+
+
+def splits_of(model: Model) -> list[int]:
+    """How many splits of each block the trees ask."""
+    most = [0] * len(model.blocks)
+    for tree in (t for group in model.trees for t in group):
+        for node in tree.splits:
+            block = tree.block[node]
+            most[block] = max(most[block], tree.key[node] + 1, tree.missing[node] + 1)
+    return most
+
+
+def tree_scores(model: Model, bits: Sequence[Bits], numbers: Sequence[RowNumbers], rows: int) -> Array:
+    """The score of every joined row; `numbers` are its rows in each block, −1 where it has none."""
+    scores = np.tile(model.encoded_intercept, (rows, 1)).astype(np.float64)
+    for start in range(0, rows, _SHARD):
+        stop = min(start + _SHARD, rows)
+        own = [p[start:stop] for p in numbers]
+        for group in model.trees:
+            for output, tree in enumerate(group):
+                scores[start:stop, output] += _values(tree, bits, own, stop - start)
+    return scores
+
+
+def _values(tree: Tree, bits: Sequence[Bits], numbers: Sequence[RowNumbers], count: int) -> Array:
+    """A tree's value for each of some joined rows."""
+    values = np.empty(count)
+    inside: dict[int, NDArray[np.intp]] = {0: np.arange(count)}
+    for node, left in enumerate(tree.left):
+        rows = inside.pop(node)
+        if left < 0:
+            values[rows] = tree.value[node]
+            continue
+        block = tree.block[node]
+        own = numbers[block][rows]  # −1 finds the row that does not exist
+        right = bits[block][tree.key[node]][own].astype(np.bool_)
+        if tree.missing[node] >= 0:
+            is_missing = bits[block][tree.missing[node]][own].astype(np.bool_)
+            right = np.where(is_missing, not tree.to_left[node], right)
+        inside[left], inside[left + 1] = rows[~right], rows[right]
+    return values

@@ -1,0 +1,196 @@
+"""Boosted trees: bins, checks of trees, and the splits that a model is made of (docs/boosting.md).
+
+Of a part's rows the server is told one bit per split that it asks of all of them (`NewKey`), and how good splits are.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting.exchange import Bins, Check, Key, NewKey, Objections, Union
+from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.privacy.masks import MaskKey
+from tablepuppet.protocol.base import Message, Stage, Telling, Tells
+
+
+class NumberSketch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """At most as many values as there are bins, each with the weight of those around it."""
+
+    values: Array
+    weights: Array
+
+
+class CategorySketch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """The categories that occur, in order, and their weights."""
+
+    categories: list[str]
+    weights: Array
+
+
+Sketch = NumberSketch | CategorySketch
+
+
+class SketchFeatures(Message, frozen=True):
+    """Sum up the columns of a part, so that the clients of its block can share bins. → FeatureSketches"""
+
+    stage: ClassVar[Stage] = "sketch"
+    tells: ClassVar[Telling] = ()
+    job: str
+    part: int
+    bins: int
+
+
+class FeatureSketches(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("columns", "sketches"),)
+    columns: list[Sketch]
+
+
+class StartTrees(Message, frozen=True):
+    """Put the part's columns in bins, the given ones or its own. → TreesStarted"""
+
+    stage: ClassVar[Stage] = "start trees"
+    tells: ClassVar[Telling] = ()
+    job: str
+    part: int
+    algorithm: Boosting
+    block: int
+    name: str  # the block's
+    outputs: int
+    is_outer: bool  # whether joined rows may have no row here
+    clients: int  # how many parts the block has
+    bins: list[Bins] | None = None
+    peers: list[MaskKey] = msgspec.field(default_factory=list)
+
+
+class TreesStarted(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("kinds", "figure"), Tells("has_missing", "figure"))
+    kinds: NDArray[np.uint8]  # of each column: numbers, or which categories
+    has_missing: NDArray[np.bool_]  # where bins were given; else nothing
+    limit: int | None = None  # keys that the client will tell
+
+
+class CheckTrees(Message, frozen=True):
+    """Which of your splits come before those of these trees? → TreeObjections"""
+
+    stage: ClassVar[Stage] = "check trees"
+    tells: ClassVar[Telling] = (Tells("check", "node sums", is_per_row=True),)
+    job: str
+    part: int
+    check: Check
+
+
+class TreeObjections(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("found", "splits", is_per_row=True),)
+    found: Objections
+
+
+class SumTrees(Message, frozen=True):
+    """Send Σ(g, h) per bin of your rows in the cells of these trees. → TreeSums"""
+
+    stage: ClassVar[Stage] = "check trees"
+    tells: ClassVar[Telling] = (Tells("check", "node sums", is_per_row=True),)
+    job: str
+    part: int
+    check: Check
+
+
+class TreeSums(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("values", "sums"),)
+    values: list[NDArray[np.int64]]  # of each tree; under masks, where the block's sums are
+
+
+class RevealKeys(Message, frozen=True):
+    """Tell of these keys whether rows go right; the block's clients chose them together. → RevealedKeys"""
+
+    stage: ClassVar[Stage] = "check trees"
+    tells: ClassVar[Telling] = ()
+    job: str
+    part: int
+    keys: list[Key]
+
+
+class RevealedKeys(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("keys", "splits", is_per_row=True),)
+    keys: list[NewKey]
+
+
+class SplitRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a split of a trained model asks of a row; it goes right if the answer is yes.
+
+    Numbers: is x > border, or missing? (`border` None: is it missing?) Categories: is it none of `left`? A missing one
+    goes left with `null_left`, and one that is not in `known` with `other_left`.
+    """
+
+    feature: int
+    entry: int = 0  # of a vector
+    is_number: bool = True
+    border: float | None = None
+    left: list[str] = []
+    null_left: bool = False
+    other_left: bool = False
+    known: list[str] = []  # where other_left
+
+
+class ReleaseSplits(Message, frozen=True):
+    """What do these keys mean? → Splits"""
+
+    stage: ClassVar[Stage] = "release"
+    tells: ClassVar[Telling] = ()
+    job: str
+    part: int
+    unions: list[Union]  # keys that were made after the last check
+    keys: list[int]
+
+
+class Splits(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("rules", "parameters"),)
+    rules: list[SplitRule]
+
+
+class HoldSplits(Message, frozen=True):
+    """Keep what these keys mean, as a part of a model. → Done"""
+
+    stage: ClassVar[Stage] = "hold"
+    tells: ClassVar[Telling] = ()
+    job: str
+    part: int
+    unions: list[Union]
+    keys: list[int]
+    model: str
+    block: int
+    features: list[str]
+
+
+class AskRows(Message, frozen=True):
+    """Which of these rows go right at each of these splits? Row −1 has no value. → RowBits"""
+
+    stage: ClassVar[Stage] = "score"
+    tells: ClassVar[Telling] = (Tells("rules", "model"),)
+    job: str
+    scan: int
+    columns: list[int]
+    rows: RowNumbers
+    rules: list[SplitRule]
+
+
+class AskOwnRows(Message, frozen=True):
+    """The same, at the splits of a model's part that you hold. → RowBits"""
+
+    stage: ClassVar[Stage] = "score own"
+    tells: ClassVar[Telling] = ()
+    job: str
+    scan: int
+    columns: list[int]
+    rows: RowNumbers
+    model: str
+    name: str
+
+
+class RowBits(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("right", "splits"),)
+    right: NDArray[np.uint8]  # (splits, rows / 8)

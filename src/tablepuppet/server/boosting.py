@@ -1,0 +1,165 @@
+"""Rounds of boosted trees: one block's clients as if they were one.
+
+Where a block lies with one client, that client finds what it objects to. Where several share it, their histograms are
+summed (under masks, where the block's sums are), the objections are found here, and bits of new keys are asked for in
+one more round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting.bins import Columns
+from tablepuppet.algorithms.boosting.client import told
+from tablepuppet.algorithms.boosting.exchange import Bins, Check, Key, NewKey, Objections
+from tablepuppet.algorithms.boosting.keys import KeyBook, Objection
+from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.errors import TransportError
+from tablepuppet.mapping.mapping import Part
+from tablepuppet.protocol import (
+    CheckTrees,
+    FeatureSketches,
+    Message,
+    RevealedKeys,
+    RevealKeys,
+    SketchFeatures,
+    StartTrees,
+    SumTrees,
+    TreeObjections,
+    TreesStarted,
+    TreeSums,
+)
+from tablepuppet.server.union import UnionOperator
+from tablepuppet.tables.binning import merged_bins
+
+
+class TreeRounds:
+    """Speaks with the clients of every block about trees."""
+
+    def __init__(self, union: UnionOperator, options: Boosting, names: Sequence[str], is_outer: Sequence[bool]) -> None:
+        self.union, self.options, self.names, self.is_outer = union, options, names, is_outer
+        self.books: dict[int, KeyBook] = {}  # of blocks that several parts share
+
+    def start(self, outputs: int) -> list[NDArray[np.uint8]]:
+        """Bins at every part; the kinds of each block's columns."""
+        shared = self._shared_bins()
+
+        def start(part: Part) -> Message:
+            return StartTrees(
+                job=self.union.job,
+                part=part.number,
+                algorithm=self.options,
+                block=part.block,
+                name=self.names[part.block],
+                outputs=outputs,
+                is_outer=self.is_outer[part.block],
+                clients=len(self.union.blocks[part.block]),
+                bins=shared.get(part.block),
+                peers=self.union.peers(part),
+            )
+
+        started = self.union.ask(start, "setup")
+        kinds = []
+        for number, block in enumerate(self.union.blocks):
+            answers = [cast(TreesStarted, started[p.number][0]) for p in block]
+            kinds.append(answers[0].kinds if answers else np.zeros(0, np.uint8))
+            if len(block) > 1:
+                self.books[number] = self._book(number, shared[number], answers)
+        return kinds
+
+    def ask(self, checks: Sequence[Sequence[Check]]) -> list[Objections]:
+        """One round of all blocks; and another where several clients of a block must tell bits."""
+        job = self.union.job
+        by_part = {
+            p.number: c
+            for block, own in zip(self.union.blocks, checks, strict=True)
+            for p, c in zip(block, own, strict=True)
+        }
+
+        def ask(part: Part) -> Message:
+            kind = SumTrees if part.block in self.books else CheckTrees
+            return kind(job=job, part=part.number, check=by_part[part.number])
+
+        answers = self.union.ask(ask, "training")
+        found: dict[int, Objections] = {}
+        pending: dict[int, tuple[list[Objection], list[Key]]] = {}
+        for number, block in enumerate(self.union.blocks):
+            if number in self.books:
+                pending[number] = self._objections(number, checks[number][0], [answers[p.number][0] for p in block])
+            elif block:
+                found[number] = cast(TreeObjections, answers[block[0].number][0]).found
+            else:
+                found[number] = told(_NOBODY, [], [])
+        bits = self._bits({number: keys for number, (_, keys) in pending.items()})
+        for number, (kept, _) in pending.items():
+            found[number] = told(self.books[number], kept, bits[number])
+        return [found[number] for number in range(len(self.union.blocks))]
+
+    def _shared_bins(self) -> dict[int, list[Bins]]:
+        """The bins that the parts of a block have in common, from sketches of their columns."""
+        shared = [p for block in self.union.blocks if len(block) > 1 for p in block]
+        given = [(p, SketchFeatures(job=self.union.job, part=p.number, bins=self.options.bins)) for p in shared]
+        answers = self.union.exchange(given, "setup")
+        bins = {}
+        for number, block in enumerate(self.union.blocks):
+            if len(block) > 1:
+                sketches = [cast(FeatureSketches, answers[p.number][0]).columns for p in block]
+                if len({len(s) for s in sketches}) > 1:
+                    raise TransportError("the clients of one table hold vectors of different lengths; make them equal")
+                bins[number] = [merged_bins(column, self.options.bins) for column in zip(*sketches, strict=True)]
+        return bins
+
+    def _book(self, number: int, bins: Sequence[Bins], started: Sequence[TreesStarted]) -> KeyBook:
+        layout = Columns.of([b.kind for b in bins], [b.size for b in bins])
+        has_missing = np.any([s.has_missing for s in started], axis=0)
+        limits = [s.limit for s in started if s.limit is not None]
+        return KeyBook(number, layout, has_missing, self.options.rules, limit=min(limits, default=None))
+
+    def _objections(self, number: int, check: Check, answers: Sequence[Message]) -> tuple[list[Objection], list[Key]]:
+        book = self.books[number]
+        book.add_unions(check.unions)
+        sums = [cast(TreeSums, a).values for a in answers]
+        shapes = {tuple(v.shape for v in own) for own in sums}
+        if len(shapes) > 1:
+            raise TransportError("the clients of one table answer with sums of different sizes")
+        with np.errstate(over="ignore"):  # masks wrap around
+            total = [np.sum(np.stack(own), axis=0) for own in zip(*sums, strict=True)]
+        return book.news(book.objections(check, total))
+
+    def _bits(self, keys: dict[int, list[Key]]) -> dict[int, list[NewKey]]:
+        """The bits of new keys of blocks that several parts share, put together in order of the block's rows."""
+        asked = [
+            (p, RevealKeys(job=self.union.job, part=p.number, keys=own))
+            for number, own in keys.items()
+            if own
+            for p in self.union.blocks[number]
+        ]
+        answers = self.union.exchange(asked, "training")
+        found = {}
+        for number, own in keys.items():
+            block = self.union.blocks[number]
+            told_ = [cast(RevealedKeys, answers[p.number][0]).keys for p in block] if own else []
+            found[number] = [_joined(block, [keys_[k] for keys_ in told_]) for k in range(len(own))]
+        return found
+
+
+def _joined(block: Sequence[Part], keys: Sequence[NewKey]) -> NewKey:
+    """A key of a block, from those of its parts: training rows, the missed one, held-out rows."""
+    train, held = [], []
+    missed = np.zeros(1, np.uint8)
+    for part, key in zip(block, keys, strict=True):
+        rows, others = len(part.train_rows), len(part.test_rows)
+        if len(key.right) != (rows + 1 + others + 7) // 8:
+            raise TransportError(f"client {part.client} does not tell a bit for every row")
+        bits = np.unpackbits(key.right, count=rows + 1 + others)
+        train.append(bits[:rows])
+        missed = bits[rows : rows + 1]
+        held.append(bits[rows + 1 :])
+    return NewKey(keys[0].column, keys[0].is_missing, np.packbits(np.concatenate([*train, missed, *held])))
+
+
+_NOBODY = KeyBook(-1, Columns.of([], []), np.zeros(0, np.bool_), np.zeros(5))

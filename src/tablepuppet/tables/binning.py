@@ -1,0 +1,177 @@
+"""A part's columns in bins (algorithms/boosting/bins.py), and rows that answer the splits of a trained model.
+
+In: raw Arrow columns. Out: codes, sketches that clients of one block make common bins from, rules, bits.
+A vector counts as one column per entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting.bins import Bins, CategoryBins, Codes, Key, NumberBins, category_bins, number_bins
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.errors import ModelError, SourceError, TransportError
+from tablepuppet.protocol import CategorySketch, ColumnInfo, NumberSketch, Sketch, SplitRule
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow_texts, numbers, numpy_of, strings
+
+_UNSEEN = 255  # the code of a category that nobody knows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawColumn:
+    """One column of some rows: numbers, or codes of the distinct strings (−1: missing)."""
+
+    feature: int
+    entry: int
+    values: Array | None
+    names: pa.Array | None = None
+    codes: NDArray[np.int32] | None = None
+
+    @property
+    def is_number(self) -> bool:
+        return self.values is not None
+
+    def take(self, rows: RowNumbers) -> RawColumn:
+        """These rows; −1 is one without a value."""
+        if self.values is not None:
+            found = np.append(self.values, np.nan)[rows]  # −1 finds the last
+            return RawColumn(self.feature, self.entry, found)
+        assert self.codes is not None
+        return RawColumn(self.feature, self.entry, None, self.names, np.append(self.codes, np.int32(-1))[rows])
+
+
+def raw_columns(columns: Sequence[pa.ChunkedArray], infos: Sequence[ColumnInfo]) -> list[RawColumn]:
+    """All columns of a scan that are features, a vector's entries one by one."""
+    found = []
+    for feature, (column, info) in enumerate(zip(columns, infos, strict=True)):
+        if info.kind in NUMBER_KINDS:
+            values = numbers(column, info)
+            if np.isinf(values).any():
+                raise SourceError(f"column {info.name} contains infinity; filter such rows out, or use NULL")
+            found += [RawColumn(feature, k, np.ascontiguousarray(values[:, k])) for k in range(values.shape[1])]
+        elif info.kind in STRING_KINDS:
+            found.append(RawColumn(feature, 0, None, *strings(column)))
+        else:
+            raise SourceError(
+                f"column {info.name} has type {info.detail or info.kind}, which cannot be a feature; "
+                "leave it out, or CAST it to a number or to VARCHAR"
+            )
+    return found
+
+
+def sketch(column: RawColumn, weights: Array, most: int) -> Sketch:
+    """At most `most` values with weights, from which number_bins makes what it would of them all; or categories."""
+    if column.values is None:
+        names, counts = _categories(column, weights)
+        return CategorySketch(categories=names, weights=counts)
+    present = ~np.isnan(column.values) & (weights > 0)
+    distinct, where = np.unique(column.values[present], return_inverse=True)
+    counts = np.bincount(where, weights[present], len(distinct)).astype(np.float64)
+    if len(distinct) > most:
+        cumulated = np.cumsum(counts)
+        place = np.minimum((cumulated - counts / 2) * most // cumulated[-1], most - 1).astype(np.intp)
+        first = np.flatnonzero(np.diff(place, prepend=-1))
+        middle = (first + np.append(first[1:], len(place)) - 1) // 2
+        distinct, counts = distinct[middle], np.add.reduceat(counts, first)
+    return NumberSketch(values=distinct, weights=counts)
+
+
+def merged_bins(sketches: Sequence[Sketch], most: int) -> Bins:
+    """The bins of a column that several clients hold."""
+    numbers_ = [s for s in sketches if isinstance(s, NumberSketch)]
+    if len(numbers_) == len(sketches):
+        values, weights = (np.concatenate([getattr(s, n) for s in numbers_]) for n in ("values", "weights"))
+        return number_bins(values, weights, most)
+    total: dict[str, float] = {}
+    for one in sketches:
+        if not isinstance(one, CategorySketch):
+            raise TransportError("a column is text at one of its owners and a number at another")
+        for name, weight in zip(one.categories, one.weights.tolist(), strict=True):
+            total[name] = total.get(name, 0.0) + weight
+    names = sorted(total)
+    return category_bins(names, np.array([total[n] for n in names]), most)
+
+
+def own_bins(column: RawColumn, weights: Array, most: int) -> Bins:
+    """The bins of a column that one client holds alone."""
+    if column.values is not None:
+        return number_bins(column.values, weights, most)
+    return category_bins(*_categories(column, weights), most)
+
+
+def codes_of(column: RawColumn, bins: Bins) -> Codes:
+    """One code per row."""
+    if isinstance(bins, NumberBins):
+        if column.values is None:
+            raise TransportError("bins of numbers do not fit a column of text")
+        return bins.codes(column.values)
+    if column.names is None or column.codes is None:
+        raise TransportError("categories do not fit a column of numbers")
+    unseen = len(bins.categories) + 1 if bins.has_other else _UNSEEN
+    known = numpy_of(pc.index_in(column.names, value_set=arrow_texts(bins.categories)), missing=-1)
+    becomes = np.append(np.where(known < 0, unseen, known + 1), 0).astype(np.uint8)  # position −1: missing
+    return becomes[column.codes]
+
+
+def rule_of(key: Key, column: RawColumn, bins: Bins) -> SplitRule:
+    """What a key means, apart from any bins."""
+    if isinstance(bins, NumberBins):
+        border = float(bins.borders[key.border - 1]) if key.border <= len(bins.borders) else None
+        return SplitRule(column.feature, column.entry, True, border)
+    left = [bins.categories[c - 1] for c in key.left if 0 < c <= len(bins.categories)]
+    other = bins.has_other and len(bins.categories) + 1 in key.left
+    known = list(bins.categories) if other else []
+    return SplitRule(column.feature, column.entry, False, None, left, 0 in key.left, other, known)
+
+
+def answers(columns: Sequence[RawColumn], rules: Sequence[SplitRule]) -> NDArray[np.uint8]:
+    """Of every rule and row whether the row goes right, eight rows a byte."""
+    by_place = {(c.feature, c.entry): c for c in columns}
+    return (
+        np.stack([np.packbits(_goes_right(by_place, rule)) for rule in rules]) if rules else np.zeros((0, 0), np.uint8)
+    )
+
+
+def _goes_right(columns: dict[tuple[int, int], RawColumn], rule: SplitRule) -> NDArray[np.bool_]:
+    column = columns.get((rule.feature, rule.entry))
+    if column is None or column.is_number != rule.is_number:
+        raise ModelError("the model does not fit this table: a split is of a column of another type; retrain")
+    if column.values is not None:
+        missing = np.isnan(column.values)
+        return missing if rule.border is None else np.asarray(missing | (column.values > rule.border))
+    assert column.names is not None
+    assert column.codes is not None
+    is_left = numpy_of(pc.index_in(column.names, value_set=arrow_texts(rule.left)), missing=-1) >= 0
+    if rule.other_left:
+        is_left |= numpy_of(pc.index_in(column.names, value_set=arrow_texts(rule.known)), missing=-1) < 0
+    return ~np.append(is_left, rule.null_left)[column.codes]
+
+
+def _categories(column: RawColumn, weights: Array) -> tuple[list[str], Array]:
+    """The categories of rows that take part, in order, and their weights."""
+    assert column.names is not None
+    assert column.codes is not None
+    counts = np.bincount(column.codes.astype(np.intp) + 1, weights, len(column.names) + 1)[1:]
+    seen = np.flatnonzero(counts > 0)
+    names = column.names.take(pa.array(seen)).to_pylist()
+    order = sorted(range(len(names)), key=names.__getitem__)
+    return [names[i] for i in order], counts[seen][order].astype(np.float64)
+
+
+__all__ = [
+    "CategoryBins",
+    "RawColumn",
+    "answers",
+    "codes_of",
+    "merged_bins",
+    "own_bins",
+    "raw_columns",
+    "rule_of",
+    "sketch",
+]

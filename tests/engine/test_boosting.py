@@ -1,0 +1,196 @@
+"""Boosted trees from end to end, in one process: trained, measured, saved, loaded, predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.scenarios import Scenario, scenarios, slices
+
+import tablepuppet as tp
+from tablepuppet.errors import JobError, PolicyError
+from tablepuppet.privacy.policy import Policy
+
+JOB: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 8, "depth": 4, "min_child_weight": 3.0}
+
+
+def pooled(scenario: Scenario) -> tuple[tp.Federation, str]:
+    """The materialised join with one owner."""
+    names = ", ".join(f"j.f{i}" for i in range(len(scenario.kinds)))
+    frame = scenario.join().drop(columns=[c for c in {*scenario.found} if c])
+    return tp.Federation(
+        {"joined": pa.Table.from_pandas(frame, preserve_index=False)}
+    ), f"SELECT {names}, j.y FROM joined j"
+
+
+@pytest.mark.parametrize("scenario", scenarios(), ids=lambda s: s.name)
+@pytest.mark.parametrize("owners", [1, 2, 5])
+def test_trees_over_tables_fit_as_those_over_the_materialised_join(scenario: Scenario, owners: int) -> None:
+    whole, query = pooled(scenario)
+    expected = whole.train(query, **JOB, test_fraction=0.0)
+    held: Any = {name: table if owners == 1 else slices(table, owners) for name, table in scenario.tables.items()}
+    result = tp.Federation(held).train(scenario.query, **JOB, test_fraction=0.0)
+    assert result.objective == pytest.approx(expected.objective, rel=1e-9)
+    assert [len(t.splits) for g in result.trees for t in g] == [len(t.splits) for g in expected.trees for t in g]
+    ours, theirs = ([x for group in r.trees for t in group for x in t.gain] for r in (result, expected))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def shop() -> dict[str, pa.Table]:
+    rng = np.random.default_rng(3)
+    items = pa.table(
+        {
+            "item": np.arange(60),
+            "price": pa.array([None if i % 9 == 0 else float(v) for i, v in enumerate(rng.normal(size=60))]),
+            "kind": pa.array([["tea", "rice", "wine", "salt", "bread", "fish", None][i % 7] for i in range(60)]),
+        }
+    )
+    picked = rng.integers(0, 70, 900)
+    prices = np.append(np.nan_to_num(items["price"].to_numpy(zero_copy_only=False)), np.zeros(10))
+    quantity = rng.integers(1, 9, 900)
+    score = prices[picked] * quantity + (picked % 7 == 2) * 3 + rng.normal(size=900)
+    level = np.digitize(score, [-1.0, 2.0])
+    names = np.array(["low", "middle", "high"])[level]
+    orders = pa.table(
+        {"id": np.arange(900), "item": picked, "quantity": quantity, "y": score, "late": score > 1, "level": names}
+    )
+    return {"orders": orders, "items": items}
+
+
+QUERY = "SELECT o.quantity, i.price, i.kind, o.{} FROM orders o LEFT JOIN items i ON o.item = i.item"
+
+
+@pytest.mark.parametrize(("label", "figure"), [("y", "r2"), ("late", "auc"), ("level", "accuracy")])
+@pytest.mark.parametrize("checks", ["strict", "lazy"])
+def test_a_saved_model_predicts_what_was_measured(tmp_path: Path, label: str, figure: str, checks: Any) -> None:
+    federation, query = tp.Federation(shop()), QUERY.format(label)
+    options = tp.Boosting(trees=25, depth=4, checks=checks, every=4, min_child_weight=2.0)
+    result = federation.train(query, label=label, model="boosted", algorithm=options, test_fraction=0.0)
+    assert result.metrics["train"][figure] > 0.8
+    result.save(tmp_path / "model")
+    model = tp.load(tmp_path / "model")
+    assert federation.evaluate(model, query) == pytest.approx(result.metrics["train"], rel=1e-12)
+    answered = federation.predict(model, query)
+    assert answered.num_rows == 900
+    again = federation.predict(result, query)
+    assert answered.equals(again)
+    assert result.report(tmp_path / "report.html").stat().st_size > 1000
+    assert "boosting" in result.explain()
+    found = model.importance()
+    assert set(found["feature"]) == {"o.quantity", "i.price", "i.kind"}
+    assert found["importance"].is_monotonic_decreasing
+
+
+def test_predictions_of_a_tree_follow_its_rules(tmp_path: Path) -> None:
+    """One stump, walked by hand."""
+    federation = tp.Federation(shop())
+    result = federation.train(QUERY.format("y"), label="y", model="boosted", trees=1, depth=1, test_fraction=0.0)
+    ((tree,),) = result.trees
+    rule = result.blocks[tree.block[0]].splits[tree.key[0]]
+    with duckdb.connect() as connection:
+        for name, table in shop().items():
+            connection.register(name, table)
+        joined = connection.sql(QUERY.format("y").replace("SELECT", "SELECT o.id,") + " ORDER BY o.id").df()
+    column = joined[[("quantity",), ("price", "kind")][tree.block[0]][rule.feature]]
+    if rule.is_number:
+        right = (column > rule.border) if rule.border is not None else column.isna()
+        right = right.where(column.notna(), not tree.to_left[0])
+    else:
+        right = ~column.isin(rule.left).where(column.notna(), rule.null_left)
+    expected = result.encoded_intercept[0] + np.where(right.astype(bool), tree.value[2], tree.value[1])
+    answered = federation.predict(result, QUERY.format("y"), key=["o.id"]).to_pandas().sort_values("id")
+    np.testing.assert_allclose(answered["prediction"], expected, rtol=1e-12)
+
+
+def test_owners_may_hold_their_splits(tmp_path: Path) -> None:
+    federation, query = tp.Federation(shop()), QUERY.format("late")
+    job: dict[str, Any] = {"label": "late", "model": "boosted", "trees": 10, "depth": 3, "test_fraction": 0.0}
+    released = federation.train(query, **job)
+    held = federation.train(query, **job, release=False)
+    assert held.withheld == ("o", "i")
+    assert all(not block.splits for block in held.blocks)
+    assert held.metrics == released.metrics
+    held.save(tmp_path / "held")
+    model = tp.load(tmp_path / "held")
+    assert federation.predict(model, query).equals(federation.predict(released, query))
+    assert model.importance()["importance"].isna().all()
+
+
+def test_early_stopping_keeps_the_best_trees() -> None:
+    federation, query = tp.Federation(shop()), QUERY.format("y")
+    job: dict[str, Any] = {
+        "label": "y",
+        "model": "boosted",
+        "trees": 300,
+        "depth": 5,
+        "learning_rate": 0.5,
+        "validation_fraction": 0.2,
+    }
+    result = federation.train(query, **job, patience=5)
+    assert len(result.trees) == result.epoch < 300
+    losses = [record.metrics["validation"]["loss"] for record in result.history]
+    assert result.metrics["validation"]["loss"] == min(losses) == losses[result.epoch - 1]
+    whole = federation.train(query, **(job | {"trees": result.epoch}))
+    assert whole.metrics == result.metrics
+    assert whole.trees == result.trees
+
+
+def test_weights_count_as_copies_of_a_row() -> None:
+    tables = shop()
+    weight = np.arange(900) % 2 + 1
+    mean = float(weight.mean())  # weights are divided by it, and so are the penalties that go with them
+    weighted = {**tables, "orders": tables["orders"].append_column("w", pa.array(weight))}
+    copied = {**tables, "orders": tables["orders"].take(pa.array(np.repeat(np.arange(900), weight)))}
+    job: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 6, "depth": 3, "test_fraction": 0.0, "bits": 32}
+    query = QUERY.format("y")
+    scaled: dict[str, Any] = {"l2": 1 / mean, "min_child_weight": 1 / mean}
+    one = tp.Federation(weighted).train(query, **job, **scaled, weight="w")
+    other = tp.Federation(copied).train(query, **job)
+    a, b = (tp.Federation(tables).predict(r, query)["prediction"].to_numpy() for r in (one, other))
+    np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"model": "linear", "algorithm": "boosting"}, "use both, or neither"),
+        ({"model": "boosted", "algorithm": "sgd"}, "use both, or neither"),
+        ({"model": "boosted", "epochs": 3}, "set trees instead"),
+        ({"model": "boosted", "hidden": (4,)}, "no meaning for boosted trees"),
+        ({"model": "boosted", "tress": 3}, "trees"),
+        ({"model": "boosted", "depth": 99}, "depth must lie in 1..15"),
+        ({"model": "boosted", "privacy": {"features": {"epsilon": 1.0}}}, "no private form"),
+        ({"model": "boosted", "engine": "ray"}, "one process"),
+    ],
+)
+def test_what_trees_cannot_have_is_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        tp.Federation(shop()).train(QUERY.format("y"), label="y", **given)
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (Policy(allow_reconstruction=False), "train with max_splits"),
+        (Policy(minimum_clients=3), "minimum_clients"),
+        (Policy(predictions=False), "models are not applied"),
+    ],
+)
+def test_an_owners_policy_judges_trees(policy: Policy, says: str) -> None:
+    federation = tp.Federation(shop(), policies={"orders": policy})
+    with pytest.raises(PolicyError, match=says):
+        federation.predict(
+            federation.train(QUERY.format("y"), label="y", model="boosted", trees=2, depth=2), QUERY.format("y")
+        )
+
+
+def test_an_owner_tells_no_more_splits_than_its_policy_allows() -> None:
+    policy = Policy(max_splits=3, allow_reconstruction=False)
+    federation = tp.Federation(shop(), policies={"orders": policy, "items": policy})
+    result = federation.train(QUERY.format("y"), label="y", model="boosted", trees=20, depth=4)
+    assert max(len(block.splits) for block in result.blocks) <= 3
+    assert result.history[-1].residuals["splits"] <= 6

@@ -1,0 +1,55 @@
+"""Boosted trees over processes, sockets and mutual TLS: the same trees as in one process, whatever is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from tests.network.parties import QUERY, in_process, running, tables
+from tests.network.test_faults import train_with_faults
+
+from tablepuppet.engine.result import Result
+
+JOB: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 30, "depth": 3, "min_child_weight": 2.0}
+
+
+def assert_same(network: Result, local: Result) -> None:
+    """The same trees, to the last bit, and the same traffic, to the last byte."""
+    assert network.trees == local.trees
+    assert [block.splits for block in network.blocks] == [block.splits for block in local.blocks]
+    assert network.metrics == local.metrics
+    assert network.traffic.rounds == local.traffic.rounds
+
+
+def test_trees_are_the_same_over_the_network_and_after_kills(tmp_path: Path) -> None:
+    with in_process(tables()) as federation:
+        expected = federation.train(QUERY, **JOB)
+        answer = federation.predict(expected, QUERY)
+    with running(tmp_path, tables()) as parties:
+        result = train_with_faults(
+            parties,
+            {
+                3: lambda: parties.restart("store-us"),
+                10: lambda: parties.restart("server"),
+                17: lambda: parties.restart("supplier"),
+            },
+            **JOB,
+        )
+        assert_same(result, expected)
+        parties.await_clients()
+        predicted = parties.connect().predict(result.model, QUERY)
+    assert isinstance(predicted, pa.Table)
+    assert predicted["prediction"].equals(answer["prediction"])
+
+
+def test_owners_hold_their_splits_across_a_restart(tmp_path: Path) -> None:
+    job = JOB | {"trees": 5, "release": False}
+    with running(tmp_path, tables()) as parties:
+        result = parties.connect().train(QUERY, **job)
+        parties.restart("supplier")
+        parties.await_clients()
+        predicted = parties.connect().predict(result.model, QUERY)
+    with in_process(tables()) as federation:
+        released = federation.train(QUERY, **(job | {"release": True}))
+        assert predicted["prediction"].equals(federation.predict(released, QUERY)["prediction"])

@@ -124,7 +124,7 @@ def test_explain_says_what_is_weighed_kept_out_and_watched() -> None:
         ({"patience": 0, "validation_fraction": 0.1}, "patience must be at least 1"),
         ({"validation_fraction": 0.9}, "leave rows to train on"),
         ({"validation_fraction": -0.1}, "validation_fraction"),
-        ({"patience": 1, "validation_fraction": 0.1, "algorithm": "centralized"}, "no epochs to stop at"),
+        ({"patience": 1, "validation_fraction": 0.1, "algorithm": "centralized"}, "without epochs to stop at"),
         ({"patience": 1, "validation_fraction": 0.1, "monitor": "rmse"}, "not a metric for this label"),
         ({"patience": 1, "validation_fraction": 0.1, "monitor": "lost"}, "monitor must be one of"),
         ({"patience": 1, "validation_where": "q > 1000"}, "no joined row fell on the validation side"),

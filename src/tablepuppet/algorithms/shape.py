@@ -96,6 +96,7 @@ class Shape:
     epochs: int = 1  # that the job plans at most
     value_bytes: int = 8
     model_bytes: int = 8  # of predictions and parameters: a network's own precision
+    has_kinks: bool = False  # of the loss, whose slope at a kink must be kept
 
     @property
     def parts(self) -> list[tuple[BlockShape, PartShape]]:

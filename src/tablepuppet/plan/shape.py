@@ -68,6 +68,7 @@ def shape_of(
         epochs=epochs,
         value_bytes=value_bytes,
         model_bytes=value_bytes if spec.is_linear or spec.dtype == "float64" else 4,
+        has_kinks=not loss.is_smooth,
     )
 
 

@@ -89,7 +89,8 @@ class AdmmAlgorithm(Algorithm[Admm]):
         return shape.outputs * FLOAT * sum(block.rows for block in shape.blocks) * kept
 
     def state_memory(self, shape: Shape, options: Admm) -> int:
-        return shape.outputs * shape.joined * (_SINGLE if options.averages and shape.is_linear else FLOAT)
+        per_row = _SINGLE if options.averages and shape.is_linear else FLOAT
+        return shape.outputs * shape.joined * (per_row + FLOAT * shape.has_kinks)
 
     def client_memory(self, shape: Shape, options: Admm, block: BlockShape, part: PartShape) -> float:
         """Second moments and their eigenvectors; of wide blocks, directions and what a solver by products needs."""

@@ -25,6 +25,8 @@ from tablepuppet.algorithms.registry import (
 )
 from tablepuppet.errors import JobError, PrivacyError, PrivacyWarning
 from tablepuppet.mapping.engines import Engine, Local, engine_of
+from tablepuppet.models.heads.job import check_head, head_given, is_network
+from tablepuppet.models.heads.spec import HeadKind
 from tablepuppet.models.losses import (
     LOSSES,
     LabelFacts,
@@ -80,6 +82,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     engine: Engine = Local()  # where joined rows lie and are walked over
     release: bool = True  # False: every owner keeps the trained parameters of its own block
     module: str = ""  # model="module": the name under which clients know its builder
+    head: HeadKind = "sum"  # how scores come from what tables say (docs/heads.md)
+    rank: int | None = None  # of head="factor": the length of vectors; None: 16
+    widths: int | tuple[int, ...] | None = None  # of a network head: numbers from each table; None: 16
+    head_hidden: tuple[int, ...] | None = None  # layers of head="mlp"; None: (32,)
+    shrinkage: float | None = None  # of a head: λ of ½ λ ‖h‖² per joined row; None: 0.06 for factors, 0 for networks
+    head_module: str = ""  # head="module": the name under which the server knows it
 
     @property
     def spec(self) -> ModelSpec:
@@ -108,7 +116,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     @property
     def is_centred(self) -> bool:
         """Whether networks without an intercept stand beside the best constant."""
-        return self.chooses_steps and not self.spec.is_linear and self.intercept is None
+        return self.chooses_steps and (not self.spec.is_linear or is_network(self.head)) and self.intercept is None
 
     @property
     def loss_name(self) -> str:
@@ -123,7 +131,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def has_intercept(self) -> bool:
-        return self.spec.is_linear if self.intercept is None else self.intercept
+        return (self.spec.is_linear and not is_network(self.head)) if self.intercept is None else self.intercept
 
     @property
     def is_expanded(self) -> bool:
@@ -150,6 +158,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     if isinstance(given.get("class_weight"), Mapping):
         weights = given["class_weight"].items()
         given["class_weight"] = {class_text(c): w.item() if isinstance(w, np.generic) else w for c, w in weights}
+    given |= head_given(given.get("head", "sum"))
     own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options"}
     values = {name: value for name, value in given.items() if name in own - {"privacy", "engine"}}
     values["loss_options"] = dict(values.get("loss_options") or {})
@@ -190,6 +199,15 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     _check(job)
     _check_stopping(job)
     _check_model(job, given)
+    algorithm = algorithm_of(options)
+    able = named(tuple(a for a in FEDERATED if job.head in a.heads))
+    check_head(
+        job,
+        given,
+        is_trained=job.head in algorithm.heads and not job.is_expanded,
+        trained_by=able,
+        needs_bound=algorithm.figures_by(options, is_linear=True) == "power iteration",
+    )
     _check_label_privacy(job)
     return job
 
@@ -256,7 +274,7 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
         )
     if job.spec.is_linear:
         for name in ("hidden", "activation", "dropout", "dtype", "module"):
-            if name in given:
+            if name in given and not (name in ("activation", "dtype") and is_network(job.head)):
                 raise JobError(f'{name} belongs to a neural model; use it with model="mlp", not model="{job.model}"')
         if job.loss is not None and job.model not in ("auto", "linear"):
             raise JobError(f'model="{job.model}" already names its loss; use model="linear" with loss="{job.loss}"')
@@ -370,7 +388,9 @@ def _hint(name: Any, known: Any) -> str:
 
 def _options(algorithm: str) -> str:
     """What can be chosen: of the algorithm, and of every job."""
-    others = sorted(set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options", "module"})
+    others = sorted(
+        set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options", "module", "head_module"}
+    )
     return f"It has {', '.join(BY_NAME[algorithm].options.__struct_fields__)}; every job has {', '.join(others)}"
 
 

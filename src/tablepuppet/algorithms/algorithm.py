@@ -19,6 +19,7 @@ from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
 from tablepuppet.algorithms.traffic import OuterRound, Wave, waves
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
+from tablepuppet.models.heads.spec import HeadKind
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy
@@ -103,6 +104,7 @@ class Algorithm(ABC, Generic[_Options]):
     is_pooled: ClassVar[bool] = False  # a baseline that fits pooled features at the server: PooledAlgorithm
     requires_linear: ClassVar[str] = ""  # why it trains linear models only; empty: any model
     forms_second_moments: ClassVar[bool] = False  # of linear models: Tᵀ diag(w) T, whose width is limited
+    heads: ClassVar[tuple[HeadKind, ...]] = ("sum",)  # that it trains
     has_expanded_form: ClassVar[bool] = False  # whether it also runs as a VFL baseline, on expanded blocks
     uses_batches: ClassVar[bool] = False  # whether `batch_size` means something
     requires_curvature: ClassVar[bool] = False  # of the loss: one with kinks has none
@@ -158,17 +160,17 @@ class Algorithm(ABC, Generic[_Options]):
 
     def traffic(self, shape: Shape, options: _Options, epoch: int, batch_size: int | None) -> list[Wave]:
         """The rounds of an epoch; the first is number 0."""
-        c, precision = shape.outputs, shape.model_bytes / shape.value_bytes
+        precision = shape.model_bytes / shape.value_bytes
         outer = OuterRound(
-            update=lambda block, part: part.rows * c,
-            answer=lambda block, part: part.rows * c * precision + 1,
+            update=lambda block, part: part.rows * block.outputs,
+            answer=lambda block, part: part.rows * block.outputs * precision + 1,
             inner=lambda block: [(block.parameters * precision, block.parameters * precision)],
         )
         return waves(shape, outer)
 
     def server_memory(self, shape: Shape, options: _Options) -> int:
         """Bytes of vectors over the rows of all blocks."""
-        return 4 * FLOAT * shape.outputs * sum(block.rows for block in shape.blocks)
+        return 4 * FLOAT * sum(block.rows * block.outputs for block in shape.blocks)
 
     def state_memory(self, shape: Shape, options: _Options) -> int:
         """Bytes of what is kept for each joined row, where joined rows lie."""

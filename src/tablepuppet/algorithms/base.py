@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.linear import Model
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.tally import Tally
@@ -87,12 +88,15 @@ class Problem:
     unit: float = 1.0  # of the label (ModelSpec.unit)
     widths: tuple[int, ...] = ()  # d_i, of linear models
     channel: Channel | None = None  # that the labels went through
+    head: TrainedHead | None = None  # that joined rows are seen through; None: their sum
 
     @property
     def blocks(self) -> int:
         return len(self.rows)
 
     def zeros(self) -> list[Array]:
+        if self.head is not None:
+            return [np.zeros((n, k)) for n, k in zip(self.rows, self.head.head.spec.widths, strict=True)]
         return [np.zeros((n, self.loss.outputs)) for n in self.rows]
 
 

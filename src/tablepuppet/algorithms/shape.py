@@ -64,6 +64,7 @@ class BlockShape:
     is_identity: bool  # one row per joined row, in order
     unmatched: int  # joined rows for which a LEFT JOIN found none here
     parts: tuple[PartShape, ...]
+    outputs: int  # k: numbers that it gives for each row; d_c, but for heads other than the sum
     is_masked: bool = False  # whether the server sees sums over its clients only
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
@@ -22,6 +22,7 @@ from tablepuppet.errors import JobError, ModelError
 from tablepuppet.fragments import fragment, table
 from tablepuppet.job import BatchSize, Job, make_job
 from tablepuppet.mapping.join.profile import Profile
+from tablepuppet.models.heads.making import known_head, offered_head
 from tablepuppet.models.modules import Builder
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.answer import check_file, write
@@ -111,8 +112,8 @@ class Federation:
         **options: Any,
     ) -> Plan:
         """What training would do and cost; `str(plan)` is the text."""
-        with showing("explaining", progress), self._known(model) as known:
-            job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=options | known.given)
+        with showing("explaining", progress), self._known(model) as known, known_head(options) as given:
+            job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
             return self._explain(job)
 
     def _explain(self, job: Job) -> Plan:
@@ -174,13 +175,13 @@ class Federation:
             "batch_size": batch_size,
             "privacy": privacy,
         }
-        with self._known(model) as known:
-            job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=options | known.given)
+        with self._known(model) as known, known_head(options) as given:
+            job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
             if isinstance(on_round, Logger):
                 on_round.start(job)
             with showing("training", progress) as bar:
                 result = self._train(job, _both(bar.on_round if bar.is_shown else None, on_round), resume)
-        return replace(result, builder=known.builder)
+        return replace(result, builder=known.builder, head_module=options["head"] if job.head == "module" else None)
 
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
         if resume:
@@ -221,6 +222,7 @@ class Federation:
         missing: Literal["error", "zero"] = "error",
         to: str | Path | None = None,
         module: Builder | None = None,
+        head: Any = None,
         max_joined_rows: int | None = None,
         progress: bool | None = None,
     ) -> pa.Table:
@@ -230,14 +232,15 @@ class Federation:
         then `prediction` and its probability. `keys` asks for the rows with these values of the key only; `to` also
         writes the answer to a .parquet or .csv file. missing="zero": where an owner is away, the mean contribution of
         its table stands in, and the answer's column `assumed` says for which rows (docs/prediction.md). `module` is the
-        builder of a saved model's own torch modules.
+        builder of a saved model's own torch modules, `head` the torch module of a saved model whose head was one.
         """
         chosen = _model_of(model)
         if to is not None:
             check_place(check_file(to), "predictions")
         names = (key,) if isinstance(key, str) else key
         builder = chosen.builder if module is None else module
-        with showing("predicting", progress), self._offered(chosen.spec.module, builder):
+        offered = _offered_head(chosen, head)
+        with showing("predicting", progress), self._offered(chosen.spec.module, builder), offered:
             table = self._predict(
                 chosen,
                 chosen.query if query is None else query,
@@ -261,7 +264,14 @@ class Federation:
         link = Link(self._transport)
         return story.predict(model, query, self._tables, link, cache=self._prediction_cache, **options)
 
-    def evaluate(self, model: Model | Result, query: str | None = None, *, module: Builder | None = None) -> Metrics:
+    def evaluate(
+        self,
+        model: Model | Result,
+        query: str | None = None,
+        *,
+        module: Builder | None = None,
+        head: Any = None,
+    ) -> Metrics:
         """A model's metrics on all labelled rows of a query: its own by default, or one with the same features."""
         chosen = _model_of(model)
         given = {"test_fraction": 0.0, "loss": "cross_entropy" if chosen.classes else "squared"}
@@ -274,7 +284,8 @@ class Federation:
             algorithm=DEFAULT,
             given=given,
         )
-        with self._offered(chosen.spec.module, chosen.builder if module is None else module):
+        builder = chosen.builder if module is None else module
+        with self._offered(chosen.spec.module, builder), _offered_head(chosen, head):
             return self._evaluate(chosen, job)
 
     def _evaluate(self, model: Model, job: Job) -> Metrics:
@@ -324,6 +335,13 @@ def _both(first: OnRound | None, second: OnRound | None) -> OnRound | None:
         second(event)
 
     return on_round
+
+
+def _offered_head(model: Model, head: Any) -> AbstractContextManager[None]:
+    """While inside, the server knows the head of the user's own that the model has."""
+    return offered_head(
+        model.head_module if head is None else head, "" if model.head is None else model.head.spec.module
+    )
 
 
 def _model_of(model: Model | Result) -> Model:

@@ -14,6 +14,8 @@ import numpy as np
 from tablepuppet.engine.metrics import Metrics, measure, measure_scores
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Joined, TableMapping, rows_here
+from tablepuppet.models.heads.joined import headed
+from tablepuppet.models.heads.making import trained_head
 from tablepuppet.plan.plan import Plan, check_labels
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.scoring import score_request
@@ -29,17 +31,17 @@ def evaluate(model: Model, plan: Plan, link: Link, job_id: str) -> Metrics:
     found = tuple((block.name, block.features) for block in mapping.bound.blocks)
     if found != tuple((block.name, block.features) for block in model.blocks):
         raise ModelError("the query does not select the features that the model was trained on; use the model's query")
-    union = UnionOperator(link, job_id, mapping, model.outputs)
+    union = UnionOperator(link, job_id, mapping, model.widths)
     if model.spec.is_boosted:
         return _of_trees(model, mapping, union)
     answers = union.ask(
         lambda part: score_request(model, part, part.train_rows, job_id),
         "evaluation",
     )
-    per_row = [np.zeros((index.rows, model.outputs)) for index in mapping.train.indices]
+    per_row = [np.zeros((mapping.train.indices[i].rows, k)) for i, k in enumerate(model.widths)]
     for part in union.parts:
         per_row[part.block][part.train] = cast(Scores, answers[part.number][0]).values
-    rows = _in_classes_of(model, mapping)
+    rows = headed(_in_classes_of(model, mapping), trained_head(model.head))
     check_labels(model.loss, mapping)
     _, metrics = measure(rows, per_row, model.loss, model.encoded_intercept, wants_auc=True)
     return metrics

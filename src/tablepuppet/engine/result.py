@@ -16,6 +16,7 @@ from tablepuppet.engine.html import result_html
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Class
+from tablepuppet.models.heads.base import HeadModel
 from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.neural import trained_module
 from tablepuppet.plan.plan import Plan
@@ -82,6 +83,8 @@ class Result:
     epoch: int = 0  # whose parameters these are: the last one, or the best one where training was stopped early
     id: str = ""  # under which owners hold the parts that are withheld
     converged: bool = True  # whether more epochs would change little
+    head: HeadModel | None = None  # None: a sum
+    head_module: Any = field(default=None, repr=False)  # of a head of the user's own
     notes: tuple[str, ...] = ()  # what is amiss, and how to go on (engine/verdict.py)
     trees: tuple[tuple[Tree, ...], ...] = ()  # of a boosted model
 
@@ -103,7 +106,7 @@ class Result:
         number = known.index(block)
         model = self.blocks[number]
         width = sum(encoded_width(encoder) for encoder in model.encoders)
-        outputs, seed = self.plan.loss.outputs, self.plan.job.seed + number
+        outputs, seed = self.plan.head.widths[number], self.plan.job.seed + number
         module = build_module(spec, width, outputs, seed=seed, name=block, builder=self.builder)
         if model.is_held:
             raise ModelError(f"the parameters of block {block} stay with the owners of table {model.table}")
@@ -197,6 +200,8 @@ class Result:
             spec=self.plan.spec,
             builder=self.builder,
             id=self.id,
+            head=self.head,
+            head_module=self.head_module,
             loss_name=self.plan.loss.name,
             loss_options=job.loss_options,
             trees=self.trees,

@@ -25,6 +25,9 @@ from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.verdict import judge
 from tablepuppet.errors import TrainingError, TransportError
 from tablepuppet.mapping.mapping import Part
+from tablepuppet.models.heads.base import TrainedHead
+from tablepuppet.models.heads.joined import headed
+from tablepuppet.models.heads.making import make_head
 from tablepuppet.plan.custody import held_blocks
 from tablepuppet.plan.exposure import check_exposure
 from tablepuppet.plan.plan import Plan
@@ -56,15 +59,16 @@ def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) ->
     """Trains the plan's model."""
     mapping, job = plan.training_mapping, plan.job
     private = plan_privacy(job, mapping, plan.loss)
-    union = UnionOperator(link, job_id, mapping, plan.loss.outputs, job.privacy)
+    union = UnionOperator(link, job_id, mapping, plan.head.widths, job.privacy)
+    head = _head(plan)
     encoders = agree_on_encoders(union, mapping, job)
     give_back()  # what mapping and statistics took
     widths = [sum(encoded_width(encoder) for encoder in block) for block in encoders]
-    check_exposure(job, mapping, widths, plan.loss.outputs)
+    check_exposure(job, mapping, widths, plan.loss.outputs)  # feature privacy trains sums only
     problem = Problem(
         loss=plan.loss,
         l2=job.l2,
-        joined=mapping.train,
+        joined=headed(mapping.train, head),
         rows=tuple(index.rows for index in mapping.train.indices),
         clients=tuple(max(1, len(block)) for block in union.blocks),
         multiplicity=mapping.multiplicity,
@@ -76,9 +80,10 @@ def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) ->
         is_linear=job.spec.is_linear,
         has_intercept=job.has_intercept,
         is_centred=job.is_centred,
-        unit=plan.spec.unit,
+        unit=plan.unit,
         widths=tuple(widths),
         channel=mapping.label.channel,
+        head=head,
     )
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
     server = plan.algorithm.server(problem, job.options)
@@ -104,6 +109,7 @@ class _Training:
         self.history: list[EpochRecord] = []
         self.contributions: list[Array] = []  # each block's h of its train rows, at the last evaluation
         self.rounds = 0
+        self.best_head: Array | None = None  # the head's own parameters at the best epoch
         self.is_restored = False
         self.is_settled = False  # whether training ended by itself
         self.began = time.perf_counter()
@@ -126,7 +132,7 @@ class _Training:
                 model=self.plan.spec,
                 block=part.block,
                 name=self.plan.mapping.bound.blocks[part.block].name,
-                outputs=problem.loss.outputs,
+                outputs=self.plan.head.widths[part.block],
                 blocks=problem.blocks,
                 clients=problem.clients[part.block],
                 joined_rows=problem.joined.rows,
@@ -136,6 +142,7 @@ class _Training:
                 privacy=self.private.gradients[part.block],
                 weights=None if weights is None else weights[part.block][part.train],
                 peers=self.union.peers(part),
+                spread=[] if problem.head is None else problem.head.head.spread(part.block),
             )
 
         answers = self.union.ask(start_part, "setup")
@@ -193,6 +200,7 @@ class _Training:
         """Lets clients keep their parameters where validation rows were never predicted better."""
         assert self.patience is not None
         if self.patience.sees(record.epoch, record.metrics["validation"], self.server.intercept):
+            self.best_head = None if self.problem.head is None else self.problem.head.own
             self.union.ask(lambda part: Keep(job=self.union.job, part=part.number), "evaluation")
 
     def restore(self) -> None:
@@ -201,6 +209,8 @@ class _Training:
             return
         self.union.ask(lambda part: Restore(job=self.union.job, part=part.number), "evaluation")
         self.is_restored = True
+        if self.problem.head is not None and self.best_head is not None:
+            self.problem.head.own = self.best_head
 
     def _is_flat(self) -> bool:
         """Whether the objective no longer moves, for algorithms without residuals of their own."""
@@ -243,8 +253,8 @@ class _Training:
             return [*first, Evaluate(job=job, part=part.number, train=wants_train)]
 
         answers = {n: cast(Evaluation, a[-1]) for n, a in self.union.ask(ask, "evaluation").items()}
-        outputs = self.problem.loss.outputs
-        test = [np.zeros((index.rows, outputs)) for index in mapping.test.indices]
+        head, widths = self.problem.head, self.plan.head.widths
+        test = [np.zeros((mapping.test.indices[i].rows, k)) for i, k in enumerate(widths)]
         train = self.problem.zeros() if wants_train else cast(list[Array], server.predictions)
         penalty = 0.0
         for block in self.union.blocks:
@@ -261,13 +271,25 @@ class _Training:
             "channel": mapping.label.channel,
         }
         known = None if wants_train else server.tally
-        loss, on_train = measure(mapping.train, train, wants_auc=is_last, known=known, **given)
+        loss, on_train = measure(headed(mapping.train, head), train, wants_auc=is_last, known=known, **given)
         metrics = {"train": on_train}
         if mapping.validation.rows:
-            held, on_validation = measure(mapping.validation, test, wants_auc=True, **given)
+            held, on_validation = measure(headed(mapping.validation, head), test, wants_auc=True, **given)
             metrics["validation"] = {"loss": held} | on_validation
-        _, metrics["test"] = measure(mapping.test, test, wants_auc=True, **given)
-        return loss + 0.5 * self.plan.job.l2 * penalty, metrics
+        _, metrics["test"] = measure(headed(mapping.test, head), test, wants_auc=True, **given)
+        objective = loss + 0.5 * self.plan.job.l2 * penalty
+        return (objective if head is None else loss + self.head_penalty(head, penalty)), metrics
+
+    def head_penalty(self, trained: TrainedHead, squares: float) -> float:
+        """½ u² (β Σ ‖θ‖² + λ/N Σ_j Σ_i ‖h_i‖²), the head's own parameters among θ; `squares`: of the blocks'."""
+        spec = trained.head.spec
+        squares += float(np.vdot(trained.own, trained.own))
+        weights = self.plan.training_mapping.train.collapsed_weights() if spec.shrinkage else None
+        shrunk = 0.0
+        for number, values in enumerate(self.contributions):
+            share = self.problem.multiplicity[number] if weights is None else weights[number][:, 0]
+            shrunk += float(share @ np.einsum("nk,nk->n", values, values)) / self.problem.joined.rows
+        return 0.5 * spec.unit**2 * (self.plan.job.l2 * squares + spec.shrinkage * shrunk)
 
     def finish(self, encoders: list[list[Encoder]]) -> Result:
         self.restore()
@@ -289,7 +311,7 @@ class _Training:
             parts = self.union.blocks[number]
             answer = released[parts[0].number][0] if parts else Parameters(values=np.zeros((0, 0)))
             width = sum(map(encoded_width, encoders[number]))
-            unknown = np.full((width, self.problem.loss.outputs), np.nan)
+            unknown = np.full((width, self.plan.head.widths[number]), np.nan)
             blocks.append(
                 BlockModel(
                     name=block.name,
@@ -320,6 +342,7 @@ class _Training:
             id=job_id if any(held) else "",
             converged=verdict.converged,
             notes=verdict.notes,
+            head=None if self.problem.head is None else self.problem.head.data,
         )
 
 
@@ -329,6 +352,14 @@ def _values(kind: type[Figures], told: dict[str, float]) -> Array:
         return np.array(msgspec.structs.astuple(msgspec.convert(told, kind)))
     except msgspec.ValidationError as error:
         raise TransportError(f"a message does not follow the protocol: {error}") from None
+
+
+def _head(plan: Plan) -> TrainedHead | None:
+    """The plan's head with its initial values; None: a sum, which walks over joined rows add up by themselves."""
+    if plan.head.kind == "sum":
+        return None
+    head = make_head(plan.head, plan.job.seed)
+    return TrainedHead(head, head.initial())
 
 
 def _share(part: Part, multiplicity: NDArray[np.int64]) -> float:

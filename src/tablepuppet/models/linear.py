@@ -45,9 +45,15 @@ class LinearModel:
     test: Features
     outputs: int
     norms: Array | None = None  # ‖x_k‖ of the train rows, where gradients are clipped
+    start: tuple[int, int, tuple[float, ...]] | None = None  # seed, block, and each output's spread; None: all zero
 
     def initial(self) -> Array:
-        return np.zeros((self.train.width, self.outputs))
+        if self.start is None:
+            return np.zeros((self.train.width, self.outputs))
+        seed, block, spread = self.start
+        entries = self.train.dense.shape[1] + len(self.train.codes)  # that a row has: one of each category's columns
+        drawn = np.random.default_rng((seed, block)).standard_normal((self.train.width, self.outputs))
+        return np.asarray(drawn * (np.array(spread) / np.sqrt(max(1, entries))))
 
     @property
     def width(self) -> int:

@@ -45,12 +45,12 @@ class Exposure:
 
 
 def exposures(shape: Shape, options: AlgorithmOptions, batches: int) -> list[Exposure]:
-    """Per block: d_c × the rounds in which a row takes part, against d."""
+    """Per block: k (d_c, but for wider heads) × the rounds in which a row takes part, against d."""
     algorithm = algorithm_of(options)
     found = []
     for block in shape.blocks:
         told = algorithm.disclosure(shape, options, block, batches)
-        numbers = block.width if told.features else shape.outputs * told.predictions
+        numbers = block.width if told.features else block.outputs * told.predictions
         found.append(Exposure(block.name, numbers, block.width))
     return found
 

@@ -34,7 +34,7 @@ def client_memory(shape: Shape, algorithm: str, options: AlgorithmOptions) -> in
     for block, part in own.parts:
         rows = part.rows + part.test_rows
         encoded = rows * (FLOAT * block.numbers + _CODE * block.strings)
-        vectors = FLOAT * shape.outputs * 3 * rows
+        vectors = FLOAT * block.outputs * 3 * rows
         kept = declared.client_memory(own, options, block, part)
         totals[part.client] = totals.get(part.client, 0.0) + encoded + vectors + kept
     return int(max(totals.values(), default=0.0))

@@ -13,7 +13,7 @@ import numpy as np
 
 from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.registry import BY_NAME, algorithm_of
+from tablepuppet.algorithms.registry import BY_NAME, algorithm_of, is_expanded
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.errors import JobError
 from tablepuppet.job import Job
@@ -21,6 +21,8 @@ from tablepuppet.mapping.keys.labels import Task
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.mapping.rows.expanded import expanded
 from tablepuppet.models.compiler import HINT, is_installed, wins
+from tablepuppet.models.heads.job import head_spec
+from tablepuppet.models.heads.spec import HeadSpec
 from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.plan.advice import Advice, advise, advise_trees
@@ -64,8 +66,13 @@ class Plan:
 
     @property
     def spec(self) -> ModelSpec:
-        """What every block's model is, the label's unit included."""
-        return msgspec.structs.replace(self.job.spec, unit=self.unit)
+        """What every block's model is, the label's unit included: a sum's; other heads multiply by it themselves."""
+        return msgspec.structs.replace(self.job.spec, unit=self.unit if self.head.kind == "sum" else 1.0)
+
+    @property
+    def head(self) -> HeadSpec:
+        """How scores come from what the blocks say."""
+        return head_spec(self.job, len(self.mapping.bound.blocks), self.loss.outputs, self.unit)
 
     @property
     def algorithm(self) -> Algorithm[Any]:
@@ -82,7 +89,8 @@ class Plan:
         """The sizes that costs depend on."""
         value_bytes = 4 if self.job.wire.startswith("float32") else 8  # before compression
         job = self.job
-        return shape_of(self.mapping, self.loss, job.spec, self.widths, value_bytes, job.privacy, job.epochs)
+        given = (self.mapping, self.loss, job.spec, self.widths, value_bytes, job.privacy, job.epochs)
+        return shape_of(*given, head=self.head)
 
     def cost(self, algorithm: str, epochs: int, *, after: int = 0) -> Cost:
         """Rounds and bytes of some epochs: with this job's options where it is its algorithm."""
@@ -94,7 +102,9 @@ class Plan:
         """What every algorithm that can train the model would cost."""
         found = []
         for name, algorithm in BY_NAME.items():
-            if (algorithm.requires_linear and not self.shape.is_linear) or not _trains(algorithm, self.job):
+            is_able = self.job.head == "sum" or (self.job.head in algorithm.heads and not is_expanded(name))
+            is_able = is_able and _trains(algorithm, self.job)
+            if not is_able or (algorithm.requires_linear and not self.shape.is_linear):
                 continue
             options = self.job.options if name == self.job.algorithm else algorithm.options()
             placement = self.mapping.placement

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from tablepuppet.algorithms.shape import BlockShape, Fan, PartShape, Shape
 from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.models.heads.spec import HeadSpec
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import Privacy
@@ -25,6 +26,8 @@ def shape_of(
     value_bytes: int,
     privacy: Privacy,
     epochs: int,
+    *,
+    head: HeadSpec,
 ) -> Shape:
     """The shape of a job over a mapping."""
     train = mapping.train
@@ -49,7 +52,8 @@ def shape_of(
                 numbers=numbers,
                 strings=strings,
                 width=width,
-                parameters=_parameters(spec, width, loss.outputs),
+                parameters=_parameters(spec, width, head.widths[number]),
+                outputs=head.widths[number],
                 is_identity=train.indices[number].is_identity,
                 unmatched=unmatched,
                 parts=tuple(parts),

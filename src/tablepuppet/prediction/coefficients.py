@@ -90,6 +90,8 @@ def _spreads(block: BlockModel) -> list[float]:
 def _need_linear(model: Model, what: str) -> None:
     if model.spec.is_boosted:
         raise ModelError(f"boosted trees have no {what}; importance() says which features their splits ask")
+    if model.head is not None:
+        raise ModelError(f"a model with a {model.head.spec.kind} head has no {what}; its tables act together")
     if not model.spec.is_linear:
         raise ModelError(
             f"a neural model has no {what}; result.module(block) gives a block's trained network, encoded_intercept "

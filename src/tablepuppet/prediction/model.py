@@ -18,6 +18,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.catalog.bound import BoundQuery, Scan
 from tablepuppet.fragments import fragment, table
 from tablepuppet.mapping.mapping import Class
+from tablepuppet.models.heads.base import HeadModel
 from tablepuppet.models.losses import LabelFacts, Loss, loss_named, usual_loss
 from tablepuppet.models.modules import Builder
 from tablepuppet.models.spec import ModelSpec
@@ -70,6 +71,8 @@ class Model:
     spec: ModelSpec = field(default_factory=ModelSpec)  # how a block's model is built
     builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules; never saved
     id: str = ""  # under which owners hold their parts; "": not saved yet, and nobody does
+    head: HeadModel | None = None  # how scores come from what the blocks give; None: their sum
+    head_module: Any = field(default=None, repr=False)  # of a head of the user's own; never saved
     loss_name: str = ""  # "": the usual one for such labels
     loss_options: dict[str, float] = field(default_factory=dict)
 
@@ -85,6 +88,11 @@ class Model:
     def outputs(self) -> int:
         """Scores per joined row: one, or one per class for softmax."""
         return len(self.encoded_intercept)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Numbers that each block gives for a row."""
+        return (self.outputs,) * len(self.blocks) if self.head is None else self.head.spec.widths
 
     @property
     def parts(self) -> dict[str, str]:

@@ -17,6 +17,8 @@ from tablepuppet.arrays import Array
 from tablepuppet.catalog.serving import Key, Servable, Wanted, bind_features
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.mapping.new_rows import NewRows, map_new_rows
+from tablepuppet.models.heads.base import TrainedHead
+from tablepuppet.models.heads.making import trained_head
 from tablepuppet.prediction.answer import answer
 from tablepuppet.prediction.missing import Reachable
 from tablepuppet.prediction.model import Model
@@ -107,12 +109,16 @@ def _scores(model: Model, rows: NewRows, link: Link, job: str) -> Array:
     for part in rows.parts:
         requests.setdefault(part.client, []).append(score_request(model, part, part.test_rows, job))
     answers = {client: iter(messages) for client, messages in link.ask(requests, "evaluation").items()}
-    per_row = [np.zeros((index.rows, model.outputs)) for index in rows.joined.indices]
+    per_row = [np.zeros((index.rows, k)) for index, k in zip(rows.joined.indices, model.widths, strict=True)]
     for part in rows.parts:
         values = cast(Scores, next(answers[part.client])).values
         if values.shape != per_row[part.block][part.test].shape:
-            raise ModelError(f"client {part.client} predicts {values.shape} values where {model.outputs} a row are due")
+            raise ModelError(
+                f"client {part.client} predicts {values.shape} values where {model.widths[part.block]} a row are due"
+            )
         per_row[part.block][part.test] = values
+    if model.head is not None:
+        return _headed(model, rows, per_row)
     scores = _sum(rows, per_row, model.encoded_intercept)
     for block, assumed in zip(model.blocks, rows.assumed, strict=True):
         if assumed is not None:
@@ -126,6 +132,33 @@ def _sum(rows: NewRows, per_row: Sequence[Array], intercept: Array) -> Array:
     rows.joined.allocate("scores", len(intercept))
     rows.joined.run(_keep_scores, per_row, writes=("scores",), intercept=intercept)
     return rows.joined.collect("scores")
+
+
+def _headed(model: Model, rows: NewRows, per_row: Sequence[Array]) -> Array:
+    """What the head makes of the blocks' outputs; the mean output where an owner is missing."""
+    joined = rows.joined
+    if joined.rows == 0:
+        return np.zeros((0, model.outputs))
+    joined.allocate("scores", model.outputs)
+    joined.allocate("assumed", len(model.blocks))
+    for number, marks in enumerate(rows.assumed):
+        if marks is not None:
+            joined.state["assumed"][:, number] = marks
+    nothing = [np.zeros((len(values), 1)) for values in per_row]
+    given: dict[str, Any] = {"trained": trained_head(model.head), "intercept": model.encoded_intercept}
+    means = [block.mean for block in model.blocks]
+    joined.run(_keep_headed, nothing, columns=per_row, writes=("scores",), means=means, **given)
+    joined.collect("assumed")
+    return joined.collect("scores")
+
+
+def _keep_headed(
+    shard: Any, *, trained: TrainedHead, intercept: Array, means: Sequence[Array]
+) -> tuple[Sequence[Array], dict[str, Any]]:
+    marks = shard.state["assumed"]
+    h = [v + marks[:, [i]] * mean for i, (v, mean) in enumerate(zip(shard.columns, means, strict=True))]
+    shard.state["scores"][...] = trained.head.combine(trained.own, h) + intercept
+    return (), {}
 
 
 def _keep_scores(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:

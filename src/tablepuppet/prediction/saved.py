@@ -22,6 +22,8 @@ import numpy as np
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import in_label_type
+from tablepuppet.models.heads.base import HeadModel
+from tablepuppet.models.heads.spec import HeadSpec
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.prediction.model import BlockModel, Model, TableUse
 from tablepuppet.protocol import ColumnInfo
@@ -70,6 +72,8 @@ class _ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tables: list[_Table]
     metadata: dict[str, Any]
     spec: ModelSpec = ModelSpec()
+    head: HeadSpec | None = None  # None: a sum
+    head_parameters: list[float] = []
     loss: str = ""  # "": the usual one for such labels, in older files
     loss_options: dict[str, float] = {}
     trees: list[list[Tree]] = []
@@ -110,6 +114,7 @@ def load(path: str | Path) -> Model:
         metadata=file.metadata,
         spec=file.spec,
         id=file.id,
+        head=None if file.head is None else HeadModel(file.head, np.array(file.head_parameters, np.float64)),
         loss_name=file.loss,
         loss_options=file.loss_options,
         trees=tuple(map(tuple, file.trees)),
@@ -134,7 +139,7 @@ def _write(model: Model, folder: Path) -> None:
                 features=block.features,
                 encoders=block.encoders,
                 theta=block.theta,
-                outputs=model.outputs,
+                outputs=model.widths[number],
                 spec=model.spec,
                 uses=block.uses,
                 splits=block.splits,
@@ -159,6 +164,8 @@ def _write(model: Model, folder: Path) -> None:
         tables=tables,
         metadata=model.metadata,
         spec=model.spec,
+        head=None if model.head is None else model.head.spec,
+        head_parameters=[] if model.head is None else model.head.own.tolist(),
         loss=model.loss_name,
         loss_options=model.loss_options,
         trees=[list(group) for group in model.trees],
@@ -169,7 +176,8 @@ def _write(model: Model, folder: Path) -> None:
 def _identity(model: Model) -> str:
     """A name that follows from the model, so that the same model is saved as the same files."""
     identity = hashlib.sha256(model.query.encode())
-    for theta in (model.encoded_intercept, *(block.theta for block in model.blocks)):
+    own = () if model.head is None else (model.head.own,)
+    for theta in (model.encoded_intercept, *own, *(block.theta for block in model.blocks)):
         identity.update(np.ascontiguousarray(theta, np.float64).tobytes())
     if model.trees:
         identity.update(msgspec.msgpack.encode([model.trees, [block.splits for block in model.blocks]]))

@@ -24,5 +24,5 @@ def score_request(model: Model, part: Part, rows: RowNumbers, job: str) -> Messa
         theta=block.theta,
         model=model.spec,
         name=block.name,
-        outputs=model.outputs,
+        outputs=model.widths[part.block],
     )

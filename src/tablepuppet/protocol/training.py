@@ -32,7 +32,7 @@ class StartPart(Message, Generic[_Options], frozen=True):
     model: ModelSpec
     block: int  # its number, which the initial values of a neural model depend on
     name: str  # the block's
-    outputs: int  # d_c
+    outputs: int  # d_c, or the width that a head wants of the block
     blocks: int  # M
     clients: int  # how many parts the block has
     joined_rows: int  # N, training rows
@@ -44,6 +44,9 @@ class StartPart(Message, Generic[_Options], frozen=True):
     peers: list[MaskKey] = msgspec.field(
         default_factory=list
     )  # keys of all the block's parts, where summands leave under masks only
+    spread: list[float] = msgspec.field(
+        default_factory=list
+    )  # of each output of a linear block before training, drawn from (seed, block); none: it begins at zero
 
 
 class Started(Message, frozen=True):

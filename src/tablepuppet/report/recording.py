@@ -40,7 +40,7 @@ LIBRARIES = ("numpy", "scipy", "pandas", "pyarrow", "duckdb", "sqlglot")
 def record_of(result: Result, name: str | None = None) -> RunRecord:
     """A result as plain data."""
     job = result.plan.job
-    is_linear = job.spec.is_linear
+    is_linear = job.spec.is_linear and job.head == "sum"
     intercept = np.atleast_1d(np.asarray(result.intercept if is_linear else result.encoded_intercept, dtype=float))
     counted = replace(
         result.plan,

@@ -44,12 +44,17 @@ class UnionOperator:
     """Speaks with the clients of every block."""
 
     def __init__(
-        self, link: Link, job: str, mapping: TableMapping, outputs: int, privacy: Privacy | None = None
+        self,
+        link: Link,
+        job: str,
+        mapping: TableMapping,
+        outputs: int | Sequence[int],
+        privacy: Privacy | None = None,
     ) -> None:
         self.link = link
         self.job = job
-        self.outputs = outputs
         self.blocks = [mapping.parts_of(i) for i in range(len(mapping.bound.blocks))]
+        self.outputs = [outputs] * len(self.blocks) if isinstance(outputs, int) else list(outputs)  # of each block
         masks = (lambda clients: False) if privacy is None else privacy.masks
         self.is_masked = [masks(len({p.client for p in block})) for block in self.blocks]
         self.keys: dict[int, MaskKey] = {}  # of the parts of masked blocks
@@ -65,6 +70,7 @@ class UnionOperator:
     def run(self, updates: Sequence[BlockUpdate | None], union_step: UnionStep) -> list[BlockAnswer]:
         """One outer round: scatter, inner rounds where clients must agree, gather; None: a block is not asked."""
         asked = [(block, update) for block, update in zip(self.blocks, updates, strict=True) if update is not None]
+        asked_of = [(b, k) for b, k, u in zip(self.blocks, self.outputs, updates, strict=True) if u is not None]
         scattered = [(part, self._cut(part, update)) for block, update in asked for part in block]
         pending = self.exchange(scattered, "training")
         answers: dict[int, list[Message]] = {}
@@ -80,7 +86,7 @@ class UnionOperator:
                 scales = wanted_scales([a for a in answered if isinstance(a, Masked)])
                 requests += [(p, Combined(job=self.job, part=p.number, values=values, scales=scales)) for p in block]
             pending = self.exchange(requests, "training")
-        return [self._gather(block, answers) for block, _ in asked]
+        return [self._gather(block, width, answers) for block, width in asked_of]
 
     def keep_keys(self, opened: dict[int, list[Message]]) -> None:
         """The keys that the parts of masked blocks offered; every one of them must have."""
@@ -152,10 +158,10 @@ class UnionOperator:
             arrays["next_rows"] = None if own is None else own - own.dtype.type(part.train.start)
         return update.kind(job=self.job, part=part.number, **arrays, **update.common)
 
-    def _gather(self, block: Sequence[Part], answers: dict[int, list[Message]]) -> BlockAnswer:
+    def _gather(self, block: Sequence[Part], width: int, answers: dict[int, list[Message]]) -> BlockAnswer:
         received = [cast(Predictions, answers[p.number][0]) for p in block]
         if not received:
-            return BlockAnswer(np.zeros((0, self.outputs)), np.zeros(0))
+            return BlockAnswer(np.zeros((0, width)), np.zeros(0))
         values = received[0].values if len(received) == 1 else np.concatenate([r.values for r in received])
         return BlockAnswer(values.astype(np.float64, copy=False), received[0].products)
 

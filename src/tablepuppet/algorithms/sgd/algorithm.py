@@ -26,6 +26,7 @@ class SgdAlgorithm(Algorithm[Sgd]):
     remedy = "use a smaller learning_rate, or leave it out for a safe one"
     untuned = "leave learning_rate out"
     takes_many_rounds = True
+    heads = ("sum", "factor", "mlp", "module")
     has_expanded_form = True
     uses_batches = True
     can_omit_intercept = True
@@ -59,10 +60,10 @@ class SgdAlgorithm(Algorithm[Sgd]):
 
     def traffic(self, shape: Shape, options: Sgd, epoch: int, batch_size: int | None) -> list[Wave]:
         """Down Y of a batch and the row numbers of the next, up their predictions; one more answer to begin with."""
-        c, precision = shape.outputs, shape.model_bytes / shape.value_bytes
+        precision = shape.model_bytes / shape.value_bytes
         size = shape.joined if batch_size is None else min(batch_size, shape.joined)
         is_full = size == shape.joined
-        per_row = c + (0 if is_full else ROW_NUMBER_BYTES / shape.value_bytes)
+        number = 0 if is_full else ROW_NUMBER_BYTES / shape.value_bytes
         batches = math.ceil(shape.joined / size)
         size = math.ceil(shape.joined / batches)  # the last batch is smaller; the mean is what counts
 
@@ -70,11 +71,11 @@ class SgdAlgorithm(Algorithm[Sgd]):
             return part.rows if is_full else part.fan.expected_rows(size / shape.joined)
 
         batch = OuterRound(
-            update=lambda block, part: rows(part) * per_row,
-            answer=lambda block, part: rows(part) * c * precision + 1,
+            update=lambda block, part: rows(part) * (block.outputs + number),
+            answer=lambda block, part: rows(part) * block.outputs * precision + 1,
             inner=lambda block: [(block.parameters * precision, block.parameters * precision)],
         )
-        opening = OuterRound(lambda block, part: rows(part) * (per_row - c), batch.answer, lambda block: [])
+        opening = OuterRound(lambda block, part: rows(part) * number, batch.answer, lambda block: [])
         of_epoch = waves(shape, batch, batches)
         return of_epoch if is_full or epoch > 0 else [*waves(shape, opening), *of_epoch]
 

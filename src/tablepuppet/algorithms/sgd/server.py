@@ -66,6 +66,8 @@ class SgdServer(Server):
         size = self.problem.batch_size
         self._size = joined.rows if size is None or size >= joined.rows else size
         self._moments = Moments.zero(self._intercept, self.options.optimizer)
+        own = np.zeros(0) if self.problem.head is None else self.problem.head.own
+        self._head_moments = Moments.zero(own, self.options.optimizer)
         self._step = 0
         self._epoch_order: tuple[int, Any] = (-1, None)
         self._learning_rate = self._peak = self.options.learning_rate or 0.0
@@ -97,7 +99,8 @@ class SgdServer(Server):
         if self.options.learning_rate is None:
             # power iteration approaches the eigenvalue from below
             bound = self.problem.loss.bound * (1.0 + 1.1 * sum(f.curvature for f in figures)) + self.problem.l2
-            adaptive = 0.01 if self.problem.is_private else 0.05 if self.problem.is_linear else 0.03
+            is_wider = self.problem.head is not None
+            adaptive = 0.01 if self.problem.is_private or is_wider else 0.05 if self.problem.is_linear else 0.03
             self._peak = 1.0 / bound if self.options.optimizer == "sgd" else adaptive
             if self.problem.private_rates and self.options.optimizer == "sgd":
                 self._peak = max(self.problem.private_rates)
@@ -124,6 +127,15 @@ class SgdServer(Server):
             free = replace(self.options.rule, weight_decay=0.0)
             self._intercept, self._moments = descend(
                 self._intercept, gradient, self._moments, self._learning_rate, free, self.problem.unit
+            )
+        if self.problem.head is not None and len(self.problem.head.own):
+            slope = done.sums["head"] / joined.rows + self.problem.l2 * self.problem.head.own
+            self.problem.head.own, self._head_moments = descend(
+                self.problem.head.own,
+                clipped(slope, self.options.clip_norm),
+                self._head_moments,
+                self._learning_rate,
+                self.options.rule,
             )
         self._step += 1
         self._batch = self._next_batch()

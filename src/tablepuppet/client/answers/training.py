@@ -55,7 +55,8 @@ def start_part(own: ClientState, request: Start) -> m.Started:
         part.sealing = None
     own.owner.features(own.tables.use(request.job, part.request.scan).table, request, multiplicity)
     part.state, part.figures = algorithm_of(part.options).start(part.setup, part.options)
-    values = None if request.model.is_linear else _shown(own, part, model.predict(part.state.theta, None, 0))
+    is_zero = request.model.is_linear and not request.spread
+    values = None if is_zero else _shown(own, part, model.predict(part.state.theta, None, 0))
     entropy = secrets.randbits(63) if part.setup.is_private else 0
     is_told = part.sealing is None or part.figures.is_public
     figures = asdict(part.figures) if is_told else {}
@@ -68,7 +69,8 @@ def _model(own: ClientState, part: Part, request: Start) -> Model:
     assert part.test is not None
     if spec.is_linear:
         clips = request.privacy is not None and request.privacy.clips
-        return LinearModel(part.train, part.test, request.outputs, part.train.row_norms() if clips else None)
+        start = (request.seed, request.block, tuple(request.spread)) if request.spread else None
+        return LinearModel(part.train, part.test, request.outputs, part.train.row_norms() if clips else None, start)
     module = own.module(spec, part.train.width, request.outputs, request.name, request.seed + request.block)
     train = np.zeros(part.train.rows, np.bool_) if opened.train_rows is None else opened.train_rows < 0
     missing = (train, opened.test_rows < 0)

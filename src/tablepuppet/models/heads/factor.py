@@ -1,0 +1,78 @@
+"""The factor head: every block gives a score and a vector, h_i = (b_i, v_i), and
+
+    score = Σ_i b_i + Σ_{i<j} ⟨v_i, v_j⟩,    ∂score/∂v_i = Σ_{j≠i} v_j.
+
+With an id as a category of its own table that is matrix factorisation with side features. For several classes each
+has its own score and vector: h_i = (b_i of every class, v_i of the first class, v_i of the second, …). A row that an
+outer join does not find gives h_i = 0 and adds nothing. The head has no parameters of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tablepuppet.arrays import Array
+from tablepuppet.models.heads.base import PullBack
+from tablepuppet.models.heads.spec import HeadSpec
+
+_SPREAD = 0.1  # of vectors before training: at zero they would never move
+
+
+@dataclass(frozen=True)
+class FactorHead:
+    """Σ b_i + Σ_{i<j} ⟨v_i, v_j⟩, per class."""
+
+    spec: HeadSpec
+
+    @property
+    def rank(self) -> int:
+        """The length k of v."""
+        return self.spec.widths[0] // self.spec.outputs - 1
+
+    def initial(self) -> Array:
+        return np.zeros(0)
+
+    def spread(self, block: int) -> list[float]:
+        classes = self.spec.outputs
+        return [0.0] * classes + [_SPREAD] * (classes * self.rank)
+
+    def combine(self, own: Array, h: Sequence[Array]) -> Array:
+        return np.asarray(self.spec.unit * self._score(h)[0])
+
+    def differentiate(self, own: Array, h: Sequence[Array]) -> tuple[Array, PullBack]:
+        score, total = self._score(h)
+
+        def pull_back(residual: Array) -> tuple[list[Array], Array]:
+            return [self._signal(self.spec.unit * residual, total, v) for v in h], np.zeros(0)
+
+        return np.asarray(self.spec.unit * score), pull_back
+
+    def _score(self, h: Sequence[Array]) -> tuple[Array, Array]:
+        """In the label's unit; and Σ_i v_i, (rows, classes, k)."""
+        classes = self.spec.outputs
+        score = h[0][:, :classes].copy()
+        total = self._vectors(h[0]).copy()
+        for values in h[1:]:
+            vectors = self._vectors(values)
+            score += values[:, :classes]
+            score += np.einsum("jck,jck->jc", total, vectors)
+            total += vectors
+        return score, total
+
+    def _vectors(self, values: Array) -> Array:
+        classes = self.spec.outputs
+        return values[:, classes:].reshape(len(values), classes, self.rank)
+
+    def _signal(self, residual: Array, total: Array, values: Array) -> Array:
+        classes = self.spec.outputs
+        signal = np.empty_like(values)
+        signal[:, :classes] = residual
+        out = signal[:, classes:].reshape(len(values), classes, self.rank)
+        np.subtract(total, self._vectors(values), out=out)
+        out *= residual[:, :, None]
+        if not np.shares_memory(out, signal):  # no view of several classes' columns was possible
+            signal[:, classes:] = out.reshape(len(values), -1)
+        return signal

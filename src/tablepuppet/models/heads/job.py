@@ -1,0 +1,102 @@
+"""What a job says of its head: the names and values that a user may give, and the spec that comes of them.
+
+In: keyword arguments. Out: one sentence that says what is wrong, or a HeadSpec once the blocks and the loss are known.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+from tablepuppet.errors import JobError
+from tablepuppet.models.heads.spec import HeadKind, HeadSpec
+from tablepuppet.suggest import nearest
+
+HEADS = tuple(h for h in get_args(HeadKind) if h != "module")
+_RANK, _WIDTH, _HIDDEN, _SHRINKAGE = 16, 16, (32,), 0.06
+_OWN = {
+    "rank": ("factor",),
+    "widths": ("mlp", "module"),
+    "head_hidden": ("mlp",),
+    "shrinkage": ("factor", "mlp", "module"),
+}
+
+
+def is_network(head: str) -> bool:
+    return head in ("mlp", "module")
+
+
+def head_given(head: Any) -> dict[str, Any]:
+    """Checks the name of a head."""
+    if isinstance(head, str) and head in get_args(HeadKind):
+        return {"head": head}
+    near = nearest(head, list(HEADS)) if isinstance(head, str) else None
+    hint = "" if near is None else f"; did you mean {near!r}?"
+    found = repr(head) if isinstance(head, str) else f"a {type(head).__name__}"
+    raise JobError(f"unknown head {found}; choose one of {', '.join(HEADS)}, or give a torch.nn.Module{hint}")
+
+
+def check_head(job: Any, given: dict[str, Any], *, is_trained: bool, trained_by: str, needs_bound: bool) -> None:
+    """What a head cannot have, and who cannot train it.
+
+    `is_trained`: whether the job's algorithm trains such a head; `trained_by`: which ones do, as a sentence names them;
+    `needs_bound`: whether its steps rest on a bound of the curvature.
+    """
+    for name, heads in _OWN.items():
+        if given.get(name) is not None and job.head not in heads:
+            named = " or ".join(f'head="{h}"' for h in heads)
+            raise JobError(f'{name} belongs to {named}, not to head="{job.head}"')
+    if job.head == "sum":
+        return
+    if job.head == "module" and not job.head_module:
+        raise JobError("a head of your own is given as the module itself: head=torch.nn.Sequential(…)")
+    if not is_trained:
+        raise JobError(
+            f'algorithm="{job.algorithm}" trains sums of table scores only, for it needs an objective that is convex '
+            f'in all tables at once; train head="{job.head}" with {trained_by}'
+        )
+    if job.privacy.features is not None:
+        raise JobError(
+            "privacy.features bounds what one row can change in a sum of table scores; through a head its effect is "
+            'not bounded. Use head="sum" under feature privacy'
+        )
+    if needs_bound:
+        raise JobError(
+            f'plain descent takes its learning rate from a bound on the curvature, and head="{job.head}" has none; '
+            'give learning_rate, or use optimizer="adam"'
+        )
+    sizes = (job.widths,) if isinstance(job.widths, int) else job.widths or (1,)
+    for is_fine, rule in (
+        (job.rank is None or job.rank >= 1, "rank must be at least 1"),
+        (min(sizes) >= 1, "widths must be at least 1: one number, or one for each table of the join"),
+        (min(job.head_hidden or (1,)) >= 1, "head_hidden must list layer sizes of at least 1, for example (32,)"),
+        (job.shrinkage is None or 0 <= job.shrinkage < math.inf, "shrinkage must be a number from 0 up"),
+    ):
+        if not is_fine:
+            raise JobError(rule)
+
+
+def head_spec(job: Any, blocks: int, outputs: int, unit: float) -> HeadSpec:
+    """The head of a job over so many blocks."""
+    if job.head == "sum":
+        return HeadSpec(outputs=outputs, widths=(outputs,) * blocks)
+    if job.head == "factor":
+        widths: tuple[int, ...] = (outputs * (1 + (job.rank or _RANK)),) * blocks
+    elif isinstance(job.widths, tuple):
+        if len(job.widths) != blocks:
+            raise JobError(f"widths has {len(job.widths)} numbers, and the join has {blocks} tables with features")
+        widths = job.widths
+    else:
+        widths = (job.widths or _WIDTH,) * blocks
+    shrinkage = (_SHRINKAGE if job.head == "factor" else 0.0) if job.shrinkage is None else job.shrinkage
+    return HeadSpec(
+        kind=job.head,
+        outputs=outputs,
+        widths=widths,
+        unit=unit,
+        shrinkage=shrinkage,
+        hidden=_HIDDEN if job.head_hidden is None else job.head_hidden,
+        activation=job.activation,
+        dtype=job.dtype,
+        module=job.head_module,
+    )

@@ -1,0 +1,155 @@
+"""Heads over tables equal one torch model on the materialised join, batch for batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.algorithms.neural_join import JOINS, federation
+from tests.models.heads.head_join import SEED, Oracle, trained
+
+import tablepuppet as tp
+
+torch = pytest.importorskip("torch")
+
+OPTIMIZERS: dict[str, tuple[dict[str, Any], Any]] = {
+    "sgd": ({"optimizer": "sgd"}, lambda p: torch.optim.SGD(p, lr=0.05)),
+    "momentum": ({"optimizer": "sgd", "momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
+    "adam": ({"optimizer": "adam"}, lambda p: torch.optim.Adam(p, lr=0.05)),
+    "adamw": (
+        {"optimizer": "adamw", "weight_decay": 0.1},
+        lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.1),
+    ),
+}
+
+
+def perceptron(width: int, outputs: int, hidden: int = 6) -> Any:
+    """The documented initial values: drawn under torch.manual_seed(seed + 2²⁰)."""
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED + 2**20)
+        return torch.nn.Sequential(torch.nn.Linear(width, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, outputs))
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("join", ["one-to-many", "many-to-many", "left"])
+def test_a_factor_head_is_the_factor_model_of_the_join(join: str, clients: int) -> None:
+    result, joined = trained(join, "number", clients, head="factor", rank=3, optimizer="adam", shrinkage=0.1)
+    Oracle(result, joined).train(OPTIMIZERS["adam"][1]).agrees(result)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimiser_takes_the_steps_of_torch(name: str) -> None:
+    options, optimizer = OPTIMIZERS[name]
+    result, joined = trained("many-to-many", "number", head="factor", rank=2, **options)
+    Oracle(result, joined).train(optimizer).agrees(result)
+
+
+@pytest.mark.parametrize("label", ["flag", "class"])
+def test_classes_have_factors_of_their_own(label: str) -> None:
+    result, joined = trained("many-to-many", label, 3, head="factor", rank=2, optimizer="adam")
+    Oracle(result, joined).train(OPTIMIZERS["adam"][1]).agrees(result)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("join", ["one-to-many", "many-to-many"])
+def test_a_network_head_is_the_network_over_the_join(join: str, clients: int) -> None:
+    given: dict[str, Any] = {"head": "mlp", "widths": 4, "head_hidden": (6,), "activation": "tanh", "dtype": "float64"}
+    result, joined = trained(join, "number", clients, optimizer="adam", **given)
+    oracle = Oracle(result, joined, perceptron(4 * len(result.blocks), 1))
+    oracle.train(OPTIMIZERS["adam"][1]).agrees(result)
+
+
+def test_a_head_may_be_a_torch_module_with_widths_for_each_table() -> None:
+    module = perceptron(5, 4)
+    before = [p.clone() for p in module.parameters()]
+    given: dict[str, Any] = {"head": module, "widths": (2, 3), "dtype": "float64"}
+    result, joined = trained("one-to-many", "class", optimizer="adam", **given)
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    Oracle(result, joined, module).train(OPTIMIZERS["adam"][1]).agrees(result)
+
+
+def test_so_it_is_with_whole_batches() -> None:
+    result, joined = trained("many-to-many", "number", head="factor", rank=2, optimizer="adam", batch_size=None)
+    Oracle(result, joined).train(OPTIMIZERS["adam"][1]).agrees(result)
+
+
+def test_network_blocks_learn_under_a_factor_head() -> None:
+    query = JOINS["many-to-many"].format(y="number")
+    given: dict[str, Any] = {"label": "number", "model": "mlp", "algorithm": "sgd", "dtype": "float64", "epochs": 2}
+    with federation() as one, federation(3) as three:
+        a = one.train(query, head="factor", rank=3, batch_size=None, **given)
+        b = three.train(query, head="factor", rank=3, batch_size=None, **given)
+    for left, right in zip(a.blocks, b.blocks, strict=True):
+        np.testing.assert_allclose(left.theta, right.theta, rtol=0, atol=1e-9)
+    assert a.history[-1].objective < a.history[0].objective
+
+
+@pytest.mark.parametrize("head", ["factor", "mlp"])
+def test_predictions_saved_models_and_evaluation_are_those_of_training(head: str, tmp_path: Any) -> None:
+    query = JOINS["left"].format(y="flag")
+    with federation(2) as owner:
+        result = owner.train(query, label="flag", algorithm="sgd", head=head, epochs=2, test_fraction=0.0)
+        result.save(tmp_path / "model")
+        found = owner.predict(tp.load(tmp_path / "model"), key="o.item").column("probability").to_numpy()
+        metrics = owner.evaluate(tp.load(tmp_path / "model"))
+        np.testing.assert_array_equal(found, owner.predict(result, key="o.item").column("probability").to_numpy())
+    assert metrics["log_loss"] == pytest.approx(result.metrics["train"]["log_loss"], abs=1e-12)
+    assert result.explain()
+    assert result.report(tmp_path / "page.html").exists()
+    with pytest.raises(tp.TablePuppetError, match="tables act together"):
+        result.coefficients()
+
+
+def test_a_saved_head_of_ones_own_is_given_again(tmp_path: Any) -> None:
+    query = JOINS["one-to-many"].format(y="number")
+    module = torch.nn.Linear(4, 1)
+    with federation() as owner:
+        result = owner.train(query, label="number", algorithm="sgd", head=module, widths=2, epochs=1)
+        result.save(tmp_path / "model")
+        model = tp.load(tmp_path / "model")
+        first = owner.predict(result).column("prediction")
+        assert owner.predict(model, head=module).column("prediction") == first
+        with pytest.raises(tp.TablePuppetError, match="stays in the process"):
+            owner.predict(model)
+
+
+def test_early_stopping_restores_the_heads_own_parameters_too() -> None:
+    query = JOINS["one-to-many"].format(y="number")
+    with federation() as owner:
+        given: dict[str, Any] = {"validation_fraction": 0.3, "patience": 2, "learning_rate": 0.3, "epochs": 12}
+        result = owner.train(query, label="number", algorithm="sgd", head="mlp", optimizer="adam", **given)
+    assert result.epoch < len(result.history)
+    best = min(result.history, key=lambda r: r.metrics["validation"]["loss"])
+    assert result.metrics["validation"]["loss"] == pytest.approx(best.metrics["validation"]["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"head": "factors"}, "did you mean 'factor'"),
+        ({"head": 3}, "unknown head a int"),
+        ({"rank": 4}, 'rank belongs to head="factor"'),
+        ({"head": "factor", "widths": 4}, "widths belongs to"),
+        ({"head": "factor", "rank": 0}, "rank must be at least 1"),
+        ({"head": "mlp", "widths": (1, 2, 3)}, "widths has 3 numbers, and the join has 2 tables"),
+        ({"head": "factor", "algorithm": "newton"}, "trains sums of table scores only"),
+        ({"head": "factor", "algorithm": "admm"}, "trains sums of table scores only"),
+        ({"head": "factor", "optimizer": "sgd"}, "bound on the curvature"),
+        ({"head": "factor", "privacy": {"features": {"epsilon": 1.0}}}, "not bounded"),
+    ],
+)
+def test_what_heads_cannot_do_is_said(given: dict[str, Any], sentence: str) -> None:
+    query = JOINS["one-to-many"].format(y="number")
+    with federation() as owner, pytest.raises(tp.TablePuppetError, match=sentence):
+        owner.train(query, label="number", **{"algorithm": "sgd"} | given)
+
+
+def test_explain_knows_the_bytes_of_wider_blocks() -> None:
+    query = JOINS["many-to-many"].format(y="number")
+    with federation() as owner:
+        result = owner.train(query, label="number", algorithm="sgd", head="factor", rank=8, epochs=3, batch_size=None)
+    planned = result.plan.cost("sgd", 3)
+    assert planned.rounds == result.traffic.rounds
+    assert planned.bytes == pytest.approx(result.traffic.bytes, rel=0.05)
+    assert [e.numbers for e in result.plan.exposures] == [9 * 3] * 3

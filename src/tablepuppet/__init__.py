@@ -10,6 +10,7 @@ from tablepuppet.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tablepuppet.algorithms.admm.options import Admm
+    from tablepuppet.algorithms.als.options import Als
     from tablepuppet.algorithms.boosting.options import Boosting
     from tablepuppet.algorithms.centralized.options import Centralized
     from tablepuppet.algorithms.newton.options import Newton
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admm",
+    "Als",
     "Boosting",
     "Centralized",
     "Federation",
@@ -49,6 +51,7 @@ __all__ = [
 if not TYPE_CHECKING:
     _HOMES = {
         "Admm": "algorithms.admm.options",
+        "Als": "algorithms.als.options",
         "Boosting": "algorithms.boosting.options",
         "Centralized": "algorithms.centralized.options",
         "Federation": "api",

@@ -19,6 +19,7 @@ FOLDERS = (
     "admm",
     "sgd",
     "boosting",
+    "als",
     "centralized",
 )
 
@@ -27,6 +28,7 @@ ALGORITHMS: tuple[Algorithm[Any], ...] = tuple(
 )
 EXPANDED = "vfl-"  # before the name of an algorithm that runs on expanded blocks, as a baseline
 FEDERATED = tuple(a for a in ALGORITHMS if not a.is_pooled and not a.own_model)
+OF_SUMS = tuple(a for a in FEDERATED if "sum" in a.heads)
 DEFAULT = ALGORITHMS[0].name
 BY_NAME: dict[str, Algorithm[Any]] = {
     **{a.name: a for a in FEDERATED},

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.models.heads.spec import HeadKind
+
 
 @dataclass(frozen=True, slots=True)
 class Fan:
@@ -95,6 +97,7 @@ class Shape:
     curvature_varies: bool  # ∂²ℓ/∂a² depends on the scores, one number per row
     has_widths: bool  # whether widths are known, or strings were counted as one column
     epochs: int = 1  # that the job plans at most
+    head: HeadKind = "sum"
     value_bytes: int = 8
     model_bytes: int = 8  # of predictions and parameters: a network's own precision
     has_kinks: bool = False  # of the loss, whose slope at a kink must be kept

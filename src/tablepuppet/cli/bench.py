@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from tablepuppet.algorithms.registry import FEDERATED
+from tablepuppet.algorithms.registry import OF_SUMS
 from tablepuppet.bench.apart import Apart, measure_apart
 from tablepuppet.bench.cases import SYNTHETIC
 from tablepuppet.bench.figures import Figures
@@ -22,7 +22,7 @@ from tablepuppet.errors import JobError
 from tablepuppet.writing import check_place, write_whole
 
 _MODELS = ("linear", "logistic")
-_OURS = tuple(a.name for a in FEDERATED)
+_OURS = tuple(a.name for a in OF_SUMS)
 _ALGORITHMS = (*_OURS, *FITS)
 
 

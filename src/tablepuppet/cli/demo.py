@@ -20,7 +20,7 @@ FlightsOption = Annotated[
     int | None, typer.Option("--flights", min=1_000, metavar="N", help="Use about so many flights; default: all.")
 ]
 _POOLED = next(a.name for a in ALGORITHMS if a.is_pooled)
-_NAMES = tuple(a.name for a in reversed(ALGORITHMS) if not a.own_model)  # the pooled baseline first
+_NAMES = tuple(a.name for a in reversed(ALGORITHMS) if "sum" in a.heads and not a.own_model)  # pooled first
 
 
 def demo(

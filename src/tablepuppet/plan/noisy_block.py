@@ -150,7 +150,10 @@ def outer_rounds(job: Job, mapping: TableMapping) -> int:
     """Outer rounds of the whole run."""
     rows = mapping.train.rows
     size = job.batch(rows)
-    is_batched = algorithm_of(job.options).uses_batches and size is not None and size < rows
+    algorithm = algorithm_of(job.options)
+    if algorithm.takes_turns:
+        return job.epochs * len(mapping.bound.blocks)
+    is_batched = algorithm.uses_batches and size is not None and size < rows
     return job.epochs * (-(-rows // (size or 1)) if is_batched else 1)
 
 

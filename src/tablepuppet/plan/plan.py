@@ -102,7 +102,7 @@ class Plan:
         """What every algorithm that can train the model would cost."""
         found = []
         for name, algorithm in BY_NAME.items():
-            is_able = self.job.head == "sum" or (self.job.head in algorithm.heads and not is_expanded(name))
+            is_able = self.job.head in algorithm.heads and (self.job.head == "sum" or not is_expanded(name))
             is_able = is_able and _trains(algorithm, self.job)
             if not is_able or (algorithm.requires_linear and not self.shape.is_linear):
                 continue

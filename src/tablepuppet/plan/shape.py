@@ -70,6 +70,7 @@ def shape_of(
         curvature_varies=not loss.is_quadratic and loss.outputs == 1,
         has_widths=widths is not None,
         epochs=epochs,
+        head=head.kind,
         value_bytes=value_bytes,
         model_bytes=value_bytes if spec.is_linear or spec.dtype == "float64" else 4,
         has_kinks=not loss.is_smooth,

@@ -47,6 +47,11 @@ def check_head(job: Any, given: dict[str, Any], *, is_trained: bool, trained_by:
             named = " or ".join(f'head="{h}"' for h in heads)
             raise JobError(f'{name} belongs to {named}, not to head="{job.head}"')
     if job.head == "sum":
+        if not is_trained and not job.is_expanded:
+            raise JobError(
+                f'algorithm="{job.algorithm}" does not train a sum of table scores; give head="factor", or train the '
+                f"sum with {trained_by}"
+            )
         return
     if job.head == "module" and not job.head_module:
         raise JobError("a head of your own is given as the module itself: head=torch.nn.Sequential(…)")

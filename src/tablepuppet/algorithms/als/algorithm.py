@@ -1,0 +1,92 @@
+"""als, declared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit
+from tablepuppet.algorithms.als.client import client_start, client_step
+from tablepuppet.algorithms.als.messages import AlsFigures, AlsUpdate
+from tablepuppet.algorithms.als.normal import packed_width
+from tablepuppet.algorithms.als.options import Als
+from tablepuppet.algorithms.als.server import AlsServer
+from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
+from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
+from tablepuppet.algorithms.traffic import OuterRound, Wave, waves
+
+_SOLVER_STEPS = 10  # that conjugate gradients usually take
+
+
+class AlsAlgorithm(Algorithm[Als]):
+    """Alternating least squares."""
+
+    options = Als
+    summary = "alternating least squares of factor heads; a round for every table, nothing to tune"
+    requests = (AlsUpdate,)
+    figures = AlsFigures
+    epochs = 12
+    requires_linear = "it needs the least-squares solution of each table in closed form"
+    requires_curvature = True
+    heads = ("factor",)
+    takes_turns = True
+    stops_when_flat = True
+
+    def chooses_steps(self, options: Als, *, is_linear: bool, features: Any) -> bool:
+        return True
+
+    def server(self, problem: Problem, options: Als) -> AlsServer:
+        return AlsServer(problem, options)
+
+    def start(self, setup: PartSetup, options: Als) -> tuple[Any, Figures]:
+        return client_start(setup, options)
+
+    def step(self, setup: PartSetup, options: Als, state: Any, message: Any) -> tuple[Any, Answer]:
+        return client_step(setup, options, state, message)
+
+    def figures_by(self, options: Als, *, is_linear: bool) -> FiguresBy:
+        return "told"
+
+    # -- what it costs ---------------------------------------------------------------------
+
+    def traffic(self, shape: Shape, options: Als, epoch: int, batch_size: int | None) -> list[Wave]:
+        """A round for each block: down s and M of its rows, up h; where it has several clients, what they sum."""
+
+        def inner(block: BlockShape) -> list[tuple[float, float]]:
+            triangles = block.width * packed_width(block.outputs)
+            steps = 0 if block.numbers == 0 and block.strings == 1 else _SOLVER_STEPS
+            products = [(float(block.parameters), float(block.parameters))] * steps
+            return [(block.parameters + triangles, block.parameters), *products]
+
+        outer = OuterRound(
+            update=lambda block, part: part.rows * (block.outputs + packed_width(block.outputs)),
+            answer=lambda block, part: part.rows * block.outputs + 1,
+            inner=inner,
+        )
+        return [wave for block in shape.blocks for wave in waves(replace(shape, blocks=(block,)), outer)]
+
+    def server_memory(self, shape: Shape, options: Als) -> int:
+        largest = max(block.rows * packed_width(block.outputs) for block in shape.blocks)
+        return 4 * FLOAT * largest + super().server_memory(shape, options)
+
+    def client_memory(self, shape: Shape, options: Als, block: BlockShape, part: PartShape) -> float:
+        triangles = (part.rows + block.width) * packed_width(block.outputs)
+        return 2 * FLOAT * triangles + super().client_memory(shape, options, block, part)
+
+    # -- what it discloses -----------------------------------------------------------------
+
+    def disclosure(self, shape: Shape, options: Als, block: BlockShape, batches: int) -> Disclosure:
+        return Disclosure(predictions=shape.epochs, slopes=shape.epochs, sums="the gradient and second moments")
+
+    def why_not_private(self, options: Als) -> str:
+        return "als needs exact second moments in every round, which have no private form here"
+
+    # -- when to take it -------------------------------------------------------------------
+
+    def merit(self, shape: Shape) -> Merit:
+        if shape.outputs > 1:
+            return Merit(0, "it trains one score a row")
+        return Merit(2, "it has nothing to tune and solves each table in turn")
+
+
+ALGORITHM = AlsAlgorithm()

@@ -1,0 +1,115 @@
+"""Alternating least squares over tables equals the same on the materialised join, block by block."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+from tests.algorithms.neural_join import JOINS, Joined, federation
+from tests.models.heads.head_join import SEED
+
+import tablepuppet as tp
+
+torch = pytest.importorskip("torch")
+Array = NDArray[np.float64]
+
+
+def trained(join: str, label: str, clients: int, **given: Any) -> tuple[tp.Result, Joined]:
+    query = JOINS[join].format(y=label)
+    options = {"rank": 3, "epochs": 2, "seed": SEED, "shrinkage": 0.05, "solver_tolerance": 1e-13} | given
+    with federation(clients) as owner:
+        result = owner.train(query, label=label, algorithm="als", head="factor", **options)
+        return result, Joined(owner, query, label, result, torch.float64)
+
+
+def least_squares(result: tp.Result, joined: Joined) -> list[Array]:
+    """Each block's ridge problem in turn, with its matrix written out."""
+    assert result.head is not None
+    spec, job, n = result.head.spec, result.plan.job, len(joined.labels)
+    y, u = joined.labels.numpy(), spec.unit
+    features = [x.numpy() for x in joined.features]
+    thetas = []
+    for number, block in enumerate(result.blocks):
+        drawn = np.random.default_rng((SEED, number)).standard_normal(block.theta.shape)
+        drawn[:, 0] = 0.0
+        thetas.append(0.1 * drawn / np.sqrt(len(block.features)))
+    squares = joined.loss == "squared"
+    bound = 1.0 if squares else 0.25
+    for turn in range(len(thetas) * job.epochs):
+        i = turn % len(thetas)
+        h = [x @ t for x, t in zip(features, thetas, strict=True)]
+        vectors = [v[:, 1:] for v in h]
+        score = sum(v[:, 0] for v in h)
+        score = score + sum((vectors[a] * vectors[b]).sum(axis=1) for a in range(len(h)) for b in range(a))
+        a = u * score + result.encoded_intercept[0]
+        slope = ((a - y) if squares else 1 / (1 + np.exp(-a)) - y) / u
+        z = np.column_stack([np.ones(n), sum(v for k, v in enumerate(vectors) if k != i)])
+        whole = np.einsum("nd,nk->ndk", features[i], z).reshape(n, -1)
+        size = z.shape[1]
+        matrix = bound * whole.T @ whole + spec.shrinkage * np.kron(features[i].T @ features[i], np.eye(size))
+        matrix += n * job.l2 * np.eye(len(matrix))
+        right = whole.T @ slope + (spec.shrinkage * features[i].T @ h[i] + n * job.l2 * thetas[i]).reshape(-1)
+        thetas[i] = thetas[i] - np.linalg.solve(matrix, right).reshape(thetas[i].shape)
+    return thetas
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("join", ["one-to-many", "many-to-many", "left"])
+def test_every_block_takes_its_least_squares_step(join: str, clients: int) -> None:
+    result, joined = trained(join, "number", clients)
+    for block, theta in zip(result.blocks, least_squares(result, joined), strict=True):
+        np.testing.assert_allclose(block.theta, theta, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_logistic_loss_is_solved_under_a_bound_that_never_rises(clients: int) -> None:
+    result, joined = trained("many-to-many", "flag", clients)
+    for block, theta in zip(result.blocks, least_squares(result, joined), strict=True):
+        np.testing.assert_allclose(block.theta, theta, rtol=0, atol=1e-8)
+    assert result.history[1].objective < result.history[0].objective
+
+
+def ratings(users: int = 60, items: int = 40, rows: int = 1500) -> dict[str, pa.Table]:
+    random = np.random.default_rng(5)
+    u, i = random.integers(0, users, rows), random.integers(0, items, rows)
+    p, q = random.normal(size=(users, 2)), random.normal(size=(items, 2))
+    y = 3.0 + (p[u] * q[i]).sum(axis=1) + 0.1 * random.normal(size=rows)
+    return {
+        "ratings": pa.table({"u": u, "i": i, "stars": y}),
+        "users": pa.table({"u": np.arange(users), "uid": [f"u{k}" for k in range(users)]}),
+        "items": pa.table({"i": np.arange(items), "iid": [f"i{k}" for k in range(items)]}),
+    }
+
+
+QUERY = "SELECT a.uid, b.iid, r.stars FROM ratings r JOIN users a ON r.u = a.u JOIN items b ON r.i = b.i"
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_ids_alone_are_matrix_factorisation_and_take_one_inner_round(clients: int) -> None:
+    held: dict[str, Any] = ratings()
+    held["users"] = [held["users"].slice(k * 60 // clients, 60 // clients) for k in range(clients)]
+    with tp.Federation(held) as owner:
+        given: dict[str, Any] = {"head": "factor", "rank": 2, "l2": 0.0, "shrinkage": 0.02, "epochs": 30}
+        result = owner.train(QUERY, label="stars", algorithm="als", **given)
+        sums = owner.train(QUERY, label="stars", algorithm="newton")
+        plan = owner.explain(QUERY, label="stars", algorithm="als", **given)
+    objectives = [record.objective for record in result.history]
+    assert all(b <= a * (1 + 1e-12) for a, b in itertools.pairwise(objectives))
+    assert result.metrics["test"]["rmse"] < 0.4 < 0.5 * sums.metrics["test"]["rmse"]
+    spent = plan.cost("als", len(result.history))
+    assert spent.rounds == pytest.approx(result.traffic.rounds, abs=1)
+    assert spent.bytes == pytest.approx(result.traffic.bytes, rel=0.05)
+    assert "als" in str(plan)
+
+
+def test_als_says_what_it_cannot_train() -> None:
+    with federation() as owner:
+        given: dict[str, Any] = {"algorithm": "als", "epochs": 1}
+        with pytest.raises(tp.TablePuppetError, match="one score a row"):
+            owner.train(JOINS["one-to-many"].format(y="class"), label="class", head="factor", **given)
+        with pytest.raises(tp.TablePuppetError, match="does not train a sum"):
+            owner.train(JOINS["one-to-many"].format(y="number"), label="number", **given)

@@ -2,6 +2,7 @@
 
     python -m evaluation movielens-linear --data /path/to/data
     python -m evaluation all --data /path/to/data --seeds 3 --epochs 10
+    python -m evaluation boosting --data /path/to/data
     python -m evaluation corrections
     python -m evaluation figures
 
@@ -44,7 +45,9 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m evaluation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("workloads", nargs="+", choices=[*WORKLOADS, "all", "corrections", "figures"], metavar="WORKLOAD")
+    made.add_argument(
+        "workloads", nargs="+", choices=[*WORKLOADS, "all", "boosting", "corrections", "figures"], metavar="WORKLOAD"
+    )
     made.add_argument("--data", type=Path, help="the folder of the original data")
     made.add_argument("--out", type=Path, default=Path("evaluation-results"), help="where results are written")
     made.add_argument("--seeds", type=int, default=3)
@@ -73,6 +76,8 @@ def main() -> int:
         for name in dict.fromkeys(asked.workloads):
             if name in ("corrections", "all"):
                 _write(asked.out / "corrections.md", corrections())
+            if name == "boosting":
+                _boosting(asked.data, asked.out)
             for workload in _chosen(name, asked.data):
                 both = name == "all" and not asked.private and workload.privacy is not None
                 for is_private in (False, True) if both else (asked.private,):
@@ -83,6 +88,14 @@ def main() -> int:
         print(f"Error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _boosting(data: Path | None, out: Path) -> None:
+    from evaluation.boosting import boosting  # here: it loads LightGBM
+
+    if data is None:
+        raise JobError("boosting needs --data, the folder of the original data")
+    _write(out / "boosting.md", boosting(data))
 
 
 def _plan(workload: Workload, asked: argparse.Namespace, *, is_private: bool) -> Plan:
@@ -111,7 +124,7 @@ def _study(workload: Workload, plan: Plan, asked: argparse.Namespace) -> None:
 
 def _chosen(name: str, data: Path | None) -> list[Workload]:
     """A workload by its name; with "all", those whose data are there."""
-    if name in ("corrections", "figures"):
+    if name in ("boosting", "corrections", "figures"):
         return []
     if name != "all":
         return [WORKLOADS[name]]

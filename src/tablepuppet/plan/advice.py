@@ -79,7 +79,7 @@ def advise_trees(shape: Shape, options: Boosting) -> Advice:
         "boosting",
         f'checks="strict" grows the trees of the exact algorithm in about {strict.rounds} rounds, {_seconds(strict)} '
         f'on US-UK; checks="lazy", every={options.every} takes {lazy.rounds} rounds, {_seconds(lazy)}, tells the '
-        "server of fewer splits, and was within 1 % of it wherever both were measured",
+        "server of fewer splits, and is nearly as good (docs/boosting.md)",
     )
 
 

@@ -68,7 +68,7 @@ def test_a_cancelled_run_ends_and_leaves_no_checkpoint(tmp_path: Path) -> None:
         def cancel() -> None:
             federation.cancel(federation.status()["runs"][-1]["run"])
 
-        with pytest.raises(RunInterruptedError, match="stopped"):
+        with pytest.raises(RunInterruptedError, match="cancelled"):
             train_with_faults(parties, {20: cancel})
         parties.await_status(lambda s: s["runs"][-1]["state"] == "cancelled")
         assert not list(tmp_path.rglob("journal"))

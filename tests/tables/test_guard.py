@@ -134,3 +134,19 @@ def test_any_text_is_either_refused_or_runs_on_the_own_row_alone(sql: str) -> No
             return  # of the wrong type, say: DuckDB refuses it in its turn
         assert len(rows) == 3
         assert len(rows[0]) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"levenshtein(name, '{'x' * 15_000}')",
+        f"levenshtein(name, {' || '.join(['name'] * 300)})",
+        f"strftime(day, '{'%A' * 5_000}')",
+        " || ".join(["strftime(day, '%A')"] * 17),
+        " + ".join(["levenshtein(name, 'x')"] * 5),
+        f"name = '{'x' * 3_000}'",
+    ],
+)
+def test_an_expression_that_takes_long_or_grows_is_refused(text: str) -> None:
+    with pytest.raises(PolicyError):
+        check_expression(text, ["name", "day"])

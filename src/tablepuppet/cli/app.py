@@ -14,6 +14,7 @@ from tablepuppet.cli.demo import demo
 from tablepuppet.cli.explain import explain
 from tablepuppet.cli.predict import predict
 from tablepuppet.cli.report import report
+from tablepuppet.cli.submit import submit, wait
 from tablepuppet.cli.train import train
 from tablepuppet.version import __version__
 
@@ -34,6 +35,8 @@ app.command()(processes.serve)
 app.command()(processes.join)
 app.command()(processes.status)
 app.command()(processes.cancel)
+app.command()(submit)
+app.command()(wait)
 app.add_typer(certs.app, name="certs")
 
 

@@ -12,6 +12,7 @@ import typer
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.errors import TransportError
 from tablepuppet.transport import certs as authority
+from tablepuppet.transport import requests
 
 app = typer.Typer(no_args_is_help=True, help="Create, renew and revoke the certificates of a federation.")
 FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the authority lives.")]
@@ -90,13 +91,78 @@ def secret(
 
     [bold]Example:[/bold] tablepuppet certs secret clients.secret
     """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as error:
-        raise TransportError(f"cannot write {path}: {error.strerror}") from None
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(32) + "\n")
+    _write_secret(path, secrets.token_hex(32))
     _say(as_json, path, "Give it to every client over a safe channel, never to the server.")
+
+
+@app.command()
+def request(name: NameArgument, folder: FolderOption = _FOLDER, as_json: JsonOption = False) -> None:
+    """Make a key of your own and a request to sign it: the key never leaves, and nobody else knows it.
+
+    [bold]Example:[/bold] tablepuppet certs request store-eu
+    """
+    _say(as_json, requests.request(folder, name), f"Send it to the authority; {name}.key stays here.")
+
+
+@app.command()
+def sign(
+    asked: Annotated[Path, typer.Argument(metavar="REQUEST", help="A party's NAME.csr.")],
+    folder: FolderOption = _FOLDER,
+    days: DaysOption = 365,
+    as_json: JsonOption = False,
+) -> None:
+    """Sign a party's request: its certificate, without ever having its key.
+
+    [bold]Example:[/bold] tablepuppet certs sign store-eu.csr
+    """
+    _say(as_json, requests.sign(folder, asked, days), "Send it back with ca.pem; both are public.")
+
+
+@app.command()
+def share(
+    secret: Annotated[Path, typer.Argument(metavar="FILE", help="The clients' secret, as `certs secret` made it.")],
+    recipients: Annotated[list[Path], typer.Argument(metavar="CERTIFICATE…", help="Other clients' NAME.pem.")],
+    name: Annotated[str, typer.Option("--as", metavar="NAME", help="Your own name.")],
+    folder: FolderOption = _FOLDER,
+    as_json: JsonOption = False,
+) -> None:
+    """Seal the clients' secret for the others: whoever carries the files, the administrator included, cannot read it.
+
+    [bold]Example:[/bold] tablepuppet certs share clients.secret certs/store-us.pem certs/supplier.pem --as store-eu
+    """
+    own, key, ca = folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem"
+    try:
+        content = secret.read_bytes().strip()
+    except OSError as error:
+        raise TransportError(f"cannot read {secret}: {error.strerror}") from None
+    for recipient in recipients:
+        target = secret.with_name(f"{recipient.stem}.sealed")
+        target.write_bytes(requests.seal(content, own, key, recipient, ca))
+        _say(as_json, target, f"For {recipient.stem} alone, by any channel.")
+
+
+@app.command("open")
+def open_secret(
+    sealed: Annotated[Path, typer.Argument(metavar="FILE", help="The sealed file that you were sent.")],
+    sender: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="The sender's NAME.pem.")],
+    name: Annotated[str, typer.Option("--as", metavar="NAME", help="Your own name.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="Where the secret is written.")] = Path(
+        "clients.secret"
+    ),
+    folder: FolderOption = _FOLDER,
+    as_json: JsonOption = False,
+) -> None:
+    """Open the clients' secret that another client sealed for you.
+
+    [bold]Example:[/bold] tablepuppet certs open supplier.sealed certs/store-eu.pem --as supplier
+    """
+    try:
+        content = sealed.read_bytes()
+    except OSError as error:
+        raise TransportError(f"cannot read {sealed}: {error.strerror}") from None
+    own, key, ca = folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem"
+    _write_secret(to, requests.open_sealed(content, own, key, sender, ca).decode("ascii"))
+    _say(as_json, to, "Never give it to the server.")
 
 
 @app.command("list")
@@ -106,7 +172,8 @@ def list_certificates(folder: FolderOption = _FOLDER, as_json: JsonOption = Fals
     [bold]Example:[/bold] tablepuppet certs list
     """
     screen = Screen(as_json)
-    revoked = authority.read_revoked(folder / "revoked.txt")
+    listed = folder / "revoked.txt"
+    revoked = authority.read_revoked(listed) if listed.exists() else frozenset()
     found = {p.stem: authority.read_certificate(p) for p in sorted(folder.glob("*.pem"))}
     rows = [
         {"name": n, "valid_until": c.not_valid_after_utc.date().isoformat(), "revoked": c.serial_number in revoked}
@@ -117,6 +184,15 @@ def list_certificates(folder: FolderOption = _FOLDER, as_json: JsonOption = Fals
         shown.add_row(str(row["name"]), str(row["valid_until"]), "revoked" if row["revoked"] else "")
     screen.show(shown)
     screen.show_json(lambda: {"certificates": rows})
+
+
+def _write_secret(path: Path, content: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise TransportError(f"cannot write {path}: {error.strerror}") from None
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(content + "\n")
 
 
 def _say(as_json: bool, path: Path, advice: str) -> None:

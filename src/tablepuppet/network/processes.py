@@ -43,6 +43,9 @@ def serve(
     os.umask(0o077)  # whatever is written holds somebody's data
     fix_thresholds()  # before threads have heaps of their own, which keep what messages took
     forkserver.ensure_running()  # the processes of runs are forked from one that has loaded everything
+    identity = settings.server_identity()
+    if identity is not None:
+        identity.check()
     with _until_signal() as stop, logged_handshakes():
         server = Server(settings)
         on_ready(server)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tablepuppet.errors import JobError
+from tablepuppet.transport.certs import warn_of_loose
 from tablepuppet.transport.flight import Identity
 from tablepuppet.transport.parcels import LIMIT
 
@@ -122,6 +123,7 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             found = self.path(self.secret).read_bytes().strip()
         except OSError as error:
             raise JobError(f"cannot read the clients' secret {self.path(self.secret)}: {error.strerror}") from None
+        warn_of_loose(self.path(self.secret))
         if len(found) < 32:
             raise JobError(f"{self.path(self.secret)} is too short for a secret; `tablepuppet certs secret` makes one")
         return found

@@ -174,6 +174,8 @@ def _rows(rows: int, scan: Scan, known: Known) -> int:
 @answered_by(m.DescribeTable, m.TableSchema)
 def _table_schema(request: m.DescribeTable, answer: m.TableSchema, known: Known) -> None:
     _columns(answer.columns, "columns")
+    names = {column.name for column in answer.columns}
+    require(len(names) == len(answer.columns), "columns", "name one column twice")
     require(len(answer.stamp) <= 1024, "stamp", "is longer than 1,024 bytes")
 
 
@@ -365,7 +367,7 @@ def _most_parameters(request: m.StartPart[Any], width: int) -> int:
     return sum((before + 1) * after for before, after in pairwise(sizes)) + request.outputs
 
 
-def _predictions_of(values: Any, name: str, rows: int | None, outputs: int) -> None:
+def _predictions_of(values: Any, name: str, rows: int | None, outputs: int | None) -> None:
     array(values, name, (rows, outputs), kinds=frozenset("f"))
     finite(values, name, diverged=True)
 
@@ -422,9 +424,8 @@ def _update(request: Any, answer: Any, known: Known) -> None:
     if not isinstance(answer, m.Predictions):
         _own(answer)
         return
-    _predictions_of(answer.values, "values", None if part is None else part.wanted, answer.values.shape[-1])
-    if part is not None:
-        array(answer.values, "values", (part.wanted, part.outputs))
+    rows, outputs = (None, None) if part is None else (part.wanted, part.outputs)
+    _predictions_of(answer.values, "values", rows, outputs)
     require(answer.products.size <= 100_000, "products", "are too many")
     require(answer.products.dtype.kind == "f", "products", f"have type {answer.products.dtype}")
     finite(answer.products, "products", diverged=True)

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import duckdb
 import pyarrow as pa
 
 from tablepuppet.errors import SourceError
+from tablepuppet.memory import memory_limit
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.kinds import column_info, is_float_list
 from tablepuppet.tables.quiet import silence
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _RELATION = "tablepuppet_source"
+MOST_SECONDS = 900.0  # of one reading
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "threads": min(2, os.cpu_count() or 1),  # several clients may share a machine
     "preserve_insertion_order": True,
@@ -58,7 +62,8 @@ class DuckSource:
         return self._describe(_select(expressions, filter))[: len(expressions)]
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
-        return _guarded(self._name, lambda: self._connection.sql(_select(expressions, filter)).to_arrow_table())
+        with _timed(self._connection):
+            return _guarded(self._name, lambda: self._connection.sql(_select(expressions, filter)).to_arrow_table())
 
     def types(self, expressions: Sequence[str], filter: str | None) -> list[str]:
         """DuckDB's names for the types of some expressions."""
@@ -86,15 +91,33 @@ class DuckSource:
         if not names:
             return {}
         bounds = ", ".join(f"min(len({quoted(name)})), max(len({quoted(name)}))" for name in names)
-        [found] = _guarded(self._name, lambda: self._connection.execute(f"SELECT {bounds} FROM ({query})").fetchall())
+        select = f"SELECT {bounds} FROM ({query})"
+        with _timed(self._connection):
+            [found] = _guarded(self._name, lambda: self._connection.execute(select).fetchall())
         pairs = zip(names, found[::2], found[1::2], strict=True)
         return {name: least or 0 for name, least, most in pairs if least == most}
+
+
+@contextmanager
+def _timed(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Whatever runs inside is interrupted after a while: nobody keeps an owner's machine busy for ever."""
+    alarm = threading.Timer(MOST_SECONDS, connection.interrupt)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
 
 
 def _guarded(name: str, action: Callable[[], _T]) -> _T:
     """Runs an action on DuckDB; its errors become ours, without a row's value in them."""
     try:
         return action()
+    except duckdb.InterruptException:
+        raise SourceError(
+            f"table {name}: reading it took longer than {MOST_SECONDS:.0f} s and was stopped; ask for less of it"
+        ) from None
     except duckdb.Error as error:
         raise SourceError(f"table {name}: {_reason(error)}") from None
 
@@ -222,7 +245,7 @@ def _locked(name: str, connection: duckdb.DuckDBPyConnection, files: Collection[
 
 
 def _connect() -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(":memory:", config=_CONFIG)
+    connection = duckdb.connect(":memory:", config={**_CONFIG, "memory_limit": f"{6 * memory_limit() // 10}B"})
     silence(connection)
     return connection
 

@@ -21,6 +21,12 @@ from tablepuppet.tables.allowed import FUNCTIONS, NODES, TYPES
 
 MAX_LENGTH = 50_000  # characters
 MAX_DEPTH = 200
+MAX_LITERAL = 2_000  # characters of one text in quotes
+_MOST: dict[type[exp.Expr], int] = {
+    exp.Levenshtein: 4,
+    exp.TimeToStr: 16,
+}  # calls in one expression that cost much, or grow
+_LONGEST_ARGUMENT = 200  # characters of SQL: of those calls' arguments
 
 
 def check_expression(sql: str, columns: Collection[str]) -> str:
@@ -49,10 +55,14 @@ def _check(sql: str, columns: Collection[str], what: str) -> str:
     try:
         tree = parse_tree(sql, exp.Condition, what)
         nodes = 0
+        calls = dict.fromkeys(_MOST, 0)
         for node, depth in walk(tree):
             if depth > MAX_DEPTH:
                 raise _too_deep(what)
             _check_node(node, known, what)
+            if type(node) in calls:
+                calls[type(node)] += 1
+                _check_cost(node, calls[type(node)], what)
             nodes += 1
         return written(tree, 10 * nodes + 100, what)
     except RecursionError:  # the parser may give up earlier than we do
@@ -125,9 +135,20 @@ def _check_node(node: exp.Expr, known: Collection[str], what: str) -> None:
         check_call(node, what)
 
 
+def _check_cost(node: exp.Expr, calls: int, what: str) -> None:
+    """Refuses calls that take long for a row (levenshtein) or write much (strftime) beyond a few short ones."""
+    name, most = _title(node), _MOST[type(node)]
+    if calls > most:
+        raise refused(what, f"it calls {name} more than {most} times; compute it beforehand, as a column")
+    if any(len(argument.sql("duckdb")) > _LONGEST_ARGUMENT for argument in node.iter_expressions()):
+        raise refused(what, f"an argument of {name} is longer than {_LONGEST_ARGUMENT} characters; use columns")
+
+
 def check_call(node: exp.Expr, what: str) -> None:
     """Refuses a cast or a call whose result could be of another kind, or much longer, than its arguments."""
     kind = type(node)
+    if kind is exp.Literal and node.is_string and len(node.name) > MAX_LITERAL:
+        raise refused(what, f"a text in it is {len(node.name):,} characters long; at most {MAX_LITERAL:,} are allowed")
     if kind is exp.DataType and node.this not in TYPES:
         raise refused(what, f"a cast to {_title(node)} is not allowed; cast to a number, text, date or boolean type")
     if kind is exp.Replace and not _shrinks(node):

@@ -24,6 +24,8 @@ _DIALECT: Final = Dialect(
 )
 _SESSION: Final = (
     "SET default_transaction_read_only = on",
+    "SET standard_conforming_strings = on",  # or a backslash in a literal could end it
+    "SET statement_timeout = '15min'",
     "SET TIME ZONE 'UTC'",
     "SET synchronize_seqscans = off",  # or a scan may begin in the middle of a large table
     "SET max_parallel_workers_per_gather = 0",  # or workers' rows come as they are found

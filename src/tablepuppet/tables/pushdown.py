@@ -128,7 +128,10 @@ def family(node: exp.Expr, known: Mapping[str, OwnerColumn], dialect: Dialect) -
         found = known[node.name.lower()].family
         return found if found in dialect.families else None
     if kind is exp.Literal:
-        return "text" if node.is_string else "number"
+        if not node.is_string:
+            return "number"
+        # What a backslash means in quotes is a setting of the database (standard_conforming_strings, sql_mode).
+        return "text" if "\\" not in node.name and node.name.isprintable() else None
     if kind is exp.Boolean:
         return "boolean"
     if kind is exp.Cast:

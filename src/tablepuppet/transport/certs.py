@@ -9,6 +9,7 @@ other way round. `revoked.txt` lists the serial numbers that the server refuses.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import re
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tablepuppet.errors import TransportError
 
+log = logging.getLogger(__name__)
 Role = Literal["server", "party"]
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _SIGNATURE = ec.ECDSA(hashes.SHA256())
@@ -49,17 +51,43 @@ def issue(folder: Path, name: str, role: Role = "party", hosts: Sequence[str] = 
 
     A server is given the host names and addresses under which clients reach it.
     """
-    if not _NAME.fullmatch(name) or name == "ca":
-        raise TransportError(f"{name!r} cannot be a party's name; use letters, digits, '.', '_' and '-'")
+    check_name(name)
     if role == "server" and not hosts:
         raise TransportError("a server's certificate needs the host names or addresses under which it is reached")
-    authority, authority_key = _authority(folder)
     key = ec.generate_private_key(ec.SECP256R1())
+    certificate = _certificate(folder, name, key.public_key(), role, hosts, days)
+    write_key(folder / f"{name}.key", key)
+    _write(folder / f"{name}.pem", certificate)
+    return folder / f"{name}.pem"
+
+
+def issue_for(folder: Path, name: str, key: ec.EllipticCurvePublicKey, days: int = 365) -> Path:
+    """Writes `name.pem` for a key that only its party has."""
+    check_name(name)
+    _write(folder / f"{name}.pem", _certificate(folder, name, key, "party", (), days))
+    return folder / f"{name}.pem"
+
+
+def check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or name == "ca":
+        raise TransportError(f"{name!r} cannot be a party's name; use letters, digits, '.', '_' and '-'")
+
+
+def write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """A private key, which nobody else may read."""
+    _write(path, _private(key), secret=True)
+
+
+def _certificate(
+    folder: Path, name: str, key: ec.EllipticCurvePublicKey, role: Role, hosts: Sequence[str], days: int
+) -> bytes:
+    """A certificate by the folder's authority."""
+    authority, authority_key = _authority(folder)
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if role == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     names = [_host(host) for host in hosts] if role == "server" else [x509.DNSName(name)]
     certificate = (
-        _builder(subject, authority.subject, key.public_key(), days)
+        _builder(subject, authority.subject, key, days)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(False, None), critical=True)
         .add_extension(_usage(is_authority=False), critical=True)
@@ -67,9 +95,7 @@ def issue(folder: Path, name: str, role: Role = "party", hosts: Sequence[str] = 
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
-    _write(folder / f"{name}.key", _private(key), secret=True)
-    _write(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))
-    return folder / f"{name}.pem"
+    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def renew(folder: Path, name: str, days: int = 365) -> Path:
@@ -137,6 +163,17 @@ def verify(authority: bytes, certificate: bytes, challenge: bytes, signature: by
     if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
         raise TransportError("the certificate is not valid now; renew it")
     return found
+
+
+def warn_of_loose(*paths: Path) -> None:
+    """Says which keys and secrets others on this machine can read."""
+    for path in paths:
+        try:
+            mode = path.stat().st_mode & 0o077
+        except OSError:
+            continue  # whoever reads it says what is wrong
+        if mode:
+            log.warning("%s can be read or changed by others on this machine; chmod 600 it", path)
 
 
 def check_own(authority: Path, certificate: Path, key: Path) -> None:

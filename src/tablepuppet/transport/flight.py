@@ -49,6 +49,7 @@ class Identity:
     def check(self) -> None:
         """Fails where the three do not fit together."""
         certs.check_own(self.authority, self.certificate, self.key)
+        certs.warn_of_loose(self.key)
 
     def read(self) -> tuple[bytes, bytes, bytes]:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tablepuppet import protocol as m
+from tablepuppet.client.sizes import check_model, check_outputs
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import TransportError
 from tablepuppet.models.neural import NeuralModel
@@ -36,6 +37,8 @@ def _score(
     features = encode([c for c, _ in pairs], [i for _, i in pairs], request.rows, encoders)
     table = own.tables.use(request.job, request.scan).table
     own.owner.scores(table, (encoders, spec, outputs), theta, features.width)
+    check_outputs(outputs, features.rows)
+    check_model(spec, features.width, outputs)
     if not spec.is_linear:
         module = own.module(spec, features.width, outputs, request.name)
         missing = request.rows < 0

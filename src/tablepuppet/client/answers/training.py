@@ -14,6 +14,7 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.client.part import Kept, Part
+from tablepuppet.client.sizes import check_model, check_options, check_outputs
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.models.linear import LinearModel, Model
@@ -28,6 +29,9 @@ def start_part(own: ClientState, request: Start) -> m.Started:
     part = own.part(request)
     if part.train is None or part.test is None:
         raise TransportError("a part must be encoded before it is trained")
+    check_outputs(request.outputs, part.train.rows)
+    check_model(request.model, part.train.width, request.outputs)
+    check_options(request.algorithm)
     given = part.request.multiplicity
     multiplicity = np.ones(part.train.rows) if given is None else given.astype(np.float64)
     weights = multiplicity if request.weights is None else request.weights[:, 0]

@@ -1,0 +1,63 @@
+"""Keys and secrets that the administrator never sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tablepuppet.errors import TransportError
+from tablepuppet.transport import certs, requests
+from tablepuppet.transport.flight import Identity
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    """An authority, and two parties with keys that only they have."""
+    certs.create_authority(tmp_path / "authority")
+    made = {}
+    for name in ("store-eu", "supplier"):
+        folder = made[name] = tmp_path / name
+        signed = requests.sign(tmp_path / "authority", requests.request(folder, name))
+        assert not (tmp_path / "authority" / f"{name}.key").exists()
+        for file in (signed, tmp_path / "authority" / "ca.pem"):
+            (folder / file.name).write_bytes(file.read_bytes())
+    for name, other in (("store-eu", "supplier"), ("supplier", "store-eu")):
+        (made[name] / f"{other}.pem").write_bytes((made[other] / f"{other}.pem").read_bytes())
+    return made
+
+
+def test_a_party_makes_its_own_key_and_the_authority_signs_it(folders: dict[str, Path]) -> None:
+    folder = folders["store-eu"]
+    Identity(folder / "ca.pem", folder / "store-eu.pem", folder / "store-eu.key").check()
+    assert (folder / "store-eu.key").stat().st_mode & 0o077 == 0
+    with pytest.raises(TransportError, match="exists already"):
+        requests.request(folder, "store-eu")
+
+
+def test_a_secret_passes_between_clients_sealed(folders: dict[str, Path]) -> None:
+    eu, supplier = folders["store-eu"], folders["supplier"]
+    sealed = requests.seal(
+        b"the clients' secret", eu / "store-eu.pem", eu / "store-eu.key", eu / "supplier.pem", eu / "ca.pem"
+    )
+    assert b"secret" not in sealed
+    own = (supplier / "supplier.pem", supplier / "supplier.key")
+    found = requests.open_sealed(sealed, *own, supplier / "store-eu.pem", supplier / "ca.pem")
+    assert found == b"the clients' secret"
+    with pytest.raises(TransportError, match="no secret for supplier"):  # by somebody else
+        requests.open_sealed(sealed, *own, supplier / "supplier.pem", supplier / "ca.pem")
+    damaged = sealed[:-1] + bytes([sealed[-1] ^ 1])
+    with pytest.raises(TransportError, match="no secret for supplier"):
+        requests.open_sealed(damaged, *own, supplier / "store-eu.pem", supplier / "ca.pem")
+
+
+def test_keys_that_others_can_read_are_warned_about(folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    key = folders["store-eu"] / "store-eu.key"
+    key.chmod(0o644)
+    certs.warn_of_loose(key)
+    assert "chmod 600" in caplog.text
+
+
+def test_a_missing_list_of_revoked_certificates_refuses(tmp_path: Path) -> None:
+    with pytest.raises(TransportError, match="there is no list"):
+        certs.read_revoked(tmp_path / "revoked.txt")

@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tablepuppet.network.handshakes import logged_handshakes
 from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.network.join import Member
 from tablepuppet.network.records import lock_folder
+from tablepuppet.network.run_process import prepare
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
 from tablepuppet.privacy.policy import Policy
@@ -42,7 +42,7 @@ def serve(
     """Runs the coordinator, and clients of the same organisation beside it, until a signal comes."""
     os.umask(0o077)  # whatever is written holds somebody's data
     fix_thresholds()  # before threads have heaps of their own, which keep what messages took
-    forkserver.ensure_running()  # the processes of runs are forked from one that has loaded everything
+    prepare()  # the processes of runs are forked from one that has loaded everything
     identity = settings.server_identity()
     if identity is not None:
         identity.check()

@@ -7,13 +7,17 @@ is a `RunDiedError`, and the next run gets a new process.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import multiprocessing
+import shutil
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from multiprocessing import forkserver, process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -28,8 +32,20 @@ from tablepuppet.protocol.codec import Frame
 log = logging.getLogger(__name__)
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([w.__name__])
+_FORKS_TEMPORARY = "tempdir"  # where multiprocessing looks for a folder of its own
+_LONGEST_PATH = 60  # of 108 bytes that a socket's whole path may have
 _LOOK = 0.2  # seconds between two looks at a process that computes
 _GRACE = 20.0  # seconds that a stopped run may take to notice
+
+
+def prepare() -> None:
+    """Starts the process that those of runs are forked from; its socket needs a short path, which TMPDIR may not be."""
+    folder = tempfile.gettempdir()
+    if len(folder) > _LONGEST_PATH and _FORKS_TEMPORARY not in process.current_process()._config:  # type: ignore[attr-defined]
+        made = tempfile.mkdtemp(prefix="tablepuppet-", dir="/tmp")
+        atexit.register(shutil.rmtree, made, ignore_errors=True)
+        process.current_process()._config[_FORKS_TEMPORARY] = made  # type: ignore[attr-defined]
+    forkserver.ensure_running()
 
 
 class RunDiedError(TablePuppetError):
@@ -89,12 +105,13 @@ class RunProcess:
                 return self._pipe
             log.info("the process of runs holds %.1f GiB and is replaced", self._taken() / 2**30)
         self.close()
+        prepare()
         own, other = socket.socketpair()
         level = logging.getLogger("tablepuppet").getEffectiveLevel()
-        process = _FORKS.Process(target=w.main, args=(other, self.memory, level), name="run", daemon=True)
-        process.start()
+        started = _FORKS.Process(target=w.main, args=(other, self.memory, level), name="run", daemon=True)
+        started.start()
         other.close()
-        self._process, self._pipe = process, Pipe(own, w.FROM_WORKER)
+        self._process, self._pipe = started, Pipe(own, w.FROM_WORKER)
         return self._pipe
 
     def _serve(

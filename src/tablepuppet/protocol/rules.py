@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ LONGEST_TEXT = 65_536  # characters of a name, a category, a message
 LARGEST_COUNT = 2.0**62
 _NUMBERS = frozenset("fiub")
 _MOST_FIGURES = 100
+_STEP_ANSWERS = (m.Predictions, m.Partial, m.Masked)
 
 
 class WrongError(ValueError):
@@ -90,7 +91,9 @@ def check(request: m.Message, answer: m.Message, known: Known) -> None:
         _text(answer.message, "message")
         return
     expected = ANSWERS.get(type(request))
-    if expected is None and request.stage == "step":  # an algorithm's own
+    if expected is None and request.stage == "step":  # an algorithm's own, which may have answers of its own
+        is_own = type(answer) not in get_args(m.RESPONSES)
+        require(is_own or isinstance(answer, _STEP_ANSWERS), type(answer).__name__, "is no answer to a step")
         _update(request, answer, known)
         return
     if expected is None or not isinstance(answer, expected):

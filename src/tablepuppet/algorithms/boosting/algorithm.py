@@ -1,7 +1,7 @@
 """boosting, declared.
 
 How often clients object to a strict tree is known from runs alone: after the first tree, which takes a round per level,
-a tree took two rounds on flights (docs/boosting.md).
+a tree took two rounds on flights and Walmart (docs/boosting.md).
 """
 
 from __future__ import annotations

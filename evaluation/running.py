@@ -18,7 +18,6 @@ from evaluation.sources import write
 from evaluation.workload import Pooled, Workload, halves
 from tablepuppet.errors import JobError, TrainingError
 from tablepuppet.job import make_job
-from tablepuppet.plan.private import blinded
 from tablepuppet.report import RunRecord, read_record, record_of, to_json
 
 Say = Callable[[str], None]
@@ -168,7 +167,12 @@ def _kept(file: Path, query: str, given: Mapping[str, Any], seed: int) -> RunRec
         algorithm=given["algorithm"],
         given={**options, "seed": seed},
     )
-    return record if record.job == msgspec.json.decode(msgspec.json.encode(blinded(job))) else None
+    return (
+        record
+        if record.job
+        == msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(job, options=job.blinded_options)))
+        else None
+    )
 
 
 def _tuned(

@@ -80,6 +80,10 @@ class PolicyError(TablePuppetError):
     """An owner's own policy refuses the request."""
 
 
+class ApprovalError(TablePuppetError):
+    """A person must approve the job first."""
+
+
 class TrainingError(TablePuppetError):
     """A run cannot start or cannot go on."""
 

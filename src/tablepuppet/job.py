@@ -134,6 +134,16 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return (self.spec.is_linear and not is_network(self.head)) if self.intercept is None else self.intercept
 
     @property
+    def is_private(self) -> bool:
+        """Whether features are promised to be private: nothing exact about them is released."""
+        return self.privacy.features is not None or self.privacy.predictions.mode == "local"
+
+    @property
+    def blinded_options(self) -> AlgorithmOptions:
+        """The options, with nothing left in them that looks at exact predictions beside noisy steps."""
+        return self.options.blinded() if self.is_private else self.options
+
+    @property
     def is_expanded(self) -> bool:
         """Whether blocks are expanded to joined rows first: the VFL baselines."""
         return is_expanded(self.algorithm)

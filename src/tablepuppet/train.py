@@ -13,6 +13,8 @@ import pyarrow as pa
 from tablepuppet.allocation import fix_thresholds
 from tablepuppet.catalog import LabelColumns, bind
 from tablepuppet.catalog.serving import Key
+from tablepuppet.contract.agree import agree
+from tablepuppet.contract.build import job_contracts, key_contracts
 from tablepuppet.engine.encoders import block_widths
 from tablepuppet.engine.evaluate import evaluate as evaluate_model
 from tablepuppet.engine.metrics import Metrics
@@ -25,13 +27,15 @@ from tablepuppet.mapping.build import map_tables
 from tablepuppet.mapping.cluster.cluster import Cluster, at_work
 from tablepuppet.mapping.join.profile import Profile, profile_keys
 from tablepuppet.mapping.keys.gather import gather_keys
+from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Plan, make_plan, task_of
 from tablepuppet.plan.private import plan_privacy
 from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.missing import reachable
 from tablepuppet.prediction.model import Model
-from tablepuppet.prediction.predict import predict_rows
+from tablepuppet.prediction.predict import block_fingerprints, predict_rows
 from tablepuppet.protocol import CloseJob
+from tablepuppet.protocol.contract import Purpose
 from tablepuppet.query import parse
 from tablepuppet.threads import one_blas_thread
 from tablepuppet.transport.link import Link
@@ -42,7 +46,7 @@ Tables = Mapping[str, tuple[str, ...]]  # table name → its clients
 def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None, job_id: str | None = None) -> Result:
     """Trains a job's model on tables that stay with their clients; a resumed run has the id it had."""
     with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
-        plan = plan_job(job, tables, link, job_id, cluster)
+        plan = plan_job(job, tables, link, job_id, "train", cluster)
         if plan.algorithm.is_pooled:
             return run_pooled(plan, link, job_id, on_round)
         if job.spec.is_boosted:
@@ -56,15 +60,20 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
 def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> Plan:
     """What training would do and cost."""
     with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
-        plan = plan_job(job, tables, link, job_id, cluster)
+        plan = plan_job(job, tables, link, job_id, "explain", cluster)
         plan_privacy(plan.job, plan.mapping, plan.loss)  # what training would refuse is refused here
-        return plan if job.spec.is_boosted else replace(plan, widths=block_widths(plan, link, job_id))
+        if job.spec.is_boosted:
+            return plan
+        plan = replace(plan, widths=block_widths(plan, link, job_id))
+        check_exposure(plan.shape, plan.job, plan.loss)
+        return plan
 
 
 def profile(query: str, label: str, tables: Tables, link: Link) -> Profile:
     """How the keys of a query's tables meet."""
     with _session(tables, link) as job_id:
         bound = bind(parse(query), label=label, tables=tables, link=link, job=job_id)
+        agree(key_contracts(bound, "profile", link.asker), link, job_id)
         keys, _ = gather_keys(bound, link, job_id)
         return profile_keys(bound, keys)
 
@@ -102,14 +111,24 @@ def predict(
 def evaluate(model: Model, job: Job, tables: Tables, link: Link) -> Metrics:
     """A model's metrics on the labelled rows of a job's query."""
     with _session(tables, link) as job_id:
-        return evaluate_model(model, plan_job(job, tables, link, job_id), link, job_id)
+        return evaluate_model(model, plan_job(job, tables, link, job_id, "evaluate", model=model), link, job_id)
 
 
-def plan_job(job: Job, tables: Tables, link: Link, job_id: str, cluster: Cluster | None = None) -> Plan:
-    """Text → Ucq → BoundQuery → TableMapping → Plan; joined rows lie on the cluster, if there is one."""
+def plan_job(
+    job: Job,
+    tables: Tables,
+    link: Link,
+    job_id: str,
+    purpose: Purpose = "train",
+    cluster: Cluster | None = None,
+    model: Model | None = None,
+) -> Plan:
+    """Text → Ucq → BoundQuery → Contracts → TableMapping → Plan; joined rows lie on the cluster, if there is one."""
     ucq = parse(job.query)
     beside = LabelColumns(job.weight, job.test_where, job.validation_where)
     bound = bind(ucq, label=job.label, tables=tables, link=link, job=job_id, beside=beside)
+    models = {} if model is None else block_fingerprints(model)
+    agree(job_contracts(bound, job, purpose, link.asker, models), link, job_id)
     mapping = map_tables(
         bound,
         link,

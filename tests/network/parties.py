@@ -115,6 +115,7 @@ certificate = "certs/analyst.pem"
 key = "certs/analyst.key"
 """
         )
+        (self.folder / "open.toml").write_text("keys_in_plain = false\n")  # without a policy, a person would be asked
         for name, table in self.owners.items():
             pq.write_table(held[name], self.folder / f"{name}.parquet")
             (self.folder / f"{name}.toml").write_text(
@@ -122,6 +123,7 @@ key = "certs/analyst.key"
 name = "{name}"
 server = "{self.address(name)}"
 secret = "clients.secret"
+policy = "open.toml"
 [tables]
 {table} = "{name}.parquet"
 """

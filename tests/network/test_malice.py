@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +14,9 @@ from tests.network.parties import Parties, tables
 from tablepuppet import protocol as m
 from tablepuppet.network.control import FROM_ANYBODY
 from tablepuppet.protocol.codec import Frame, decode, encode
+from tablepuppet.protocol.contract import Column, ScanTerms
+from tablepuppet.tables.approvals import Approvals
+from tablepuppet.tables.owner_log import verify
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.flight import Door, FlightDoor, Identity
 from tablepuppet.transport.parcels import LIMIT
@@ -91,10 +94,12 @@ def parties(tmp_path: Path) -> Iterator[Parties]:
 
 def meet(parties: Parties, *, policy: str | None) -> Impostor:
     """An impostor, and the client store-eu that joined it with its scan open: item, x, z, y."""
+    file = parties.folder / "store-eu.toml"
     if policy is not None:
         (parties.folder / "policy.toml").write_text(policy)
-        file = parties.folder / "store-eu.toml"
-        file.write_text('policy = "policy.toml"\n' + file.read_text())
+        file.write_text(file.read_text().replace("open.toml", "policy.toml"))
+    else:
+        file.write_text(file.read_text().replace('policy = "open.toml"\n', ""))
     impostor = Impostor(parties)
     parties.start("store-eu")
     columns = ["item", "x", "y"] if policy is not None else ["item", "x", "z", "y"]
@@ -111,17 +116,34 @@ def test_what_the_policy_forbids_is_refused(parties: Parties) -> None:
     impostor.close()
 
 
-def test_without_a_policy_keys_leave_as_tokens_and_features_never(parties: Parties) -> None:
+def test_without_a_policy_nothing_is_read_before_a_person_approves(parties: Parties) -> None:
     impostor = meet(parties, policy=None)
-    plain, revealed, tokens = impostor.ask(
-        m.SendKeys(job=RUN, scan=0, columns=[0], tokens="plain"),
-        m.RevealFeatures(job=RUN, part=0),
+    columns = [("item", ("key",)), ("x", ("feature",)), ("z", ()), ("y", ("label",))]
+    terms = ScanTerms(0, "orders", tuple(Column(c, cast(Any, roles)) for c, roles in columns), None)
+    contract = m.Contract(purpose="profile", asker="a server", label="y", scans=(terms,), blocks=())
+    agreement, *others = impostor.ask(
+        m.ProposeContract(job=RUN, contract=contract),
         m.SendKeys(job=RUN, scan=0, columns=[0], tokens="hmac", domains=["item"]),
+        m.CountRows(job=RUN, scan=0),
+        m.RevealFeatures(job=RUN, part=0),
     )
-    assert isinstance(plain, m.Failure)
-    assert "tokens only" in plain.message
-    assert isinstance(revealed, m.Failure)
-    assert isinstance(tokens, m.Keys)
+    assert isinstance(agreement, m.Agreement)
+    assert not agreement.is_agreed
+    for answer in others:
+        assert isinstance(answer, m.Failure)
+        assert "no contract was agreed to" in answer.message
+    state = parties.folder / "state" / "store-eu"
+    assert verify(state / "log.jsonl") == 5  # proposed, waiting, three refusals
+    Approvals(state).decide(contract.hash[:12], is_approved=True)
+    agreement, keys, counted = impostor.ask(
+        m.ProposeContract(job=RUN, contract=contract),
+        m.SendKeys(job=RUN, scan=0, columns=[0], tokens="hmac", domains=["item"]),
+        m.CountRows(job=RUN, scan=0),
+    )
+    assert isinstance(agreement, m.Agreement)
+    assert agreement.is_agreed
+    assert isinstance(keys, m.Keys)
+    assert isinstance(counted, m.Failure)  # a profile has no use for it
     assert "no rule of store-eu speaks of table orders" in (parties.folder / "store-eu.log").read_text()
     impostor.close()
 
@@ -131,8 +153,8 @@ def test_a_message_that_is_not_on_the_list_is_refused(parties: Parties) -> None:
     garbage = [b"", b"\x00", b"\x09x", b"\x00\x81\xa4type\xa6Launch", b"\x00" + bytes(100)]
     for frame in impostor.ask_frames([Frame(header or b"\xff", [bytes(8)]) for header in garbage]):
         assert isinstance(decode(frame, m.RESPONSES), m.Failure)
-    (answer,) = impostor.ask(m.CountRows(job=RUN, scan=0))  # the client goes on
-    assert isinstance(answer, m.RowCount)
+    (answer,) = impostor.ask(m.DescribeTable(table="orders"))  # the client goes on
+    assert isinstance(answer, m.TableSchema)
     impostor.close()
 
 

@@ -15,7 +15,7 @@ import tablepuppet as tp
 from tablepuppet.algorithms import private
 from tablepuppet.client.answers import training
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.privacy.gaussian import gaussian
+from tablepuppet.privacy.gaussian import noised
 
 EPSILON, CANARIES, GUESSES, ALARM = 1.0, 1200, 360, 1e-4
 
@@ -58,8 +58,8 @@ def test_the_audit_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_audit_catches_a_quarter_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = gaussian
-    monkeypatch.setattr(private, "gaussian", lambda shape, deviation, generator: plain(shape, deviation / 4, generator))
+    plain = noised
+    monkeypatch.setattr(private, "noised", lambda values, deviation, generator: plain(values, deviation / 4, generator))
     assert surprise(monkeypatch) < ALARM
 
 

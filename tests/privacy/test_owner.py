@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.owner import Account, Spending, TableBudget
 from tablepuppet.privacy.policy import Policy
 from tablepuppet.protocol.codec import decode, encode
+from tablepuppet.protocol.contract import BlockTerms, Column, ScanTerms, fingerprint
 from tablepuppet.tables.account_file import AccountFile, own_secret
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
@@ -112,15 +114,21 @@ def test_more_noisy_gradients_than_the_ledger_counts_are_refused() -> None:
 
 def scoring_client(policy: Policy) -> Client:
     table = pa.table({"a": [0.25, 1.5, -2.0], "b": [3.0, 0.125, 7.0], "c": [1.0, 2.0, 3.0]})
-    client = Client("owner", ClientTables({"t": open_source(table, "t")}), policy)
-    client.answer(m.OpenScan(job="j", scan=0, table="t", columns=['"a"', '"b"', '"c"']))
-    return client
+    return Client("owner", ClientTables({"t": open_source(table, "t")}), policy)
 
 
 def ask(client: Client, theta: list[float]) -> Any:
+    """Applies a model under a contract of its own."""
     plain = m.NumberEncoder(mean=np.zeros(1), scale=np.ones(1), fill=np.zeros(1), has_missing=False)
+    job, texts = secrets.token_hex(8), ['"a"', '"b"', '"c"']
+    name = fingerprint([plain] * 3, np.array(theta)[:, None], ModelSpec(kind="linear"), 1)
+    scan = ScanTerms(0, "t", tuple(Column(text, ("feature",)) for text in texts), None)
+    block = BlockTerms("t", 0, (0, 1, 2), model=name)
+    contract = m.Contract(purpose="predict", asker="server", label="y", scans=(scan,), blocks=(block,))
+    client.answer(m.OpenScan(job=job, scan=0, table="t", columns=texts))
+    client.answer(m.ProposeContract(job=job, contract=contract))
     request = m.ScoreRows(
-        job="j",
+        job=job,
         scan=0,
         columns=[0, 1, 2],
         rows=np.arange(3),
@@ -141,6 +149,8 @@ def test_a_server_that_asks_with_unit_vectors_does_not_read_the_features() -> No
     with pytest.raises(PolicyError, match=r"3 exact numbers of each row.*rule allow_reconstruction") as refused:
         ask(client, [0.0, 0.0, 1.0])
     assert "\n" not in str(refused.value)
+    careful = scoring_client(Policy(allow_reconstruction=False))
+    ask(careful, [1.0, 0.0, 0.0])
     trusting = scoring_client(Policy(allow_reconstruction=True))
     for k in range(3):
         ask(trusting, np.eye(3)[k].tolist())

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
+from tablepuppet.algorithms.exchanges import Exchanges, RunShape
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
 from tablepuppet.algorithms.traffic import OuterRound, Wave, waves
@@ -187,6 +188,10 @@ class Algorithm(ABC, Generic[_Options]):
         """What its rounds tell about a block in `shape.epochs` epochs of so many batches."""
         return Disclosure(predictions=shape.epochs, slopes=shape.epochs)
 
+    def exchanges(self, options: _Options, run: RunShape) -> Exchanges:
+        """How often a part is asked for what, in a run of so many epochs."""
+        return Exchanges(run.epochs, has_start=not run.is_linear, evaluates_train=True)
+
     def why_not_private(self, options: _Options) -> str | None:
         """Why there is no form of it under feature privacy; None: there is."""
         return f"{self.name} has no private form"
@@ -235,6 +240,9 @@ class PooledAlgorithm(Algorithm[_Options]):
 
     def disclosure(self, shape: Shape, options: _Options, block: BlockShape, batches: int) -> Disclosure:
         return Disclosure(predictions=0, slopes=0, features=True)
+
+    def exchanges(self, options: _Options, run: RunShape) -> Exchanges:
+        return Exchanges(run.epochs, is_pooled=True)
 
     def why_not_private(self, options: _Options) -> str:
         return f"{self.name} pools all features; it has no private form"

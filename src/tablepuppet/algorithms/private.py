@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PrivacyError
 from tablepuppet.models.linear import Model
-from tablepuppet.privacy.gaussian import GradientPrivacy, bounded, gaussian
+from tablepuppet.privacy.gaussian import GradientPrivacy, bounded, noised
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class PrivateGradient:
         if self.taken > self.privacy.limit:
             raise _past("gradients", self.privacy.limit)
         total = model.clipped_gradient(theta, signal, self.privacy.clip, rows, draw)
-        noisy = total + gaussian(total.shape, self.privacy.noise * self.privacy.clip, self.generator)
+        noisy = noised(total.astype(np.float64), self.privacy.noise * self.privacy.clip, self.generator)
         return noisy.astype(total.dtype, copy=False)  # a network's numbers may be of 32 bits
 
     @property
@@ -63,10 +63,6 @@ class PrivateGradient:
         self.showings += self.privacy.prediction_bound > 0
         if self.showings > self.privacy.prediction_limit and self.privacy.prediction_bound > 0:
             raise _past("predictions", self.privacy.prediction_limit)
-        return self.noised(predictions)
-
-    def noised(self, predictions: Array) -> Array:
-        """Predictions of other rows than those that were counted."""
         return bounded(predictions, self.privacy, self.generator)
 
     def sample(self, rows: int) -> NDArray[np.int64]:

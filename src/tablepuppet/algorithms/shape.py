@@ -50,6 +50,7 @@ class PartShape:
     test_rows: int
     joined: int  # joined rows that come from them
     fan: Fan
+    is_in_both: bool = True  # whether some row is trained on and held out, in different joined rows
 
 
 @dataclass(frozen=True, slots=True)

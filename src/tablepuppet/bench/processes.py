@@ -84,13 +84,15 @@ def _write(folder: Path, held: Held) -> Path:
     for name in (*held, "analyst"):
         certs.issue(folder / "certs", name)
     (folder / "clients.secret").write_bytes(SECRET)
+    (folder / "policy.toml").write_text("keys_in_plain = false\n", encoding="utf-8")
     owners: dict[str, list[str]] = {}
     for name, (table, rows) in held.items():
         owners.setdefault(table, []).append(name)
         file = rows if isinstance(rows, Path) else folder / f"{name}.parquet"
         if isinstance(rows, pa.Table):
             pq.write_table(rows, file)
-        client = f'name = "{name}"\nserver = "{address}"\nsecret = "clients.secret"\n[tables]\n'
+        client = f'name = "{name}"\nserver = "{address}"\nsecret = "clients.secret"\n'
+        client += 'policy = "policy.toml"\n[tables]\n'
         (folder / f"{name}.toml").write_text(f'{client}{table} = "{file.resolve()}"\n', encoding="utf-8")
     lists = "".join(f"{table} = {json.dumps(names)}\n" for table, names in owners.items())
     user = '[user]\nname = "analyst"\ncertificate = "certs/analyst.pem"\nkey = "certs/analyst.key"\n'

@@ -26,6 +26,14 @@ class Scan:
     columns: tuple[ColumnInfo, ...]  # the type of each expression, as its clients report it
     withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
     query: str | None = None  # over the clients' tables, `table` among them, whose rows are read instead of a table's
+    spelled: tuple[ScanTexts, ...] = ()  # per client: the expressions and the filter as it was sent them
+
+
+class ScanTexts(NamedTuple):
+    """A scan in one client's spelling of its columns."""
+
+    columns: tuple[str, ...]
+    filter: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +123,10 @@ class BoundQuery:
     scans: tuple[Scan, ...]
     branches: tuple[Branch, ...]
     blocks: tuple[Block, ...]
+
+    def spelled(self, scan: int, client: str) -> ScanTexts:
+        """What a client was asked to open."""
+        found = self.scans[scan]
+        if not found.spelled:
+            return ScanTexts(found.expressions, found.filter)
+        return found.spelled[found.clients.index(client)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from tablepuppet.catalog.bound import Scan
+from tablepuppet.catalog.bound import Scan, ScanTexts
 from tablepuppet.catalog.kinds import common_cast, merged_column, type_name
 from tablepuppet.catalog.refusals import refuse
 from tablepuppet.catalog.schemas import TableShape
@@ -28,6 +28,9 @@ class _Draft:
     filters: tuple[exp.Expr, ...]
     expressions: dict[str, exp.Expr] = field(default_factory=dict)  # by text, as the first client spells it
     places: list[exp.Expr] = field(default_factory=list)  # where the query uses each for the first time
+
+    def texts(self, client: str) -> list[str]:
+        return [render(e, self.shape.spelling[client]) for e in self.expressions.values()]
 
     def predicate(self, client: str) -> str | None:
         texts = [render(f, self.shape.spelling[client]) for f in self.filters]
@@ -67,7 +70,7 @@ class Scans:
         requests: dict[str, list[Message]] = {}
         for number, draft in enumerate(self._drafts):
             for client in draft.shape.clients:
-                columns = [render(e, draft.shape.spelling[client]) for e in draft.expressions.values()]
+                columns = draft.texts(client)
                 request = OpenScan(
                     job=job,
                     scan=number,
@@ -116,6 +119,7 @@ def _typed(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]) ->
         columns.append(column)
     shape = draft.shape
     predicate = draft.predicate(shape.clients[0])
+    spelled = tuple(ScanTexts(tuple(draft.texts(client)), draft.predicate(client)) for client in shape.clients)
     return Scan(
         shape.name,
         shape.clients,
@@ -124,4 +128,5 @@ def _typed(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]) ->
         tuple(columns),
         shape.withholding,
         shape.query,
+        spelled,
     )

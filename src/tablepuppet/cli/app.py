@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from tablepuppet.cli import certs, processes
+from tablepuppet.cli import certs, contracts, processes
 from tablepuppet.cli.bench import bench
 from tablepuppet.cli.demo import demo
 from tablepuppet.cli.explain import explain
@@ -37,6 +37,10 @@ app.command()(processes.status)
 app.command()(processes.cancel)
 app.command()(submit)
 app.command()(wait)
+app.command()(contracts.contracts)
+app.command()(contracts.approve)
+app.command()(contracts.deny)
+app.add_typer(contracts.log_app, name="log")
 app.add_typer(certs.app, name="certs")
 
 

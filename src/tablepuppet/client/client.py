@@ -8,6 +8,7 @@ send (the paper's three functions) are one call: a frame in, a frame out.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ import numpy as np
 
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.registry import REQUESTS, UPDATES
-from tablepuppet.client.answers import boosting, features, prediction, setup, training
+from tablepuppet.client.answers import boosting, contract, features, prediction, setup, training
 from tablepuppet.client.part import Checkpoint
 from tablepuppet.client.state import ClientState
-from tablepuppet.errors import TablePuppetError
+from tablepuppet.errors import PolicyError, TablePuppetError
 from tablepuppet.memory import memory_limit
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
 
@@ -47,16 +48,40 @@ class Client(ClientState):
         return encode(answer, wire)
 
     def answer(self, message: Any) -> m.Message:
-        """The answer to one request, if the owner's policy has nothing against it."""
-        self.policy.check(message, self.tables.use)
-        return ANSWERS[type(message)](self, message)
+        """The answer to one request, if the owner's policy has nothing against it and its contract has it."""
+        try:
+            self.policy.check(message, self.tables.use)
+            self.keeper.check(message)
+            answer = ANSWERS[type(message)](self, message)
+        except PolicyError as error:
+            self._log_refusal(message, error)
+            raise
+        self._log_told(message, answer)
+        return answer
+
+    def _log_refusal(self, message: Any, error: PolicyError) -> None:
+        job = getattr(message, "job", "")
+        agreed = self.keeper.contract(job)
+        detail: dict[str, Any] = {"request": type(message).__name__, "why": str(error)}
+        self.log.write("refused", job, "" if agreed is None else agreed.hash, detail)
+
+    def _log_told(self, message: Any, answer: m.Message) -> None:
+        """Counts what leaves; the counts are a line of the log when the job is closed."""
+        job = getattr(message, "job", "")
+        if isinstance(message, m.CloseJob):
+            told = self.told.pop(job, None)
+            if told:
+                self.log.write("disclosed", job, "", dict(told))
+            return
+        for tells, numbers in m.disclosures(answer):
+            self.told.setdefault(job, Counter())[tells.what] += numbers
 
     # -- what a checkpoint holds -----------------------------------------------------------
 
     def states(self, job: str) -> dict[int, Any]:
         """All that rounds have changed in each part, and its key for masks."""
         return {
-            part: held.checkpoint()
+            part: held.checkpoint(self.keeper.asked(job, part))
             for (of, part), held in self.parts.items()
             if of == job and (held.state is not None or held.sealing is not None)
         }
@@ -79,15 +104,27 @@ class Client(ClientState):
         """Sets the parts' states, once the requests that opened and started them were answered again."""
         for number, frame in frames.items():
             part = self.parts[job, number]
-            part.restore(decode(frame, Checkpoint[type(part.state)]))  # type: ignore[misc]
+            found = decode(frame, Checkpoint[type(part.state)])  # type: ignore[misc]
+            part.restore(found)
+            self.keeper.restore(job, number, found.asked)
 
 
 # Requests that leave something behind at the client besides a part's state.
-SETUP = (m.OpenScan, m.SendKeys, m.OpenPart, m.SumStatistics, m.EncodeFeatures, m.StartPart, m.StartTrees)
+SETUP = (
+    m.OpenScan,
+    m.ProposeContract,
+    m.SendKeys,
+    m.OpenPart,
+    m.SumStatistics,
+    m.EncodeFeatures,
+    m.StartPart,
+    m.StartTrees,
+)
 
 ANSWERS: dict[type, Callable[[ClientState, Any], m.Message]] = {
     m.DescribeTable: setup.describe_table,
     m.OpenScan: setup.open_scan,
+    m.ProposeContract: contract.propose,
     m.CountRows: setup.count_rows,
     m.SendKeys: setup.send_keys,
     m.DescribeLabels: setup.describe_labels,

@@ -36,6 +36,19 @@ class Owner:
     is_in_process: bool = False  # server and client are one process: there is nobody to hide from
     is_restoring: bool = False  # a checkpoint is lived again: what it released was written down then
 
+    def contract(self, contract: m.Contract) -> None:
+        """A contract was proposed: what has a budget leaves under noise only, and within what is left of it."""
+        if contract.training is None:
+            return
+        for scan in contract.scans:
+            budget = self.policy.budget.get(scan.table)
+            if budget is None:
+                continue
+            if budget.label is not None and scan.numbers("label") and contract.label_privacy is None:
+                raise without_noise(scan.table, "label")
+            if budget.features is not None and scan.numbers("feature") and contract.feature_privacy is None:
+                raise without_noise(scan.table, "features")
+
     def label(self, table: str, request: m.SendLabels, release: str) -> None:
         """Noisy labels are about to leave."""
         assert request.privacy is not None
@@ -85,7 +98,8 @@ class Owner:
         outputs = model[-1]
         spending = Spending(table=table, what="scores", name=_fingerprint(model, theta), numbers=outputs)
         before = int(self.account.account.spent(table, "scores"))
-        if before and not self.account.account.knows(spending):  # one model is what predictions are for
+        is_strict = self.policy.allow_reconstruction is False  # otherwise one model is what predictions are for
+        if (before or is_strict) and not self.account.account.knows(spending):
             self.policy.check_exposure(before + outputs, width, "one more model applied to this owner's rows")
         self.account.spend(spending)
 

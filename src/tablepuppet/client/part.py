@@ -56,12 +56,12 @@ class Part:
             raise TransportError("masks need a key of this part, which was not asked for")
         self.sealing.meet(peers)
 
-    def checkpoint(self) -> Checkpoint[Any]:
-        """All that rounds have changed."""
+    def checkpoint(self, asked: dict[str, int]) -> Checkpoint[Any]:
+        """All that rounds have changed; `asked`: how often the contract was made use of."""
         private = None if self.setup is None else self.setup.private
         taken, showings = (0, 0) if private is None else private.counts
         seal = None if self.sealing is None else self.sealing.state
-        return Checkpoint(self.state, self.kept, seal, taken, showings, self.shown)
+        return Checkpoint(self.state, self.kept, seal, taken, showings, self.shown, asked)
 
     def restore(self, found: Checkpoint[Any]) -> None:
         """Goes on where a checkpoint was made."""
@@ -88,3 +88,4 @@ class Checkpoint(Struct, Generic[_State], frozen=True):
     taken: int = 0  # noisy gradients
     showings: int = 0  # noisy predictions
     shown: int = 0  # exact ones
+    asked: dict[str, int] = {}

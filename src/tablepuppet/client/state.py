@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tablepuppet.client.keeper import Keeper
 from tablepuppet.client.owner import Owner
 from tablepuppet.client.part import Part
 from tablepuppet.errors import JobError, TransportError
@@ -17,6 +19,8 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.policy import Policy
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.account_file import AccountFile
+from tablepuppet.tables.approvals import Approvals
+from tablepuppet.tables.owner_log import OwnerLog
 from tablepuppet.tables.part_store import PartStore
 from tablepuppet.tables.store import ClientTables
 
@@ -38,10 +42,14 @@ class ClientState:
     order_key: bytes | None = field(default=None, repr=False)  # for the order of rows; None: the same key
     part_store: PartStore = field(default_factory=PartStore, repr=False)  # the parts of models that this owner holds
     account: AccountFile = field(default_factory=AccountFile)  # of what all jobs have spent
+    log: OwnerLog = field(default_factory=OwnerLog)  # of proposals, decisions, disclosures and refusals
+    approvals: Approvals = field(default_factory=Approvals)  # by a person
     parts: dict[tuple[str, int], Part] = field(default_factory=dict, repr=False)  # by job and block
 
     def __post_init__(self) -> None:
         self.owner = Owner(self.policy, self.account, is_in_process=self.may_reveal)
+        self.keeper = Keeper(self.policy.minimum_rows)
+        self.told: dict[str, Counter[str]] = {}  # by job: what left
 
     def column(self, job: str, scan: int, column: int) -> tuple[pa.ChunkedArray, ColumnInfo]:
         """The values of a scan's column, and its kind."""

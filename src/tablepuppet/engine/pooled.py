@@ -18,6 +18,7 @@ from tablepuppet.engine.verdict import judge
 from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.models.losses.weighted import Weighted
 from tablepuppet.plan.plan import Plan
+from tablepuppet.plan.private import plan_privacy
 from tablepuppet.prediction.model import BlockModel, mean_contribution
 from tablepuppet.protocol import RevealedFeatures, RevealFeatures
 from tablepuppet.server.union import UnionOperator
@@ -29,6 +30,7 @@ def run_pooled(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = N
     began = time.perf_counter()
     mapping, job, algorithm = plan.mapping, plan.job, plan.algorithm
     assert isinstance(algorithm, PooledAlgorithm)
+    ledger = plan_privacy(job, mapping, plan.loss).ledger
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs)
     encoders = agree_on_encoders(union, mapping, job)
     revealed = union.ask(lambda p: RevealFeatures(job=job_id, part=p.number), "training")
@@ -88,6 +90,7 @@ def run_pooled(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = N
         blocks=blocks,
         encoded_intercept=best.intercept,
         classes=mapping.label.classes,
+        privacy=ledger,
         epoch=1,
         notes=judge(plan, [best.value], metrics, is_settled=True).notes,
     )

@@ -193,8 +193,8 @@ class Result:
                 "l2": job.l2,
                 "seed": job.seed,
                 "weight": job.weight,
-                "objective": self.objective,
-                "metrics": self.metrics,
+                # The metrics of a private run come from exact predictions, and stay with whoever ran it.
+                **({} if job.is_private else {"objective": self.objective, "metrics": self.metrics}),
                 "training_rows": self.plan.mapping.train.rows,
             },
             spec=self.plan.spec,

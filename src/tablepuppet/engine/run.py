@@ -29,7 +29,7 @@ from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.heads.joined import headed
 from tablepuppet.models.heads.making import make_head
 from tablepuppet.plan.custody import held_blocks
-from tablepuppet.plan.exposure import check_exposure
+from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.private import PrivatePlan, plan_privacy
 from tablepuppet.prediction.model import BlockModel, mean_contribution
@@ -64,7 +64,8 @@ def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) ->
     encoders = agree_on_encoders(union, mapping, job)
     give_back()  # what mapping and statistics took
     widths = [sum(encoded_width(encoder) for encoder in block) for block in encoders]
-    check_exposure(job, mapping, widths, plan.loss.outputs)  # feature privacy trains sums only
+    if private.is_noisy:
+        check_exposure(replace(plan, widths=tuple(widths)).shape, job, plan.loss)
     problem = Problem(
         loss=plan.loss,
         l2=job.l2,
@@ -291,6 +292,13 @@ class _Training:
             shrunk += float(share @ np.einsum("nk,nk->n", values, values)) / self.problem.joined.rows
         return 0.5 * spec.unit**2 * (self.plan.job.l2 * squares + spec.shrinkage * shrunk)
 
+    def _mean(self, block: int) -> Array:
+        """A block's mean contribution; nothing exact is released of a private one."""
+        joined = self.problem.joined.rows
+        if self.plan.job.is_private:
+            return np.zeros(self.problem.loss.outputs)
+        return mean_contribution(self.contributions[block], self.problem.multiplicity[block], joined)
+
     def finish(self, encoders: list[list[Encoder]]) -> Result:
         self.restore()
         objective, metrics = self.evaluate(is_last=True)
@@ -321,9 +329,7 @@ class _Training:
                     theta=answer.values if isinstance(answer, Parameters) else unknown,
                     is_held=held[number],
                     is_outer=mapping.train.indices[number].is_partial,
-                    mean=mean_contribution(
-                        self.contributions[number], self.problem.multiplicity[number], self.problem.joined.rows
-                    ),
+                    mean=self._mean(number),
                 )
             )
         objectives = [record.objective for record in self.history]

@@ -23,13 +23,15 @@ from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
 from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.account_file import AccountFile, own_secret
+from tablepuppet.tables.approvals import Approvals
+from tablepuppet.tables.owner_log import OwnerLog
 from tablepuppet.tables.part_store import PartStore
 from tablepuppet.tables.policy_file import read_policy
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.threads import one_blas_thread
 
 log = logging.getLogger(__name__)
-_CAREFUL = Policy(keys_in_plain=False)  # of an owner who wrote none: clients over a network share a secret
+_CAREFUL = Policy(keys_in_plain=False, ask=True)  # of an owner who wrote none: a person approves every contract
 OpenTables = Callable[[ClientSettings], ClientTables]
 
 
@@ -99,6 +101,8 @@ def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, 
         key=settings.shared_secret(),
         secret=own_secret(folder / "secret"),
         account=AccountFile(folder / "account.json"),
+        log=OwnerLog(folder / "log.jsonl"),
+        approvals=Approvals(folder),
         part_store=PartStore(settings.models_folder),
     )
     member: Member

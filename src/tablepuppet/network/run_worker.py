@@ -45,6 +45,7 @@ class Begin(Envelope, frozen=True):
     run: str
     kind: Kind
     tables: dict[str, list[str]]
+    asker: str = ""  # in whose name contracts are proposed
 
 
 class Answers(Envelope, frozen=True):
@@ -241,7 +242,8 @@ def too_much_memory(memory: int) -> str:
 def _outcome(pipe: Pipe, begin: Begin, asked: Any, cache: PredictionCache, memory: int) -> Any:
     tables = {table: tuple(clients) for table, clients in begin.tables.items()}
     checks = AnswerChecks(memory)
-    link = Link(PipeTransport(pipe), wire=asked.wire if isinstance(asked, Job) else "float64", checks=checks)
+    wire = asked.wire if isinstance(asked, Job) else "float64"
+    link = Link(PipeTransport(pipe), wire=wire, checks=checks, asker=begin.asker or "a user of the coordinator")
     if begin.kind == "predict":
         return story.predict(asked["model"], asked["query"], tables, link, cache=cache, **asked["options"])
     if begin.kind == "profile":

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import BlockShape, Shape
+from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.models.losses import Loss
 from tablepuppet.plan.custody import held_blocks
+from tablepuppet.plan.disclosure import exchanges_of
 from tablepuppet.plan.text import plural
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.tables.columns import STRING_KINDS
@@ -44,15 +46,38 @@ class Exposure:
         return self.numbers >= self.width
 
 
-def exposures(shape: Shape, options: AlgorithmOptions, batches: int) -> list[Exposure]:
-    """Per block: k (d_c, but for wider heads) × the rounds in which a row takes part, against d."""
-    algorithm = algorithm_of(options)
+def exposures(shape: Shape, job: Job, loss: Loss) -> list[Exposure]:
+    """Per block: the exact numbers that the server may see of its most exposed row, evaluation included, against d.
+
+    Under sgd a row is asked for in every batch that one of its joined rows falls into; a row that is held out in some
+    of its joined rows is predicted with those too.
+    """
+    asked = exchanges_of(job, loss, shape.joined)
+    if asked.is_pooled:
+        return [Exposure(block.name, block.width, block.width) for block in shape.blocks]
     found = []
     for block in shape.blocks:
-        told = algorithm.disclosure(shape, options, block, batches)
-        numbers = block.width if told.features else block.outputs * told.predictions
-        found.append(Exposure(block.name, numbers, block.width))
+        again = algorithm_of(job.options).disclosure(shape, job.options, block, 1).again
+        in_training, held_out = asked.row_showings(block.most, again), asked.evaluations
+        is_in_both = any(part.is_in_both for part in block.parts)
+        showings = in_training + held_out if is_in_both else max(in_training, held_out)
+        found.append(Exposure(block.name, block.outputs * showings, block.width))
     return found
+
+
+def check_exposure(shape: Shape, job: Job, loss: Loss) -> None:
+    """Refuses a private job whose exact predictions would let the server solve for the rows themselves."""
+    privacy = job.privacy
+    if privacy.features is None or privacy.predictions.mode == "local" or privacy.allow_reconstruction:
+        return
+    for block in exposures(shape, job, loss):
+        if block.reconstructs:
+            raise PrivacyError(
+                f"block {block.block}: the server would see {block.numbers:,} exact predictions of a row that has "
+                f"{block.width:,} encoded features, enough to reconstruct it, whatever noise the model carries. Take "
+                'fewer rounds, use predictions = {mode = "local", …}, or trust the server with it: '
+                "allow_reconstruction = true"
+            )
 
 
 def common_insights(mapping: TableMapping, job: Job) -> list[str]:
@@ -66,21 +91,24 @@ def common_insights(mapping: TableMapping, job: Job) -> list[str]:
     return server
 
 
-def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
+def insights(mapping: TableMapping, shape: Shape, job: Job, loss: Loss) -> list[Insight]:
     """Who learns what, party by party."""
+    asked = exchanges_of(job, loss, shape.joined)
     algorithm = algorithm_of(job.options)
     told = [algorithm.disclosure(shape, job.options, block, 1) for block in shape.blocks]
-    is_pooled = any(disclosure.features for disclosure in told)
+    is_pooled = asked.is_pooled
     server = common_insights(mapping, job)
     server += [_about_features(mapping, block, job) for block in shape.blocks if block.features]
     if is_pooled:
         server.append("every encoded feature of every row: the baseline pools them, in this process")
     else:
         noise = " (clipped and noised by its owner)" if job.privacy.predictions.mode == "local" else ""
-        times = plural(max((d.predictions - d.again for d in told), default=0), "time")
         twice = ", ".join(block.name for block, d in zip(shape.blocks, told, strict=True) if d.again)
         once_more = f", once more of {twice}" if twice else ""
-        server.append(f"one prediction per row and output{noise}, up to {times}{once_more}")
+        rounds = plural(max(asked.row_showings(block.most) for block in shape.blocks), "time")
+        server.append(f"one prediction per train row and output{noise}, up to {rounds}{once_more}")
+        evaluated = plural(asked.evaluations, "time")
+        server.append(f"one prediction per held-out row and output{noise}, up to {evaluated}")
         server += [
             f"{_whose(block)}, in every round: {d.sums} over {plural(block.width, 'column')}"
             for block, d in zip(shape.blocks, told, strict=True)
@@ -96,7 +124,8 @@ def insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
         if not is_pooled:
             if job.weight is not None or job.class_weight is not None:
                 learns.append("the weights of those joined rows, summed for each of its rows")
-            learns.append(f"the slope of the loss at each of its rows, up to {plural(disclosure.slopes, 'time')}")
+            slopes = plural(asked.row_steps(block.most) + disclosure.again, "time")
+            learns.append(f"the slope of the loss at each of its rows, up to {slopes}")
             shared = ", shared by its clients" if block.is_split else ""
             learns.append(f"the weights of {block.name}{shared}" + (", which stay there" if is_held else ""))
         found.append(Insight(owners_of(block), tuple(learns)))

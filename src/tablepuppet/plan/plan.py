@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, log2
+from math import log2
 from typing import Any
 
 import msgspec
@@ -28,18 +28,19 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.plan.advice import Advice, advise, advise_trees
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
 from tablepuppet.plan.custody import check_custody
+from tablepuppet.plan.disclosure import training_disclosures
 from tablepuppet.plan.document import document
 from tablepuppet.plan.explain import render
 from tablepuppet.plan.html import plan_html
 from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
 from tablepuppet.plan.memory import client_memory, server_memory
 from tablepuppet.plan.noisy_block import typical_slope
-from tablepuppet.plan.private import blinded, plan_privacy
+from tablepuppet.plan.private import plan_privacy
 from tablepuppet.plan.shape import shape_of
 from tablepuppet.plan.trees import tree_exposures, tree_insights
 from tablepuppet.plan.weights import weighted
 from tablepuppet.privacy.ledger import Ledger
-from tablepuppet.transport.meter import Account
+from tablepuppet.transport.meter import Account, Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +132,18 @@ class Plan:
         """Who learns what."""
         if self.job.spec.is_boosted:
             return tree_insights(self.mapping, self.shape, self.job)
-        return insights(self.mapping, self.shape, self.job)
+        return insights(self.mapping, self.shape, self.job, self.loss)
 
     @property
     def exposures(self) -> list[Exposure]:
         """How many numbers the server may see of a row."""
         if isinstance(self.job.options, Boosting):
             return tree_exposures(self.shape, self.job.options)
-        batches = ceil(self.shape.joined / (self.batch_size or self.shape.joined))
-        return exposures(self.shape, self.job.options, batches)
+        return exposures(self.shape, self.job, self.loss)
+
+    def disclosures(self, epochs: int | None = None) -> dict[Told, int]:
+        """What a run of so many epochs (the job's, unless it stops early) tells whom: as the meter will count it."""
+        return training_disclosures(self.mapping, self.shape, self.job, self.loss, epochs or self.job.epochs)
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -179,7 +183,7 @@ def make_plan(mapping: TableMapping, job: Job) -> Plan:
     if job.model == "auto":
         kind = job.loss_class or usual_loss(len(mapping.label.classes))
         job = msgspec.structs.replace(job, model=kind.model, loss=None)
-    job = blinded(job)
+    job = msgspec.structs.replace(job, options=job.blinded_options)
     loss = _loss(job, mapping)
     check_labels(loss, mapping)
     mapping = weighted(_unbiased(mapping, loss), job)

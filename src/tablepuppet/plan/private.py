@@ -6,17 +6,17 @@ ledger of what the job will spend (noisy_block.py has one block's share). Nothin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from tablepuppet.algorithms.registry import EXPANDED, FEDERATED, algorithm_of, named
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.models.losses import Loss
+from tablepuppet.plan.disclosure import exchanges_of
 from tablepuppet.plan.noisy_block import NoisyBlock, outer_rounds, tables_of, typical_slope
 from tablepuppet.privacy.accounting import gaussian_noise
 from tablepuppet.privacy.gaussian import GradientPrivacy
@@ -53,8 +53,9 @@ def plan_privacy(job: Job, mapping: TableMapping, loss: Loss) -> PrivatePlan:
     features, predictions = job.privacy.features, job.privacy.predictions
     labels = _label_release(job, mapping)
     numbers = range(len(mapping.bound.blocks))
-    shown = rounds + job.epochs + 2 + (not job.spec.is_linear)  # the opening, the end; a network's first values
-    shared = _shared_predictions(predictions, shown)
+    shown = exchanges_of(job, loss, mapping.train.rows).showings  # of one row in one block, evaluation included
+    uses = Counter(table for number in numbers for table in tables_of(mapping, number))
+    shared = _shared_predictions(predictions, shown, max(uses.values(), default=1))
     releases, rates = list(labels), []
     gradients: list[GradientPrivacy | None]
     if features is None:
@@ -67,8 +68,8 @@ def plan_privacy(job: Job, mapping: TableMapping, loss: Loss) -> PrivatePlan:
         releases += [r for block, noise in zip(blocks, noises, strict=True) for r in block.releases(noise)]
         rates = [rate for _, rate in chosen]
     if shared is not None:
-        tables = [table for number in numbers for table in tables_of(mapping, number)]
-        releases += [_prediction_release(table, predictions, shown) for table in tables]
+        most = max(uses.values(), default=1)
+        releases += [_prediction_release(t, predictions, shown * most, shown * uses[t]) for t in sorted(uses)]
     ledger = Ledger(tuple(releases))
     budget = job.privacy.budget
     check_budget(Ledger(tuple(labels)), budget.label, None)
@@ -90,7 +91,7 @@ def _tuned(blocks: Sequence[NoisyBlock], noises: Sequence[float], loss: Loss) ->
 
 
 def _check(job: Job) -> None:
-    if not _is_private(job):
+    if not job.is_private:
         return
     if job.is_expanded:
         raise PrivacyError(
@@ -106,15 +107,6 @@ def _check(job: Job) -> None:
     raise PrivacyError(f'{why}; use {others} with privacy.features or predictions of mode "local"')
 
 
-def blinded(job: Job) -> Job:
-    """The job with nothing left in it that looks at exact predictions beside the noisy steps."""
-    return msgspec.structs.replace(job, options=job.options.blinded()) if _is_private(job) else job
-
-
-def _is_private(job: Job) -> bool:
-    return job.privacy.features is not None or job.privacy.predictions.mode == "local"
-
-
 def _label_release(job: Job, mapping: TableMapping) -> list[Release]:
     privacy, channel = job.privacy.label, mapping.label.channel
     if privacy is None or channel is None:
@@ -123,17 +115,23 @@ def _label_release(job: Job, mapping: TableMapping) -> list[Release]:
     mechanism = how[privacy.mechanism]
     if privacy.mechanism == "laplace" and not channel.is_additive:
         mechanism += f" and argmax, which leaves ε = {true_epsilon(channel):.3g}"
-    branch = mapping.bound.branches[0]
-    table = mapping.bound.scans[branch.relations[branch.label_relation].scan].table
-    return [Release(what="label", table=table, observer="everyone", mechanism=mechanism, epsilon=privacy.epsilon)]
+    # A row draws once for each expression that is its label somewhere in the query, whatever filters there are.
+    labels: dict[str, set[str]] = {}
+    for branch in mapping.bound.branches:
+        scan = mapping.bound.scans[branch.label_place.scan]
+        labels.setdefault(scan.table, set()).add(scan.expressions[branch.label_place.label])
+    return [
+        Release(what="label", table=t, observer="everyone", mechanism=mechanism, epsilon=privacy.epsilon * len(drawn))
+        for t, drawn in labels.items()
+    ]
 
 
-def _shared_predictions(predictions: PredictionPrivacy, shown: int) -> dict[str, Any] | None:
-    """How predictions are noised in mode "local": a row is shown at most so often."""
+def _shared_predictions(predictions: PredictionPrivacy, shown: int, uses: int) -> dict[str, Any] | None:
+    """How predictions are noised in mode "local": a row is shown at most so often, in as many blocks as read it."""
     if predictions.mode == "trusted":
         return None
     assert predictions.epsilon is not None
-    noise = gaussian_noise(predictions.epsilon, predictions.delta, shown, 1.0)
+    noise = gaussian_noise(predictions.epsilon, predictions.delta, shown * uses, 1.0)
     # Another row in its place moves a prediction by at most 2H.
     return {
         "prediction_bound": predictions.bound,
@@ -142,9 +140,10 @@ def _shared_predictions(predictions: PredictionPrivacy, shown: int) -> dict[str,
     }
 
 
-def _prediction_release(table: str, predictions: PredictionPrivacy, shown: int) -> Release:
+def _prediction_release(table: str, predictions: PredictionPrivacy, planned: int, shown: int) -> Release:
+    """What a table's rows pay: the noise is for as many showings as the table that is read most often has."""
     assert predictions.epsilon is not None
-    noise = gaussian_noise(predictions.epsilon, predictions.delta, shown, 1.0)
+    noise = gaussian_noise(predictions.epsilon, predictions.delta, planned, 1.0)
     return Release(
         what="predictions",
         table=table,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from tablepuppet.algorithms.shape import BlockShape, Fan, PartShape, Shape
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.models.heads.spec import HeadSpec
@@ -40,7 +42,8 @@ def shape_of(
             multiplicity = mapping.multiplicity[number][part.train]
             joined = int(multiplicity.sum()) + (unmatched if not parts else 0)
             test_rows = part.test.stop - part.test.start
-            parts.append(PartShape(part.client, len(multiplicity), test_rows, joined, Fan.of(multiplicity)))
+            both = bool(np.isin(part.test_rows, part.train_rows, assume_unique=True).any())
+            parts.append(PartShape(part.client, len(multiplicity), test_rows, joined, Fan.of(multiplicity), both))
         strings = sum(column.kind in STRING_KINDS for column in block.columns)
         numbers = sum(max(1, column.size) for column in block.columns if column.kind not in STRING_KINDS)
         width = numbers + strings if widths is None else widths[number]

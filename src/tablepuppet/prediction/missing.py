@@ -69,6 +69,8 @@ class _StandIn:
                 return m.TableSchema(columns=[m.ColumnInfo(name, "other") for name in self._names])
             case m.OpenScan():
                 return m.ScanSchema(columns=[self._type(text, request.table) for text in request.columns])
+            case m.ProposeContract():
+                return m.Agreement(contract="", is_agreed=True)
             case m.CountRows():
                 return m.RowCount(rows=0)
             case m.SendKeys():
@@ -89,7 +91,7 @@ class _StandInLink(Link):
     """A link some of whose clients are stand-ins."""
 
     def __init__(self, link: Link, stand_ins: Mapping[str, _StandIn]) -> None:
-        super().__init__(link.transport, link.meter, link.wire, link.checks)
+        super().__init__(link.transport, link.meter, link.wire, link.checks, link.asker)
         self._stand_ins = stand_ins
 
     def ask(self, requests: Mapping[str, Sequence[m.Message]], phase: Phase = "setup") -> dict[str, list[m.Message]]:

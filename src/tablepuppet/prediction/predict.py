@@ -15,6 +15,8 @@ import pyarrow as pa
 
 from tablepuppet.arrays import Array
 from tablepuppet.catalog.serving import Key, Servable, Wanted, bind_features
+from tablepuppet.contract.agree import agree
+from tablepuppet.contract.build import score_contracts
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.mapping.new_rows import NewRows, map_new_rows
 from tablepuppet.models.heads.base import TrainedHead
@@ -25,6 +27,7 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.scoring import score_request
 from tablepuppet.prediction.trees import ask_bits, tree_scores
 from tablepuppet.protocol import Identifiers, Message, Scores, SendIdentifiers
+from tablepuppet.protocol.contract import fingerprint
 from tablepuppet.query import parse
 from tablepuppet.tables.part_store import check_splits, check_types
 from tablepuppet.transport.link import Link
@@ -64,6 +67,12 @@ def predict_rows(
     if there is not None:
         _check_base(servable, there)
     incomplete = frozenset[str]() if there is None else there.incomplete
+    identifiers = [
+        (branch.relations[branch.label_relation].scan, column)
+        for branch, columns in zip(servable.bound.branches, servable.key_columns, strict=True)
+        for column in columns
+    ]
+    agree(score_contracts(servable.bound, block_fingerprints(model), identifiers, link.asker), link, job)
     rows = map_new_rows(servable.bound, link, job=job, max_joined_rows=max_joined_rows, incomplete=incomplete)
     scores = _scores(model, rows, link, job)
     keys = _identifiers(servable, rows, link, job)
@@ -72,6 +81,16 @@ def predict_rows(
     assumed = {b.table: a for b, a in zip(model.blocks, rows.assumed, strict=True) if a is not None}
     table = answer(model, keys, scores, assumed)
     return table.replace_schema_metadata({"tablepuppet.missing": ", ".join(there.missing)})
+
+
+def block_fingerprints(model: Model) -> dict[str, str]:
+    """What is applied to each block, by name; nothing where its owners hold their part."""
+    if model.spec.is_boosted:  # splits, which owners' policies judge as they are asked for
+        return {block.name: "" for block in model.blocks}
+    return {
+        block.name: "" if block.is_held else fingerprint(block.encoders, block.theta, model.spec, model.outputs)
+        for block in model.blocks
+    }
 
 
 def _check_base(servable: Servable, there: Reachable) -> None:

@@ -8,12 +8,17 @@ whatever its multiplicity. The norm of a linear model's gradient is the product 
 
 from __future__ import annotations
 
+import math
 import secrets
 
 import msgspec
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from tablepuppet.arrays import Array
+
+_GRID_BITS = 30  # of the noise's deviation; rounding a sum of d numbers moves it by less than √d·2⁻³⁰ deviations
 
 
 class GradientPrivacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -42,14 +47,41 @@ def clip_scale(signal: Array, row_norms: Array, clip: float) -> Array:
     return np.asarray(clip / np.maximum(norms, clip))
 
 
+class SecureGenerator(np.random.Generator):
+    """Chance that nobody can seed or foretell: bytes of ChaCha20 under a key of the operating system's."""
+
+    def __init__(self) -> None:
+        super().__init__(np.random.PCG64DXSM(secrets.randbits(256)))  # of samples; noise is made from `bytes`
+        self._stream = Cipher(ChaCha20(secrets.token_bytes(32), secrets.token_bytes(16)), mode=None).encryptor()
+
+    def bytes(self, length: int) -> bytes:
+        return self._stream.update(bytes(length))
+
+
 def secure_generator() -> np.random.Generator:
-    """A generator that nobody can seed: 256 bits of the operating system's."""
-    return np.random.Generator(np.random.PCG64DXSM(secrets.randbits(256)))
+    """A generator that nobody can seed."""
+    return SecureGenerator()
 
 
-def gaussian(shape: tuple[int, ...], deviation: float, generator: np.random.Generator) -> Array:
-    """Independent normal numbers."""
-    return generator.normal(0.0, deviation, shape)
+def noised(values: Array, deviation: float, generator: np.random.Generator) -> Array:
+    """Values plus Gaussian noise, all of it whole multiples of one step.
+
+    Floating-point noise betrays a value by its last digits. Here the value is rounded to a grid and so is the noise:
+    their sum is what rounding makes of exact Gaussian noise on a rounded value, and has no further digits.
+    """
+    if deviation <= 0:
+        return values
+    grid = 2.0 ** (math.floor(math.log2(deviation)) - _GRID_BITS)
+    drawn = normal(values.size, generator).reshape(values.shape)
+    return np.asarray((np.rint(values / grid) + np.rint(drawn * (deviation / grid))) * grid)
+
+
+def normal(count: int, generator: np.random.Generator) -> Array:
+    """Standard normal numbers from 64 random bits each, by the inverse of their distribution."""
+    from scipy.special import ndtri
+
+    bits = np.frombuffer(generator.bytes(8 * count), np.uint64)
+    return np.asarray(ndtri(((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53))
 
 
 def bounded(predictions: Array, privacy: GradientPrivacy, generator: np.random.Generator) -> Array:
@@ -58,4 +90,4 @@ def bounded(predictions: Array, privacy: GradientPrivacy, generator: np.random.G
         return predictions
     norms = np.sqrt(np.einsum("kc,kc->k", predictions, predictions))
     within = predictions * (privacy.prediction_bound / np.maximum(norms, privacy.prediction_bound))[:, None]
-    return np.asarray(within + gaussian(within.shape, privacy.prediction_noise, generator))
+    return noised(within, privacy.prediction_noise, generator)

@@ -13,11 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import ECB
+from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.privacy.options import LabelPrivacy
+
+RowIds = NDArray[np.uint64]  # (rows, 2): what a row is at its owner, whoever asks in which order
+_GRID_BITS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,8 @@ def privatise(values: Array, privacy: LabelPrivacy, classes: int | None, uniform
         low, high = privacy.bounds or (0.0, 0.0)
         centred = uniform[:, 0] - 0.5
         noise = -channel.scale * np.sign(centred) * np.log1p(-2.0 * np.abs(centred))
-        return np.asarray(np.clip(values, low, high) + noise)
+        grid = 2.0 ** (math.floor(math.log2(channel.scale)) - _GRID_BITS)  # no digits below it that tell of the label
+        return np.asarray((np.rint(np.clip(values, low, high) / grid) + np.rint(noise / grid)) * grid)
     if channel.points:
         size = len(channel.points)
         low, high = channel.points[0], channel.points[-1]
@@ -109,12 +115,27 @@ def privatise(values: Array, privacy: LabelPrivacy, classes: int | None, uniform
     return np.where(missing, np.nan, np.where(keeps, codes, drawn))
 
 
-def uniform_numbers(secret: bytes, release: str, rows: int) -> Array:
-    """(rows, 3) uniform numbers: the same whenever the same release is asked for, and nobody else's to know."""
+def uniform_numbers(secret: bytes, release: str, rows: RowIds, labels: Array) -> Array:
+    """(rows, 3) uniform numbers: a pseudo-random function of the owner's secret, the mechanism, the row and its label.
+
+    The same row with the same label gets the same draw under any filter, in any branch and in any job; a label that
+    changes gets another draw, and no other row does. The function is AES over two blocks: the row, then the label.
+    """
     key = hmac.digest(secret, b"tablepuppet label noise " + release.encode(), "sha256")
-    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(24 * rows))
-    bits = np.frombuffer(stream, np.uint64).reshape(rows, 3)
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    row = np.frombuffer(_aes(key, np.ascontiguousarray(rows).tobytes()), np.uint64).reshape(-1, 2)
+    found = np.empty((len(labels), 3))
+    for number in range(3):
+        block = row.copy()
+        block[:, 0] ^= np.ascontiguousarray(labels, np.float64).view(np.uint64)
+        block[:, 1] ^= np.uint64(number + 1)
+        bits = np.frombuffer(_aes(key, block.tobytes()), np.uint64).reshape(-1, 2)[:, 0]
+        found[:, number] = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return found
+
+
+def _aes(key: bytes, blocks: bytes) -> bytes:
+    """Each block of 16 bytes on its own: a pseudo-random permutation of blocks, which are different ones."""
+    return Cipher(AES(key), ECB()).encryptor().update(blocks)
 
 
 def argmax_truth(epsilon: float, classes: int) -> float:

@@ -67,8 +67,14 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return (
             f"{self.what} of {self.table}: ε = {self.spent():.4g}, δ = {self.delta:g} towards {_names(self.observer)}, "
             f"per base row of {self.table}{bound}; {self.steps:,} steps, σ = {self.noise:.4g}, {sampled} "
-            f"({self.mechanism})"
+            f"({self.mechanism}){self._scope()}"
         )
+
+    def _scope(self) -> str:
+        """What a claim about features does not cover: a row also moves other tables' parameters."""
+        if self.what != "features":
+            return ""
+        return f"; own table's parameters only: it does not cover what rows of {self.table} do to other tables'"
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,6 +114,15 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                         f"features of {table}, all {len(same)} together: ε = {_together(same):.4g}, "
                         f"δ = {same[0].delta:g} towards {_names(same[0].observer)}, per base row of {table}"
                     )
+        for table in self.tables("features"):
+            both = [r for r in self.releases if r.table == table and r.observer == "outsider"]
+            both += [r for r in self.releases if r.table == table and r.what == "predictions"]
+            if any(r.what == "predictions" for r in both):
+                lines.append(
+                    f"whole released model: ε = {_together(both):.4g}, δ = {min(r.delta for r in both):g} towards "
+                    f"outsiders, per base row of {table}: its own noisy updates, and other tables' through noisy "
+                    "predictions"
+                )
         return lines
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,7 +155,7 @@ def _together(releases: Sequence[Release]) -> float:
 def _names(observer: Observer) -> str:
     return {
         "everyone": "everyone",
-        "outsider": "outsiders (released models)",
+        "outsider": "outsiders",
         "server": "the server",
         "other clients": "other clients",
     }[observer]

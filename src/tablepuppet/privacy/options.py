@@ -13,6 +13,7 @@ import msgspec
 from tablepuppet.errors import JobError
 from tablepuppet.suggest import hint
 
+EPSILON_STEP = 0.01  # of ε of labels
 KeyMode = Literal["hmac", "sha256", "plain"]
 
 
@@ -36,6 +37,12 @@ class LabelPrivacy(_Part, frozen=True):
 
     def __post_init__(self) -> None:
         self._check(0 < self.epsilon <= 100, "label.epsilon must lie in (0, 100]")
+        steps = self.epsilon / EPSILON_STEP
+        self._check(
+            abs(steps - round(steps)) < 1e-6,
+            f"label.epsilon must be a multiple of {EPSILON_STEP}: labels are drawn once for each ε, and many that are "
+            "almost equal would draw them many times",
+        )
         self._check(2 <= self.bins <= 1000, "label.bins must lie in 2..1000")
         if self.bounds is not None:
             low, high = self.bounds

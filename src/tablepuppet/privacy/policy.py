@@ -40,7 +40,9 @@ import numpy as np
 
 from tablepuppet import protocol as m
 from tablepuppet.errors import PolicyError
+from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.privacy.owner import TableBudget
+from tablepuppet.protocol.contract import ScanTerms
 
 
 class LabelRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -76,6 +78,7 @@ class ScanUse:
     filter: frozenset[str]
     rows: Callable[[], int]
     others: tuple[ScanUse, ...] = ()  # of a query over several tables: what it reads of the others
+    compared: frozenset[str] = frozenset()  # of the filter: columns whose values it looks at
 
 
 Use = Callable[[str, int], ScanUse]  # of a job's open scan
@@ -84,6 +87,7 @@ Use = Callable[[str, int], ScanUse]  # of a job's open scan
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An owner's rules. Without a file everything that the messages allow is allowed."""
 
+    ask: bool = False  # whether a person approves every contract (tables/approvals.py)
     minimum_rows: int = 1
     minimum_clients: int = 1
     keys_in_plain: bool = True
@@ -121,6 +125,32 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def _scan(self, request: Any, use: Use) -> None:
         """`check_scan` decides once its expressions are read; until then no row is."""
+
+    def _contract(self, request: m.ProposeContract, use: Use) -> None:
+        """All that a job will ask for is judged before anything is read."""
+        contract = request.contract
+        for scan in contract.scans:
+            used = use(request.job, scan.scan)
+            for role in ("key", "feature", "label", "weight", "split", "identifier"):
+                self._columns_of(used, scan.numbers(role), _RULE_OF[role])
+            _check_protected(contract, scan, used, self.tables.get(scan.table))
+            if scan.numbers("label"):
+                self._label_terms(contract.label_privacy)
+            if scan.numbers("weight"):
+                self._weight_terms()
+            if scan.numbers("key") and contract.keys == "plain":
+                self._rule(self.keys_in_plain, "keys_in_plain", "join keys leave this owner as tokens only")
+            if scan.numbers("identifier"):
+                self._rule(self.identifiers, "identifiers", "key values are not shown beside predictions")
+        clients = {scan.scan: scan.clients for scan in contract.scans}
+        for block in contract.blocks:
+            if contract.training is not None:
+                self._masked(clients[block.scan] if block.is_masked else 1)
+                training = contract.training
+                self._moments_of(training.sends_second_moments, training.name, clients[block.scan])
+            elif contract.purpose == "predict":
+                allowed = self.predictions is True if block.model else bool(self.predictions)
+                self._rule(allowed, "predictions", _PREDICTIONS[self.predictions])
 
     def _of_a_job(self, request: Any, use: Use) -> None:
         """What a part that was opened and started under the rules below goes on with; how often, its owner counts."""
@@ -165,7 +195,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         self._rule(self.identifiers, "identifiers", "key values are not shown beside predictions")
 
     def _columns(self, request: Any, use: Use, columns: Collection[int], role: str) -> None:
-        scan = use(request.job, request.scan)
+        self._columns_of(use(request.job, request.scan), columns, role)
+
+    def _columns_of(self, scan: ScanUse, columns: Collection[int], role: str) -> None:
         for base in (scan, *scan.others):
             rules = self.tables.get(base.table)
             if rules is None:
@@ -177,8 +209,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         self._columns(request, use, [request.column], "labels")
         split = [c for c in (request.test_column, request.validation_column) if c is not None]
         self._columns(request, use, split, "filters")
+        self._label_terms(request.privacy)
+
+    def _label_terms(self, given: LabelPrivacy | None) -> None:
         self._rule(self.labels.leave, "labels.leave", "labels do not leave this owner")
-        limit, given = self.labels.epsilon, getattr(request, "privacy", None)
+        limit = self.labels.epsilon
         if limit is not None and (given is None or given.epsilon > limit):
             found = "the job asks for them as they are" if given is None else f"the job has ε = {given.epsilon:g}"
             raise _refused(
@@ -190,6 +225,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def _weights(self, request: m.SendWeights, use: Use) -> None:
         """A weight is a value of a row that leaves, as a label does; and there is no randomised form of it."""
         self._columns(request, use, [request.column], "labels")
+        self._weight_terms()
+
+    def _weight_terms(self) -> None:
         self._rule(self.labels.leave, "labels.leave", "neither labels nor weights leave this owner")
         if self.labels.epsilon is not None:
             raise _refused("labels.epsilon", "labels leave only randomised, and weights cannot; train without weight")
@@ -208,8 +246,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         options = request.algorithm
         if request.clients > 1:
             self._release("the owners of a table agree on them through the server")
-        if request.clients > 1 and options.sends_second_moments:
-            self._moments(f'algorithm="{options.name}" sums them over the owners of a table')
+        self._moments_of(options.sends_second_moments, options.name, request.clients)
+
+    def _moments_of(self, are_sent: bool, name: str, clients: int) -> None:
+        if clients > 1 and are_sent:
+            self._moments(f'algorithm="{name}" sums them over the owners of a table')
 
     def _sketch(self, request: m.SketchFeatures, use: Use) -> None:
         self._masked(1)
@@ -267,6 +308,7 @@ def _distinct(rows: m.RowNumbers) -> int:
 DECISIONS: dict[m.Stage | None, Callable[[Policy, Any, Use], None]] = {
     "schema": Policy._schema,
     "scan": Policy._scan,
+    "propose": Policy._contract,
     "count": Policy._of_a_job,
     "keys": Policy._keys,
     "classes": Policy._classes,
@@ -295,6 +337,47 @@ DECISIONS: dict[m.Stage | None, Callable[[Policy, Any, Use], None]] = {
     "identify": Policy._identify,
     "close": Policy._of_a_job,
 }
+
+_RULE_OF: dict[Any, str] = {
+    "key": "keys",
+    "feature": "features",
+    "label": "labels",
+    "weight": "labels",
+    "split": "filters",
+    "identifier": "keys",
+}
+
+
+def _check_protected(contract: m.Contract, scan: ScanTerms, used: ScanUse, rules: TableRules | None) -> None:
+    """What leaves under noise must not leave by another way: a filter, a split or a weight would count it exactly."""
+    granted = frozenset() if rules is None or rules.filters is None else rules.allowed("filters")
+    others = {
+        "a filter": used.compared - granted,
+        "the split": _read_by(scan, used, "split") - granted,
+        "a weight": _read_by(scan, used, "weight"),
+    }
+    if contract.label_privacy is not None:
+        also = {"a feature": _read_by(scan, used, "feature"), "a join key": _read_by(scan, used, "key")}
+        _refuse_ways(_read_by(scan, used, "label"), others | also, "labels", used.table)
+    if contract.feature_privacy is not None:
+        _refuse_ways(_read_by(scan, used, "feature"), others, "features", used.table)
+
+
+def _read_by(scan: ScanTerms, used: ScanUse, role: Any) -> frozenset[str]:
+    """The columns behind the expressions of a role, in lower case."""
+    return frozenset(name.lower() for number in scan.numbers(role) for name in used.columns[number])
+
+
+def _refuse_ways(protected: frozenset[str], ways: dict[str, frozenset[str]], what: str, table: str) -> None:
+    for way, columns in ways.items():
+        both = sorted(protected & {name.lower() for name in columns})
+        if both:
+            raise _refused(
+                f"tables.{table}.filters",
+                f"{what} leave under noise only, and column {both[0]} is also {way}, which would tell of it exactly; "
+                "leave that out, or ask the owner to grant it",
+            )
+
 
 _AS = {
     "features": "be a feature",

@@ -34,6 +34,7 @@ from tablepuppet.protocol.boosting import (
     TreesStarted,
     TreeSums,
 )
+from tablepuppet.protocol.contract import Agreement, Contract, ProposeContract
 from tablepuppet.protocol.features import (
     CategoryEncoder,
     CategoryStatistics,
@@ -92,6 +93,7 @@ from tablepuppet.protocol.training import (
 REQUESTS = (
     DescribeTable
     | OpenScan
+    | ProposeContract
     | CountRows
     | SendKeys
     | DescribeLabels
@@ -129,6 +131,7 @@ REQUESTS = (
 RESPONSES = (
     TableSchema
     | ScanSchema
+    | Agreement
     | RowCount
     | Keys
     | LabelSummary
@@ -160,6 +163,7 @@ RESPONSES = (
 __all__ = [
     "REQUESTS",
     "RESPONSES",
+    "Agreement",
     "Array",
     "AskOwnRows",
     "AskRows",
@@ -170,6 +174,7 @@ __all__ = [
     "CloseJob",
     "ColumnInfo",
     "Combined",
+    "Contract",
     "CountRows",
     "DescribeLabels",
     "DescribeTable",
@@ -203,6 +208,7 @@ __all__ = [
     "Parameters",
     "Partial",
     "Predictions",
+    "ProposeContract",
     "Release",
     "ReleaseSplits",
     "Restore",

@@ -18,6 +18,7 @@ import numpy as np
 Stage = Literal[
     "schema",  # which columns a table has
     "scan",  # which expressions will be read, of which rows
+    "propose",  # the contract, before anything is read
     "count",  # how many rows a scan has
     "keys",
     "classes",  # what the label is
@@ -86,7 +87,7 @@ class Tells(NamedTuple):
     field: str
     what: What
     is_per_row: bool = False  # an entry (or a line of them) for each row
-    if_none: bool = False  # whether leaving the field out tells as much ("all are one")
+    if_empty: bool = False  # whether leaving the field out tells as much ("all are one", "too many to list")
 
 
 Telling = tuple[Tells, ...] | None  # None: not declared; (): nothing
@@ -132,7 +133,7 @@ def disclosures(message: Message) -> list[tuple[Tells, int]]:
     for tells in message.tells or ():
         value = getattr(message, tells.field)
         if value is None or (isinstance(value, np.ndarray | list | dict) and not len(value) and not tells.is_per_row):
-            if tells.if_none:
+            if tells.if_empty:
                 found.append((tells, 1))
             continue
         width = value.shape[1] if tells.is_per_row and isinstance(value, np.ndarray) and value.ndim > 1 else 1

@@ -21,7 +21,7 @@ class OpenPart(Message, frozen=True):
     """
 
     stage: ClassVar[Stage] = "part"
-    tells: ClassVar[Telling] = (Tells("multiplicity", "multiplicities", is_per_row=True, if_none=True),)
+    tells: ClassVar[Telling] = (Tells("multiplicity", "multiplicities", is_per_row=True, if_empty=True),)
     job: str
     part: int
     scan: int

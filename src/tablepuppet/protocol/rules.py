@@ -190,6 +190,12 @@ def _scan_schema(request: m.OpenScan, answer: m.ScanSchema, known: Known) -> Non
     known.scans[request.job, request.scan] = Scan(asked, answer.columns)
 
 
+@answered_by(m.ProposeContract, m.Agreement)
+def _agreement(request: m.ProposeContract, answer: m.Agreement, known: Known) -> None:
+    if answer.contract not in ("", request.contract.hash):
+        raise WrongError("contract", "names another contract than the one that was proposed")
+
+
 @answered_by(m.CountRows, m.RowCount)
 def _row_count(request: m.CountRows, answer: m.RowCount, known: Known) -> None:
     _rows(answer.rows, known.scan(request), known)

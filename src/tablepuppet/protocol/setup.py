@@ -128,7 +128,7 @@ class DescribeLabels(Message, frozen=True):
 
 
 class LabelSummary(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("classes", "label classes"),)
+    tells: ClassVar[Telling] = (Tells("classes", "label classes", if_empty=True),)
     kind: Literal["number", "boolean", "class"]
     classes: list[str | float] = msgspec.field(
         default_factory=list

@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate
+from tablepuppet.algorithms.exchanges import POWER_ROUNDS
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PrivacyError
 from tablepuppet.mapping.mapping import Part, TableMapping
@@ -36,7 +37,6 @@ from tablepuppet.server.scales import is_settled, summed, wanted_scales
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.meter import Phase
 
-_POWER_ROUNDS = 12
 UnionStep = Callable[[int, list[Array]], list[Array]]
 
 
@@ -125,7 +125,7 @@ class UnionOperator:
         """
         vectors = [np.ones((width, 1)) for width in widths]
         lengths = [0.0] * len(widths)
-        for _ in range(_POWER_ROUNDS):
+        for _ in range(POWER_ROUNDS):
             units = [v / max(float(np.linalg.norm(v)), 1e-300) for v in vectors]
             answers = self._settled(self.ask(partial(self._multiply, units), "setup"), "setup")
             vectors = [

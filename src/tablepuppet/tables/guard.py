@@ -48,6 +48,21 @@ def columns_of(sql: str) -> frozenset[str]:
     return frozenset(column.name for column in parse_one(sql, dialect="duckdb").find_all(exp.Column))
 
 
+def compared_columns(sql: str) -> frozenset[str]:
+    """The columns whose values a guarded predicate looks at; `x IS NOT NULL` asks only whether there is one.
+
+    >>> sorted(compared_columns('"x" IS NOT NULL AND "y" > 3'))
+    ['y']
+    """
+    tree = parse_one(sql, dialect="duckdb")
+    found = [c for c in tree.find_all(exp.Column) if not _asks_for_null(c.parent)]
+    return frozenset(column.name for column in found)
+
+
+def _asks_for_null(node: exp.Expr | None) -> bool:
+    return isinstance(node, exp.Is) and isinstance(node.expression, exp.Null)
+
+
 def _check(sql: str, columns: Collection[str], what: str) -> str:
     if len(sql) > MAX_LENGTH:
         raise refused(what, f"it is {len(sql):,} characters long; at most {MAX_LENGTH:,} are allowed")

@@ -9,7 +9,6 @@ on how the table is cut into consecutive slices among clients; or a predicate ov
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, MappingError
-from tablepuppet.privacy.labels import privatise, uniform_numbers
+from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol import ColumnInfo, Labels, LabelSummary, Weights
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, numbers, numpy_of, strings
@@ -32,9 +31,11 @@ MAX_STRING_CLASSES = 10_000
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LabelNoise:
-    """A mechanism and the owner's secret; `name` says which labels of which rows these are.
+    """A mechanism and the owner's secret; `name` says which table this is, `rows` which row each label belongs to.
+
+    `label` is the expression: another one is another release, and yet the same draw wherever its value is the same.
 
     `spend` hears the name of every release before it leaves, and may refuse it.
     """
@@ -43,19 +44,20 @@ class LabelNoise:
     secret: bytes
     name: str
     spend: Callable[[str], None] = lambda release: None
+    rows: RowIds | None = None  # None: a row is its place at its owner
+    label: str = ""
 
     def applied(self, values: Array, classes: int | None, order: NDArray[np.int64] | None) -> Array:
-        """Noisy labels. The noise belongs to a row's place at its owner, and to these labels alone: asked for again,
-        it is the same; of other labels, it is another."""
-        owned = values if order is None else np.empty_like(values)
-        if order is not None:
-            owned[order] = values
-        digest = hashlib.blake2b(owned.tobytes(), key=self.secret[:64]).hexdigest()
-        release = f"{self.name} {classes} {self.privacy} {digest}"
+        """Noisy labels. The noise belongs to a row and to its label: asked for again, under whatever filter, it is the
+        same; of another label, it is another."""
+        named = f"{self.name} {classes} {self.privacy}"
+        release = f"{self.label} {named}"
         self.spend(hmac.digest(self.secret, b"tablepuppet release " + release.encode(), "sha256").hex())
-        uniform = uniform_numbers(self.secret, release, len(owned))
-        noisy = privatise(owned, self.privacy, classes, uniform)
-        return noisy if order is None else noisy[order]
+        rows = self.rows
+        if rows is None:
+            places = np.arange(len(values)) if order is None else order
+            rows = np.stack([places.astype(np.uint64), np.zeros(len(values), np.uint64)], axis=1)
+        return privatise(values, self.privacy, classes, uniform_numbers(self.secret, named, rows, values))
 
 
 def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bool = True) -> LabelSummary:

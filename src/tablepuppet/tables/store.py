@@ -25,9 +25,10 @@ from tablepuppet.privacy.policy import ScanUse
 from tablepuppet.protocol import ColumnInfo, OpenScan, ScanSchema, TableSchema
 from tablepuppet.tables.columns import arrow
 from tablepuppet.tables.derived import DerivedSource
-from tablepuppet.tables.guard import check_expression, check_predicate, columns_of
+from tablepuppet.tables.guard import check_expression, check_predicate, columns_of, compared_columns
 from tablepuppet.tables.order import in_order, order_bits
 from tablepuppet.tables.query_guard import CheckedQuery, check_query
+from tablepuppet.tables.row_ids import identity_expressions, row_ids
 from tablepuppet.tables.source import Source
 
 
@@ -43,6 +44,8 @@ class _Scan:
     name: str = ""
     table: str = ""
     order: NDArray[np.int64] | None = None  # for each row, its position at the owner; None: the same
+    is_identified: bool = False  # whether each row is known again in other jobs
+    ids: NDArray[np.uint64] | None = None
 
 
 class ClientTables:
@@ -88,8 +91,27 @@ class ClientTables:
         with self._lock:
             opened = self._opened(job, scan)
             if opened.rows is None:
-                opened.rows = opened.source.read(opened.expressions, opened.filter)
+                whole = identity_expressions(opened.source) if opened.is_identified else ()
+                rows = opened.source.read((*opened.expressions, *whole), opened.filter)
+                kept = len(opened.expressions)
+                if opened.is_identified:
+                    opened.ids = row_ids(rows.select(range(kept, rows.num_columns)))
+                opened.rows = rows.select(range(kept))
             return opened.rows
+
+    def identify(self, job: str, scan: int) -> None:
+        """Rows of a scan that is not read yet will be known again, whatever filter or order they come in."""
+        with self._lock:
+            self._opened(job, scan).is_identified = True
+
+    def row_ids(self, job: str, scan: int) -> NDArray[np.uint64]:
+        """What each row is at its owner, in the order in which the rows are shown."""
+        with self._lock:
+            self.scan(job, scan)
+            ids = self._opened(job, scan).ids
+            if ids is None:
+                raise TransportError(f"scan {scan} of job {job} was read before its contract asked for noise")
+            return ids
 
     def shuffle(
         self, job: str, scan: int, key: bytes, seed: int, offset: int, *, wants_bits: bool
@@ -103,6 +125,7 @@ class ClientTables:
             bits = order_bits(key, opened.name, seed, offset, rows.num_rows)
             opened.order = in_order(bits)
             opened.rows = rows.take(arrow(opened.order))
+            opened.ids = None if opened.ids is None else opened.ids[opened.order]
             return (bits[opened.order] ^ np.uint64(1 << 63)).view(np.int64) if wants_bits else None
 
     def order(self, job: str, scan: int) -> NDArray[np.int64] | None:
@@ -118,7 +141,8 @@ class ClientTables:
             filter = frozenset[str]() if opened.filter is None else columns_of(opened.filter)
             rows = partial(self._count, job, scan)
             if not isinstance(opened.source, DerivedSource):
-                return ScanUse(table=opened.table, columns=columns, filter=filter, rows=rows)
+                compared = frozenset[str]() if opened.filter is None else compared_columns(opened.filter)
+                return ScanUse(table=opened.table, columns=columns, filter=filter, rows=rows, compared=compared)
             return _base_use(opened.table, opened.source.query, columns, filter, rows)
 
     def _count(self, job: str, scan: int) -> int:

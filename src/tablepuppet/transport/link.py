@@ -44,8 +44,10 @@ class Link:
         meter: Meter | None = None,
         wire: Wire = "float64",
         checks: AnswerChecks | None = None,
+        asker: str = "this process",
     ) -> None:
         self.transport = transport
+        self.asker = asker  # in whose name contracts are proposed
         self.meter = meter if meter is not None else Meter()
         self.wire: Wire = wire
         self.checks = checks if checks is not None else AnswerChecks()

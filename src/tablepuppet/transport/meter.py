@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from tablepuppet.errors import JobError
 from tablepuppet.fragments import folded, fragment, table
-from tablepuppet.protocol import Message
+from tablepuppet.protocol import Message, disclosures
 from tablepuppet.protocol.codec import Frame
 
 Phase = Literal["setup", "training", "evaluation"]
@@ -60,6 +60,15 @@ class Round:
     total: int
 
 
+class Told(NamedTuple):
+    """Something that one party was told about rows of another's: by or to which client, of which scan or part."""
+
+    client: str
+    subject: str  # "scan 0", "part 2"
+    what: str
+    to: Literal["server", "client"]
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """What passed in one phase of a run."""
@@ -71,6 +80,7 @@ class Account:
     by_message: Mapping[str, int] = field(default_factory=dict)
     by_client: Mapping[str, int] = field(default_factory=dict)
     each_round: tuple[Round, ...] = ()
+    told: Mapping[Told, int] = field(default_factory=dict)  # numbers of each row, or times where it is not per row
 
     @property
     def rounds(self) -> int:
@@ -116,6 +126,11 @@ class Traffic(Account):
         return fragment(title, table(head, rows), folded("By message", by_message), folded("By client", by_client))
 
     @property
+    def all_told(self) -> dict[Told, int]:
+        """What every party was told in the whole run."""
+        return added(self.setup.told, self.told, self.evaluation.told)
+
+    @property
     def total_bytes(self) -> int:
         return self.bytes + self.setup.bytes + self.evaluation.bytes
 
@@ -124,8 +139,17 @@ def _largest_first(counts: Mapping[str, int]) -> list[list[str]]:
     return [[name, f"{count:,}"] for name, count in sorted(counts.items(), key=lambda entry: -entry[1])]
 
 
+def added(*accounts: Mapping[Told, int]) -> dict[Told, int]:
+    """Disclosures of several accounts together."""
+    total: dict[Told, int] = {}
+    for account in accounts:
+        for told, numbers in account.items():
+            total[told] = total.get(told, 0) + numbers
+    return total
+
+
 class Meter:
-    """Counts the frames that pass."""
+    """Counts the frames that pass, and what they tell."""
 
     def __init__(self) -> None:
         self._counts: dict[Phase, _Count] = {
@@ -151,9 +175,11 @@ class Meter:
                 count.down += frame.size
                 count.payload_down += frame.payload
                 per_client[client] = per_client.get(client, 0) + frame.size
+                count.tell(client, message, message, "client")
         for client, frames in up.items():
-            for message, frame in zip(answers[client], frames, strict=True):
+            for request, message, frame in zip(requests[client], answers[client], frames, strict=True):
                 count.add(client, message, frame)
+                count.tell(client, request, message, "server")
                 count.up += frame.size
                 count.payload_up += frame.payload
                 per_client[client] = per_client.get(client, 0) + frame.size
@@ -178,6 +204,15 @@ class _Count:
         self.by_message: dict[str, int] = {}
         self.by_client: dict[str, int] = {}
         self.rounds: list[Round] = []
+        self.told: dict[Told, int] = {}
+
+    def tell(self, client: str, request: Message, message: Message, to: Literal["server", "client"]) -> None:
+        """Counts what a message tells; an answer is about the part or scan that its request names."""
+        if request.repeats:
+            return
+        for tells, numbers in disclosures(message):
+            told = Told(client, _subject(request), tells.what, to)
+            self.told[told] = self.told.get(told, 0) + numbers
 
     def add(self, client: str, message: Message, frame: Frame) -> None:
         name = type(message).__name__
@@ -193,4 +228,12 @@ class _Count:
             "by_message": dict(self.by_message),
             "by_client": dict(self.by_client),
             "each_round": tuple(self.rounds),
+            "told": dict(self.told),
         }
+
+
+def _subject(request: Message) -> str:
+    for name in ("part", "scan"):
+        if hasattr(request, name):
+            return f"{name} {getattr(request, name)}"
+    return ""

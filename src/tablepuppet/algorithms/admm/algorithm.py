@@ -10,6 +10,7 @@ from tablepuppet.algorithms.admm.options import Admm
 from tablepuppet.algorithms.admm.server import AdmmServer
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit, PrivateForm
 from tablepuppet.algorithms.base import Answer, PartSetup, Problem
+from tablepuppet.algorithms.exchanges import Exchanges, RunShape
 from tablepuppet.algorithms.numerics.conjugate import WIDE
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
 from tablepuppet.algorithms.traffic import OuterRound, Wave, waves
@@ -104,6 +105,10 @@ class AdmmAlgorithm(Algorithm[Admm]):
     def disclosure(self, shape: Shape, options: Admm, block: BlockShape, batches: int) -> Disclosure:
         sums = "the parameters" if options.union == "consensus" else "the gradient and second moments"
         return Disclosure(predictions=shape.epochs, slopes=shape.epochs, sums=sums)
+
+    def exchanges(self, options: Admm, run: RunShape) -> Exchanges:
+        inner = 1 if options.union == "exact" else options.inner_rounds
+        return Exchanges(run.epochs, has_start=not run.is_linear, inner=inner, sums_figure=not run.is_private)
 
     def why_not_private(self, options: Admm) -> str | None:
         if options.union == "exact":

@@ -8,6 +8,7 @@ from typing import Any
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
+from tablepuppet.algorithms.exchanges import Exchanges, RunShape
 from tablepuppet.algorithms.newton.client import client_start, client_step
 from tablepuppet.algorithms.newton.full_curvature import MOST, is_full, pairs
 from tablepuppet.algorithms.newton.messages import NewtonFigures, NewtonUpdate
@@ -74,6 +75,9 @@ class NewtonAlgorithm(Algorithm[Newton]):
         again = int(block.name in _small(shape))
         times = shape.epochs + again
         return Disclosure(predictions=times, slopes=times, again=again, sums="the gradient and second moments")
+
+    def exchanges(self, options: Newton, run: RunShape) -> Exchanges:
+        return Exchanges(run.epochs, sends_curvature=run.curvature_varies)
 
     def why_not_private(self, options: Newton) -> str:
         return "newton needs exact second moments in every round, which have no private form here"

@@ -7,6 +7,7 @@ from typing import Any
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit, PrivateForm
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
+from tablepuppet.algorithms.exchanges import POWER_ROUNDS, Exchanges, RunShape
 from tablepuppet.algorithms.sgd.client import client_start, client_step
 from tablepuppet.algorithms.sgd.messages import SgdFigures, SgdUpdate
 from tablepuppet.algorithms.sgd.options import Sgd
@@ -89,6 +90,20 @@ class SgdAlgorithm(Algorithm[Sgd]):
         """A row is asked for in every batch that one of its joined rows falls into."""
         per_epoch = min(max(1, block.most), batches)
         return Disclosure(predictions=shape.epochs * per_epoch, slopes=shape.epochs * per_epoch)
+
+    def exchanges(self, options: Sgd, run: RunShape) -> Exchanges:
+        is_full = run.batch_size is None or run.batch_size >= run.rows
+        batches = 1 if run.batch_size is None or is_full else -(-run.rows // run.batch_size)
+        by = self.figures_by(options, is_linear=run.is_linear)
+        return Exchanges(
+            run.epochs,
+            batches=batches,
+            has_opening=not is_full,
+            has_start=not run.is_linear,
+            evaluates_train=not (is_full and run.is_linear),
+            power_rounds=POWER_ROUNDS if by == "power iteration" and not run.is_private else 0,
+            sums_figure=by == "summed" and not run.is_private,
+        )
 
     def why_not_private(self, options: Sgd) -> None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -32,7 +33,11 @@ def count_rows(own: ClientState, request: m.CountRows) -> m.RowCount:
 
 
 def send_keys(own: ClientState, request: m.SendKeys) -> m.Keys:
-    order = None if request.order is None else _shuffle(own, request, request.order)
+    order = None
+    if request.order is not None:
+        order = _shuffle(own, request, request.order)
+    elif not own.may_reveal:  # nobody need know where a row lies here: an order of this job, and of no other
+        own.tables.shuffle(request.job, request.scan, own.secret + request.job.encode(), 0, 0, wants_bits=False)
     table = own.tables.scan(request.job, request.scan)
     if request.tokens == "plain":
         keys = table.select([f"c{c}" for c in request.columns]) if request.columns else pa.table({})
@@ -67,8 +72,9 @@ def send_labels(own: ClientState, request: m.SendLabels) -> m.Labels:
     if request.privacy is None:
         own.owner.plain_label(table)
     else:
-        name = f"{own.tables.name(request.job, request.scan)} {info.name}"
-        noise = LabelNoise(request.privacy, own.secret, name, partial(own.owner.label, table, request))
+        rows = own.tables.row_ids(request.job, request.scan)
+        expression = own.tables.expressions(request.job, request.scan)[request.column]
+        noise = LabelNoise(request.privacy, own.secret, table, _spend(own, table, request), rows, expression)
     where = [
         None if c is None else own.column(request.job, request.scan, c)[0]
         for c in (request.test_column, request.validation_column)
@@ -76,6 +82,10 @@ def send_labels(own: ClientState, request: m.SendLabels) -> m.Labels:
     fractions = (request.test_fraction, request.validation_fraction)
     sides = Split(request.offset, request.seed, *fractions, *where)
     return read_labels(column, info, request.classes, sides, order, noise)
+
+
+def _spend(own: ClientState, table: str, request: m.SendLabels) -> Callable[[str], None]:
+    return partial(own.owner.label, table, request)
 
 
 def send_weights(own: ClientState, request: m.SendWeights) -> m.Weights:

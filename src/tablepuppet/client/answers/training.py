@@ -127,10 +127,10 @@ def evaluate(own: ClientState, request: m.Evaluate) -> m.Evaluation:
     part = own.started(request)
     assert part.setup is not None
     theta, model, private = part.theta, part.setup.model, part.setup.private
-    _count_shown(own, part)
+    _count_shown(own, part, 1 + request.train)
     test, train = model.predict_test(theta), model.predict(theta) if request.train else None
-    if private is not None:
-        test, train = private.shown(test), None if train is None else private.noised(train)
+    if private is not None:  # a row may be among both, in different joined rows
+        test, train = private.shown(test), None if train is None else private.shown(train)
     return m.Evaluation(test=test, train=train, norm=float(np.vdot(theta, theta)))
 
 
@@ -141,12 +141,12 @@ def _shown(own: ClientState, part: Part, predictions: m.Array) -> m.Array:
     return predictions if part.setup.private is None else part.setup.private.shown(predictions)
 
 
-def _count_shown(own: ClientState, part: Part) -> None:
+def _count_shown(own: ClientState, part: Part, times: int = 1) -> None:
     """Counts the exact numbers that leave of each row; the owner may say that it is enough."""
     assert part.setup is not None
     assert part.train is not None
     is_noisy = part.setup.private is not None and part.setup.private.privacy.prediction_bound > 0
-    part.shown += 0 if is_noisy else part.setup.outputs
+    part.shown += 0 if is_noisy else times * part.setup.outputs
     own.owner.predictions(part.shown, part.train.width)
 
 

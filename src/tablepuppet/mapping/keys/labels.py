@@ -56,10 +56,12 @@ def read_labels(
     """
     places = list(dict.fromkeys(branch.label_place for branch in bound.branches))
     owners = [(place, client) for place in places for client in bound.scans[place.scan].clients]
+    # Under noise the values of a number do not leave so that a model may be chosen by them.
+    wants_classes = task != "number" and (task != "any" or privacy is None)
     ask: dict[str, list[DescribeLabels]] = {}
     for place, client in owners:
         ask.setdefault(client, []).append(
-            DescribeLabels(job=job, scan=place.scan, column=place.label, wants_classes=task != "number")
+            DescribeLabels(job=job, scan=place.scan, column=place.label, wants_classes=wants_classes)
         )
     summaries = [cast(LabelSummary, m) for ms in link.ask(ask).values() for m in ms]
     info = _agree(summaries, task, bound.label)

@@ -1,0 +1,191 @@
+"""A bound query and a job → what each owner is asked to agree to.
+
+In: which expressions of which scans the query reads, and for what; the job's algorithm and privacy. Out: a `Contract`
+for each client, over its own scans and blocks alone. Whatever a client is asked later must be in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from tablepuppet.algorithms.registry import algorithm_of
+from tablepuppet.catalog.bound import BoundQuery
+from tablepuppet.job import Job
+from tablepuppet.protocol.base import What
+from tablepuppet.protocol.contract import (
+    BlockTerms,
+    Column,
+    Contract,
+    Disclosure,
+    Purpose,
+    Role,
+    ScanTerms,
+    Training,
+)
+
+Place = tuple[int, int]  # scan, expression
+Roles = dict[Place, list[Role]]
+
+
+def roles_of(bound: BoundQuery, identifiers: Sequence[tuple[int, int]] = ()) -> Roles:
+    """What every expression of every scan is for."""
+    roles: Roles = {}
+
+    def play(scan: int, column: int, role: Role) -> None:
+        found = roles.setdefault((scan, column), [])
+        if role not in found:
+            found.append(role)
+
+    for branch in bound.branches:
+        for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+            play(branch.relations[pair.left].scan, pair.left_column, "key")
+            play(branch.relations[pair.right].scan, pair.right_column, "key")
+        place = branch.label_place
+        named: tuple[tuple[int, Role], ...] = (
+            (place.label, "label"),
+            (place.weight, "weight"),
+            (place.test, "split"),
+            (place.validation, "split"),
+        )
+        for column, role in named:
+            if column >= 0:
+                play(place.scan, column, role)
+    for block in bound.blocks:
+        for branch, member in zip(bound.branches, block.members, strict=True):
+            for column in member.columns:
+                play(branch.relations[member.relation].scan, column, "feature")
+    for scan, column in identifiers:
+        play(scan, column, "identifier")
+    return roles
+
+
+def job_contracts(
+    bound: BoundQuery, job: Job, purpose: Purpose, asker: str, models: Mapping[str, str] | None = None
+) -> dict[str, Contract]:
+    """What each client is asked for a training run, an explanation of it, or an evaluation of `models`."""
+    privacy = job.privacy
+    training = Training(
+        algorithm=msgspec.to_builtins(job.blinded_options),
+        model=job.spec,
+        epochs=job.epochs,
+        batch_size=job.batch_size if algorithm_of(job.options).uses_batches else None,
+        l2=job.l2,
+        has_weights=job.weight is not None or job.class_weight is not None,
+        releases=job.release,
+        is_expanded=job.is_expanded,
+        is_pooled=algorithm_of(job.options).is_pooled,
+        sends_second_moments=job.options.sends_second_moments,
+    )
+    masks = {block.name: privacy.masks(_clients(bound, number)) for number, block in enumerate(bound.blocks)}
+    found = {}
+    for client, scans, blocks in _owners(bound, roles_of(bound), masks, models):
+        found[client] = Contract(
+            purpose=purpose,
+            asker=asker,
+            label=bound.label,
+            scans=scans,
+            blocks=blocks,
+            training=None if purpose == "evaluate" else training,
+            keys=privacy.keys,
+            wants_classes=job.loss_name != "squared" and not (job.loss_name == "auto" and privacy.label is not None),
+            label_privacy=privacy.label,
+            feature_privacy=privacy.features,
+            prediction_privacy=privacy.predictions,
+            split=(job.test_fraction, job.validation_fraction),
+            disclosures=_disclosures(scans, blocks, training, purpose),
+        )
+    return found
+
+
+def key_contracts(bound: BoundQuery, purpose: Purpose, asker: str) -> dict[str, Contract]:
+    """What each client is asked for a profile: keys and nothing else."""
+    return {
+        client: Contract(purpose=purpose, asker=asker, label=bound.label, scans=scans, blocks=blocks)
+        for client, scans, blocks in _owners(bound, roles_of(bound), {})
+    }
+
+
+def score_contracts(
+    bound: BoundQuery, models: Mapping[str, str], identifiers: Sequence[Place], asker: str
+) -> dict[str, Contract]:
+    """What each client is asked for predictions; `models`: the fingerprint of what is applied to each block."""
+    found = {}
+    for client, scans, blocks in _owners(bound, roles_of(bound, identifiers), {}, models):
+        found[client] = Contract(
+            purpose="predict",
+            asker=asker,
+            label=bound.label,
+            scans=scans,
+            blocks=blocks,
+            disclosures=_disclosures(scans, blocks, None, "predict"),
+        )
+    return found
+
+
+def _clients(bound: BoundQuery, block: int) -> int:
+    """How many clients hold rows of a block."""
+    members = zip(bound.branches, bound.blocks[block].members, strict=True)
+    return len({client for b, m in members for client in bound.scans[b.relations[m.relation].scan].clients})
+
+
+def _owners(
+    bound: BoundQuery, roles: Roles, masks: Mapping[str, bool], models: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, tuple[ScanTerms, ...], tuple[BlockTerms, ...]]]:
+    """Each client with its own scans and blocks."""
+    models = models or {}
+    clients = dict.fromkeys(client for scan in bound.scans for client in scan.clients)
+    for client in clients:
+        scans, blocks = [], []
+        for number, scan in enumerate(bound.scans):
+            if client in scan.clients:
+                texts = bound.spelled(number, client)
+                columns = tuple(Column(t, tuple(roles.get((number, c), ()))) for c, t in enumerate(texts.columns))
+                scans.append(ScanTerms(number, scan.table, columns, texts.filter, len(scan.clients), scan.query))
+        for block in bound.blocks:
+            places = dict.fromkeys(
+                (branch.relations[member.relation].scan, member.columns)
+                for branch, member in zip(bound.branches, block.members, strict=True)
+            )
+            for place, features in places:
+                if client in bound.scans[place].clients:
+                    name = block.name
+                    blocks.append(BlockTerms(name, place, features, masks.get(name, False), models.get(name, "")))
+        yield client, tuple(scans), tuple(blocks)
+
+
+def _disclosures(
+    scans: Sequence[ScanTerms], blocks: Sequence[BlockTerms], training: Training | None, purpose: Purpose
+) -> tuple[Disclosure, ...]:
+    """What leaves each table and what comes, at most how often; a batch's rows are as many as they have joined rows."""
+    found: list[Disclosure] = []
+    tables = {scan.scan: scan.table for scan in scans}
+
+    def tell(table: str, what: What, times: int | None = 1, to: str = "server") -> None:
+        found.append(Disclosure(what, "client" if to == "client" else "server", table, times))
+
+    for scan in scans:
+        tell(scan.table, "row count")
+        tell(scan.table, "key tokens")
+        if purpose in ("train", "explain", "evaluate") and scan.numbers("label"):
+            tell(scan.table, "labels")
+        if purpose in ("train", "explain", "evaluate") and scan.numbers("weight"):
+            tell(scan.table, "weights")
+        if purpose == "predict" and scan.numbers("identifier"):
+            tell(scan.table, "identifiers")
+    for block in blocks:
+        table = tables[block.scan]
+        if purpose in ("predict", "evaluate"):
+            tell(table, "scores")
+            continue
+        if purpose in ("train", "explain"):
+            tell(table, "category names" if block.is_masked else "statistics")
+            tell(table, "multiplicities", to="client")
+        if purpose == "train" and training is not None:
+            is_whole = training.batch_size is None
+            tell(table, "predictions", 2 * training.epochs + 2 if is_whole else None)
+            tell(table, "held-out predictions", training.epochs + 1)
+            tell(table, "signals", training.epochs + 1 if is_whole else None, to="client")
+            tell(table, "parameters", int(training.releases))
+    return tuple(dict.fromkeys(d for d in found if d.times != 0))

@@ -1,0 +1,125 @@
+"""Who is told what in a run, and how often: predicted from what messages declare (protocol/) before one is sent.
+
+In: a table mapping, a job and how often its algorithm asks (exchanges.py). Out: the same account that the meter counts
+(transport/meter.py), entry by entry: numbers of each row, or times where something is not told row by row. Explain,
+the refusal rule and the report read it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tablepuppet.algorithms.exchanges import Exchanges, RunShape
+from tablepuppet.algorithms.registry import algorithm_of
+from tablepuppet.algorithms.shape import Shape
+from tablepuppet.job import Job
+from tablepuppet.mapping.mapping import Part, TableMapping
+from tablepuppet.models.losses import Loss
+from tablepuppet.plan.custody import held_blocks
+from tablepuppet.transport.meter import Told
+
+
+def exchanges_of(job: Job, loss: Loss, rows: int, epochs: int | None = None) -> Exchanges:
+    """What a job's algorithm exchanges with each part."""
+    run = RunShape(
+        epochs=job.epochs if epochs is None else epochs,
+        rows=rows,
+        batch_size=job.batch(rows),
+        is_linear=job.spec.is_linear,
+        is_private=job.privacy.features is not None,
+        curvature_varies=not loss.is_quadratic and loss.outputs == 1,
+    )
+    return algorithm_of(job.options).exchanges(job.options, run)
+
+
+class _Account:
+    """Disclosures while they are put together."""
+
+    def __init__(self) -> None:
+        self.told: dict[Told, int] = {}
+
+    def server(self, client: str, subject: str, **numbers: int) -> None:
+        self._add(client, subject, "server", numbers)
+
+    def client(self, client: str, subject: str, **numbers: int) -> None:
+        self._add(client, subject, "client", numbers)
+
+    def _add(self, client: str, subject: str, to: Any, numbers: dict[str, int]) -> None:
+        for name, count in numbers.items():
+            if count:
+                what = {"held_out_predictions": "held-out predictions"}.get(name, name.replace("_", " "))
+                told = Told(client, subject, what, to)
+                self.told[told] = self.told.get(told, 0) + count
+
+
+def setup_disclosures(mapping: TableMapping) -> dict[Told, int]:
+    """Row counts, keys and labels: what a job of any kind begins with."""
+    account, bound = _Account(), mapping.bound
+    for number, scan in enumerate(bound.scans):
+        for client in scan.clients:
+            order = int(len(scan.clients) > 1)
+            account.server(client, f"scan {number}", row_count=1, key_tokens=1, row_order=order)
+    for place in dict.fromkeys(branch.label_place for branch in bound.branches):
+        for client in bound.scans[place.scan].clients:
+            subject = f"scan {place.scan}"
+            account.server(client, subject, label_classes=1, labels=1, split=1, weights=int(place.weight >= 0))
+            account.client(client, subject, label_classes=int(mapping.label.kind == "class"))
+    return account.told
+
+
+def statistics_disclosures(mapping: TableMapping, shape: Shape) -> dict[Told, int]:
+    """What encoders are made from."""
+    account = _Account()
+    for part in mapping.parts:
+        block, subject = shape.blocks[part.block], f"part {part.number}"
+        account.client(part.client, subject, multiplicities=1)
+        if block.is_masked:
+            account.server(part.client, subject, category_names=1, sums=1 + (block.numbers > 0))
+            account.client(part.client, subject, category_names=2)
+        else:
+            account.server(part.client, subject, statistics=1)
+    return account.told
+
+
+def training_disclosures(mapping: TableMapping, shape: Shape, job: Job, loss: Loss, epochs: int) -> dict[Told, int]:
+    """What a training run of so many epochs tells whom, from its first key to its last parameter."""
+    account = _Account()
+    account.told = setup_disclosures(mapping) | statistics_disclosures(mapping, shape)
+    asked = exchanges_of(job, loss, mapping.train.rows, epochs)
+    held = held_blocks(job, mapping)
+    for part in mapping.parts:
+        account.client(part.client, f"part {part.number}", encoders=1)
+        if asked.is_pooled:
+            features = 2 * shape.blocks[part.block].width
+            account.server(part.client, f"part {part.number}", features=features)
+        else:
+            _of_part(account, part, shape, job, asked, is_held=held[part.block])
+    return account.told
+
+
+def _of_part(account: _Account, part: Part, shape: Shape, job: Job, asked: Exchanges, *, is_held: bool) -> None:
+    block, outputs, subject = shape.blocks[part.block], shape.outputs, f"part {part.number}"
+    algorithm = algorithm_of(job.options)
+    again = algorithm.disclosure(shape, job.options, block, 1).again
+    kind = algorithm.figures
+    steps = asked.steps + again
+    inner = steps * asked.inner if block.is_split else 0
+    figure = int(asked.sums_figure and block.is_masked)
+    account.client(
+        part.client,
+        subject,
+        summed_weights=int(job.weight is not None or job.class_weight is not None),
+        signals=steps * outputs,
+        curvatures=steps * asked.sends_curvature,
+        agreed_values=inner,
+    )
+    account.server(
+        part.client,
+        subject,
+        figure=int(bool(kind.__struct_fields__) and (kind.is_public or not block.is_masked)),
+        sums=inner + figure + asked.power_rounds,
+        predictions=asked.train_showings(again) * outputs,
+        held_out_predictions=asked.evaluations * outputs,
+        norms=steps + asked.has_opening + asked.evaluations,
+        parameters=int(not is_held),
+    )

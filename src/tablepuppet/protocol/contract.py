@@ -1,0 +1,157 @@
+"""The contract: what one owner is asked to agree to before anything of its tables is read.
+
+It is data: the owner's scans with the role of every expression, the algorithm with its options, how often what is told
+to whom, and under which noise. Its hash names it in logs and approvals. The client that agreed to it answers what it
+says, and nothing else (client/keeper.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from tablepuppet.algorithms.batches import automatic_batch
+from tablepuppet.arrays import Array
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.options import FeaturePrivacy, KeyMode, LabelPrivacy, PredictionPrivacy
+from tablepuppet.protocol.base import Message, Stage, Telling
+from tablepuppet.protocol.features import Encoder
+
+Purpose = Literal["train", "explain", "profile", "predict", "evaluate"]
+Role = Literal["key", "feature", "label", "weight", "split", "identifier"]
+
+
+class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One expression of a scan, and all that it is for."""
+
+    expression: str
+    roles: tuple[Role, ...]
+
+
+class ScanTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is read of one table under one filter."""
+
+    scan: int
+    table: str
+    columns: tuple[Column, ...]
+    filter: str | None
+    clients: int = 1  # how many owners the table has
+    query: str | None = None  # whose rows are read instead of a table's
+
+    def numbers(self, role: Role) -> tuple[int, ...]:
+        """The expressions that play a role."""
+        return tuple(n for n, column in enumerate(self.columns) if role in column.roles)
+
+
+class BlockTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Features of one scan that enter one block of the model."""
+
+    name: str
+    scan: int
+    columns: tuple[int, ...]
+    is_masked: bool = False  # whether sums leave under masks only
+    model: str = ""  # predict: the fingerprint of the parameters that are applied; "": what the owner holds
+
+    @property
+    def place(self) -> tuple[int, tuple[int, ...]]:
+        """Its scan and columns; two blocks of a self-join may have the same."""
+        return self.scan, self.columns
+
+
+class Disclosure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that leaves, or that the owner is told, at most so many times (None: once for each joined row)."""
+
+    what: str
+    to: Literal["server", "client"]
+    table: str
+    times: int | None
+
+
+class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a model is trained."""
+
+    algorithm: dict[str, Any]  # its options, its name among them as "type"
+    model: ModelSpec
+    epochs: int
+    batch_size: int | Literal["auto"] | None
+    l2: float
+    has_weights: bool  # joined rows count differently: the owner is told sums of weights of its rows
+    releases: bool  # whether trained parameters leave
+    is_expanded: bool = False  # a baseline over joined rows
+    is_pooled: bool = False  # a baseline over pooled features
+    sends_second_moments: bool = False  # of each owner, where a table has several
+
+    @property
+    def name(self) -> str:
+        return str(self.algorithm["type"])
+
+    def batch(self, rows: int) -> int | None:
+        """How many of so many joined rows are a batch; None: all of them."""
+        return automatic_batch(rows) if self.batch_size == "auto" else self.batch_size
+
+
+class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One owner's share of one job."""
+
+    purpose: Purpose
+    asker: str
+    label: str  # as the query names it
+    scans: tuple[ScanTerms, ...]
+    blocks: tuple[BlockTerms, ...]
+    training: Training | None = None
+    keys: KeyMode = "hmac"
+    wants_classes: bool = True  # whether the distinct values of the label leave, where it is a number
+    label_privacy: LabelPrivacy | None = None
+    feature_privacy: FeaturePrivacy | None = None
+    prediction_privacy: PredictionPrivacy = PredictionPrivacy()
+    split: tuple[float, float] = (0.0, 0.0)  # fractions of test and validation rows
+    disclosures: tuple[Disclosure, ...] = ()
+    days: int = 30  # how long an approval of it lasts at most
+    version: int = 1
+
+    @property
+    def hash(self) -> str:
+        """Its name: SHA-256 of its canonical form."""
+        return hashlib.sha256(canonical(self)).hexdigest()
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(scan.table for scan in self.scans))
+
+
+def canonical(value: Any) -> bytes:
+    """The one way to write it down: JSON with sorted names and no spaces."""
+    return msgspec.json.encode(value, order="sorted")
+
+
+def fingerprint(encoders: Sequence[Encoder], theta: Array, spec: ModelSpec, outputs: int) -> str:
+    """One block of a model in sixteen digits: parameters, encoders and what they mean."""
+    digest = hashlib.sha256(msgspec.json.encode([encoders, spec, outputs], enc_hook=_plain))
+    digest.update(np.ascontiguousarray(theta, np.float64).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    return [value.shape, value.astype(np.float64).tobytes().hex()]
+
+
+class ProposeContract(Message, frozen=True):
+    """Will you keep to this? Nothing is read before you agree. → Agreement"""
+
+    stage: ClassVar[Stage] = "propose"
+    tells: ClassVar[Telling] = ()
+    job: str
+    contract: Contract
+
+
+class Agreement(Message, frozen=True):
+    """Agreed, or waiting for a person; a refusal is a Failure that names the rule."""
+
+    tells: ClassVar[Telling] = ()
+    contract: str  # its hash
+    is_agreed: bool
+    waits_for: str = ""  # who decides, where a person does

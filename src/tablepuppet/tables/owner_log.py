@@ -1,0 +1,103 @@
+"""An owner's log: every proposal, decision, disclosure count and refusal, each line bound to the one before by a hash.
+
+    {"number": 3, "time": "2026-11-16T14:20:11+00:00", "event": "agreed", "job": "…", "contract": "…", "detail": {…},
+     "previous": "9f…", "hash": "c1…"}
+
+In: events. Out: a file of JSON lines that is only ever added to; `verify` finds a line that was changed, removed or put
+in between. Whoever may write the file can cut off its end: keep the last hash elsewhere to notice that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from tablepuppet.errors import PolicyError
+
+Event = Literal["proposed", "agreed", "refused", "waiting", "approved", "denied", "disclosed"]
+_FIRST = "0" * 64
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line."""
+
+    number: int
+    time: str
+    event: Event
+    job: str
+    contract: str
+    detail: dict[str, Any]
+    previous: str
+    hash: str = ""
+
+    def digest(self) -> str:
+        """SHA-256 over the line without its own hash."""
+        return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(self, hash=""), order="sorted")).hexdigest()
+
+
+class OwnerLog:
+    """One owner's log; without a path it lasts as long as the process."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self.entries: list[Entry] = []  # of this process, where there is no file
+        self._last = (0, _FIRST)
+        if path is not None and path.exists():
+            entries = read_log(path)
+            self._last = (entries[-1].number, entries[-1].hash) if entries else self._last
+
+    def write(self, event: Event, job: str = "", contract: str = "", detail: Mapping[str, Any] | None = None) -> None:
+        """Adds a line; it is on the disk when this returns."""
+        with self._lock:
+            number, previous = self._last
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            entry = Entry(number + 1, now, event, job, contract, dict(detail or {}), previous)
+            entry = msgspec.structs.replace(entry, hash=entry.digest())
+            if self._path is None:
+                self.entries.append(entry)
+            else:
+                _append(self._path, msgspec.json.encode(entry) + b"\n")
+            self._last = (entry.number, entry.hash)
+
+
+def read_log(path: Path) -> list[Entry]:
+    """All lines of a log."""
+    try:
+        lines = path.read_bytes().splitlines()
+        return [msgspec.json.decode(line, type=Entry) for line in lines if line.strip()]
+    except (OSError, msgspec.MsgspecError):
+        raise PolicyError(f"the log {path} cannot be read, or a line of it is damaged; restore it") from None
+
+
+def verify(path: Path) -> int:
+    """How many lines there are; an error names the first that does not follow from the one before."""
+    previous, number = _FIRST, 0
+    for entry in read_log(path):
+        if (entry.previous, entry.number) != (previous, number + 1) or entry.digest() != entry.hash:
+            raise PolicyError(
+                f"the log {path} was changed: line {number + 1} does not follow from the line before; restore it from "
+                "a copy, and find out who can write there"
+            )
+        previous, number = entry.hash, entry.number
+    return number
+
+
+def _append(path: Path, line: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(handle, line)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise PolicyError(f"cannot write {path}: {error.strerror}; nothing leaves before it is logged") from None

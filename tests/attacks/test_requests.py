@@ -1,0 +1,219 @@
+"""Requests that no honest job sends: each of them read rows before there were contracts, and none is answered now."""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_origin
+
+import msgspec
+import numpy as np
+import pytest
+from tests.attacks.meddler import QUERY, Meddler, shop
+
+import tablepuppet as tp
+from tablepuppet import protocol as m
+from tablepuppet.algorithms.registry import REQUESTS
+from tablepuppet.client.keeper import ALLOWED, BEFORE, DECIDED
+from tablepuppet.errors import PolicyError
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.gaussian import GradientPrivacy
+
+KINDS: tuple[type[m.Message], ...] = tuple(get_origin(kind) or kind for kind in get_args(REQUESTS))
+
+
+def example(kind: type[m.Message], job: str) -> m.Message:
+    """Some message of a kind, its fields made up from their types."""
+    return _made(msgspec.inspect.type_info(kind), job)  # type: ignore[no-any-return]
+
+
+def _made(info: Any, job: str) -> Any:
+    inspect = msgspec.inspect
+    match info:
+        case inspect.StructType():
+            values = {f.name: _made(f.type, job) for f in info.fields if f.required}
+            return info.cls(**(values | ({"job": job} if "job" in values else {})))
+        case inspect.AnyType():
+            return tp.Newton()
+        case inspect.UnionType():
+            return _made(info.types[0], job) if not info.includes_none else None
+        case inspect.CustomType():
+            return np.zeros((1, 1)) if "float" in str(info.cls) else np.zeros(1, np.int64)
+        case inspect.ListType() | inspect.VarTupleType() | inspect.TupleType():
+            return []
+        case inspect.DictType():
+            return {}
+        case inspect.BoolType():
+            return False
+        case inspect.LiteralType():
+            return info.values[0]
+        case inspect.StrType():
+            return "orders"
+        case inspect.FloatType():
+            return 0.0
+    return 0
+
+
+def ask_all(federation: tp.Federation, client: str, job: str) -> dict[str, m.Message]:
+    """Every kind of message, one after the other; what a client says to each."""
+    owner = federation._clients[client]
+    found: dict[str, m.Message] = {}
+    for kind in KINDS:
+        if kind not in (m.CloseJob, m.OpenScan, m.ProposeContract, m.DescribeTable):
+            try:
+                found[kind.__name__] = owner.answer(example(kind, job))
+            except tp.TablePuppetError as error:
+                found[kind.__name__] = m.Failure(error=type(error).__name__, message=str(error))
+    return found
+
+
+def test_every_request_has_a_place_in_contracts() -> None:
+    assert {kind.stage for kind in KINDS} <= DECIDED
+    assert set().union(*ALLOWED.values()) | BEFORE == DECIDED
+
+
+def test_before_a_contract_no_message_of_any_kind_is_answered() -> None:
+    with tp.Federation(shop()) as federation:
+        owner = federation._clients["orders"]
+        owner.answer(m.OpenScan(job="j", scan=0, table="orders", columns=["item", "amount", "y"]))
+        for name, answer in ask_all(federation, "orders", "j").items():
+            assert isinstance(answer, m.Failure), name
+            assert "contract" in answer.message or "policy" in answer.message, (name, answer.message)
+
+
+PURPOSES: dict[str, tuple[Any, type[m.Message]]] = {
+    "profile": (lambda f: f.profile(QUERY, label="y"), m.SendKeys),
+    "explain": (lambda f: f.explain(QUERY, label="y"), m.OpenPart),
+    "train": (lambda f: f.train(QUERY, label="y", epochs=2), m.Release),
+}
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_what_a_contract_does_not_have_is_refused_in_every_purpose(purpose: str) -> None:
+    job, before = PURPOSES[purpose]
+    outside = [kind for kind in KINDS if kind.stage not in ALLOWED[purpose] | BEFORE]  # type: ignore[index]
+    with tp.Federation(shop()) as federation:
+        meddler = Meddler(federation, "orders", before, lambda name: [example(kind, name) for kind in outside])
+        job(federation)
+    assert len(meddler.answers) == len(outside)
+    for kind, answer in zip(outside, meddler.answers, strict=True):
+        assert isinstance(answer, m.Failure), kind
+
+
+def refusals(attack: Any, before: type[m.Message], client: str = "orders", **options: Any) -> list[str]:
+    given: dict[str, Any] = {"label": "y", "epochs": 2} | options
+    with tp.Federation(shop()) as federation:
+        meddler = Meddler(federation, client, before, attack)
+        federation.train(QUERY, **given)
+    for answer in meddler.answers:
+        assert isinstance(answer, m.Failure), answer
+    return [answer.message for answer in meddler.answers]
+
+
+def test_identifiers_do_not_leave_while_a_model_is_trained() -> None:
+    (why,) = refusals(lambda job: [m.SendIdentifiers(job=job, scan=0, columns=[0])], m.Evaluate)
+    assert "a contract to train has no SendIdentifiers" in why
+
+
+def test_rows_and_multiplicities_are_said_once() -> None:
+    def one_row(job: str) -> list[m.Message]:
+        rows, ones = np.array([3]), np.array([1])
+        given: dict[str, Any] = {"job": job, "scan": 1, "test_rows": rows[:0], "train_rows": rows}
+        return [
+            m.OpenPart(part=1, columns=[1, 2], multiplicity=ones, **given),  # again, with a single row
+            m.OpenPart(part=7, columns=[1, 2], multiplicity=ones, **given),  # as a part of its own
+            m.OpenPart(part=7, columns=[0], multiplicity=ones, **given),  # the key as a feature
+        ]
+
+    for why in refusals(one_row, m.StartPart, "items"):
+        assert "outside its contract" in why
+
+
+def test_second_moments_leave_in_the_jobs_that_need_them_only() -> None:
+    one_hot = np.zeros((3, 1))
+    one_hot[0] = 1.0
+    (why,) = refusals(lambda job: [m.MultiplyGram(job=job, part=1, vector=one_hot)], m.Evaluate, "items")
+    assert "second moments was agreed on 0 times" in why
+
+
+def test_newton_with_noise_that_it_ignores_is_not_started() -> None:
+    with tp.Federation(shop()) as federation:
+        seen: list[m.Message] = []
+
+        def with_noise(job: str) -> list[m.Message]:
+            part = federation._clients["items"].parts[job, 1]
+            assert part.train is not None
+            start = m.StartPart(
+                job=job, part=1, algorithm=tp.Newton(), model=ModelSpec(), block=1, name="i", outputs=1,
+                blocks=2, clients=1, joined_rows=170, share=1.0, l2=1e-4, seed=0,
+                privacy=GradientPrivacy(clip=1.0, noise=1.0, limit=5),
+            )  # fmt: skip
+            seen.append(start)
+            return [start]
+
+        meddler = Meddler(federation, "items", m.StartPart, with_noise)
+        federation.train(QUERY, label="y", epochs=2)
+    assert isinstance(meddler.answers[0], m.Failure)
+
+
+def test_a_run_gives_no_more_rounds_than_were_agreed_on() -> None:
+    def again(job: str) -> list[m.Message]:
+        return [m.Evaluate(job=job, part=0, train=True) for _ in range(5)]
+
+    with tp.Federation(shop()) as federation:
+        meddler = Meddler(federation, "orders", m.Release, again)
+        federation.train(QUERY, label="y", algorithm=tp.Newton(tolerance=0.0), epochs=2)
+    assert all(isinstance(answer, m.Failure) for answer in meddler.answers)
+
+
+def test_a_model_that_was_not_agreed_on_is_not_applied() -> None:
+    with tp.Federation(shop()) as federation:
+        result = federation.train(QUERY, label="y", epochs=2)
+
+        def identity(job: str) -> list[m.Message]:
+            encoders: list[Any] = [
+                m.NumberEncoder(mean=np.zeros(1), scale=np.ones(1), fill=np.zeros(1), has_missing=False),
+                m.CategoryEncoder(categories=["red"], has_missing=False, has_other=False),
+            ]
+            given: dict[str, Any] = {"encoders": encoders, "model": result.model.spec, "name": "i", "outputs": 2}
+            return [
+                m.ScoreRows(job=job, scan=1, columns=[1, 2], rows=np.arange(30), theta=np.eye(2), **given),
+                m.ScoreRows(job=job, scan=1, columns=[0], rows=np.arange(30), theta=np.eye(1), **given),
+            ]
+
+        meddler = Meddler(federation, "items", m.ScoreRows, identity)
+        federation.predict(result)
+    for answer in meddler.answers:
+        assert isinstance(answer, m.Failure)
+        assert "outside its contract" in answer.message
+
+
+def test_few_rows_are_not_scored_where_the_owner_wants_many(tmp_path: Any) -> None:
+    (tmp_path / "policy.toml").write_text("minimum_rows = 20\n")
+    with tp.Federation(shop(), policies={"orders": tmp_path / "policy.toml"}) as federation:
+        result = federation.train(QUERY, label="y", epochs=2)
+        with pytest.raises(PolicyError, match=r"at least 20 distinct rows.*minimum_rows"):
+            federation.predict(result, key="id", keys=[5])
+
+
+@pytest.mark.parametrize(
+    ("rules", "given"),
+    {
+        "a label that does not leave": ("[labels]\nleave = false", {}),
+        "labels under noise": ("[labels]\nepsilon = 1.0", {}),
+        "a budget": ("[budget.orders]\nfeatures = 1.0", {"algorithm": "sgd"}),
+        "a column": ('[tables.orders]\nfeatures = []\nkeys = ["item", "amount"]\nlabels = ["y"]', {}),
+        "plain keys": ("keys_in_plain = false", {"privacy": {"keys": "plain"}}),
+    }.values(),
+)
+def test_explain_is_refused_with_the_sentence_that_training_is_refused_with(
+    tmp_path: Any, rules: str, given: dict[str, Any]
+) -> None:
+    (tmp_path / "policy.toml").write_text(rules)
+    with tp.Federation(shop(), policies={"orders": tmp_path / "policy.toml"}) as federation:
+        with pytest.raises(PolicyError) as trained:
+            federation.train(QUERY, label="y", **given)
+        with pytest.raises(PolicyError) as explained:
+            federation.explain(QUERY, label="y", **given)
+        log = federation._clients["orders"].log.entries
+    assert str(trained.value) == str(explained.value)
+    assert [entry.event for entry in log].count("refused") == 2
+    assert not [entry for entry in log if entry.event == "disclosed"]  # nothing had left

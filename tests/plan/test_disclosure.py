@@ -1,0 +1,125 @@
+"""What a plan predicts that parties are told is what the meter counts, entry by entry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tablepuppet as tp
+
+QUERY = "SELECT o.amount, o.kind, i.price, i.colour, o.{label} FROM orders o JOIN items i ON o.item = i.item"
+
+
+def shop(owners: int) -> dict[str, Any]:
+    """Orders with one owner, items with several."""
+    random = np.random.default_rng(3)
+    items = pa.table(
+        {
+            "item": np.arange(24),
+            "price": random.normal(size=24),
+            "colour": random.choice(["red", "green", "blue"], 24),
+        }
+    )
+    size = -(-24 // owners)
+    orders = pa.table(
+        {
+            "item": random.integers(0, 24, 160),
+            "amount": random.normal(size=160),
+            "kind": random.choice(["a", "b"], 160),
+            "y": random.normal(size=160),
+            "c": random.choice([0, 1], 160),
+            "w": random.uniform(0.5, 2.0, 160),
+        }
+    )
+    return {"orders": orders, "items": [items[i * size : (i + 1) * size] for i in range(owners)]}
+
+
+SGD = tp.Sgd(tolerance=0.0)
+ALGORITHMS: dict[str, Any] = {
+    "newton": tp.Newton(tolerance=0.0),
+    "admm": tp.Admm(tolerance=0.0),
+    "admm exact": tp.Admm(tolerance=0.0, union="exact"),
+    "sgd": SGD,
+    "sgd with a rate": tp.Sgd(learning_rate=0.1, tolerance=0.0),
+    "adam": tp.Sgd(optimizer="adam", tolerance=0.0),
+    "vfl-sgd": "vfl-sgd",
+    "vfl-admm": "vfl-admm",
+    "centralized": "centralized",
+}
+PRIVATE = {"epsilon": 5.0, "cap": 20, "bounds": {"price": (-3, 3), "amount": (-3, 3)}}
+MODES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "plain sums": {"secure_aggregation": False},
+    "masked": {"secure_aggregation": True},
+    "labels": {"label": {"epsilon": 3.0, "bounds": (-3, 3)}},
+    "features": {"features": PRIVATE, "allow_reconstruction": True},
+    "local": {"predictions": {"mode": "local", "epsilon": 20.0}},
+}
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    algorithm=st.sampled_from(sorted(ALGORITHMS)),
+    label=st.sampled_from(["y", "c"]),
+    model=st.sampled_from(["auto", "mlp"]),
+    owners=st.sampled_from([1, 2, 3]),
+    batch_size=st.sampled_from([None, 50, 1000]),
+    mode=st.sampled_from(sorted(MODES)),
+    weight=st.sampled_from([None, "w"]),
+    epochs=st.sampled_from([1, 3]),
+)
+def test_what_is_predicted_is_what_is_counted(
+    algorithm: str,
+    label: str,
+    model: str,
+    owners: int,
+    batch_size: int | None,
+    mode: str,
+    weight: str | None,
+    epochs: int,
+) -> None:
+    given: dict[str, Any] = {
+        "label": label,
+        "model": model,
+        "algorithm": ALGORITHMS[algorithm],
+        "batch_size": batch_size,
+        "privacy": MODES[mode],
+        "weight": weight,
+        "epochs": epochs,
+    }
+    if label == "c" and mode == "labels":
+        given["model"] = "logistic" if model == "auto" else model
+        given["privacy"] = {"label": {"epsilon": 3.0}}
+    with tp.Federation(shop(owners)) as federation:
+        query = QUERY.format(label=label)
+        try:
+            plan = federation.explain(query, **given)
+        except tp.TablePuppetError as refusal:
+            with pytest.raises(type(refusal)):
+                federation.train(query, **given)
+            return
+        result = federation.train(query, **given)
+    counted = result.traffic.all_told
+    assert counted == plan.disclosures(len(result.history))
+    blocks = [part for part in result.plan.mapping.parts if plan.job.algorithm != "centralized"]
+    for part in blocks:  # what explain says of a row is at least what crossed the wire of rows in every batch
+        shown = sum(
+            n for told, n in counted.items() if told.subject == f"part {part.number}" and "predictions" in told.what
+        )
+        if batch_size is None:
+            assert plan.exposures[part.block].numbers == shown or not plan.shape.blocks[part.block].parts[0].is_in_both
+
+
+def test_explain_counts_the_predictions_of_evaluation() -> None:
+    with tp.Federation(shop(1)) as federation:
+        plan = federation.explain(QUERY.format(label="y"), label="y", epochs=4)
+        result = federation.train(QUERY.format(label="y"), label="y", algorithm=tp.Newton(tolerance=0.0), epochs=4)
+    items = next(e for e in plan.exposures if e.block == "i")
+    assert items.numbers == 9  # four steps, and five evaluations
+    told = result.traffic.all_told
+    assert sum(n for t, n in told.items() if t.client == "items" and "predictions" in t.what) == 9

@@ -1,0 +1,123 @@
+"""Attacks on what leaves under noise: repeated draws, exact figures beside it, digits of noise, uncounted rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.attacks.meddler import QUERY, shop
+
+import tablepuppet as tp
+from tablepuppet import protocol as m
+from tablepuppet.errors import JobError, PolicyError
+from tablepuppet.privacy.gaussian import noised, secure_generator
+from tablepuppet.privacy.options import LabelPrivacy
+from tablepuppet.protocol.contract import Column, ScanTerms
+
+PRIVATE = {"epsilon": 5.0, "cap": 50, "bounds": {"price": (-3, 3), "amount": (-3, 3)}}
+
+
+def noisy_labels(federation: tp.Federation, filter: str, label: str = '"y"') -> dict[int, float]:
+    """The labels that leave under a filter, by what the owner knows a row as."""
+    client, job = federation._clients["orders"], filter
+    privacy = LabelPrivacy(epsilon=1.0)
+    terms = ScanTerms(0, "orders", (Column('"id"', ("key",)), Column(label, ("label",))), filter)
+    contract = m.Contract(
+        purpose="train", asker="s", label="y", scans=(terms,), blocks=(), label_privacy=privacy, wants_classes=True
+    )
+    client.answer(m.OpenScan(job=job, scan=0, table="orders", columns=['"id"', label], filter=filter))
+    client.answer(m.ProposeContract(job=job, contract=contract))
+    ask: dict[str, Any] = {"offset": 0, "seed": 0, "test_fraction": 0.0, "classes": [0.0, 1.0]}
+    answer = client.answer(m.SendLabels(job=job, scan=0, column=1, privacy=privacy, **ask))
+    assert isinstance(answer, m.Labels)
+    ids = client.tables.scan(job, 0).column("c0").to_pylist()
+    client.answer(m.CloseJob(job=job))
+    return dict(zip(ids, answer.values.tolist(), strict=True))
+
+
+def test_a_row_has_one_noisy_label_under_any_filter_and_any_spelling() -> None:
+    with tp.Federation(shop()) as federation:
+        drawn = [noisy_labels(federation, f'"id" > {-k - 1}') for k in range(15)]
+        drawn.append(noisy_labels(federation, '"id" >= 50'))
+        drawn.append(noisy_labels(federation, '"id" >= 0', '"y" + 0'))
+    votes: dict[int, set[float]] = {}
+    for labels in drawn:
+        for row, value in labels.items():
+            votes.setdefault(row, set()).add(value)
+    assert all(len(seen) == 1 for seen in votes.values())  # averaging over branches or jobs tells nothing more
+
+
+def test_almost_equal_epsilons_do_not_draw_labels_again() -> None:
+    with tp.Federation(shop()) as federation, pytest.raises(JobError, match=r"multiple of 0\.01"):
+        federation.train(QUERY, label="y", model="logistic", privacy={"label": {"epsilon": 1.000001}})
+
+
+def test_values_of_a_private_number_do_not_leave_to_choose_a_model() -> None:
+    tables = shop()
+    orders = tables["orders"].set_column(4, "y", pa.array(np.random.default_rng(0).normal(size=200)))
+    with tp.Federation({**tables, "orders": orders}) as federation:
+        told: list[Any] = []
+        client = federation._clients["orders"]
+        answer = client.answer
+        client.answer = lambda message: told.append((message, found := answer(message))) or found  # type: ignore[method-assign, func-returns-value]
+        federation.explain(QUERY, label="y", privacy={"label": {"epsilon": 1.0, "bounds": (-3, 3)}})
+    summary = next(found for message, found in told if isinstance(message, m.DescribeLabels))
+    assert summary.classes == []
+
+
+@pytest.mark.parametrize("given", [{"test_where": "y = 1"}, {"weight": "y"}], ids=str)
+def test_a_label_under_noise_is_not_counted_by_a_split_or_a_weight(given: dict[str, Any]) -> None:
+    with tp.Federation(shop()) as federation, pytest.raises(PolicyError, match="labels leave under noise only"):
+        federation.train(QUERY, label="y", model="logistic", privacy={"label": {"epsilon": 1.0}}, **given)
+
+
+def test_a_filter_on_the_label_is_refused_under_noise_unless_its_owner_grants_it(tmp_path: Path) -> None:
+    query = f"{QUERY} WHERE o.y = 1 OR o.amount > 0"
+    given: dict[str, Any] = {"label": "y", "model": "logistic", "privacy": {"label": {"epsilon": 1.0}}}
+    with tp.Federation(shop()) as federation, pytest.raises(PolicyError, match="column y is also a filter"):
+        federation.explain(query, **given)
+    (tmp_path / "p.toml").write_text(
+        '[tables.orders]\nfeatures = ["amount"]\nkeys = ["item"]\nlabels = ["y"]\nfilters = ["y", "amount"]\n'
+    )
+    with tp.Federation(shop(), policies={"orders": tmp_path / "p.toml"}) as federation:
+        federation.explain(query, **given)
+
+
+def test_a_private_models_file_holds_no_exact_figure(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"algorithm": "sgd", "epochs": 1}
+    private = {"features": PRIVATE, "allow_reconstruction": True}
+    with tp.Federation(shop()) as federation:
+        result = federation.train(QUERY, label="y", model="logistic", privacy=private, **given)
+        result.save(tmp_path / "model")
+        assert not any(block.mean.any() for block in result.blocks)
+    assert "metrics" not in tp.load(tmp_path / "model").metadata
+    lines = result.privacy.lines()
+    assert all("own table's parameters only" in line for line in lines if line.startswith("features"))
+
+
+def test_local_predictions_count_evaluation_and_every_use_of_a_table() -> None:
+    private = {"predictions": {"mode": "local", "epsilon": 2.0}}
+    given: dict[str, Any] = {"label": "y", "model": "logistic", "algorithm": "admm", "epochs": 3, "privacy": private}
+    with tp.Federation(shop()) as federation:
+        once = federation.explain(QUERY, **given)
+        twice = federation.explain(
+            "SELECT o.amount, i.price, j.price AS p2, o.y FROM orders o JOIN items i ON o.item = i.item "
+            "JOIN items j ON o.item = j.item",
+            **given,
+        )
+    steps = {release.table: release.steps for release in once.ledger.releases}
+    assert steps["items"] == 3 + 4  # three rounds, and four evaluations
+    assert {r.table: r.steps for r in twice.ledger.releases}["items"] == 2 * (3 + 4)
+    for plan in (once, twice):
+        assert plan.ledger.epsilon("predictions", "items", "server") <= 2.0 * (1 + 1e-3)
+
+
+def test_noise_leaves_no_digits_that_tell_of_the_value() -> None:
+    values = np.random.default_rng(1).normal(size=2000)
+    shown = noised(values, 0.7, secure_generator())
+    grid = 2.0 ** (np.floor(np.log2(0.7)) - 30)
+    assert (np.rint(shown / grid) * grid == shown).all()
+    assert abs(np.std(shown - values) - 0.7) < 0.05

@@ -51,5 +51,8 @@ class Meddler:
                 self.answers.append(decode(answer, RESPONSES))
         return self._inner.exchange(frames, wait=wait)
 
+    def accept(self) -> None:
+        self._inner.accept()
+
     def close(self) -> None:
         self._inner.close()

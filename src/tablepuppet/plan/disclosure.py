@@ -98,7 +98,8 @@ def training_disclosures(mapping: TableMapping, shape: Shape, job: Job, loss: Lo
 
 
 def _of_part(account: _Account, part: Part, shape: Shape, job: Job, asked: Exchanges, *, is_held: bool) -> None:
-    block, outputs, subject = shape.blocks[part.block], shape.outputs, f"part {part.number}"
+    block, subject = shape.blocks[part.block], f"part {part.number}"
+    outputs = block.outputs
     algorithm = algorithm_of(job.options)
     again = algorithm.disclosure(shape, job.options, block, 1).again
     kind = algorithm.figures

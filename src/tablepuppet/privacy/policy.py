@@ -359,8 +359,6 @@ def _check_protected(contract: m.Contract, scan: ScanTerms, used: ScanUse, rules
     if contract.label_privacy is not None:
         also = {"a feature": _read_by(scan, used, "feature"), "a join key": _read_by(scan, used, "key")}
         _refuse_ways(_read_by(scan, used, "label"), others | also, "labels", used.table)
-    if contract.feature_privacy is not None:
-        _refuse_ways(_read_by(scan, used, "feature"), others, "features", used.table)
 
 
 def _read_by(scan: ScanTerms, used: ScanUse, role: Any) -> frozenset[str]:

@@ -88,8 +88,8 @@ def block_fingerprints(model: Model) -> dict[str, str]:
     if model.spec.is_boosted:  # splits, which owners' policies judge as they are asked for
         return {block.name: "" for block in model.blocks}
     return {
-        block.name: "" if block.is_held else fingerprint(block.encoders, block.theta, model.spec, model.outputs)
-        for block in model.blocks
+        block.name: "" if block.is_held else fingerprint(block.encoders, block.theta, model.spec, width)
+        for block, width in zip(model.blocks, model.widths, strict=True)
     }
 
 

@@ -12,6 +12,7 @@ from tablepuppet.algorithms.als.normal import packed_width
 from tablepuppet.algorithms.als.options import Als
 from tablepuppet.algorithms.als.server import AlsServer
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
+from tablepuppet.algorithms.exchanges import Exchanges, RunShape
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
 from tablepuppet.algorithms.traffic import OuterRound, Wave, waves
 
@@ -74,6 +75,10 @@ class AlsAlgorithm(Algorithm[Als]):
         return 2 * FLOAT * triangles + super().client_memory(shape, options, block, part)
 
     # -- what it discloses -----------------------------------------------------------------
+
+    def exchanges(self, options: Als, run: RunShape) -> Exchanges:
+        """At most so many sums: conjugate gradients may end before."""
+        return Exchanges(run.epochs, has_start=True, inner=options.solver_steps + 2, sends_curvature=True)
 
     def disclosure(self, shape: Shape, options: Als, block: BlockShape, batches: int) -> Disclosure:
         return Disclosure(predictions=shape.epochs, slopes=shape.epochs, sums="the gradient and second moments")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ LONGEST_TEXT = 65_536  # characters of a name, a category, a message
 LARGEST_COUNT = 2.0**62
 _NUMBERS = frozenset("fiub")
 _MOST_FIGURES = 100
-_STEP_ANSWERS = (m.Predictions, m.Partial, m.Masked)
+_STEP_ANSWERS = (m.Predictions, m.Partial, m.Masked, m.Done)
 
 
 class WrongError(ValueError):
@@ -91,13 +91,13 @@ def check(request: m.Message, answer: m.Message, known: Known) -> None:
         _text(answer.message, "message")
         return
     expected = ANSWERS.get(type(request))
-    if expected is None and request.stage == "step":  # an algorithm's own, which may have answers of its own
-        is_own = type(answer) not in get_args(m.RESPONSES)
-        require(is_own or isinstance(answer, _STEP_ANSWERS), type(answer).__name__, "is no answer to a step")
+    if expected is None:  # an algorithm's own, which may have answers of its own
+        is_own = type(answer) not in _RULED
+        require(is_own or isinstance(answer, _STEP_ANSWERS), type(answer).__name__, "is no answer to such a request")
         _update(request, answer, known)
         return
-    if expected is None or not isinstance(answer, expected):
-        names = " or ".join(kind.__name__ for kind in expected or ())
+    if not isinstance(answer, expected):
+        names = " or ".join(kind.__name__ for kind in expected)
         raise WrongError(type(answer).__name__, f"is no answer to {type(request).__name__}, which asks for {names}")
     _RULES[type(request)](request, answer, known)
 
@@ -441,14 +441,12 @@ def _update(request: Any, answer: Any, known: Known) -> None:
 
 
 def _own(answer: m.Message) -> None:
-    """An answer that an algorithm declares itself: its numbers are numbers."""
+    """An answer that an algorithm declares itself, which its server half judges: arrays of it hold numbers."""
     for name in answer.__struct_fields__:
         value = getattr(answer, name)
         for values in value if isinstance(value, list) else [value]:
             if isinstance(values, np.ndarray):
-                finite(values, name, diverged=True)
-            elif isinstance(values, float):
-                require(bool(np.isfinite(values)), name, "is not finite")
+                require(values.dtype.kind in _NUMBERS, name, f"hold elements of type {values.dtype}")
 
 
 @answered_by(m.Evaluate, m.Evaluation)
@@ -501,3 +499,5 @@ def _done(request: m.Message, answer: m.Done, known: Known) -> None:
 
 for _quiet in (m.Move, m.Keep, m.Restore, m.HoldPart, m.CloseJob):
     answered_by(_quiet, m.Done)(_done)
+
+_RULED = frozenset(kind for kinds in ANSWERS.values() for kind in kinds)  # answers that have a rule

@@ -86,7 +86,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     rank: int | None = None  # of head="factor": the length of vectors; None: 16
     widths: int | tuple[int, ...] | None = None  # of a network head: numbers from each table; None: 16
     head_hidden: tuple[int, ...] | None = None  # layers of head="mlp"; None: (32,)
-    shrinkage: float | None = None  # of a head: λ of ½ λ ‖h‖² per joined row; None: 0.06 for factors, 0 for networks
+    shrinkage: float | None = None  # of a head: λ of ½ λ ‖h‖² per joined row; None: 0.08 for factors, 0 for networks
     head_module: str = ""  # head="module": the name under which the server knows it
 
     @property
@@ -169,6 +169,8 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         weights = given["class_weight"].items()
         given["class_weight"] = {class_text(c): w.item() if isinstance(w, np.generic) else w for c, w in weights}
     given |= head_given(given.get("head", "sum"))
+    if algorithm is None:
+        algorithm = usual_algorithm(given["head"], model)
     own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options"}
     values = {name: value for name, value in given.items() if name in own - {"privacy", "engine"}}
     values["loss_options"] = dict(values.get("loss_options") or {})
@@ -233,6 +235,16 @@ def check_job(job: Job) -> None:
     _check(job)
     _check_stopping(job)
     _check_model(job, {})
+
+
+def usual_algorithm(head: str, model: str) -> str:
+    """The algorithm of a job that names none: of those that train its head and model, the most particular."""
+    if head == "sum":
+        return DEFAULT
+    is_linear = model not in ("mlp", "module")
+    able = [a for a in FEDERATED if head in a.heads and (is_linear or not a.requires_linear)]
+    able = [a for a in able if not (a.has_one_score and model == "softmax")]
+    return min(able, key=lambda a: len(a.heads)).name
 
 
 def class_text(value: Any) -> str:

@@ -107,6 +107,7 @@ class Algorithm(ABC, Generic[_Options]):
     forms_second_moments: ClassVar[bool] = False  # of linear models: Tᵀ diag(w) T, whose width is limited
     heads: ClassVar[tuple[HeadKind, ...]] = ("sum",)  # that it trains
     has_expanded_form: ClassVar[bool] = False  # whether it also runs as a VFL baseline, on expanded blocks
+    has_one_score: ClassVar[bool] = False  # whether it trains one score a row only: numbers and two classes
     takes_turns: ClassVar[bool] = False  # whether a round is one block's, and an epoch a round for each of them
     uses_batches: ClassVar[bool] = False  # whether `batch_size` means something
     requires_curvature: ClassVar[bool] = False  # of the loss: one with kinks has none

@@ -107,7 +107,7 @@ class Federation:
         *,
         label: str,
         model: Any = "auto",
-        algorithm: Any = DEFAULT,
+        algorithm: Any = None,
         progress: bool | None = None,
         **options: Any,
     ) -> Plan:
@@ -129,7 +129,7 @@ class Federation:
         *,
         label: str,
         model: Any = "auto",
-        algorithm: Any = DEFAULT,
+        algorithm: Any = None,
         l2: float = 1e-4,
         test_fraction: float = 0.15,
         validation_fraction: float = 0.0,
@@ -148,6 +148,7 @@ class Federation:
     ) -> Result:
         """Trains on the query's result without ever having it.
 
+        `algorithm`: by name, or its options; None: newton, and for heads other than the sum the one that suits them.
         `validation_fraction`: rows that are measured after every epoch and never trained on; with `patience`, training
         stops after so many epochs without a better validation loss, and the best epoch's parameters are the model.
         `weight`: a column of the label's table, or an expression over it, that says how much a row counts;

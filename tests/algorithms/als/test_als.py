@@ -113,3 +113,13 @@ def test_als_says_what_it_cannot_train() -> None:
             owner.train(JOINS["one-to-many"].format(y="class"), label="class", head="factor", **given)
         with pytest.raises(tp.TablePuppetError, match="does not train a sum"):
             owner.train(JOINS["one-to-many"].format(y="number"), label="number", **given)
+
+
+def test_factors_are_trained_by_als_where_nothing_else_is_said_and_networks_by_sgd() -> None:
+    query = JOINS["one-to-many"].format(y="number")
+    with federation() as owner:
+        given: dict[str, Any] = {"label": "number"}
+        assert owner.explain(query, head="factor", **given).job.algorithm == "als"
+        assert owner.explain(query, head="mlp", **given).job.algorithm == "sgd"
+        assert owner.explain(query, head="factor", model="mlp", **given).job.algorithm == "sgd"
+        assert owner.explain(query, **given).job.algorithm == "newton"

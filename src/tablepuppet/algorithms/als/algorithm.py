@@ -30,6 +30,7 @@ class AlsAlgorithm(Algorithm[Als]):
     requires_linear = "it needs the least-squares solution of each table in closed form"
     requires_curvature = True
     heads = ("factor",)
+    has_one_score = True
     takes_turns = True
     stops_when_flat = True
 

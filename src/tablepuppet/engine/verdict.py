@@ -75,7 +75,8 @@ def _unfinished(plan: Plan, falls: float, epochs: int) -> str:
     last = max(1, epochs // 5)
     when = "the last epoch" if last == 1 else f"the last {last} epochs"
     how = f"train longer, with epochs={2 * plan.job.epochs}"
-    if plan.algorithm.takes_many_rounds and plan.job.spec.is_linear and plan.job.privacy.features is None:
+    is_sum = plan.job.spec.is_linear and plan.job.head == "sum"
+    if plan.algorithm.takes_many_rounds and is_sum and plan.job.privacy.features is None:
         how += f', or by algorithm="{DEFAULT}", which needs few rounds'
     return f"{name} did not converge: {falls:.0%} of the objective's fall came in {when}; {how}"
 

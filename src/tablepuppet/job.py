@@ -322,9 +322,10 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
 
 def _check_boosted(job: Job, given: dict[str, Any]) -> None:
     own = algorithm_of(job.options).own_model
+    able = named(tuple(a for a in BY_NAME.values() if a.own_model))
     if job.model != own:
         raise JobError(
-            f'model="boosted" is grown by algorithm="boosting" and by nothing else, not model="{job.model}" by '
+            f'model="boosted" is grown by {able} and by nothing else, not model="{job.model}" by '
             f'algorithm="{job.algorithm}"; use both, or neither'
         )
     plain = Job(query="", label="")
@@ -334,9 +335,10 @@ def _check_boosted(job: Job, given: dict[str, Any]) -> None:
     if given.get("epochs") is not None:
         raise JobError("boosted trees have no epochs; set trees instead")
     if job.privacy.features is not None:
+        private = named(tuple(a for a in FEDERATED if a.why_not_private(a.options()) is None))
         raise JobError(
             "boosted trees tell the server bits of every row, and have no private form towards outsiders; leave "
-            'privacy.features out, or train a linear model with algorithm="sgd"'
+            f"privacy.features out, or train a linear model with {private}"
         )
 
 

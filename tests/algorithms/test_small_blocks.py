@@ -12,6 +12,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.algorithms.newton import small_blocks as light
 from tablepuppet.algorithms.newton.small_blocks import small_blocks
+from tablepuppet.algorithms.registry import options_of
 from tablepuppet.plan.plan import Plan
 from tablepuppet.tables.features import encoded_width
 
@@ -115,7 +116,8 @@ def test_a_second_step_is_one_more_number_of_each_row() -> None:
 
 
 def _by(algorithm: str, result: tp.Result) -> Any:
-    return type(result.plan.job)(query=QUERY, label="y", algorithm=algorithm, epochs=3)
+    options = options_of(algorithm, {})
+    return type(result.plan.job)(query=QUERY, label="y", algorithm=algorithm, options=options, epochs=3)
 
 
 @pytest.mark.parametrize(

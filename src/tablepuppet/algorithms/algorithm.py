@@ -97,6 +97,7 @@ class Algorithm(ABC, Generic[_Options]):
     remedy: ClassVar[str] = "check the features for extreme values"  # for a run that diverges
     untuned: ClassVar[str] = ""  # what to do without where a linear model is worse than a constant
     epochs: ClassVar[int] = 10  # of a job whose user does not say, with most losses
+    epoch: ClassVar[str] = "epoch"  # what one is called
     takes_many_rounds: ClassVar[bool] = False  # whether others are done sooner with a linear model
 
     # -- what it requires and can do -------------------------------------------------------
@@ -136,6 +137,14 @@ class Algorithm(ABC, Generic[_Options]):
     def steps(self, options: _Options, batches: str, unit: float) -> str | None:
         """How steps are taken, for a plan's title; `batches`: "4 steps an epoch on batches of 64 joined rows"."""
         return None
+
+    def title(self, options: _Options) -> str | None:
+        """What is trained, for a plan's title; None: the model, the penalty and the epochs."""
+        return None
+
+    def run_epochs(self, options: _Options, usual: int) -> int:
+        """How many epochs a run has where costs are compared."""
+        return usual
 
     # -- the halves ------------------------------------------------------------------------
 

@@ -69,6 +69,11 @@ def options_of(name: str, given: dict[str, Any]) -> AlgorithmOptions:
     return options
 
 
+def remedy(request: protocol.Message) -> str:
+    """What helps where the answer to a request shows that training diverged."""
+    return next((a.remedy for a in ALGORITHMS if isinstance(request, a.requests)), "take smaller steps")
+
+
 def named(algorithms: tuple[Algorithm[Any], ...], between: str = " or ") -> str:
     """Algorithms as a sentence names them: algorithm="sgd" or algorithm="admm"."""
     return between.join(f'algorithm="{a.name}"' for a in algorithms)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.api.federation import Federation
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
@@ -46,7 +47,7 @@ class ConnectedFederation(Federation):
 
         `share`: other users who may wait for the result too.
         """
-        model, algorithm = options.pop("model", "auto"), options.pop("algorithm", "newton")
+        model, algorithm = options.pop("model", "auto"), options.pop("algorithm", DEFAULT)
         job = make_job(query, label=label, model=model, algorithm=algorithm, given=options)
         return self.submit_job(job, share=share, resume=resume)
 

@@ -180,18 +180,18 @@ class _Training:
 
     def loop(self) -> None:
         join = JoinOperator(self.union, self.server)
-        rounds = self.server.rounds_per_epoch()
-        total = rounds * self.plan.job.epochs
+        total = self.server.rounds_per_epoch() * self.plan.job.epochs
         for epoch in range(1, self.plan.job.epochs + 1):
-            for step in range(1, rounds + 1):
+            step, is_last = 0, False
+            while not is_last:
                 if self.rounds == self.private.rounds:
                     return  # the budget is spent
                 join.round()
-                self.rounds += 1
-                is_last = step == rounds or self.rounds == self.private.rounds
+                self.rounds, step = self.rounds + 1, step + 1
+                is_last = self.server.ends_epoch(step) or self.rounds == self.private.rounds
                 record = self.record(epoch) if is_last else None
                 if self.on_round is not None:
-                    self.on_round(RoundEvent(epoch, (epoch - 1) * rounds + step, total, record))
+                    self.on_round(RoundEvent(epoch, self.rounds, max(total, self.rounds), record))
             is_over = self.patience is not None and self.patience.is_over
             if self.server.is_converged() or self._is_flat() or is_over:
                 self.is_settled = True

@@ -48,7 +48,7 @@ def from_frame(frame: Frame, roots: tuple[type, ...] | None = None) -> Any:
         return _whole(msgspec.msgpack.decode(frame.header), frame.buffers, allowed)
     except (msgspec.MsgspecError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
         raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
-    except (pa.ArrowException, OSError, MemoryError) as error:
+    except (pa.ArrowException, ImportError, OSError, MemoryError) as error:
         raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
 
 

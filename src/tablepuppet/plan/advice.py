@@ -9,10 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from tablepuppet.algorithms.algorithm import Algorithm
-from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.registry import FEDERATED
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
@@ -58,38 +55,23 @@ def _why(shape: Shape, chosen: Algorithm[Any], slow: list[Algorithm[Any]], costs
     if slow:
         burden = costs[slow[0].name]
         others = [c for name, c in costs.items() if name != slow[0].name]
-        return (
-            f"{slow[0].merit(shape).burden} ({_seconds(burden)} on US-UK for {burden.epochs} epochs); {_list(others)}"
-        )
+        return f"{slow[0].merit(shape).burden} ({spelled(burden)} on US-UK for {burden.epochs} epochs); {_list(others)}"
     if merit.rank < 2:
         return f"{merit.why}; {_list([own, *(c for c in costs.values() if c is not own)])} on US-UK"
     others = [c for c in costs.values() if c is not own]
     return (
-        f"{merit.why} in about {own.epochs} iterations, {own.rounds} rounds, {_seconds(own)} on US-UK; {_list(others)}"
-    )
-
-
-def advise_trees(shape: Shape, options: Boosting) -> Advice:
-    """How often to check: trees have no other algorithm."""
-    strict, lazy = (
-        cost(shape, "boosting", msgspec.structs.replace(options, checks=checks), options.trees)
-        for checks in ("strict", "lazy")
-    )
-    return Advice(
-        "boosting",
-        f'checks="strict" grows the trees of the exact algorithm in about {strict.rounds} rounds, {_seconds(strict)} '
-        f'on US-UK; checks="lazy", every={options.every} takes {lazy.rounds} rounds, {_seconds(lazy)}, tells the '
-        "server of fewer splits, and is nearly as good (docs/boosting.md)",
+        f"{merit.why} in about {own.epochs} iterations, {own.rounds} rounds, {spelled(own)} on US-UK; {_list(others)}"
     )
 
 
 def _list(costs: list[Cost]) -> str:
-    return ", ".join(f"{c.algorithm} takes {_seconds(c)} for {c.epochs} epochs" for c in costs)
+    return ", ".join(f"{c.algorithm} takes {spelled(c)} for {c.epochs} epochs" for c in costs)
 
 
 def _time(of: Cost) -> float:
     return of.seconds(_NETWORK)
 
 
-def _seconds(of: Cost) -> str:
+def spelled(of: Cost) -> str:
+    """The seconds of a run on a slow network."""
     return seconds(_time(of))

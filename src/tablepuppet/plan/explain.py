@@ -11,7 +11,6 @@ from math import ceil
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.shape import BlockShape
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
 from tablepuppet.plan.text import columns, groups, plural, seconds, size
@@ -41,9 +40,8 @@ def title_lines(plan: Plan) -> list[str]:
     named = {"loss": job.loss} if job.loss is not None and job.loss_class is not None else {}
     chosen = ", ".join(f"{name} {value}" for name, value in (named | job.loss_options).items())
     model = f"{job.model} ({chosen})" if chosen else job.model
-    what = f"model {model}, l2 {job.l2:g}, at most {plural(job.epochs, 'epoch')}"
-    if isinstance(job.options, Boosting):
-        what = f"at most {plural(job.options.trees, 'tree')} of depth {job.options.depth}, {job.options.checks} checks"
+    usual = f"model {model}, l2 {job.l2:g}, at most {plural(job.epochs, 'epoch')}"
+    what = plan.algorithm.title(job.options) or usual
     title = [f"Train {plan.mapping.bound.label} ({kind}) by {job.algorithm}: {what}"]
     steps = plan.algorithm.steps(job.options, _batches(plan), plan.unit)
     if steps is not None:
@@ -149,9 +147,8 @@ def _costs(plan: Plan) -> list[str]:
         epoch.append([f"{row.epoch.rounds:,}", size(row.epoch.bytes), *_times(row.epoch)])
         run.append(_times(row.run))
         memory.append([size(row.server_memory), size(row.client_memory)])
-    titles = ["", "one epoch", f"{RUN_EPOCHS} epochs", "memory"]
-    if isinstance(plan.job.options, Boosting):
-        titles = ["", "one tree", plural(plan.job.options.trees, "tree"), "memory"]
+    unit, run_epochs = plan.algorithm.epoch, plan.algorithm.run_epochs(plan.job.options, RUN_EPOCHS)
+    titles = ["", f"one {unit}", plural(run_epochs, unit), "memory"]
     return ["Estimated cost (▸ is this job)", *groups(titles, [names, epoch, run, memory])]
 
 
@@ -175,7 +172,7 @@ def _comparison(plan: Plan, counted: Account, epochs: int) -> list[str]:
                 *_times(one),
             ]
         )
-    unit = "tree" if plan.job.spec.is_boosted else "epoch"
+    unit = plan.algorithm.epoch
     return [f"Estimated and counted: {plan.job.algorithm}, {plural(epochs, unit)}", *columns(table)]
 
 

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.algorithm import Algorithm
-from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.registry import BY_NAME, algorithm_of, is_expanded
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.errors import JobError
@@ -25,7 +24,8 @@ from tablepuppet.models.heads.job import head_spec
 from tablepuppet.models.heads.spec import HeadSpec
 from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.plan.advice import Advice, advise, advise_trees
+from tablepuppet.plan.advice import Advice, advise
+from tablepuppet.plan.boosting import advise_trees, tree_exposures, tree_insights
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
 from tablepuppet.plan.custody import check_custody
 from tablepuppet.plan.disclosure import training_disclosures
@@ -37,7 +37,6 @@ from tablepuppet.plan.memory import client_memory, server_memory
 from tablepuppet.plan.noisy_block import typical_slope
 from tablepuppet.plan.private import plan_privacy
 from tablepuppet.plan.shape import shape_of
-from tablepuppet.plan.trees import tree_exposures, tree_insights
 from tablepuppet.plan.weights import weighted
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.transport.meter import Account, Told
@@ -110,14 +109,14 @@ class Plan:
             options = self.job.options if name == self.job.algorithm else algorithm.options()
             placement = self.mapping.placement
             memory = (server_memory(self.shape, name, options, placement), client_memory(self.shape, name, options))
-            run = options.trees if isinstance(options, Boosting) else RUN_EPOCHS
+            run = algorithm.run_epochs(options, RUN_EPOCHS)
             found.append(AlgorithmCost(name, self.cost(name, 1, after=1), self.cost(name, run), *memory))
         return found
 
     @property
     def advice(self) -> Advice:
         """Which algorithm to take, and why."""
-        if isinstance(self.job.options, Boosting):
+        if self.job.spec.is_boosted:
             return advise_trees(self.shape, self.job.options)
         return advise(self.shape, self.batch_size)
 
@@ -137,7 +136,7 @@ class Plan:
     @property
     def exposures(self) -> list[Exposure]:
         """How many numbers the server may see of a row."""
-        if isinstance(self.job.options, Boosting):
+        if self.job.spec.is_boosted:
             return tree_exposures(self.shape, self.job.options)
         return exposures(self.shape, self.job, self.loss)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import tablepuppet.protocol.tree_rules  # noqa: F401  it declares rules
 from tablepuppet import errors
 from tablepuppet import protocol as m
+from tablepuppet.algorithms.registry import remedy
 from tablepuppet.memory import memory_limit
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.protocol.rules import Known, WrongError, check
@@ -61,8 +62,8 @@ class AnswerChecks:
             name = f"{type(answer).__name__}.{wrong.field}" if wrong.field in answer.__struct_fields__ else wrong.field
             if wrong.diverged:
                 raise errors.TrainingError(
-                    f"training diverged: client {client}: {name} {wrong.what}; use a smaller learning_rate (sgd) or "
-                    "another rho (admm), and look for extreme values in its columns"
+                    f"training diverged: client {client}: {name} {wrong.what}; {remedy(request)}, and look for extreme "
+                    "values in its columns"
                 ) from None
             raise errors.TransportError(
                 f"client {client} answers {type(request).__name__} with what cannot be: {name} {wrong.what}. "

@@ -30,11 +30,19 @@ class BoostingAlgorithm(Algorithm[Boosting]):
     options = Boosting
     summary = "boosted trees: those of a histogram booster on the joined table, in two rounds a tree or fewer"
     own_model = "boosted"
+    epoch = "tree"
     epochs = 1
     remedy = "use a smaller learning_rate, or bits = 32"
 
     def refusal(self, options: Boosting, spec: ModelSpec) -> str | None:
         return None if spec.is_boosted else 'algorithm="boosting" grows trees; use it with model="boosted"'
+
+    def title(self, options: Boosting) -> str:
+        trees = "1 tree" if options.trees == 1 else f"{options.trees:,} trees"
+        return f"at most {trees} of depth {options.depth}, {options.checks} checks"
+
+    def run_epochs(self, options: Boosting, usual: int) -> int:
+        return options.trees
 
     def server(self, problem: Problem, options: Boosting) -> Server:
         raise TransportError("boosting has rounds of its own")

@@ -1,14 +1,19 @@
-"""Who learns what from boosted trees, in words, and how many bits of a row the server may be told.
+"""Who learns what from boosted trees, in words, how many bits of a row the server may be told, and what is advised.
 
 In: a table mapping, its Shape and the job. Out: insights and exposures, as knowledge.py has them for other algorithms.
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.plan.advice import Advice, spelled
+from tablepuppet.plan.costs import cost
 from tablepuppet.plan.custody import held_blocks
 from tablepuppet.plan.knowledge import Exposure, Insight, common_insights, owners_of
 from tablepuppet.plan.text import plural
@@ -16,8 +21,7 @@ from tablepuppet.plan.text import plural
 
 def tree_insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
     """Who learns what, party by party."""
-    options = job.options
-    assert isinstance(options, Boosting)
+    options = _own(job.options)
     most = "" if options.max_splits is None else f", at most {options.max_splits} of each table"
     server = common_insights(mapping, job)
     for block in shape.blocks:
@@ -56,8 +60,9 @@ def _checked(options: Boosting) -> str:
     return f"one tree in {options.every}"
 
 
-def tree_exposures(shape: Shape, options: Boosting) -> list[Exposure]:
+def tree_exposures(shape: Shape, given: AlgorithmOptions) -> list[Exposure]:
     """Per block: the bits of a row that the server may be told, against those that its bins have."""
+    options = _own(given)
     found = []
     for block in shape.blocks:
         borders = (block.numbers + block.strings) * (options.bins - 1)
@@ -65,3 +70,23 @@ def tree_exposures(shape: Shape, options: Boosting) -> list[Exposure]:
         limits = [borders, asked, *([] if options.max_splits is None else [options.max_splits])]
         found.append(Exposure(block.name, min(limits), borders))
     return found
+
+
+def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
+    """How often to check: trees have no other algorithm."""
+    options = _own(given)
+    strict, lazy = (
+        cost(shape, options.name, msgspec.structs.replace(options, checks=checks), options.trees)
+        for checks in ("strict", "lazy")
+    )
+    return Advice(
+        options.name,
+        f'checks="strict" grows the trees of the exact algorithm in about {strict.rounds} rounds, {spelled(strict)} '
+        f'on US-UK; checks="lazy", every={options.every} takes {lazy.rounds} rounds, {spelled(lazy)}, tells the '
+        "server of fewer splits, and is nearly as good (docs/boosting.md)",
+    )
+
+
+def _own(options: AlgorithmOptions) -> Boosting:
+    assert isinstance(options, Boosting)
+    return options

@@ -107,12 +107,21 @@ def test_an_epoch_stays_within_five_per_cent_of_its_formula() -> None:
 @pytest.mark.usefixtures("every_round_is_heavy")
 def test_a_second_step_is_one_more_number_of_each_row() -> None:
     result = trained(epochs=3)
-    assert [exposure.numbers for exposure in plan_of(result).exposures] == [3, 4, 4]
+    told = [
+        plan_of(result).algorithm.disclosure(result.plan.shape, tp.Newton(), b, 1) for b in result.plan.shape.blocks
+    ]
+    assert [disclosure.predictions for disclosure in told] == [3, 4, 4]
+    assert [exposure.numbers for exposure in plan_of(result).exposures] == [
+        4,
+        4,
+        4,
+    ]  # held-out rows: three epochs, the end
     learns = {insight.party: insight.learns for insight in plan_of(result).insights}
-    assert "one prediction per row and output, up to 3 times, once more of a, b" in learns["server"]
+    assert "one prediction per train row and output, up to 3 times, once more of a, b" in learns["server"]
     assert "the slope of the loss at each of its rows, up to 4 times" in learns["client a (a)"]
     assert "the slope of the loss at each of its rows, up to 3 times" in learns["client s (s)"]
-    assert [exposure.numbers for exposure in replace(result.plan, job=_by("admm", result)).exposures] == [3, 3, 3]
+    by_admm = replace(result.plan, job=_by("admm", result))
+    assert [exposure.numbers for exposure in by_admm.exposures] == [4, 4, 4]
 
 
 def _by(algorithm: str, result: tp.Result) -> Any:

@@ -27,7 +27,7 @@ from tablepuppet.transport import certs
 
 QUERY = "SELECT o.x, o.z, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"
 SECRET = b"a secret of the clients, 32 bytes"
-LASTING = ("lock", "secret", "account.json")  # what a client keeps between runs
+LASTING = ("lock", "secret", "account.json", "log.jsonl")  # what a client keeps between runs
 OWNERS = {"store-eu": "orders", "store-us": "orders", "supplier": "items"}
 
 

@@ -16,12 +16,12 @@ Prepare = Callable[[duckdb.DuckDBPyConnection, Path, Path], dict[str, Path]]
 def paper_privacy(
     label: dict[str, object], bounds: dict[str, tuple[float, float]], cap: int | dict[str, int]
 ) -> dict[str, object]:
-    """ε = 1, δ = 1e-5 for features, ε = 5.657 for labels; the server is trusted with predictions.
+    """ε = 1, δ = 1e-5 for features, ε = 5.66 for labels (2√2/λ at λ = ½); predictions are trusted to the server.
 
     Public bounds stand in for statistics of the data, and at most `cap` joined rows of a base row take part.
     """
     return {
-        "label": {"epsilon": 5.657, **label},
+        "label": {"epsilon": 5.66, **label},
         "features": {"epsilon": 1.0, "delta": 1e-5, "cap": cap, "bounds": bounds},
         "allow_reconstruction": True,
     }

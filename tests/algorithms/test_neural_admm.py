@@ -38,7 +38,7 @@ def test_the_same_run_twice_gives_the_same_bits_dropout_or_not(algorithm: str) -
 
 @pytest.mark.parametrize("algorithm", ["newton", "centralized"])
 def test_second_order_algorithms_refuse_a_neural_model_and_name_the_alternatives(algorithm: str) -> None:
-    with pytest.raises(tp.TablePuppetError, match='algorithm="sgd" or algorithm="admm"'):
+    with pytest.raises(tp.TablePuppetError, match='algorithm="admm" or algorithm="sgd"'):
         train(algorithm=algorithm)
 
 

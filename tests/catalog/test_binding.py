@@ -189,7 +189,7 @@ def test_a_client_that_cannot_answer_is_named() -> None:
 
 def test_an_answer_out_of_protocol_is_an_error() -> None:
     link = Link(LocalTransport({"owner": lambda frame: encode(Done())}))
-    with pytest.raises(TransportError, match="did not describe"):
+    with pytest.raises(TransportError, match="is no answer to DescribeTable"):
         bind(parse("SELECT t.x, t.y FROM t"), label="y", tables={"t": ("owner",)}, link=link, job="job")
 
 

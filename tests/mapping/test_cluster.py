@@ -145,7 +145,7 @@ def test_a_folder_that_nodes_do_not_see_is_named(nodes: Nodes, monkeypatch: pyte
         trained("star", 2000, tp.Ray(workers=1, storage=str(tmp_path)))
 
 
-@pytest.mark.parametrize("when", ["look_over", "write"])
+@pytest.mark.parametrize("when", ["collect", "write"])
 def test_a_node_may_go_while_the_tables_are_joined(
     nodes: Nodes, when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

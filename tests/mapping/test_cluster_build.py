@@ -12,6 +12,9 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.catalog import bind
+from tablepuppet.contract.agree import agree
+from tablepuppet.contract.build import job_contracts
+from tablepuppet.job import make_job
 from tablepuppet.mapping.build import map_tables
 from tablepuppet.mapping.cluster import partitions
 from tablepuppet.mapping.cluster.build import distribute_rows
@@ -24,6 +27,7 @@ from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.mapping.rows import index as index_module
 from tablepuppet.mapping.rows import joined as joined_module
 from tablepuppet.query import parse
+from tablepuppet.train import new_job_id
 from tablepuppet.transport.link import Link
 
 QUERIES = {
@@ -65,9 +69,12 @@ def federation() -> Iterator[tp.Federation]:
 
 
 def mapped(federation: tp.Federation, query: str, cluster: Any = None) -> TableMapping:
-    link = Link(federation._transport)
-    bound = bind(parse(query), label="y", tables=federation._tables, link=link, job="j")
-    given: dict[str, Any] = {"job": "j", "task": "number", "test_fraction": 0.2, "validation_fraction": 0.1}
+    link, name = Link(federation._transport), new_job_id()
+    bound = bind(parse(query), label="y", tables=federation._tables, link=link, job=name)
+    shares = {"test_fraction": 0.2, "validation_fraction": 0.1}
+    job = make_job(query, label="y", model="linear", algorithm="newton", given=shares)
+    agree(job_contracts(bound, job, "train", "a test"), link, name)
+    given: dict[str, Any] = {"job": name, "task": "number", **shares}
     return map_tables(bound, link, cluster=cast(Cluster | None, cluster), **given)
 
 

@@ -188,25 +188,26 @@ def _keep_scores(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict
 def _identifiers(servable: Servable, rows: NewRows, link: Link, job: str) -> pa.Table:
     """The key of each joined row's base row, and which client holds it where there are several."""
     bound = servable.bound
-    requests: dict[str, list[Message]] = {}
-    wanted = []
+    wanted: dict[tuple[str, int, tuple[int, ...]], pa.Table] = {}  # branches may share a scan, which is asked once
     for branch, columns in zip(bound.branches, servable.key_columns, strict=True):
         scan = branch.relations[branch.label_relation].scan
-        for client in bound.scans[scan].clients:
-            wanted.append((scan, client))
-            if columns:
-                requests.setdefault(client, []).append(SendIdentifiers(job=job, scan=scan, columns=list(columns)))
+        wanted |= {(client, scan, tuple(columns)): pa.table({}) for client in bound.scans[scan].clients}
+    requests: dict[str, list[Message]] = {}
+    for client, scan, asked in wanted:
+        if asked:
+            requests.setdefault(client, []).append(SendIdentifiers(job=job, scan=scan, columns=list(asked)))
     answers = {client: iter(messages) for client, messages in link.ask(requests, "evaluation").items()}
+    for client, scan, asked in wanted:
+        if asked:
+            wanted[client, scan, asked] = cast(Identifiers, next(answers[client])).columns
     several = any(len(bound.scans[b.relations[b.label_relation].scan].clients) > 1 for b in bound.branches)
     tables = []
-    places = iter(wanted)
-    for branch, base_rows in zip(bound.branches, rows.base_rows, strict=True):
+    for branch, columns, base_rows in zip(bound.branches, servable.key_columns, rows.base_rows, strict=True):
         parts = []
-        for _ in bound.scans[branch.relations[branch.label_relation].scan].clients:
-            scan, client = next(places)
+        scan = branch.relations[branch.label_relation].scan
+        for client in bound.scans[scan].clients:
             count = rows.client_rows[scan][client]
-            part = cast(Identifiers, next(answers[client])).columns if servable.key else pa.table({})
-            part = part.rename_columns(list(servable.key))
+            part = wanted[client, scan, tuple(columns)].rename_columns(list(servable.key))
             if several:
                 part = part.add_column(
                     0, "client", pa.array([client], pa.string()).take(pa.array(np.zeros(count, int)))

@@ -46,6 +46,11 @@ def test_what_is_not_on_the_list_is_refused(sql: str) -> None:
         check_query(sql, TABLES)
 
 
+def test_a_misspelt_column_is_named_with_what_it_may_mean() -> None:
+    with pytest.raises(PolicyError, match=r"none of its tables has a column secrt\. Did you mean secret"):
+        check_query("SELECT k, max(secrt) AS m FROM t GROUP BY k", TABLES)
+
+
 def test_only_named_columns_are_read_and_a_star_reads_all() -> None:
     assert check_query("SELECT k, avg(x) AS m FROM t GROUP BY k", TABLES).reads == {"t": ("k", "x")}
     assert check_query("SELECT count(*) AS n, k FROM t GROUP BY k", TABLES).reads == {"t": ("k",)}

@@ -34,6 +34,13 @@ def check_nodes(text: str, expression: exp.Expr, allowed: frozenset[type[exp.Exp
             if node.name.lower() not in FUNCTIONS:
                 raise _refuse(text, node)
         elif type(node) not in allowed:
+            if isinstance(node, exp.AggFunc) and exp.Select in allowed:
+                raise refusal(
+                    text,
+                    "owners do not run this aggregate, whose value grows with the rows of a group; "
+                    "use count, sum, avg, min, max, stddev, median or another that gives a number",
+                    node,
+                )
             raise _refuse(text, node)
         elif isinstance(node, exp.Column):
             if not (exp.Star in allowed and isinstance(node.this, exp.Star)):

@@ -15,6 +15,7 @@ from sqlglot.errors import SqlglotError
 from sqlglot.lineage import Node, lineage
 
 from tablepuppet.errors import PolicyError
+from tablepuppet.suggest import did_you_mean
 from tablepuppet.tables.allowed import FUNCTIONS, QUERY_NODES
 from tablepuppet.tables.guard import MAX_DEPTH, MAX_LENGTH, check_call, parse_tree, refused, walk, written
 
@@ -73,6 +74,7 @@ def check_query(sql: str, tables: Mapping[str, Sequence[str]]) -> CheckedQuery:
             if isinstance(node, exp.Table):
                 _check_table(node, names, local, used)
             nodes += 1
+        _check_names(tree, [column for name in used.values() for column in tables[name]])
         reads = {name: _read(tree, tables[name]) for name in used.values()}
         return CheckedQuery(written(tree, 10 * nodes + 100, _WHAT), reads)
     except RecursionError:
@@ -105,6 +107,16 @@ def _check_table(node: exp.Table, names: Mapping[str, str], local: set[str], use
         used[name] = names[name]
     elif name not in local:
         raise PolicyError(f"there is no table {node.name!r} at this client; it has {', '.join(sorted(names.values()))}")
+
+
+def _check_names(tree: exp.Expr, columns: Sequence[str]) -> None:
+    """Every column is one of the tables', or a name that the query gives."""
+    given = {i.name.lower() for i in tree.find_all(exp.Identifier) if not isinstance(i.parent, exp.Column)}
+    known = given | {column.lower() for column in columns}
+    for column in tree.find_all(exp.Column):
+        if isinstance(column.this, exp.Identifier) and column.name.lower() not in known:
+            hint = did_you_mean(column.name, list(columns))
+            raise refused(_WHAT, f"none of its tables has a column {column.name}. {hint}")
 
 
 def _read(tree: exp.Expr, columns: Sequence[str]) -> tuple[str, ...]:

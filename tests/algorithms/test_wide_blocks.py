@@ -15,8 +15,9 @@ from tablepuppet.algorithms.newton import client as newton
 from tablepuppet.algorithms.numerics import conjugate
 
 MEASURE = """
-import resource, sys
+import sys
 import numpy as np, pyarrow as pa, tablepuppet as tp
+from tablepuppet.bench.figures import peak
 
 rows, names = 5_000_000, 100_000
 rng = np.random.default_rng(0)
@@ -32,7 +33,7 @@ parts = pa.table({"k": np.arange(1000, dtype=np.int32), "z": rng.normal(size=100
 with tp.Federation({"facts": facts, "parts": parts}) as federation:
     result = federation.train(sys.argv[1], label="y", model="logistic", algorithm=sys.argv[2], epochs=2)
 assert len(result.blocks[0].theta) == names + 1
-print(result.objective, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+print(result.objective, peak() / 2**30)
 """
 QUERY = "SELECT f.x, f.name, d.z, f.y FROM facts f JOIN parts d ON f.k = d.k"
 

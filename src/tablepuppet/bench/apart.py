@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.bench.cases import Case, make_case
-from tablepuppet.bench.figures import L2
+from tablepuppet.bench.figures import L2, memory
 from tablepuppet.bench.processes import Processes, processes
 from tablepuppet.errors import JobError
 
@@ -96,10 +96,10 @@ def _measured(case: Case, network: Processes, given: dict[str, Any]) -> Apart:
 
 def _memory(process: int, which: str) -> int:
     """Bytes, as the system counts them."""
-    for line in (_PROC / str(process) / "status").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{which}:"):
-            return int(line.split()[1]) * 1024
-    raise JobError(f"process {process} of the benchmark is gone")
+    status = _PROC / str(process) / "status"
+    if not status.exists():
+        raise JobError(f"process {process} of the benchmark is gone")
+    return memory(status, which)
 
 
 def _cpu(of: Iterable[int]) -> float:

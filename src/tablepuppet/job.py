@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.algorithm import Algorithm
-from tablepuppet.algorithms.batches import automatic_batch
 from tablepuppet.algorithms.options import AlgorithmOptions, explained
 from tablepuppet.algorithms.registry import (
     BY_NAME,
@@ -39,6 +38,7 @@ from tablepuppet.models.losses import (
 from tablepuppet.models.spec import Activation, Dtype, ModelSpec
 from tablepuppet.privacy.options import Privacy, privacy_of
 from tablepuppet.protocol.codec import Wire
+from tablepuppet.protocol.contract import automatic_batch
 from tablepuppet.suggest import nearest
 
 OPEN_LOSSES = ("cross_entropy",)  # names that leave the loss to the label: here to the number of its classes

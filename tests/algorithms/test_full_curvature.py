@@ -8,8 +8,8 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.algorithms.newton.full_curvature import curvature_matrix, is_full, solve, solve_by_products
+from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.tables.features import Features
 
 CLASSES = 4
 QUERY = "SELECT f.a, f.b, f.c, f.kind, u.d, u.e, f.y FROM f JOIN u ON f.k = u.k"

@@ -14,7 +14,7 @@ from tablepuppet.algorithms.newton import small_blocks as light
 from tablepuppet.algorithms.newton.small_blocks import small_blocks
 from tablepuppet.algorithms.registry import options_of
 from tablepuppet.plan.plan import Plan
-from tablepuppet.tables.features import encoded_width
+from tablepuppet.tables.encoding import encoded_width
 
 QUERY = "SELECT s.x, a.u, a.v, a.shape, b.w, b.tint, s.y FROM s JOIN a ON s.a = a.a JOIN b ON s.b = b.b"
 

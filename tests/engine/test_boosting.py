@@ -12,8 +12,8 @@ import pytest
 from tests.scenarios import Scenario, scenarios, slices
 
 import tablepuppet as tp
+from tablepuppet.client.policy import Policy
 from tablepuppet.errors import JobError, PolicyError
-from tablepuppet.privacy.policy import Policy
 
 JOB: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 8, "depth": 4, "min_child_weight": 3.0}
 

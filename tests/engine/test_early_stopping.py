@@ -10,8 +10,8 @@ import pytest
 from tests.algorithms.neural_join import JOINS, federation, tables
 
 import tablepuppet as tp
+from tablepuppet.client.policy import LabelRules, Policy, TableRules
 from tablepuppet.mapping.mapping import rows_here
-from tablepuppet.privacy.policy import LabelRules, Policy, TableRules
 
 QUERY = JOINS["many-to-many"]
 ALGORITHMS: dict[str, dict[str, Any]] = {

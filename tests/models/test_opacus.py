@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from tablepuppet.models.features import Features
 from tablepuppet.models.ghost import clipped_sums
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.tables.features import Features
 
 ROWS, WIDTH, CLIP = 40, 5, 0.7  # Opacus adds a millionth to every norm
 

@@ -13,8 +13,8 @@ import pytest
 from tests.prediction.shop import NEW, QUERY, tables
 
 import tablepuppet as tp
+from tablepuppet.client.policy import Policy
 from tablepuppet.errors import ModelError, PolicyError
-from tablepuppet.privacy.policy import Policy
 from tablepuppet.protocol import OpenScan, ScoreOwnRows
 from tablepuppet.tables.part_store import PartStore
 

@@ -14,9 +14,9 @@ from tablepuppet.algorithms.numerics.optimizers import Moments
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
+from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
-from tablepuppet.tables.features import Features
 
 ALARM = 1e-5
 

@@ -17,10 +17,10 @@ from tablepuppet import protocol as m
 from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.algorithms.sgd.messages import SgdUpdate
 from tablepuppet.client.client import Client
+from tablepuppet.client.policy import Policy
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.owner import Account, Spending, TableBudget
-from tablepuppet.privacy.policy import Policy
 from tablepuppet.protocol.codec import decode, encode
 from tablepuppet.protocol.contract import BlockTerms, Column, ScanTerms, fingerprint
 from tablepuppet.tables.account_file import AccountFile, own_secret

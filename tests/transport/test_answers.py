@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import tablepuppet as tp
 from tablepuppet import protocol as m
-from tablepuppet.algorithms.registry import RESPONSES
+from tablepuppet.algorithms.registry import REQUESTS, RESPONSES
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.protocol.rules import ANSWERS
 from tablepuppet.transport.answers import AnswerChecks
@@ -156,7 +156,7 @@ def test_keys_that_change_between_rounds_are_noticed() -> None:
 
 
 def test_every_request_of_the_first_algorithms_has_a_rule_for_its_answer() -> None:
-    requests = {get_origin(kind) or kind for kind in get_args(m.REQUESTS)}
+    requests = {get_origin(kind) or kind for kind in get_args(REQUESTS)}
     assert set(ANSWERS) <= requests
     declared = {kind for kind in requests if kind.__module__.rpartition(".")[2] in ("setup", "prediction", "base")}
     assert declared <= set(ANSWERS)

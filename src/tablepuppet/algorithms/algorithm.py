@@ -92,6 +92,7 @@ class Algorithm(ABC, Generic[_Options]):
     options: ClassVar[type[AlgorithmOptions]]
     summary: ClassVar[str]  # one line of a table
     requests: ClassVar[tuple[type[Message], ...]] = ()  # the messages that its client half answers, besides common ones
+    own_requests: ClassVar[tuple[type[Message], ...]] = ()  # of rounds of its own: client/answers/ has a file for them
     answers: ClassVar[tuple[type[Message], ...]] = ()  # and what only it answers with
     figures: ClassVar[type[Figures]] = Figures  # what the server half wants to know of a block before the first round
     remedy: ClassVar[str] = "check the features for extreme values"  # for a run that diverges

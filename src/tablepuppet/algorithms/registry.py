@@ -47,7 +47,8 @@ else:
     Options = Union[tuple(_BY_OPTIONS)]  # noqa: UP007
     # Every message that may pass: those of protocol/, and those that algorithms declare. StartPart carries options.
     _common = [kind for kind in get_args(protocol.REQUESTS) if get_origin(kind) is not protocol.StartPart]
-    REQUESTS = Union[(*_common, protocol.StartPart[Options], *UPDATES)]
+    _own = [kind for a in ALGORITHMS for kind in a.own_requests]
+    REQUESTS = Union[(*_common, protocol.StartPart[Options], *UPDATES, *_own)]
     RESPONSES = Union[(*get_args(protocol.RESPONSES), *(kind for a in ALGORITHMS for kind in a.answers))]
 
 

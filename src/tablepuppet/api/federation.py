@@ -16,6 +16,7 @@ from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.allocation import fix_thresholds
 from tablepuppet.api.federation_file import federation_from_toml, read_toml
 from tablepuppet.api.owners import make_clients, name_owners
+from tablepuppet.client.policy import Policy
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.errors import JobError, ModelError
@@ -30,7 +31,6 @@ from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import as_keys
 from tablepuppet.prediction.predictor import Predictor
-from tablepuppet.privacy.policy import Policy
 from tablepuppet.progress import showing
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.local import LocalTransport

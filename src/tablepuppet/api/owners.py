@@ -13,11 +13,10 @@ from typing import Any
 from urllib.parse import quote
 
 from tablepuppet.client.client import Client
+from tablepuppet.client.policy import Policy, read_policy
 from tablepuppet.errors import JobError, TablePuppetError
-from tablepuppet.privacy.policy import Policy
 from tablepuppet.suggest import did_you_mean
 from tablepuppet.tables.part_store import PartStore
-from tablepuppet.tables.policy_file import read_policy
 from tablepuppet.tables.source import Source, open_source
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.writing import as_path

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tablepuppet import protocol as m
+from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.registry import REQUESTS, UPDATES
 from tablepuppet.client.answers import boosting, contract, features, prediction, setup, training
 from tablepuppet.client.part import Checkpoint
@@ -118,7 +119,7 @@ SETUP = (
     m.SumStatistics,
     m.EncodeFeatures,
     m.StartPart,
-    m.StartTrees,
+    trees.StartTrees,
 )
 
 ANSWERS: dict[type, Callable[[ClientState, Any], m.Message]] = {
@@ -150,13 +151,13 @@ ANSWERS: dict[type, Callable[[ClientState, Any], m.Message]] = {
     m.ScoreRows: prediction.score_rows,
     m.ScoreOwnRows: prediction.score_own_rows,
     m.SendIdentifiers: prediction.send_identifiers,
-    m.SketchFeatures: boosting.sketch_features,
-    m.StartTrees: boosting.start_trees,
-    m.CheckTrees: boosting.check_trees,
-    m.SumTrees: boosting.sum_trees,
-    m.RevealKeys: boosting.reveal_keys,
-    m.ReleaseSplits: boosting.release_splits,
-    m.HoldSplits: boosting.hold_splits,
-    m.AskRows: boosting.ask_rows,
-    m.AskOwnRows: boosting.ask_own_rows,
+    trees.SketchFeatures: boosting.sketch_features,
+    trees.StartTrees: boosting.start_trees,
+    trees.CheckTrees: boosting.check_trees,
+    trees.SumTrees: boosting.sum_trees,
+    trees.RevealKeys: boosting.reveal_keys,
+    trees.ReleaseSplits: boosting.release_splits,
+    trees.HoldSplits: boosting.hold_splits,
+    trees.AskRows: boosting.ask_rows,
+    trees.AskOwnRows: boosting.ask_own_rows,
 }

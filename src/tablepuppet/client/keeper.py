@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet import protocol as m
+from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.exchanges import Exchanges, RunShape
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.errors import PolicyError
@@ -273,10 +274,10 @@ class Keeper:
     def _keep(self, job: _Job, contract: Contract, request: Any) -> None:
         _count(_started(job, request.part), "keep", _training(contract).epochs + 1)
 
-    def _sketch(self, job: _Job, contract: Contract, request: m.SketchFeatures) -> None:
+    def _sketch(self, job: _Job, contract: Contract, request: trees.SketchFeatures) -> None:
         _count(_opened(job, request.part), "sketch", 1)
 
-    def _start_trees(self, job: _Job, contract: Contract, request: m.StartTrees) -> None:
+    def _start_trees(self, job: _Job, contract: Contract, request: trees.StartTrees) -> None:
         part, training = _opened(job, request.part), _training(contract)
         if msgspec.to_builtins(request.algorithm) != training.algorithm:
             raise refused("the algorithm is not the one that was agreed on")

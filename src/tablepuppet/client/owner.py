@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet import protocol as m
+from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.client.policy import Policy
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.accounting import participation
 from tablepuppet.privacy.owner import Spending, without_noise
-from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.account_file import AccountFile
 
 _BITS = 32  # that count as one number
@@ -109,12 +110,12 @@ class Owner:
         if budget is not None and budget.features is not None:
             raise without_noise(table, "features")
 
-    def trained_splits(self, table: str, rules: Sequence[m.SplitRule]) -> None:
+    def trained_splits(self, table: str, rules: Sequence[SplitRule]) -> None:
         """Splits that were found here are about to leave: rows will answer them."""
         if self.limits_scores and self.policy.allow_reconstruction is None:
             self.account.spend(Spending(table=table, what="scores", name=_splits_name(rules)))
 
-    def splits(self, table: str, rules: Sequence[m.SplitRule], width: int) -> None:
+    def splits(self, table: str, rules: Sequence[SplitRule], width: int) -> None:
         """Rows of a table are about to answer the splits of a model, a bit each; the same again tells nothing new."""
         if not self.limits_scores:
             return
@@ -137,7 +138,7 @@ def _fingerprint(model: ScoredModel, theta: m.Array) -> str:
     return hashlib.sha256(described + np.ascontiguousarray(theta, np.float64).tobytes()).hexdigest()
 
 
-def _splits_name(rules: Sequence[m.SplitRule]) -> str:
+def _splits_name(rules: Sequence[SplitRule]) -> str:
     return hashlib.sha256(msgspec.msgpack.encode(list(rules))).hexdigest()
 
 

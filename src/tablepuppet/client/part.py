@@ -15,8 +15,8 @@ from tablepuppet.algorithms.base import Figures, PartSetup
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.client.sealing import Sealing, SealState
 from tablepuppet.errors import TransportError
+from tablepuppet.models.features import Features
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.tables.features import Features
 from tablepuppet.tables.statistics import Statistics
 
 _State = TypeVar("_State")

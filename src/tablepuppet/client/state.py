@@ -13,10 +13,10 @@ import pyarrow as pa
 from tablepuppet.client.keeper import Keeper
 from tablepuppet.client.owner import Owner
 from tablepuppet.client.part import Part
+from tablepuppet.client.policy import Policy
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.privacy.policy import Policy
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.account_file import AccountFile
 from tablepuppet.tables.approvals import Approvals

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.boosting.fixed_point import Labels
 from tablepuppet.algorithms.boosting.known import KnownBlock
+from tablepuppet.algorithms.boosting.messages import HoldSplits, ReleaseSplits, SplitRule, Splits
 from tablepuppet.algorithms.boosting.model import compact
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex
@@ -36,7 +37,7 @@ from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.plan.custody import held_blocks
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel
-from tablepuppet.protocol import HoldSplits, Message, ReleaseSplits, SplitRule, Splits
+from tablepuppet.protocol import Message
 from tablepuppet.server.boosting import TreeRounds
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.transport.link import Link

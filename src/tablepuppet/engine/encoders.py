@@ -24,8 +24,7 @@ from tablepuppet.protocol import (
     SumStatistics,
 )
 from tablepuppet.server.union import UnionOperator
-from tablepuppet.tables.encoding import encoder, merge
-from tablepuppet.tables.features import encoded_width
+from tablepuppet.tables.encoding import encoded_width, encoder, merge
 from tablepuppet.tables.statistics import Statistics
 from tablepuppet.tables.summands import first_totals, means_only, second_totals
 from tablepuppet.transport.link import Link

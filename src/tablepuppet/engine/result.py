@@ -22,7 +22,7 @@ from tablepuppet.models.neural import trained_module
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, Model, block_uses, describe_use
 from tablepuppet.privacy.ledger import Ledger
-from tablepuppet.tables.features import encoded_width
+from tablepuppet.tables.encoding import encoded_width
 from tablepuppet.transport.meter import Network, Traffic
 
 if TYPE_CHECKING:

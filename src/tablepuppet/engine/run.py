@@ -49,7 +49,7 @@ from tablepuppet.protocol import (
 )
 from tablepuppet.server.join import JoinOperator
 from tablepuppet.server.union import UnionOperator
-from tablepuppet.tables.features import encoded_width
+from tablepuppet.tables.encoding import encoded_width
 from tablepuppet.transport.link import Link
 
 OnRound = Callable[[RoundEvent], None]

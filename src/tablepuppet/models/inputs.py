@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tablepuppet.models.features import Features
 from tablepuppet.models.modules import need_torch
-from tablepuppet.tables.features import Features
 
 if TYPE_CHECKING:
     from torch import Tensor

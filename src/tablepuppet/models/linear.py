@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.models.features import Features
 from tablepuppet.privacy.gaussian import clip_scale
-from tablepuppet.tables.features import Features
 
 
 class Model(Protocol):

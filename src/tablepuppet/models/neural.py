@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import TransportError
+from tablepuppet.models.features import Features
 from tablepuppet.models.ghost import clipped_sums
 from tablepuppet.models.inputs import Inputs
 from tablepuppet.models.modules import need_torch, one_torch_thread, torch_random
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.tables.features import Features
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,6 +13,7 @@ from typing import Any
 
 from tablepuppet.allocation import fix_thresholds
 from tablepuppet.client.client import Client
+from tablepuppet.client.policy import Policy, read_policy
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.network.handshakes import logged_handshakes
 from tablepuppet.network.idempotent_client import IdempotentClient
@@ -21,12 +22,10 @@ from tablepuppet.network.records import lock_folder
 from tablepuppet.network.run_process import prepare
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
-from tablepuppet.privacy.policy import Policy
 from tablepuppet.tables.account_file import AccountFile, own_secret
 from tablepuppet.tables.approvals import Approvals
 from tablepuppet.tables.owner_log import OwnerLog
 from tablepuppet.tables.part_store import PartStore
-from tablepuppet.tables.policy_file import read_policy
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.threads import one_blas_thread
 

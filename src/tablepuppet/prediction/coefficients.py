@@ -17,7 +17,7 @@ from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.prediction.model import BlockModel, Model
 from tablepuppet.protocol import CategoryEncoder, Encoder, NumberEncoder
-from tablepuppet.tables.features import encoded_width, names
+from tablepuppet.tables.encoding import encoded_names, encoded_width
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +67,7 @@ def _weights(block: BlockModel, outputs: int) -> tuple[list[str], Array]:
     if block.is_held and not block.encoders:  # its owner's folder is not here: names of columns are not known either
         return list(block.features), np.full((len(block.features), outputs), np.nan)
     scale, shift = _original_scale(block.encoders)
-    labels, weights = names(block.features, block.encoders), block.theta * scale[:, None]
+    labels, weights = encoded_names(block.features, block.encoders), block.theta * scale[:, None]
     if block.is_outer:
         labels = [*labels, f"{block.name} IS NOT NULL"]
         weights = np.vstack([weights, -(shift @ block.theta)])

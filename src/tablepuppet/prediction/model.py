@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.arrays import Array
 from tablepuppet.catalog.bound import BoundQuery, Scan
@@ -22,7 +23,7 @@ from tablepuppet.models.heads.base import HeadModel
 from tablepuppet.models.losses import LabelFacts, Loss, loss_named, usual_loss
 from tablepuppet.models.modules import Builder
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.protocol import ColumnInfo, Encoder, SplitRule
+from tablepuppet.protocol import ColumnInfo, Encoder
 from tablepuppet.tables.guard import columns_of
 
 if TYPE_CHECKING:

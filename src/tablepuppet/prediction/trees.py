@@ -12,12 +12,13 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.boosting.messages import AskOwnRows, AskRows, RowBits
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.prediction.model import Model
-from tablepuppet.protocol import AskOwnRows, AskRows, Message, RowBits
+from tablepuppet.protocol import Message
 from tablepuppet.transport.link import Link
 
 Bits = NDArray[np.uint8]

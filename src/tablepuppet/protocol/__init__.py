@@ -12,28 +12,6 @@ from typing import Any
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.protocol.base import CloseJob, Done, Failure, Message, Stage, Telling, Tells, disclosures
-from tablepuppet.protocol.boosting import (
-    AskOwnRows,
-    AskRows,
-    CategorySketch,
-    CheckTrees,
-    FeatureSketches,
-    HoldSplits,
-    NumberSketch,
-    ReleaseSplits,
-    RevealedKeys,
-    RevealKeys,
-    RowBits,
-    Sketch,
-    SketchFeatures,
-    SplitRule,
-    Splits,
-    StartTrees,
-    SumTrees,
-    TreeObjections,
-    TreesStarted,
-    TreeSums,
-)
 from tablepuppet.protocol.contract import Agreement, Contract, ProposeContract
 from tablepuppet.protocol.features import (
     CategoryEncoder,
@@ -115,15 +93,6 @@ REQUESTS = (
     | HoldPart
     | RevealFeatures
     | ScoreRows
-    | SketchFeatures
-    | StartTrees
-    | CheckTrees
-    | SumTrees
-    | RevealKeys
-    | ReleaseSplits
-    | HoldSplits
-    | AskRows
-    | AskOwnRows
     | ScoreOwnRows
     | SendIdentifiers
     | CloseJob
@@ -148,13 +117,6 @@ RESPONSES = (
     | Parameters
     | RevealedFeatures
     | Scores
-    | FeatureSketches
-    | TreesStarted
-    | TreeObjections
-    | TreeSums
-    | RevealedKeys
-    | Splits
-    | RowBits
     | Identifiers
     | Done
     | Failure
@@ -165,12 +127,8 @@ __all__ = [
     "RESPONSES",
     "Agreement",
     "Array",
-    "AskOwnRows",
-    "AskRows",
     "CategoryEncoder",
-    "CategorySketch",
     "CategoryStatistics",
-    "CheckTrees",
     "CloseJob",
     "ColumnInfo",
     "Combined",
@@ -186,10 +144,8 @@ __all__ = [
     "Evaluation",
     "Failure",
     "FeatureNames",
-    "FeatureSketches",
     "FeatureStatistics",
     "HoldPart",
-    "HoldSplits",
     "Identifiers",
     "Keep",
     "Keys",
@@ -201,7 +157,6 @@ __all__ = [
     "Move",
     "MultiplyGram",
     "NumberEncoder",
-    "NumberSketch",
     "NumberStatistics",
     "OpenPart",
     "OpenScan",
@@ -210,13 +165,9 @@ __all__ = [
     "Predictions",
     "ProposeContract",
     "Release",
-    "ReleaseSplits",
     "Restore",
     "RevealFeatures",
-    "RevealKeys",
     "RevealedFeatures",
-    "RevealedKeys",
-    "RowBits",
     "RowCount",
     "RowNumbers",
     "RowOrder",
@@ -230,22 +181,13 @@ __all__ = [
     "SendKeys",
     "SendLabels",
     "SendWeights",
-    "Sketch",
-    "SketchFeatures",
-    "SplitRule",
-    "Splits",
     "Stage",
     "StartPart",
-    "StartTrees",
     "Started",
     "SumStatistics",
-    "SumTrees",
     "TableSchema",
     "Telling",
     "Tells",
-    "TreeObjections",
-    "TreeSums",
-    "TreesStarted",
     "Weights",
     "disclosures",
 ]

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.batches import automatic_batch
 from tablepuppet.arrays import Array
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy, KeyMode, LabelPrivacy, PredictionPrivacy
@@ -23,6 +22,10 @@ from tablepuppet.protocol.features import Encoder
 
 Purpose = Literal["train", "explain", "profile", "predict", "evaluate"]
 Role = Literal["key", "feature", "label", "weight", "split", "identifier"]
+# Joined rows in a batch where the user does not say: N/40, at least 16 and at most 10,240. The ten epochs that are the
+# default are then some 400 steps on any table up to 400,000 rows, and N/1,024 on larger ones, where every batch costs
+# a round trip (docs/decisions/0033).
+_BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 40, 16, 10_240
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,6 +124,14 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def tables(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(scan.table for scan in self.scans))
+
+
+def automatic_batch(rows: int) -> int:
+    """
+    >>> automatic_batch(500), automatic_batch(20_000), automatic_batch(10**7)
+    (16, 500, 10240)
+    """
+    return min(max(-(-rows // _BATCHES), _SMALLEST_BATCH), _LARGEST_BATCH)
 
 
 def canonical(value: Any) -> bytes:

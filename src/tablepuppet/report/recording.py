@@ -27,7 +27,7 @@ from tablepuppet.report.record import (
     RunRecord,
     TrafficRecord,
 )
-from tablepuppet.tables.features import encoded_width
+from tablepuppet.tables.encoding import encoded_width
 
 if TYPE_CHECKING:
     from tablepuppet.engine.result import EpochRecord, Result

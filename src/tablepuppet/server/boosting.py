@@ -17,13 +17,9 @@ from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.client import told
 from tablepuppet.algorithms.boosting.exchange import Bins, Check, Key, NewKey, Objections
 from tablepuppet.algorithms.boosting.keys import KeyBook, Objection
-from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.errors import TransportError
-from tablepuppet.mapping.mapping import Part
-from tablepuppet.protocol import (
+from tablepuppet.algorithms.boosting.messages import (
     CheckTrees,
     FeatureSketches,
-    Message,
     RevealedKeys,
     RevealKeys,
     SketchFeatures,
@@ -33,6 +29,10 @@ from tablepuppet.protocol import (
     TreesStarted,
     TreeSums,
 )
+from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.errors import TransportError
+from tablepuppet.mapping.mapping import Part
+from tablepuppet.protocol import Message
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.tables.binning import merged_bins
 

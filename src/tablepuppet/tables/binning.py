@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.bins import Bins, CategoryBins, Codes, Key, NumberBins, category_bins, number_bins
+from tablepuppet.algorithms.boosting.messages import CategorySketch, NumberSketch, Sketch, SplitRule
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import ModelError, SourceError, TransportError
-from tablepuppet.protocol import CategorySketch, ColumnInfo, NumberSketch, Sketch, SplitRule
+from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow_texts, numbers, numpy_of, strings
 
 _UNSEEN = 255  # the code of a category that nobody knows

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import JobError, SourceError, TransportError
+from tablepuppet.models.features import Features
 from tablepuppet.protocol import (
     CategoryEncoder,
     CategoryStatistics,
@@ -26,7 +27,6 @@ from tablepuppet.protocol import (
     NumberStatistics,
 )
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow_texts, numbers, numpy_of, strings
-from tablepuppet.tables.features import Features, encoded_width
 from tablepuppet.tables.statistics import Statistics, merge, statistics
 
 __all__ = ["encode", "encoder", "merge", "statistics"]
@@ -149,3 +149,31 @@ def _check_kind(info: ColumnInfo, feature: Encoder) -> None:
             f"column {info.name} is of kind {info.kind}, which the federation's encoder ({type(feature).__name__}) "
             "does not fit; give the column the same type at all its owners"
         )
+
+
+def encoded_width(encoder: Encoder) -> int:
+    """How many rows of θ a feature takes."""
+    if isinstance(encoder, NumberEncoder):
+        return int(encoder.mean.size) + encoder.has_missing
+    return len(encoder.categories) + encoder.has_missing + encoder.has_other
+
+
+def encoded_names(feature_names: Sequence[str], encoders: Sequence[Encoder]) -> list[str]:
+    """The name of each row of θ, as SQL would say it (entries of a vector count from 1).
+
+    >>> from tablepuppet.protocol import CategoryEncoder
+    >>> encoded_names(["i.category"], [CategoryEncoder(categories=["toys"], has_missing=True, has_other=True)])
+    ['i.category=toys', 'i.category IS NULL', 'i.category IS OTHER']
+    """
+    out: list[str] = []
+    for name, encoder in zip(feature_names, encoders, strict=True):
+        if isinstance(encoder, NumberEncoder):
+            size = encoder.mean.size
+            out += [name] if size == 1 else [f"{name}[{i + 1}]" for i in range(size)]
+        else:
+            out += [f"{name}={category}" for category in encoder.categories]
+        if encoder.has_missing:
+            out.append(f"{name} IS NULL")
+        if not isinstance(encoder, NumberEncoder) and encoder.has_other:
+            out.append(f"{name} IS OTHER")  # no "=": a category may be called "other"
+    return out

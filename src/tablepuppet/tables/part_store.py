@@ -25,9 +25,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.errors import ModelError, PolicyError
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.protocol import ColumnInfo, Encoder, NumberEncoder, SplitRule
+from tablepuppet.protocol import ColumnInfo, Encoder, NumberEncoder
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS
 from tablepuppet.writing import reason
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import SourceError, TransportError
+from tablepuppet.models.codes import count_by_code
 from tablepuppet.protocol import CategoryStatistics, ColumnInfo, NumberStatistics
-from tablepuppet.tables.codes import count_by_code
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow, arrow_texts, numbers, numpy_of, strings
 
 Statistics = NumberStatistics | CategoryStatistics

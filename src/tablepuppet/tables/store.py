@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.errors import SourceError, TransportError
-from tablepuppet.privacy.policy import ScanUse
 from tablepuppet.protocol import ColumnInfo, OpenScan, ScanSchema, TableSchema
 from tablepuppet.tables.columns import arrow
 from tablepuppet.tables.derived import DerivedSource
@@ -30,6 +29,18 @@ from tablepuppet.tables.order import in_order, order_bits
 from tablepuppet.tables.query_guard import CheckedQuery, check_query
 from tablepuppet.tables.row_ids import identity_expressions, row_ids
 from tablepuppet.tables.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class ScanUse:
+    """An open scan as a policy sees it: its table, the columns behind each expression and behind the filter."""
+
+    table: str
+    columns: tuple[frozenset[str], ...]
+    filter: frozenset[str]
+    rows: Callable[[], int]
+    others: tuple[ScanUse, ...] = ()  # of a query over several tables: what it reads of the others
+    compared: frozenset[str] = frozenset()  # of the filter: columns whose values it looks at
 
 
 @dataclass(slots=True)

@@ -16,9 +16,9 @@ from tablepuppet.algorithms.als.normal import Conjugate, diagonal_blocks, produc
 from tablepuppet.algorithms.als.options import Als
 from tablepuppet.algorithms.base import Answer, PartSetup, squared_norm
 from tablepuppet.arrays import Array
+from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.protocol import Combined, Partial, Predictions
-from tablepuppet.tables.features import Features
 
 
 class AlsState(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.tables.features import Features
+from tablepuppet.models.features import Features
 
 _CHUNK = 1 << 15  # rows, or columns, of K × K matrices at a time
 

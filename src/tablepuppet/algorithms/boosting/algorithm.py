@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import tablepuppet.algorithms.boosting.answer_rules  # noqa: F401  it declares what answers must be
 from tablepuppet.algorithms.algorithm import Algorithm, Disclosure
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
+from tablepuppet.algorithms.boosting import messages
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
 from tablepuppet.algorithms.traffic import Wave
@@ -30,6 +32,8 @@ class BoostingAlgorithm(Algorithm[Boosting]):
     options = Boosting
     summary = "boosted trees: those of a histogram booster on the joined table, in two rounds a tree or fewer"
     own_model = "boosted"
+    own_requests = messages.REQUESTS
+    answers = messages.RESPONSES
     epoch = "tree"
     epochs = 1
     remedy = "use a smaller learning_rate, or bits = 32"
@@ -71,7 +75,7 @@ class BoostingAlgorithm(Algorithm[Boosting]):
         return (part.rows + part.test_rows) * block.width
 
     def disclosure(self, shape: Shape, options: Boosting, block: BlockShape, batches: int) -> Disclosure:
-        """Bits, not predictions: plan/trees.py says it in words."""
+        """Bits, not predictions: plan/boosting.py says it in words."""
         return Disclosure(predictions=0, slopes=options.trees)
 
     def why_not_private(self, options: Boosting) -> str:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet import protocol as m
+from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.exchange import Bins, Codes, Key, Union
 from tablepuppet.allocation import give_back
@@ -42,7 +43,7 @@ class TreesState(msgspec.Struct, frozen=True):
 class TreesPart:
     """What a part's trees are grown from."""
 
-    request: m.StartTrees
+    request: trees.StartTrees
     columns: list[RawColumn]
     bins: list[Bins]
     train: Codes
@@ -50,15 +51,15 @@ class TreesPart:
     limit: int | None
 
 
-def sketch_features(own: ClientState, request: m.SketchFeatures) -> m.FeatureSketches:
+def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.FeatureSketches:
     part = own.part(request)
     weights = _weights(part, own)
     columns = [sketch(c, weights, request.bins) for c in _raw(own, part.request, part.request.train_rows)]
     give_back()
-    return m.FeatureSketches(columns=columns)
+    return trees.FeatureSketches(columns=columns)
 
 
-def start_trees(own: ClientState, request: m.StartTrees) -> m.TreesStarted:
+def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStarted:
     need_compiler()
     part = own.part(request)
     own.owner.trees(own.tables.use(request.job, part.request.scan).table)
@@ -86,29 +87,29 @@ def start_trees(own: ClientState, request: m.StartTrees) -> m.TreesStarted:
     give_back()
     half = _half(part)
     has_missing = half.book.has_missing if request.bins is not None else np.zeros(0, np.bool_)
-    return m.TreesStarted(kinds=half.book.columns.kinds, has_missing=has_missing, limit=part.trees.limit)
+    return trees.TreesStarted(kinds=half.book.columns.kinds, has_missing=has_missing, limit=part.trees.limit)
 
 
-def check_trees(own: ClientState, request: m.CheckTrees) -> m.TreeObjections:
+def check_trees(own: ClientState, request: trees.CheckTrees) -> trees.TreeObjections:
     part = own.part(request)
     half = _half(part)
     if part.trees.request.clients > 1:
         raise PolicyError("this table has several owners, whose splits are found from sums over all of them")
     found = half.check(request.check)
     part.state = TreesState(half.book.keys, half.book.is_told)
-    return m.TreeObjections(found=found)
+    return trees.TreeObjections(found=found)
 
 
-def sum_trees(own: ClientState, request: m.SumTrees) -> m.TreeSums:
+def sum_trees(own: ClientState, request: trees.SumTrees) -> trees.TreeSums:
     part = own.part(request)
     half = _half(part)
     half.book.add_unions(request.check.unions)
     sums = half.histograms(request.check)
     part.state = TreesState(half.book.keys, half.book.is_told)
-    return m.TreeSums(values=sums if part.sealing is None else part.sealing.seal_integers(sums))
+    return trees.TreeSums(values=sums if part.sealing is None else part.sealing.seal_integers(sums))
 
 
-def reveal_keys(own: ClientState, request: m.RevealKeys) -> m.RevealedKeys:
+def reveal_keys(own: ClientState, request: trees.RevealKeys) -> trees.RevealedKeys:
     part = own.part(request)
     half = _half(part)
     book = half.book
@@ -119,17 +120,17 @@ def reveal_keys(own: ClientState, request: m.RevealKeys) -> m.RevealedKeys:
             raise PolicyError(f"no more than {book.limit} splits of this table may be told (max_splits)")
         book.add(key, is_told=True)
     part.state = TreesState(book.keys, book.is_told)
-    return m.RevealedKeys(keys=[half.reveal(key) for key in request.keys])
+    return trees.RevealedKeys(keys=[half.reveal(key) for key in request.keys])
 
 
-def release_splits(own: ClientState, request: m.ReleaseSplits) -> m.Splits:
+def release_splits(own: ClientState, request: trees.ReleaseSplits) -> trees.Splits:
     part = own.part(request)
     rules = _rules(part, request.unions, request.keys)
     _count_trained(own, part, rules)
-    return m.Splits(rules=rules)
+    return trees.Splits(rules=rules)
 
 
-def hold_splits(own: ClientState, request: m.HoldSplits) -> m.Done:
+def hold_splits(own: ClientState, request: trees.HoldSplits) -> m.Done:
     part = own.part(request)
     rules = _rules(part, request.unions, request.keys)
     every = own.tables.expressions(request.job, part.request.scan)
@@ -149,11 +150,11 @@ def hold_splits(own: ClientState, request: m.HoldSplits) -> m.Done:
     return m.Done()
 
 
-def ask_rows(own: ClientState, request: m.AskRows) -> m.RowBits:
+def ask_rows(own: ClientState, request: trees.AskRows) -> trees.RowBits:
     return _bits(own, request, request.rules)
 
 
-def ask_own_rows(own: ClientState, request: m.AskOwnRows) -> m.RowBits:
+def ask_own_rows(own: ClientState, request: trees.AskOwnRows) -> trees.RowBits:
     part = own.part_store.find(request.model, request.name)
     every = own.tables.expressions(request.job, request.scan)
     infos = own.tables.columns(request.job, request.scan)
@@ -161,11 +162,13 @@ def ask_own_rows(own: ClientState, request: m.AskOwnRows) -> m.RowBits:
     return _bits(own, request, part.splits)
 
 
-def _bits(own: ClientState, request: m.AskRows | m.AskOwnRows, rules: Sequence[m.SplitRule]) -> m.RowBits:
+def _bits(
+    own: ClientState, request: trees.AskRows | trees.AskOwnRows, rules: Sequence[trees.SplitRule]
+) -> trees.RowBits:
     columns = _raw(own, request, request.rows)
     table = own.tables.use(request.job, request.scan).table
     own.owner.splits(table, rules, len(columns))
-    return m.RowBits(right=answers(columns, rules))
+    return trees.RowBits(right=answers(columns, rules))
 
 
 def _half(part: Part) -> ClientHalf:
@@ -183,7 +186,7 @@ def _half(part: Part) -> ClientHalf:
     return ClientHalf(book, own.train, own.held)
 
 
-def _rules(part: Part, unions: Sequence[Union], keys: Sequence[int]) -> list[m.SplitRule]:
+def _rules(part: Part, unions: Sequence[Union], keys: Sequence[int]) -> list[trees.SplitRule]:
     """What some keys mean; sets that were made after the last check come first."""
     book = _half(part).book
     book.add_unions(unions)
@@ -193,12 +196,14 @@ def _rules(part: Part, unions: Sequence[Union], keys: Sequence[int]) -> list[m.S
     return [rule_of(key, own.columns[key.column], own.bins[key.column]) for key in (book.keys[k] for k in keys)]
 
 
-def _count_trained(own: ClientState, part: Part, rules: Sequence[m.SplitRule]) -> None:
+def _count_trained(own: ClientState, part: Part, rules: Sequence[trees.SplitRule]) -> None:
     """Writes down a model whose splits the owner trained it for."""
     own.owner.trained_splits(own.tables.use(part.request.job, part.request.scan).table, rules)
 
 
-def _raw(own: ClientState, request: m.OpenPart | m.AskRows | m.AskOwnRows, rows: RowNumbers | None) -> list[RawColumn]:
+def _raw(
+    own: ClientState, request: m.OpenPart | trees.AskRows | trees.AskOwnRows, rows: RowNumbers | None
+) -> list[RawColumn]:
     """The raw columns of some rows of a scan."""
     pairs = [own.column(request.job, request.scan, c) for c in request.columns]
     found = raw_columns([c for c, _ in pairs], [i for _, i in pairs])

@@ -13,8 +13,7 @@ from tablepuppet.client.state import ClientState
 from tablepuppet.errors import TransportError
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.tables.encoding import encode
-from tablepuppet.tables.features import encoded_width
+from tablepuppet.tables.encoding import encode, encoded_width
 
 
 def score_rows(own: ClientState, request: m.ScoreRows) -> m.Scores:

@@ -15,7 +15,7 @@ from tablepuppet.algorithms.boosting.exchange import Bins, Check, Key, NewKey, O
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol.base import Message, Stage, Telling, Tells
+from tablepuppet.protocol import Message, Stage, Telling, Tells
 
 
 class NumberSketch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -194,3 +194,25 @@ class AskOwnRows(Message, frozen=True):
 class RowBits(Message, frozen=True):
     tells: ClassVar[Telling] = (Tells("right", "splits"),)
     right: NDArray[np.uint8]  # (splits, rows / 8)
+
+
+REQUESTS = (
+    SketchFeatures,
+    StartTrees,
+    CheckTrees,
+    SumTrees,
+    RevealKeys,
+    ReleaseSplits,
+    HoldSplits,
+    AskRows,
+    AskOwnRows,
+)
+RESPONSES = (
+    FeatureSketches,
+    TreesStarted,
+    TreeObjections,
+    TreeSums,
+    RevealedKeys,
+    Splits,
+    RowBits,
+)

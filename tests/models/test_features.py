@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tablepuppet.errors import TrainingError
+from tablepuppet.models.features import GRAM_LIMIT, Features
 from tablepuppet.protocol import CategoryEncoder, Encoder, NumberEncoder
-from tablepuppet.tables.features import GRAM_LIMIT, Features, encoded_width, names
+from tablepuppet.tables.encoding import encoded_names, encoded_width
 
 
 def features_of(seed: int, rows: int, layout: list[int]) -> Features:
@@ -128,7 +129,7 @@ def test_every_encoded_column_has_a_name_that_cannot_be_confused() -> None:
         CategoryEncoder(categories=["IS NULL", "other", "x"], has_missing=True, has_other=True),
         CategoryEncoder(categories=[], has_missing=False, has_other=False),
     ]
-    found = names(["o.a", "o.b", "o.v", "i.s", "i.e"], encoders)
+    found = encoded_names(["o.a", "o.b", "o.v", "i.s", "i.e"], encoders)
     assert found == [
         "o.a",
         "o.b",

@@ -12,7 +12,7 @@ if a training row lacked one; a string is one 0/1 column per category, then NULL
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import TrainingError
-from tablepuppet.protocol import Encoder, NumberEncoder
-from tablepuppet.tables.codes import add_picked, count_by_code, count_by_pair, sum_by_code
+from tablepuppet.models.codes import add_picked, count_by_code, count_by_pair, sum_by_code
 
 GRAM_LIMIT = 20_000  # columns: a dense d × d matrix of 3.2 GB
 _CHUNK = 1 << 19  # numbers in a weighted copy: it stays in the cache
@@ -129,34 +128,6 @@ class Features:
 
     def _categories(self) -> Iterator[tuple[Codes, slice]]:
         return zip(self.codes, self.code_columns, strict=True)
-
-
-def encoded_width(encoder: Encoder) -> int:
-    """How many rows of θ a feature takes."""
-    if isinstance(encoder, NumberEncoder):
-        return int(encoder.mean.size) + encoder.has_missing
-    return len(encoder.categories) + encoder.has_missing + encoder.has_other
-
-
-def names(feature_names: Sequence[str], encoders: Sequence[Encoder]) -> list[str]:
-    """The name of each row of θ, as SQL would say it (entries of a vector count from 1).
-
-    >>> from tablepuppet.protocol import CategoryEncoder
-    >>> names(["i.category"], [CategoryEncoder(categories=["toys"], has_missing=True, has_other=True)])
-    ['i.category=toys', 'i.category IS NULL', 'i.category IS OTHER']
-    """
-    out: list[str] = []
-    for name, encoder in zip(feature_names, encoders, strict=True):
-        if isinstance(encoder, NumberEncoder):
-            size = encoder.mean.size
-            out += [name] if size == 1 else [f"{name}[{i + 1}]" for i in range(size)]
-        else:
-            out += [f"{name}={category}" for category in encoder.categories]
-        if encoder.has_missing:
-            out.append(f"{name} IS NULL")
-        if not isinstance(encoder, NumberEncoder) and encoder.has_other:
-            out.append(f"{name} IS OTHER")  # no "=": a category may be called "other"
-    return out
 
 
 def _size(columns: slice) -> int:

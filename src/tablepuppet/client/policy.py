@@ -25,24 +25,27 @@
     labels = ["returned"]
     filters = ["quantity"]       # columns that a WHERE may look at; by default all of the above
 
-In: such a file's rules (tables/policy_file.py reads it), then every request before it is answered. Out: nothing, or
+In: such a file's rules (`read_policy`), then every request before it is answered. Out: nothing, or
 PolicyError: one sentence that names the rule.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from tablepuppet import protocol as m
+from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.errors import PolicyError
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.privacy.owner import TableBudget
 from tablepuppet.protocol.contract import ScanTerms
+from tablepuppet.tables.store import ScanUse
 
 
 class LabelRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -67,18 +70,6 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if names is None:
             names = every if self.filters is None else self.filters
         return frozenset(name.lower() for name in names)
-
-
-@dataclass(frozen=True, slots=True)
-class ScanUse:
-    """An open scan as a policy sees it: its table, the columns behind each expression and behind the filter."""
-
-    table: str
-    columns: tuple[frozenset[str], ...]
-    filter: frozenset[str]
-    rows: Callable[[], int]
-    others: tuple[ScanUse, ...] = ()  # of a query over several tables: what it reads of the others
-    compared: frozenset[str] = frozenset()  # of the filter: columns whose values it looks at
 
 
 Use = Callable[[str, int], ScanUse]  # of a job's open scan
@@ -176,17 +167,17 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def _second_moments(self, request: m.MultiplyGram, use: Use) -> None:
         self._moments("a product with the second moments of features")
 
-    def _parameters(self, request: m.Release | m.ReleaseSplits, use: Use) -> None:
+    def _parameters(self, request: m.Release | trees.ReleaseSplits, use: Use) -> None:
         self._release("they are kept here")
 
     def _pool(self, request: m.RevealFeatures, use: Use) -> None:
         self._release("a model that is fitted at the server is known there")
 
-    def _score(self, request: m.ScoreRows | m.AskRows, use: Use) -> None:
+    def _score(self, request: m.ScoreRows | trees.AskRows, use: Use) -> None:
         self._columns(request, use, request.columns, "features")
         self._rule(self.predictions is True, "predictions", _PREDICTIONS[self.predictions])
 
-    def _score_own(self, request: m.ScoreOwnRows | m.AskOwnRows, use: Use) -> None:
+    def _score_own(self, request: m.ScoreOwnRows | trees.AskOwnRows, use: Use) -> None:
         self._columns(request, use, request.columns, "features")
         self._rule(bool(self.predictions), "predictions", _PREDICTIONS[self.predictions])
 
@@ -252,11 +243,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if clients > 1 and are_sent:
             self._moments(f'algorithm="{name}" sums them over the owners of a table')
 
-    def _sketch(self, request: m.SketchFeatures, use: Use) -> None:
+    def _sketch(self, request: trees.SketchFeatures, use: Use) -> None:
         self._masked(1)
         self._release("the owners of a table agree on bins through the server")
 
-    def _trees(self, request: m.StartTrees, use: Use) -> None:
+    def _trees(self, request: trees.StartTrees, use: Use) -> None:
         self._masked(max(1, len({peer.client for peer in request.peers})))
         limits = [n for n in (request.algorithm.max_splits, self.max_splits) if n is not None]
         self._rule(
@@ -398,3 +389,17 @@ def _refuse_others(columns: Collection[str], allowed: Collection[str], rule: str
 
 def _refused(rule: str, why: str) -> PolicyError:
     return PolicyError(f"its policy refuses the request: {why} (rule {rule})")
+
+
+def read_policy(path: str | Path) -> Policy:
+    """The policy in a TOML file; a rule that is not known is an error, for it would protect nothing."""
+    try:
+        content = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        raise PolicyError(f"the policy file {path} cannot be read; without it, nothing is answered") from None
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"the policy file {path} is not valid TOML: {error}") from None
+    try:
+        return msgspec.convert(content, Policy, strict=True)
+    except msgspec.ValidationError as error:
+        raise PolicyError(f"the policy file {path} cannot be used: {error}") from None

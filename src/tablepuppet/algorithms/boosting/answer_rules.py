@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tablepuppet import protocol as m
+from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.protocol.rules import (
     LONGEST_TEXT,
     MOST_CATEGORIES,
@@ -23,11 +24,11 @@ _WHOLE = frozenset("i")
 _TRUTHS = frozenset("b")
 
 
-@answered_by(m.SketchFeatures, m.FeatureSketches)
-def _sketches(request: m.SketchFeatures, answer: m.FeatureSketches, known: Known) -> None:
+@answered_by(trees.SketchFeatures, trees.FeatureSketches)
+def _sketches(request: trees.SketchFeatures, answer: trees.FeatureSketches, known: Known) -> None:
     require(len(answer.columns) <= MOST_COLUMNS, "columns", f"are more than {MOST_COLUMNS:,}")
     for column in answer.columns:
-        if isinstance(column, m.NumberSketch):
+        if isinstance(column, trees.NumberSketch):
             array(column.values, "columns.values", (None,))
             require(len(column.values) <= request.bins, "columns.values", f"are more than the {request.bins} asked for")
             finite(column.values, "columns.values")
@@ -43,8 +44,8 @@ def _sketches(request: m.SketchFeatures, answer: m.FeatureSketches, known: Known
         require(bool((column.weights >= 0).all()), "columns.weights", "hold a negative number")
 
 
-@answered_by(m.StartTrees, m.TreesStarted)
-def _started(request: m.StartTrees, answer: m.TreesStarted, known: Known) -> None:
+@answered_by(trees.StartTrees, trees.TreesStarted)
+def _started(request: trees.StartTrees, answer: trees.TreesStarted, known: Known) -> None:
     array(answer.kinds, "kinds", (None,), kinds=_BYTES)
     require(len(answer.kinds) <= MOST_COLUMNS, "kinds", f"are more than {MOST_COLUMNS:,}")
     require(bool((answer.kinds <= 2).all()), "kinds", "hold one that there is not")
@@ -57,8 +58,8 @@ def _started(request: m.StartTrees, answer: m.TreesStarted, known: Known) -> Non
         part.width = len(answer.kinds)
 
 
-@answered_by(m.CheckTrees, m.TreeObjections)
-def _objections(request: m.CheckTrees, answer: m.TreeObjections, known: Known) -> None:
+@answered_by(trees.CheckTrees, trees.TreeObjections)
+def _objections(request: trees.CheckTrees, answer: trees.TreeObjections, known: Known) -> None:
     found = answer.found
     array(found.tree, "tree", (None,), kinds=_WHOLE)
     count = len(found.tree)
@@ -76,22 +77,22 @@ def _objections(request: m.CheckTrees, answer: m.TreeObjections, known: Known) -
     _keys(found.keys, request, known)
 
 
-@answered_by(m.SumTrees, m.TreeSums)
-def _sums(request: m.SumTrees, answer: m.TreeSums, known: Known) -> None:
+@answered_by(trees.SumTrees, trees.TreeSums)
+def _sums(request: trees.SumTrees, answer: trees.TreeSums, known: Known) -> None:
     trees = request.check.trees
     require(len(answer.values) == len(trees), "values", f"are of {len(answer.values)} trees where {len(trees)} are due")
     for values, tree in zip(answer.values, trees, strict=True):
         array(values, "values", (int(np.count_nonzero(tree.left < 0)), None, 2), kinds=_WHOLE)
 
 
-@answered_by(m.RevealKeys, m.RevealedKeys)
-def _revealed(request: m.RevealKeys, answer: m.RevealedKeys, known: Known) -> None:
+@answered_by(trees.RevealKeys, trees.RevealedKeys)
+def _revealed(request: trees.RevealKeys, answer: trees.RevealedKeys, known: Known) -> None:
     require(len(answer.keys) == len(request.keys), "keys", "are not those that were asked for")
     _keys(answer.keys, request, known)
 
 
-@answered_by(m.ReleaseSplits, m.Splits)
-def _splits(request: m.ReleaseSplits, answer: m.Splits, known: Known) -> None:
+@answered_by(trees.ReleaseSplits, trees.Splits)
+def _splits(request: trees.ReleaseSplits, answer: trees.Splits, known: Known) -> None:
     require(len(answer.rules) == len(request.keys), "rules", "are not those that were asked for")
     for rule in answer.rules:
         require(rule.border is None or bool(np.isfinite(rule.border)), "rules.border", "is not finite")
@@ -100,19 +101,19 @@ def _splits(request: m.ReleaseSplits, answer: m.Splits, known: Known) -> None:
         require(short, "rules.left", "holds a text too long")
 
 
-@answered_by(m.HoldSplits, m.Done)
-def _held(request: m.HoldSplits, answer: m.Done, known: Known) -> None:
+@answered_by(trees.HoldSplits, m.Done)
+def _held(request: trees.HoldSplits, answer: m.Done, known: Known) -> None:
     """There is nothing in it."""
 
 
-@answered_by(m.AskRows, m.RowBits)
-def _bits(request: m.AskRows, answer: m.RowBits, known: Known) -> None:
+@answered_by(trees.AskRows, trees.RowBits)
+def _bits(request: trees.AskRows, answer: trees.RowBits, known: Known) -> None:
     shape = (len(request.rules), (len(request.rows) + 7) // 8) if request.rules else (0, 0)
     array(answer.right, "right", shape, kinds=_BYTES)
 
 
-@answered_by(m.AskOwnRows, m.RowBits)
-def _own_bits(request: m.AskOwnRows, answer: m.RowBits, known: Known) -> None:
+@answered_by(trees.AskOwnRows, trees.RowBits)
+def _own_bits(request: trees.AskOwnRows, answer: trees.RowBits, known: Known) -> None:
     array(answer.right, "right", (None, None), kinds=_BYTES)
     require(answer.right.shape[1] in (0, (len(request.rows) + 7) // 8), "right", "does not have a bit for every row")
 

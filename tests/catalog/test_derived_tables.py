@@ -87,6 +87,28 @@ QUERIES = {
     "keys of another owner by join": """
         SELECT a.age, a.y FROM accounts a JOIN (SELECT DISTINCT account_id FROM cards WHERE credit > 200) c
           ON c.account_id = a.account_id""",
+    "keys of another owner by in": """
+        SELECT a.age, a.y FROM accounts a WHERE a.account_id IN (SELECT account_id FROM cards WHERE credit > 200)
+        AND a.age < (SELECT max(age) FROM accounts)""",
+    "keys of another owner by in, out of with": """
+        WITH busy AS (SELECT account_id FROM transactions GROUP BY account_id HAVING count(*) > 8)
+        SELECT a.age, c.credit, a.y FROM accounts a JOIN cards c USING (account_id)
+        WHERE a.account_id IN (SELECT account_id FROM busy) AND c.account_id IN (SELECT account_id FROM busy)""",
+    "keys of two other owners by exists": """
+        SELECT a.age, a.y FROM accounts a WHERE EXISTS (SELECT 1 FROM cards c WHERE c.account_id = a.account_id)
+        AND EXISTS (SELECT * FROM transactions t WHERE a.account_id = t.account_id AND t.amount > 400)""",
+    "a subquery that joins owners": """
+        SELECT t.credit, t.doubled, t.age, t.y FROM (
+            SELECT a.age, 2 * a.age + 1 AS doubled, c.credit, a.y FROM accounts a JOIN cards c USING (account_id)
+            WHERE c.credit < 700) t WHERE t.age > 30""",
+    "with that joins owners, joined again": """
+        WITH wealthy AS (SELECT a.account_id AS id, a.*, c.credit FROM accounts a
+                         JOIN cards c ON c.account_id = a.account_id WHERE a.region <> 'west')
+        SELECT w.age, w.credit, a.amount, w.y FROM wealthy w JOIN transactions a ON a.account_id = w.id""",
+    "a subquery that joins owners, by using": """
+        SELECT x.amount, t.region, t.y FROM transactions x JOIN (
+            SELECT a.account_id, a.region, a.y FROM accounts a JOIN cards c ON c.account_id = a.account_id) t
+        USING (account_id)""",
     "star without some": "SELECT a.* EXCLUDE (account_id), c.credit FROM accounts a JOIN cards c USING (account_id)",
     "union all of two branches": """
         SELECT a.age, t.n, a.y FROM accounts a
@@ -138,6 +160,22 @@ def test_a_derived_table_is_what_duckdb_makes_of_the_same_text(name: str, federa
         assert len(found) == len(expected)
         return
     np.testing.assert_allclose(np.sort(found), fitted(expected), rtol=1e-6, atol=1e-6)
+
+
+def test_what_no_join_can_say_is_refused_with_what_to_write(federation: tp.Federation) -> None:
+    refused = {
+        "a.account_id NOT IN (SELECT account_id FROM cards)": "rows without a match cannot be chosen",
+        "a.age > (SELECT avg(credit) FROM cards)": r"JOIN \(SELECT DISTINCT key FROM cards WHERE …\) t ON t.key",
+        "EXISTS (SELECT 1 FROM cards c WHERE c.credit < a.age)": "Join its keys instead",
+    }
+    for condition, reason in refused.items():
+        with pytest.raises(tp.TablePuppetError, match=reason):
+            federation.explain(f"SELECT a.age, a.y FROM accounts a WHERE {condition}", label="y")
+    looked_up = "(SELECT max(credit) FROM cards c WHERE c.account_id = a.account_id AND c.credit > 1)"
+    with pytest.raises(tp.TablePuppetError) as found:
+        federation.explain(f"SELECT a.age, {looked_up} AS best, a.y FROM accounts a", label="y")
+    join = str(found.value).partition("instead: ")[2].partition(", and select")[0]
+    federation.train(f"SELECT a.age, t.x, a.y FROM accounts a {join}", label="y", model="linear")
 
 
 def test_tables_that_one_owner_holds_may_meet_in_a_subquery() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tablepuppet.catalog.across_owners import join_owners
 from tablepuppet.catalog.blocks import group_features, unique_names
 from tablepuppet.catalog.bound import Block, BoundQuery, Scan
 from tablepuppet.catalog.checks import check_arity, check_features, check_keys, check_label, union_of
@@ -28,6 +29,7 @@ def bind(
     ucq: Ucq, *, label: str, tables: Mapping[str, tuple[str, ...]], link: Link, job: str, beside: LabelColumns = NOTHING
 ) -> BoundQuery:
     """What the query means for a federation, whose `tables` map a name to the clients that hold its rows."""
+    ucq = join_owners(ucq, tables)
     shapes = describe(ucq, tables, link)
     try:
         resolved = [resolve(ucq, branch, shapes) for branch in ucq.branches]

@@ -46,7 +46,8 @@ def owned_query(ucq: Ucq, query: exp.Query, tables: Mapping[str, tuple[str, ...]
             advice = (
                 f"Join the keys instead: JOIN (SELECT DISTINCT key FROM {name}) t ON t.key = …"
                 if is_condition
-                else "Join the two in the main query, each summed up in a subquery of its own where that is needed"
+                else "Join the two in the main query, each summed up in a subquery of its own where that is needed; "
+                "if one owner holds both, say so to the federation (owners=)"
             )
             owners = f"{', '.join(tables[first])}; {', '.join(tables[name])}"
             message = f"this subquery reads {first} and {name}, which lie with different owners ({owners}). {advice}"

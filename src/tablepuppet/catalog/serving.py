@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlglot import exp
 
+from tablepuppet.catalog.across_owners import join_owners
 from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.catalog.checks import check_arity, check_keys, union_of
 from tablepuppet.catalog.names import ResolvedBranch, resolve
@@ -53,6 +54,7 @@ class Servable:
 def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, ...]], link: Link, job: str) -> Servable:
     """What the query means for a federation and a model."""
     ucq = _without_label(ucq, wanted.label)
+    ucq = join_owners(ucq, tables)
     shapes = describe(ucq, tables, link)
     resolved = [resolve(ucq, branch, shapes) for branch in ucq.branches]
     check_arity(ucq, resolved)

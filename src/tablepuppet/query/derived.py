@@ -44,19 +44,19 @@ def derive(text: str, query: exp.Expr, ctes: Ctes) -> exp.Query:
         if node.args.get("replace") or node.args.get("rename"):
             raise refusal(text, "REPLACE and RENAME are not supported after *; list the columns", query)
     check_nodes(text, query, QUERY_NODES)
-    needed = _needed(query, ctes)
+    used = needed(query, ctes)
     whole = query.copy()
-    if needed:
+    if used:
         own = whole.args.get("with_")
-        whole.set("with_", exp.With(expressions=[*(ctes[n].copy() for n in needed), *(own.expressions if own else ())]))
-        for name in needed:
+        whole.set("with_", exp.With(expressions=[*(ctes[n].copy() for n in used), *(own.expressions if own else ())]))
+        for name in used:
             check_nodes(text, ctes[name].this, QUERY_NODES)
     if not base_tables(whole):
         raise refusal(text, "this subquery reads no table; name one of the federation's in its FROM", query)
     return whole
 
 
-def _needed(query: exp.Expr, ctes: Ctes) -> list[str]:
+def needed(query: exp.Expr, ctes: Ctes) -> list[str]:
     """The names of WITH that a query uses, directly or not, in the order of the text."""
     found: set[str] = set()
     waiting: list[exp.Expr] = [query]

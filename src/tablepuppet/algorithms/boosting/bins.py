@@ -70,10 +70,12 @@ class Columns:
 
     def right(self, key: Key) -> NDArray[np.bool_]:
         """For each possible code of the key's column, whether it goes right; 255 is a category that nobody knows."""
-        codes = np.arange(256)
-        if self.kinds[key.column] != NUMBER:
-            return np.asarray(~np.isin(codes, key.left))
-        return np.asarray((codes > key.border) | (codes == 0))
+        right = np.ones(256, np.bool_)
+        if self.kinds[key.column] == NUMBER:
+            right[1 : key.border + 1] = False
+        else:
+            right[list(key.left)] = False
+        return right
 
     def is_missing(self, key: Key) -> bool:
         """Whether the key says no more than which values are missing."""

@@ -53,29 +53,35 @@ class KeyBook:
 
     def __post_init__(self) -> None:
         self.numbers: dict[Key, int] = {}
-        for number, key in enumerate(self.keys):
-            self.numbers.setdefault(key, number)
-
-    @property
-    def told(self) -> int:
-        return sum(self.is_told)
+        self.told = 0
+        self._marks: dict[int, list[NDArray[np.bool_]]] = {}  # by column: of keys that were told, which codes go right
+        for number, (key, is_told) in enumerate(zip(self.keys, self.is_told, strict=True)):
+            self._enter(number, key, is_told)
 
     def add(self, key: Key, *, is_told: bool) -> int:
         """The number of a new key."""
         self.keys.append(key)
         self.is_told.append(is_told)
-        return self.numbers.setdefault(key, len(self.keys) - 1)
+        return self._enter(len(self.keys) - 1, key, is_told)
+
+    def _enter(self, number: int, key: Key, is_told: bool) -> int:
+        if is_told:
+            self.told += 1
+            if self.columns.kinds[key.column] == SORTED:
+                self._marks.setdefault(key.column, []).append(self.columns.right(key))
+        return self.numbers.setdefault(key, number)
 
     def add_unions(self, unions: Sequence[Union]) -> None:
         """Sets that the server made of those it knows."""
         for union in unions:
             if not 0 <= union.column < len(self.columns.kinds) or self.columns.kinds[union.column] != SORTED:
                 raise TransportError("a union of categories is of a column that has none")
-            own = [k for k, told in zip(self.keys, self.is_told, strict=True) if told and k.column == union.column]
-            if union.rows.ndim != 2 or union.rows.shape[1] != len(own):
+            own = self._marks.get(union.column, [])
+            if union.rows.ndim != 2 or not own or union.rows.shape[1] != len(own):
                 raise TransportError("a union of categories does not fit the keys that are known")
-            marks = np.stack([self.columns.right(k) for k in own], axis=1).astype(np.uint8)
-            inside = (marks[:, None, :] == union.rows[None, :, :]).all(axis=2).any(axis=1)
+            marks = np.packbits(np.stack(own), axis=0)
+            wanted = np.packbits(union.rows, axis=1).T
+            inside = (marks[:, :, None] == wanted[:, None, :]).all(axis=0).any(axis=1)
             self.add(Key(union.column, left=tuple(np.flatnonzero(inside).tolist())), is_told=False)
 
     def news(self, objections: Sequence[Objection]) -> tuple[list[Objection], list[Key]]:

@@ -49,6 +49,8 @@ class _Column:
     above: list[int] = field(default_factory=list)  # rows above each border
     told: list[int] = field(default_factory=list)  # keys of sorted categories that clients told
     size: int = 1  # atoms
+    keys: list[int] = field(default_factory=list)  # of sorted categories: all, told or made here
+    by_set: dict[bytes, int] = field(default_factory=dict)  # of sorted categories: which atoms go right → the key
 
 
 class KnownBlock:
@@ -124,16 +126,18 @@ class KnownBlock:
         found, codes = np.unique(both, return_inverse=True)
         if len(found) > 256:
             raise TransportError("a column of categories has more of them than its client said")
-        parent = found // 2
-        for key in self._sets_of(column):
-            self.sets[key] = np.append(self.sets[key][parent], np.ones(256 - len(found), np.bool_))
+        parent, rest = found // 2, np.ones(256 - len(found), np.bool_)
+        self.sets[number] = np.append((found & 1).astype(np.bool_), rest)
+        if len(found) > column.size:
+            for key in column.keys:
+                self.sets[key] = np.append(self.sets[key][parent], rest)
         column.codes = codes.astype(np.uint8)
         column.size = len(found)
-        self.sets[number] = np.append((found & 1).astype(np.bool_), np.ones(256 - len(found), np.bool_))
         column.told.append(number)
-
-    def _sets_of(self, column: _Column) -> list[int]:
-        return [k for k in self.sets if self.columns[self.keys[k][0]] is column]
+        column.keys.append(number)
+        column.by_set = {}
+        for key in column.keys:
+            column.by_set.setdefault(self.sets[key].tobytes(), key)
 
     def _stack(self) -> None:
         """Codes of all known columns side by side."""
@@ -181,14 +185,16 @@ class KnownBlock:
         column = self.columns[number]
         right = np.ones(256, np.bool_)
         right[list(choice.left)] = False
-        for key in self._sets_of(column):
-            if np.array_equal(self.sets[key][: column.size], right[: column.size]):
-                return Choice(choice.gain, self.block, key)
+        known = column.by_set.get(right.tobytes())
+        if known is not None:
+            return Choice(choice.gain, self.block, known)
         marks = np.stack([self.sets[key][list(choice.left)] for key in column.told], axis=1).astype(np.uint8)
         self.unions.append(Union(number, marks))
-        self.sets[len(self.keys)] = right
+        made = len(self.keys)
+        self.sets[made], column.by_set[right.tobytes()] = right, made
+        column.keys.append(made)
         self.keys.append((number, False))
-        return Choice(choice.gain, self.block, len(self.keys) - 1)
+        return Choice(choice.gain, self.block, made)
 
     def missing_key(self, key: int) -> int:
         """The key that says which values of a key's column are missing; −1: none."""

@@ -6,7 +6,7 @@ The state of a part is its keys; codes are made when it starts, and again when a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -49,6 +49,7 @@ class TreesPart:
     train: Codes
     held: Codes
     limit: int | None
+    halves: list[tuple[TreesState, ClientHalf]] = field(default_factory=list)  # of the last request, and what it left
 
 
 def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.FeatureSketches:
@@ -96,7 +97,7 @@ def check_trees(own: ClientState, request: trees.CheckTrees) -> trees.TreeObject
     if part.trees.request.clients > 1:
         raise PolicyError("this table has several owners, whose splits are found from sums over all of them")
     found = half.check(request.check)
-    part.state = TreesState(half.book.keys, half.book.is_told)
+    _keep(part, half)
     return trees.TreeObjections(found=found)
 
 
@@ -105,7 +106,7 @@ def sum_trees(own: ClientState, request: trees.SumTrees) -> trees.TreeSums:
     half = _half(part)
     half.book.add_unions(request.check.unions)
     sums = half.histograms(request.check)
-    part.state = TreesState(half.book.keys, half.book.is_told)
+    _keep(part, half)
     return trees.TreeSums(values=sums if part.sealing is None else part.sealing.seal_integers(sums))
 
 
@@ -119,7 +120,7 @@ def reveal_keys(own: ClientState, request: trees.RevealKeys) -> trees.RevealedKe
         if book.is_full:
             raise PolicyError(f"no more than {book.limit} splits of this table may be told (max_splits)")
         book.add(key, is_told=True)
-    part.state = TreesState(book.keys, book.is_told)
+    _keep(part, half)
     return trees.RevealedKeys(keys=[half.reveal(key) for key in request.keys])
 
 
@@ -178,12 +179,22 @@ def _half(part: Part) -> ClientHalf:
     own = part.trees
     if own is None:
         raise TransportError("a part's trees must be started before they are grown")
+    state = part.state
+    if own.halves:
+        left, half = own.halves.pop()  # it comes back with what the request leaves
+        if left is state:  # else a checkpoint was restored
+            return half
     layout = Columns.of([b.kind for b in own.bins], [b.size for b in own.bins])
     has_missing = (own.train[:-1] == 0).any(axis=0) | (own.held == 0).any(axis=0) | own.request.is_outer
     rules = own.request.algorithm.rules
-    state = part.state
     book = KeyBook(own.request.block, layout, has_missing, rules, list(state.keys), list(state.is_told), own.limit)
     return ClientHalf(book, own.train, own.held)
+
+
+def _keep(part: Part, half: ClientHalf) -> None:
+    """What a request changed is the part's state from now on."""
+    part.state = TreesState(list(half.book.keys), list(half.book.is_told))
+    part.trees.halves.append((part.state, half))
 
 
 def _rules(part: Part, unions: Sequence[Union], keys: Sequence[int]) -> list[trees.SplitRule]:

@@ -176,7 +176,7 @@ def _half(part: Part) -> ClientHalf:
     from tablepuppet.algorithms.boosting.client import ClientHalf  # here: they load the compiler
     from tablepuppet.algorithms.boosting.keys import KeyBook
 
-    own = part.trees
+    own: TreesPart | None = part.trees
     if own is None:
         raise TransportError("a part's trees must be started before they are grown")
     state = part.state

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tablepuppet.algorithms.sgd.options import Sgd
     from tablepuppet.api import Federation
     from tablepuppet.api.estimators import RelationalClassifier, RelationalRegressor
+    from tablepuppet.engine.curves import Curves
     from tablepuppet.engine.result import Result
     from tablepuppet.errors import TablePuppetError
     from tablepuppet.mapping.engines import Ray
@@ -32,6 +33,7 @@ __all__ = [
     "Als",
     "Boosting",
     "Centralized",
+    "Curves",
     "Federation",
     "Model",
     "Network",
@@ -54,6 +56,7 @@ if not TYPE_CHECKING:
         "Als": "algorithms.als.options",
         "Boosting": "algorithms.boosting.options",
         "Centralized": "algorithms.centralized.options",
+        "Curves": "engine.curves",
         "Federation": "api",
         "Model": "prediction.model",
         "Network": "transport.meter",

@@ -26,7 +26,7 @@ from tablepuppet.mapping.join.profile import Profile
 from tablepuppet.models.heads.making import known_head, offered_head
 from tablepuppet.models.modules import Builder
 from tablepuppet.plan.plan import Plan
-from tablepuppet.prediction.answer import check_file, write
+from tablepuppet.prediction.answer import at_threshold, check_file, write
 from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import as_keys
@@ -221,6 +221,7 @@ class Federation:
         key: str | Sequence[str] | None = None,
         keys: Sequence[Any] | None = None,
         missing: Literal["error", "zero"] = "error",
+        threshold: float | None = None,
         to: str | Path | None = None,
         module: Builder | None = None,
         head: Any = None,
@@ -232,8 +233,9 @@ class Federation:
         The answer carries `key`, columns of the table that held the label (by default those that it is joined on),
         then `prediction` and its probability. `keys` asks for the rows with these values of the key only; `to` also
         writes the answer to a .parquet or .csv file. missing="zero": where an owner is away, the mean contribution of
-        its table stands in, and the answer's column `assumed` says for which rows (docs/prediction.md). `module` is the
-        builder of a saved model's own torch modules, `head` the torch module of a saved model whose head was one.
+        its table stands in, and the answer's column `assumed` says for which rows (docs/prediction.md). `threshold`:
+        the probability from which on a row is predicted to be of the second class (`result.threshold()`). `module` is
+        the builder of a saved model's own torch modules, `head` the torch module of a saved model whose head was one.
         """
         chosen = _model_of(model)
         if to is not None:
@@ -250,6 +252,8 @@ class Federation:
                 missing=missing,
                 max_joined_rows=max_joined_rows,
             )
+        if threshold is not None:
+            table = at_threshold(chosen, table, threshold)
         if to is not None:
             write(table, to)
         return table

@@ -81,7 +81,7 @@ def show_result(screen: Screen, result: Result) -> None:
     quality = table("", *names, title="How good it is")
     for side, metrics in result.metrics.items():
         if metrics:
-            quality.add_row(side, *(f"{metrics[name]:.4f}" if name in metrics else "" for name in names))
+            quality.add_row(side, *(_figure(metrics[name]) if name in metrics else "" for name in names))
     job, traffic = result.plan.job, result.traffic
     spent = table("", "epochs", "objective", "rounds", "MB", "US-UK", "US-US", title="What it took")
     spent.add_row(
@@ -94,6 +94,10 @@ def show_result(screen: Screen, result: Result) -> None:
         f"{traffic.seconds('us-us'):.2f} s",
     )
     screen.show(quality, "", spent, *(f"Note: {note}" for note in result.notes))
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e7 else f"{value:.4g}"
 
 
 def as_document(result: Result) -> dict[str, Any]:

@@ -25,8 +25,9 @@ from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
 from tablepuppet.algorithms.numerics.constant import best_intercept
 from tablepuppet.allocation import give_back
 from tablepuppet.arrays import Array
+from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import open_parts
-from tablepuppet.engine.metrics import Metrics, measure_scores
+from tablepuppet.engine.metrics import Measured, Metrics, by_side, measure_scores
 from tablepuppet.engine.patience import Patience
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
@@ -34,6 +35,7 @@ from tablepuppet.errors import TransportError
 from tablepuppet.mapping.mapping import Part, rows_here
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows
+from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.custody import held_blocks
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel
@@ -132,6 +134,7 @@ class _Training:
         self.began = time.perf_counter()
         self.patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
         self.options = self.server.options
+        self.curves: dict[str, Curves] = {}
 
     def loop(self) -> None:
         trees = self.options.trees
@@ -175,19 +178,16 @@ class _Training:
         loss, channel = self.plan.loss, self.plan.mapping.label.channel
         names = ("train", "test", "validation")
         scores = (self.server.scores, *(held.scores for held in self.server.held))
-        found: dict[str, Metrics] = {}
-        objective = float("nan")
+        found: dict[str, Measured] = {}
         for name, side, own in zip(names, self.sides, scores, strict=True):
             if name == "validation" and not side.rows:
                 continue
-            wants_auc = is_last or name != "train"
-            value, found[name] = measure_scores(
-                own, side.joined_labels(), side.joined_weights(), loss, wants_auc=wants_auc, channel=channel
-            )
-            objective = value if name == "train" else objective
-            if name == "validation":
-                found[name] = {"loss": value} | found[name]
-        return objective, {name: found[name] for name in ("train", "validation", "test") if name in found}
+            moment = Moment.FINISHED if is_last else Moment.EPOCH if name == "train" else Moment.HELD_OUT
+            labels, weights = side.joined_labels(), side.joined_weights()
+            found[name] = measure_scores(own, labels, weights, loss, moment=moment, channel=channel)
+        ordered: dict[str, Measured] = {name: found[name] for name in ("train", "validation", "test") if name in found}
+        metrics, self.curves = by_side(ordered, self.plan.mapping.label.classes)
+        return found["train"].loss, metrics
 
     def finish(self) -> Result:
         best = self._best()
@@ -222,6 +222,7 @@ class _Training:
             plan=self.plan,
             objective=objective,
             metrics=metrics,
+            curves=self.curves,
             history=tuple(self.history),
             traffic=self.union.link.meter.traffic(),
             blocks=tuple(blocks),

@@ -16,6 +16,7 @@ from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Joined, TableMapping, rows_here
 from tablepuppet.models.heads.joined import headed
 from tablepuppet.models.heads.making import trained_head
+from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.plan import Plan, check_labels
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.scoring import score_request
@@ -43,8 +44,7 @@ def evaluate(model: Model, plan: Plan, link: Link, job_id: str) -> Metrics:
         per_row[part.block][part.train] = cast(Scores, answers[part.number][0]).values
     rows = headed(_in_classes_of(model, mapping), trained_head(model.head))
     check_labels(model.loss, mapping)
-    _, metrics = measure(rows, per_row, model.loss, model.encoded_intercept, wants_auc=True)
-    return metrics
+    return measure(rows, per_row, model.loss, model.encoded_intercept, moment=Moment.FINISHED).metrics
 
 
 def _of_trees(model: Model, mapping: TableMapping, union: UnionOperator) -> Metrics:
@@ -53,7 +53,7 @@ def _of_trees(model: Model, mapping: TableMapping, union: UnionOperator) -> Metr
     parts = [(part, part.train_rows, part.train) for part in union.parts]
     bits = ask_bits(model, parts, [index.rows for index in rows.indices], union.link, union.job)
     scores = tree_scores(model, bits, [index.numbers(rows.rows) for index in rows.indices], rows.rows)
-    return measure_scores(scores, rows.joined_labels(), None, model.loss, wants_auc=True)[1]
+    return measure_scores(scores, rows.joined_labels(), None, model.loss, moment=Moment.FINISHED).metrics
 
 
 def _in_classes_of(model: Model, mapping: TableMapping) -> Joined:

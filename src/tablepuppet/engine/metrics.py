@@ -1,35 +1,66 @@
-"""How good a model is on some joined rows: sums over shards, and the area under the curve."""
+"""How good a model is on some joined rows: sums over shards, scores in order, and the curves of a finished model.
+
+In: predictions of each block's rows beside labels. Out: Measured. What is dear is measured when it matters (Moment).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tablepuppet.algorithms.base import Walkable
 from tablepuppet.arrays import Array
+from tablepuppet.engine.curves import BINS, Curves, curves_of
+from tablepuppet.engine.ranking import Ranking, labelled, rank, rank_rows
+from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.losses.weighted import Weighted
+from tablepuppet.models.metrics import Moment
 from tablepuppet.models.tally import Tally, tally
 from tablepuppet.privacy.labels import Channel
 
 Metrics = dict[str, float]
-_CHUNK = 1 << 18  # scores that are compared at a time: they stay in the cache
+_CHUNK = 1 << 18  # rows that are measured at a time: they stay in the cache
+_CLASSES = 20  # beyond so many, the area under each one's curve is not measured
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """The mean loss and the metrics of some rows; of classes that a finished model predicts, the curves."""
+
+    loss: float
+    metrics: Metrics
+    curves: Curves | None = None
+
+
+def by_side(found: Mapping[str, Measured], classes: tuple[Class, ...]) -> tuple[dict[str, Metrics], dict[str, Curves]]:
+    """The metrics and the curves of each side of the split; validation rows also have the loss itself."""
+    metrics = {side: ({"loss": m.loss} if side == "validation" else {}) | m.metrics for side, m in found.items()}
+    curves = {side: replace(m.curves, classes=classes) for side, m in found.items() if m.curves is not None}
+    return metrics, curves
 
 
 def measure_step(
-    shard: Any, *, loss: Loss, intercept: Array, channel: Channel | None
+    shard: Any, *, loss: Loss, intercept: Array, channel: Channel | None, moment: Moment
 ) -> tuple[Sequence[Array], dict[str, Any]]:
-    """Sums from which all metrics but the AUC follow; scores are kept where the state has room."""
-    sums = tally(loss, shard.scores + intercept, shard.labels, channel)
-    return (), sums | (score_step(shard, intercept=intercept)[1] if "scores" in shard.state else {})
+    """Sums from which all metrics but those of ranks follow; scores are kept where the state has room."""
+    scores = shard.scores + intercept
+    sums = _sums(loss, scores, shard.labels, channel, moment)
+    if "scores" in shard.state:
+        shard.state["scores"][...] = labelled(scores, shard.labels[:, None])
+    return (), sums
 
 
-def score_step(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
-    """Keeps the scores, each with its row's class."""
-    shard.state["scores"][...] = _labelled(shard.scores + intercept, shard.labels[:, None])
-    return (), {}
+def class_step(shard: Any, *, loss: Loss, intercept: Array, number: int) -> tuple[Sequence[Array], dict[str, Any]]:
+    """Keeps the probability of one class, with whether it is the row's."""
+    plain = loss.plain if isinstance(loss, Weighted) else loss
+    probabilities = plain.probabilities(shard.scores + intercept)
+    assert probabilities is not None
+    shard.state["scores"][...] = labelled(probabilities[:, [number]], shard.labels[:, None] == number)
+    return (), {"positives": int(np.count_nonzero(shard.labels == number))}
 
 
 def measure(
@@ -38,31 +69,35 @@ def measure(
     loss: Loss,
     intercept: Array,
     *,
-    wants_auc: bool,
+    moment: Moment,
     channel: Channel | None = None,
     known: Tally | None = None,
-) -> tuple[float, Metrics]:
-    """The mean loss and the metrics of a model's predictions on some joined rows.
+) -> Measured:
+    """A model's predictions on some joined rows, as far as they are measured at the moment.
 
-    Where rows have weights, the loss is their weighted mean; metrics count every row alike. `known`: the sums, where
-    an algorithm's own walk has counted them.
+    Where rows have weights, the loss is their weighted mean; metrics count every row alike. `known`: the sums of an
+    epoch, where an algorithm's own walk has counted them.
     """
     if joined.rows == 0:
-        return float("nan"), {}
-    wants_auc = wants_auc and any(metric.is_ranked for metric in loss.metrics)
-    if wants_auc:
+        return Measured(float("nan"), {})
+    if known is not None and moment is Moment.EPOCH:
+        return _measured(known, loss, channel, moment)
+    is_ranked = _is_ranked(loss, moment)
+    if is_ranked and loss.outputs == 1:
         joined.allocate("scores", 1)
-    writes = ("scores",) if wants_auc else ()
-    if known is None:
-        sums = joined.run(measure_step, per_row, writes=writes, loss=loss, intercept=intercept, channel=channel).sums
-    else:
-        sums = known
-        if wants_auc:
-            joined.run(score_step, per_row, writes=writes, intercept=intercept)
-    if wants_auc:
-        area, share = _area(joined.ordered("scores"))
-        sums = {**sums, "area": area, "positives": share}
-    return _figures(sums, loss, channel, wants_auc=wants_auc)
+    writes = ("scores",) if is_ranked and loss.outputs == 1 else ()
+    given: dict[str, Any] = {"loss": loss, "intercept": intercept}
+    sums = joined.run(measure_step, per_row, writes=writes, channel=channel, moment=moment, **given).sums
+    sums |= known or {}
+    found: list[Ranking] = []
+    if writes:
+        found = [rank(joined.ordered("scores"), joined.rows, sums["positives"])]
+    elif is_ranked and loss.outputs <= _CLASSES:
+        for number in range(loss.outputs):
+            joined.allocate("scores", 1)
+            count = joined.run(class_step, per_row, writes=("scores",), number=number, **given).sums["positives"]
+            found.append(rank(joined.ordered("scores"), joined.rows, count))
+    return _measured(sums, loss, channel, moment, found)
 
 
 def measure_scores(
@@ -71,87 +106,61 @@ def measure_scores(
     weights: Array | None,
     loss: Loss,
     *,
-    wants_auc: bool,
+    moment: Moment,
     channel: Channel | None = None,
-) -> tuple[float, Metrics]:
+) -> Measured:
     """The same from the score of every row, where an algorithm keeps them; `scores` is (rows, outputs)."""
     if not len(scores):
-        return float("nan"), {}
-    wants_auc = wants_auc and any(metric.is_ranked for metric in loss.metrics)
+        return Measured(float("nan"), {})
     totals = []
     for start in range(0, len(scores), _CHUNK):
         rows = slice(start, start + _CHUNK)
         own = loss if weights is None else Weighted(loss, weights[rows])
-        totals.append(tally(own, np.ascontiguousarray(scores[rows]), labels[rows], channel))
+        totals.append(_sums(own, np.ascontiguousarray(scores[rows]), labels[rows], channel, moment))
     sums = {name: sum(t[name] for t in totals) for name in totals[0]}
-    if wants_auc:
-        area, share = _area([np.sort(_labelled(scores[:, 0], labels))])
-        sums |= {"area": area, "positives": share}
-    return _figures(sums, loss, channel, wants_auc=wants_auc)
+    found: list[Ranking] = []
+    if _is_ranked(loss, moment) and loss.outputs == 1:
+        found = [rank_rows(scores[:, 0], labels)]
+    elif _is_ranked(loss, moment) and loss.outputs <= _CLASSES:
+        probabilities = loss.probabilities(scores)
+        assert probabilities is not None
+        found = [rank_rows(probabilities[:, k], labels == k) for k in range(loss.outputs)]
+    return _measured(sums, loss, channel, moment, found)
 
 
-def _figures(sums: Tally, loss: Loss, channel: Channel | None, *, wants_auc: bool) -> tuple[float, Metrics]:
-    """The mean loss, and the metrics that follow from sums."""
+def _is_ranked(loss: Loss, moment: Moment) -> bool:
+    return any(metric.is_ranked and metric.since <= moment for metric in loss.metrics)
+
+
+def _sums(loss: Loss, scores: Array, labels: Array, channel: Channel | None, moment: Moment) -> Tally:
+    """What metrics and curves are made of."""
+    sums = tally(loss, scores, labels, channel, moment=moment)
+    plain = loss.plain if isinstance(loss, Weighted) else loss
+    if plain.task == "number" or plain.outputs > 1:
+        return sums
+    sums["positives"] = int(np.count_nonzero(labels > 0.5))
+    probabilities = plain.probabilities(scores) if moment is Moment.FINISHED and channel is None else None
+    if probabilities is not None:
+        second = probabilities[:, 1]
+        bins = np.searchsorted(np.linspace(0.0, 1.0, BINS + 1)[1:-1], second)
+        counted = (None, second, labels)
+        sums["calibration"] = np.stack([np.bincount(bins, values, BINS).astype(np.float64) for values in counted])
+    return sums
+
+
+def _measured(
+    sums: Tally, loss: Loss, channel: Channel | None, moment: Moment, ranked: Sequence[Ranking] = ()
+) -> Measured:
+    """What follows from sums, and from the ranks of the second class, or of each of several."""
     mean_loss = loss.mean(sums, is_noisy=channel is not None)
     if "weighted" in sums:
         mean_loss = sums["weighted"] / max(sums["weight"], 1e-300)
-    found = {m.name: m.value(sums, channel) for m in loss.metrics if wants_auc or not m.is_ranked}
-    return mean_loss, {name: value for name, value in found.items() if value is not None}
-
-
-def area_under_curve(scores: Array, labels: Array) -> float:
-    """The probability that a positive row scores above a negative one; ties count half.
-
-    Scores that differ in their last bit alone are ties: they are equal but for rounding.
-
-    >>> area_under_curve(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0.0, 0.0, 1.0, 1.0]))
-    0.75
-    """
-    return _area([np.sort(_labelled(scores, labels))])[0]
-
-
-def _labelled(scores: Array, labels: Array) -> Array:
-    """Scores whose last bit is the row's class: one sort then orders rows and classes, far faster than an argsort."""
-    bits = (scores + 0.0).view(np.int64)  # + 0.0: −0 is 0
-    bits &= ~np.int64(1)
-    bits |= labels > 0.5
-    return bits.view(np.float64)
-
-
-def _area(chunks: Iterable[Array]) -> tuple[float, float]:
-    """The area under the curve, and the share of positive rows, from labelled scores in order, in any chunks.
-
-    Pairs are counted in whole numbers, so that it does not matter which.
-    """
-    above, below, twice = 0, 0, 0  # positive rows, negative ones, and twice the pairs
-    for tied in _whole_ties(chunks):
-        bits = tied.view(np.int64)
-        first = np.flatnonzero(np.diff(bits >> 1, prepend=~(bits[0] >> 1)))
-        high = np.add.reduceat(bits & 1, first)
-        low = np.diff(first, append=len(bits)) - high
-        twice += int(high @ (2 * (below + np.cumsum(low)) - low))
-        above += int(high.sum())
-        below += int(low.sum())
-    share = above / max(1, above + below)
-    return twice / (2 * above * below) if above and below else float("nan"), share
-
-
-def _whole_ties(chunks: Iterable[Array]) -> Iterator[Array]:
-    """The same scores in chunks whose borders part no tie."""
-    held = np.empty(0)  # the last tie, which may go on in the next chunk
-    for values in chunks:
-        found = np.concatenate([held, values]) if len(held) else values
-        start, end = 0, int(np.searchsorted(found, _tie(found[-1]).min())) if len(found) else 0
-        while start < end:
-            stop = int(np.searchsorted(found, _tie(found[min(start + _CHUNK, end) - 1]).max(), side="right"))
-            yield found[start:stop]
-            start = stop
-        held = found[end:].copy()
-    if len(held):
-        yield held
-
-
-def _tie(labelled: np.float64) -> Array:
-    """A score with either class."""
-    bits = np.array(labelled).view(np.int64)
-    return np.array([bits | 1, bits & ~np.int64(1)]).view(np.float64)
+    areas = [ranking.area for ranking in ranked if not np.isnan(ranking.area)]
+    if ranked:
+        area = float(np.mean(areas)) if areas else float("nan")
+        first = ranked[0]
+        sums = {**sums, "area": area, "share": first.share, "average_precision": first.average_precision}
+    found = {m.name: m.value(sums, channel) for m in loss.metrics if m.since <= moment}
+    metrics = {name: value for name, value in found.items() if value is not None}
+    is_drawn = moment is Moment.FINISHED and channel is None and "confusion" in sums
+    return Measured(mean_loss, metrics, curves_of(sums, loss, ranked) if is_drawn else None)

@@ -11,12 +11,13 @@ import numpy as np
 from tablepuppet.algorithms.algorithm import PooledAlgorithm
 from tablepuppet.arrays import Array
 from tablepuppet.engine.encoders import agree_on_encoders
-from tablepuppet.engine.metrics import measure
+from tablepuppet.engine.metrics import by_side, measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
 from tablepuppet.engine.verdict import judge
 from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.models.losses.weighted import Weighted
+from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.private import plan_privacy
 from tablepuppet.prediction.model import BlockModel, mean_contribution
@@ -53,16 +54,15 @@ def run_pooled(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = N
     given: dict[str, Any] = {
         "loss": plan.loss,
         "intercept": best.intercept,
-        "wants_auc": True,
+        "moment": Moment.FINISHED,
         "channel": mapping.label.channel,
     }
-    _, on_train = measure(train, [t @ w for (t, _), w in zip(tables, thetas, strict=True)], **given)
+    found = {"train": measure(train, [t @ w for (t, _), w in zip(tables, thetas, strict=True)], **given)}
     held = [t @ w for (_, t), w in zip(tables, thetas, strict=True)]
-    metrics = {"train": on_train}
     if mapping.validation.rows:
-        value, on_validation = measure(mapping.validation, held, **given)
-        metrics["validation"] = {"loss": value} | on_validation
-    _, metrics["test"] = measure(mapping.test, held, **given)
+        found["validation"] = measure(mapping.validation, held, **given)
+    found["test"] = measure(mapping.test, held, **given)
+    metrics, curves = by_side(found, mapping.label.classes)
     account = link.meter.account("training")
     record = EpochRecord(
         1,
@@ -85,6 +85,7 @@ def run_pooled(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = N
         plan=plan,
         objective=best.value,
         metrics=metrics,
+        curves=curves,
         history=(record,),
         traffic=link.meter.traffic(),
         blocks=blocks,

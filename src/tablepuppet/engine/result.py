@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.arrays import Array
+from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.html import result_html
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.errors import ModelError
@@ -87,6 +88,9 @@ class Result:
     head_module: Any = field(default=None, repr=False)  # of a head of the user's own
     notes: tuple[str, ...] = ()  # what is amiss, and how to go on (engine/verdict.py)
     trees: tuple[tuple[Tree, ...], ...] = ()  # of a boosted model
+    curves: dict[str, Curves] = field(
+        default_factory=dict
+    )  # of a classifier, by side: confusion, calibration, thresholds
 
     @property
     def withheld(self) -> tuple[str, ...]:
@@ -114,7 +118,8 @@ class Result:
 
     def __repr__(self) -> str:
         side = "test" if self.metrics.get("test") else "train"
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics[side].items())
+        first = {metric.name for metric in self.plan.loss.metrics if metric.is_headline}
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics[side].items() if name in first)
         job = self.plan.job
         return f"Result({job.model} by {job.algorithm}: {side} {shown}; {self._took()})"
 
@@ -150,6 +155,18 @@ class Result:
             return self.plan.explain(self.traffic, len(self.trees))
         plan = replace(self.plan, widths=tuple(sum(map(encoded_width, block.encoders)) for block in self.blocks))
         return plan.explain(self.traffic, len(self.history))
+
+    def threshold(self, best: str = "f1", *, side: str | None = None, **wanted: Any) -> float:
+        """From which probability on a row is best predicted to be of the second class: `Curves.threshold`.
+
+        Chosen on validation rows where there are any, else on training rows: test rows are for judging the choice.
+        """
+        chosen = side or ("validation" if "validation" in self.curves else "train")
+        if chosen not in self.curves:
+            raise ModelError(
+                f"there are no predicted classes of {chosen} rows; there are {', '.join(self.curves) or 'none'}"
+            )
+        return self.curves[chosen].threshold(best, **wanted)
 
     def coefficients(self) -> pd.DataFrame:
         """Weights on the original scale: columns table, feature, class_, weight.

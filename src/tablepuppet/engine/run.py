@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.base import Figures, Problem, Server
 from tablepuppet.allocation import give_back
 from tablepuppet.arrays import Array
+from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import agree_on_encoders
-from tablepuppet.engine.metrics import Metrics, measure
+from tablepuppet.engine.metrics import Metrics, by_side, measure
 from tablepuppet.engine.patience import Patience
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.verdict import judge
@@ -28,6 +29,7 @@ from tablepuppet.mapping.mapping import Part
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.heads.joined import headed
 from tablepuppet.models.heads.making import make_head
+from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.custody import held_blocks
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Plan
@@ -110,6 +112,7 @@ class _Training:
         self.history: list[EpochRecord] = []
         self.contributions: list[Array] = []  # each block's h of its train rows, at the last evaluation
         self.rounds = 0
+        self.curves: dict[str, Curves] = {}  # of the finished model
         self.best_head: Array | None = None  # the head's own parameters at the best epoch
         self.is_restored = False
         self.is_settled = False  # whether training ended by itself
@@ -272,12 +275,13 @@ class _Training:
             "channel": mapping.label.channel,
         }
         known = None if wants_train else server.tally
-        loss, on_train = measure(headed(mapping.train, head), train, wants_auc=is_last, known=known, **given)
-        metrics = {"train": on_train}
+        first, later = (Moment.FINISHED,) * 2 if is_last else (Moment.EPOCH, Moment.HELD_OUT)
+        found = {"train": measure(headed(mapping.train, head), train, moment=first, known=known, **given)}
         if mapping.validation.rows:
-            held, on_validation = measure(headed(mapping.validation, head), test, wants_auc=True, **given)
-            metrics["validation"] = {"loss": held} | on_validation
-        _, metrics["test"] = measure(headed(mapping.test, head), test, wants_auc=True, **given)
+            found["validation"] = measure(headed(mapping.validation, head), test, moment=later, **given)
+        found["test"] = measure(headed(mapping.test, head), test, moment=later, **given)
+        metrics, self.curves = by_side(found, mapping.label.classes)
+        loss = found["train"].loss
         objective = loss + 0.5 * self.plan.job.l2 * penalty
         return (objective if head is None else loss + self.head_penalty(head, penalty)), metrics
 
@@ -338,6 +342,7 @@ class _Training:
             plan=self.plan,
             objective=objective,
             metrics=metrics,
+            curves=self.curves,
             history=tuple(self.history),
             traffic=self.union.link.meter.traffic(),
             blocks=tuple(blocks),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,14 @@ ShardSums = Callable[[Any, Array, Array, Channel | None], Sums]  # of a loss, sc
 Value = Callable[[Sums, Channel | None], float | None]  # None: cannot be had of such labels
 
 
+class Moment(IntEnum):
+    """When something is measured, and with it all that is measured before; what is dear is measured less often."""
+
+    EPOCH = 0  # of training rows, after each epoch
+    HELD_OUT = 1  # of test and validation rows, after each epoch
+    FINISHED = 2  # of the trained model
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One metric: its name in results and for `monitor`, and how it is computed."""
@@ -33,7 +42,9 @@ class Metric:
     is_higher_better: bool = False
     can_monitor: bool = True  # whether less, or more, is always better: early stopping may watch it
     of_loss: float = 0.0  # the metric is this many times the mean loss
-    is_ranked: bool = False  # needs the scores of all rows in order; its sums are then `area` and `positives`
+    since: Moment = Moment.EPOCH  # when it is measured
+    is_ranked: bool = False  # needs the scores of all rows in order (engine/ranking.py)
+    is_headline: bool = True  # shown in one line, and charted epoch by epoch
 
 
 # -- sums of a shard ---------------------------------------------------------------------------
@@ -57,10 +68,31 @@ def error_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None)
     }
 
 
-def agreement_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None) -> Sums:
-    """How often the predicted class is the label's."""
-    seen = labels if channel is None or loss.outputs > 1 else labels > 0.5
-    return {"correct": int(np.count_nonzero(loss.predict(scores) == seen))}
+def ratio_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None) -> Sums:
+    """Of errors in proportion to their labels; a label of 0 counts as the smallest number there is, as elsewhere."""
+    error = np.abs(loss.predict(scores) - labels)
+    return {"relative": float((error / np.maximum(np.abs(labels), np.finfo(np.float64).eps)).sum())}
+
+
+def binary_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None) -> Sums:
+    """The four counts of two classes: all rows, those of the second class, those predicted to be, and both."""
+    seen, predicted = labels > 0.5, loss.predict(scores) > 0
+    both, positives, found = (int(np.count_nonzero(x)) for x in (seen & predicted, seen, predicted))
+    return {
+        "correct": len(labels) - positives - found + 2 * both,
+        "confusion": np.array([[len(labels) - positives - found + both, found - both], [positives - both, both]]),
+    }
+
+
+def class_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None) -> Sums:
+    """How many rows of each class are predicted to be of each: one line of `confusion` for every true class."""
+    count = int(loss.outputs)
+    predicted = loss.predict(scores)
+    pairs = labels.astype(np.intp) * count + predicted.astype(np.intp)
+    return {
+        "correct": int(np.count_nonzero(predicted == labels)),
+        "confusion": np.bincount(pairs, minlength=count * count).reshape(count, count),
+    }
 
 
 def coverage_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None) -> Sums:
@@ -93,8 +125,49 @@ def _mean_loss(sums: Sums, channel: Channel | None) -> float:
     return float(sums["loss"] / sums["rows"])
 
 
-def _auc(sums: Sums, channel: Channel | None) -> float:
-    return float(sums["area"] if channel is None else channel.auc(sums["area"], sums["positives"]))
+def _auc(sums: Sums, channel: Channel | None) -> float | None:
+    if "area" not in sums:
+        return None  # too many classes
+    return float(sums["area"] if channel is None else channel.auc(sums["area"], sums["share"]))
+
+
+def _average_precision(sums: Sums, channel: Channel | None) -> float | None:
+    return None if channel is not None else float(sums["average_precision"])
+
+
+def _mape(sums: Sums, channel: Channel | None) -> float | None:
+    return None if channel is not None else sums["relative"] / sums["rows"]
+
+
+def _by_class(sums: Sums, channel: Channel | None) -> tuple[Array, Array, Array] | None:
+    """Of each class: rows that are predicted rightly, that are predicted to be, that are. The second of two classes
+    alone; of more, all that occur. None: labels that carry noise do not say."""
+    if channel is not None:
+        return None
+    confusion = np.asarray(sums["confusion"], np.float64)
+    found = np.stack([np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1)])
+    kept = found[:, 1:] if len(confusion) == 2 else found[:, found.sum(axis=0) > 0]
+    return kept[0], kept[1], kept[2]
+
+
+def _share(part: Array, whole: Array) -> float:
+    """The mean over classes of part / whole; 0 where there is none."""
+    return float(np.divide(part, whole, out=np.zeros_like(part), where=whole > 0).mean())
+
+
+def _precision(sums: Sums, channel: Channel | None) -> float | None:
+    found = _by_class(sums, channel)
+    return None if found is None else _share(found[0], found[1])
+
+
+def _recall(sums: Sums, channel: Channel | None) -> float | None:
+    found = _by_class(sums, channel)
+    return None if found is None else _share(found[0], found[2])
+
+
+def _f1(sums: Sums, channel: Channel | None) -> float | None:
+    found = _by_class(sums, channel)
+    return None if found is None else _share(2.0 * found[0], found[1] + found[2])
 
 
 def _deviance(sums: Sums, channel: Channel | None) -> float | None:
@@ -108,19 +181,49 @@ def _coverage(sums: Sums, channel: Channel | None) -> float:
 RMSE = Metric("rmse", "RMSE", error_sums, _rmse)
 MAE = Metric("mae", "MAE", error_sums, _mae)
 R2 = Metric("r2", "R²", error_sums, _r2, is_higher_better=True)
-ACCURACY = Metric("accuracy", "Accuracy", agreement_sums, _accuracy, is_higher_better=True)
+MAPE = Metric("mape", "MAPE", ratio_sums, _mape, since=Moment.HELD_OUT, is_headline=False)
 LOG_LOSS = Metric("log_loss", "Log loss", no_sums, _mean_loss, of_loss=1.0)
-AUC = Metric("auc", "AUC", no_sums, _auc, is_higher_better=True, is_ranked=True)
 DEVIANCE = Metric("deviance", "Deviance", no_sums, _deviance, of_loss=2.0)  # of a loss that is half the deviance
 PINBALL = Metric("pinball", "Pinball loss", no_sums, _mean_loss, of_loss=1.0)
 COVERAGE = Metric("coverage", "Coverage", coverage_sums, _coverage, can_monitor=False)
 
-NUMBER = (RMSE, MAE, R2)
-BINARY = (ACCURACY, LOG_LOSS, AUC)
-CLASSES = (ACCURACY, LOG_LOSS)
+
+def _of_classes(sums: ShardSums) -> tuple[Metric, Metric, Metric, Metric]:
+    """Accuracy, precision, recall, F1; of more than two classes the last three are means over classes."""
+    return (
+        Metric("accuracy", "Accuracy", sums, _accuracy, is_higher_better=True),
+        Metric("precision", "Precision", sums, _precision, is_higher_better=True, is_headline=False),
+        Metric("recall", "Recall", sums, _recall, is_higher_better=True, is_headline=False),
+        Metric("f1", "F1", sums, _f1, is_higher_better=True, is_headline=False),
+    )
+
+
+def _ranked(name: str, title: str, value: Value, since: Moment, *, is_headline: bool = True) -> Metric:
+    can_monitor = since <= Moment.HELD_OUT
+    return Metric(
+        name,
+        title,
+        no_sums,
+        value,
+        is_higher_better=True,
+        can_monitor=can_monitor,
+        since=since,
+        is_ranked=True,
+        is_headline=is_headline,
+    )
+
+
+ACCURACY, *_RATES = _of_classes(binary_sums)
+AUC = _ranked("auc", "AUC", _auc, Moment.HELD_OUT)
+PR_AUC = _ranked("pr_auc", "PR AUC", _average_precision, Moment.HELD_OUT, is_headline=False)
+_OF_ALL, *_MEANS = _of_classes(class_sums)
+
+NUMBER = (RMSE, MAE, R2, MAPE)
+BINARY = (ACCURACY, LOG_LOSS, AUC, *_RATES, PR_AUC)
+CLASSES = (_OF_ALL, LOG_LOSS, _ranked("auc", "AUC", _auc, Moment.FINISHED), *_MEANS)
 
 
 @cache
-def sums_of(metrics: tuple[Metric, ...]) -> tuple[ShardSums, ...]:
-    """What must be summed over rows for all of them."""
-    return tuple(dict.fromkeys(metric.sums for metric in metrics))
+def sums_of(metrics: tuple[Metric, ...], moment: Moment = Moment.EPOCH) -> tuple[ShardSums, ...]:
+    """What must be summed over rows for all that are measured then."""
+    return tuple(dict.fromkeys(metric.sums for metric in metrics if metric.since <= moment))

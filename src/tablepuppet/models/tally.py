@@ -9,13 +9,20 @@ from __future__ import annotations
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses.base import Loss
 from tablepuppet.models.losses.weighted import Weighted
-from tablepuppet.models.metrics import Sums, sums_of
+from tablepuppet.models.metrics import Moment, Sums, sums_of
 from tablepuppet.privacy.labels import Channel
 
 Tally = Sums
 
 
-def tally(loss: Loss, scores: Array, labels: Array, channel: Channel | None, total: float | None = None) -> Tally:
+def tally(
+    loss: Loss,
+    scores: Array,
+    labels: Array,
+    channel: Channel | None,
+    total: float | None = None,
+    moment: Moment = Moment.EPOCH,
+) -> Tally:
     """The sums of some rows; `total` is Σ ℓ of the given loss, where it is known.
 
     Of labels that their owners made noisy, sums are estimates without bias of what the true labels would give.
@@ -31,6 +38,6 @@ def tally(loss: Loss, scores: Array, labels: Array, channel: Channel | None, tot
     else:
         plain = loss
         sums["loss"] = loss.total(scores, labels) if total is None else total
-    for part in sums_of(plain.metrics):
+    for part in sums_of(plain.metrics, moment):
         sums |= part(plain, scores, labels, channel)
     return sums

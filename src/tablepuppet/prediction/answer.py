@@ -47,6 +47,17 @@ def answer(model: Model, keys: pa.Table, scores: Array, missing: Mapping[str, ND
     return kept
 
 
+def at_threshold(model: Model, table: pa.Table, threshold: float) -> pa.Table:
+    """The same predictions, of the second class where its probability is at least `threshold`."""
+    if "probability" not in table.column_names:
+        raise ModelError("a threshold needs a model of two classes that predicts probabilities")
+    if not 0.0 <= threshold <= 1.0:
+        raise ModelError("threshold must be a probability, from 0 to 1: result.threshold() chooses one")
+    is_second = (table["probability"].to_numpy() >= threshold).astype(np.int32)
+    place = table.column_names.index("prediction")
+    return table.set_column(place, "prediction", _classes(model.classes).take(pa.array(is_second)))
+
+
 def write(table: pa.Table, path: str | Path) -> None:
     """Writes predictions to .parquet or .csv, all or nothing."""
     target = check_file(path)

@@ -65,7 +65,9 @@ class Merit:
 def merits(runs: Sequence[RunRecord]) -> list[Merit]:
     """The test metrics of the runs (training metrics where nothing was kept for testing), and the objective."""
     side = "test" if any(run.metrics.get("test") for run in runs) else "train"
-    found = list(dict.fromkeys(name for run in runs for name in run.metrics.get(side, {})))
+    known = metrics_by_name()
+    names = dict.fromkeys(name for run in runs for name in run.metrics.get(side, {}))
+    found = [name for name in names if name not in known or known[name].is_headline]
 
     def metric(name: str) -> Callable[[Epoch], float | None]:
         return lambda e: e.metrics.get(side, {}).get(name)

@@ -21,6 +21,7 @@ from tablepuppet.report.convergence import convergence, merits, scales
 from tablepuppet.report.exposure import privacy
 from tablepuppet.report.markup import section
 from tablepuppet.report.overview import data, results, tiles
+from tablepuppet.report.predictions import predictions
 from tablepuppet.report.record import RunRecord
 from tablepuppet.report.rerun import environment
 from tablepuppet.report.weights import coefficients
@@ -47,6 +48,7 @@ def render(runs: Sequence[RunRecord], networks: Mapping[str, Network] | None = N
     sections = {
         "results": ("Results", (tiles(runs[0], known) if len(runs) == 1 else "") + results(runs, names, known)),
         "convergence": ("Convergence", _charts(runs, names, known)),
+        **({"predictions": ("What it predicts", shown)} if (shown := predictions(runs, names)) else {}),
         "data": ("What it was trained on", data(runs, names)),
         "coefficients": ("Coefficients", coefficients(runs, names)),
         "traffic": ("Traffic", traffic(runs, names)),

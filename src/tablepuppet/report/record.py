@@ -101,6 +101,15 @@ class Epoch(_Plain, frozen=True):
     residuals: dict[str, float | None]
 
 
+class CurvesRecord(_Plain, frozen=True):
+    """What a classifier predicts of one side's rows, counted; the columns of curves, where there are two classes."""
+
+    classes: list[str | int | float | bool]
+    confusion: list[list[int]]  # of each class (down), predicted to be of each (across)
+    calibration: dict[str, list[float]] = {}  # predicted, observed, rows
+    precision_recall: dict[str, list[float]] = {}  # threshold, precision, recall, f1, predicted
+
+
 class Coefficients(_Plain, frozen=True):
     """Columns of the coefficient table; `scaled` are the weights of the encoded columns."""
 
@@ -147,6 +156,7 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     converged: bool | None = None  # None: an older record, which does not say
     notes: list[str] = []  # what is amiss, and how to go on
     coefficients: Coefficients | None
+    curves: dict[str, CurvesRecord] = {}  # of a classifier, by side
     intercept: list[float | None]  # on the original scale for linear models, else what is added to the scores
     traffic: TrafficRecord
     explanation: str  # the plan, with what was counted beside what was estimated

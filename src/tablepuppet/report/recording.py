@@ -17,6 +17,7 @@ from tablepuppet.report.record import (
     AccountRecord,
     BlockRecord,
     Coefficients,
+    CurvesRecord,
     DataRecord,
     Epoch,
     ExposureRecord,
@@ -30,11 +31,14 @@ from tablepuppet.report.record import (
 from tablepuppet.tables.encoding import encoded_width
 
 if TYPE_CHECKING:
+    from tablepuppet.engine.curves import Curves
     from tablepuppet.engine.result import EpochRecord, Result
     from tablepuppet.prediction.model import BlockModel
     from tablepuppet.transport.meter import Account
 
 LIBRARIES = ("numpy", "scipy", "pandas", "pyarrow", "duckdb", "sqlglot")
+
+_POINTS = 100  # of a curve
 
 
 def record_of(result: Result, name: str | None = None) -> RunRecord:
@@ -59,6 +63,7 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
         converged=result.converged,
         notes=list(result.notes),
         coefficients=_coefficients(result) if is_linear else None,
+        curves={side: _curves(curves) for side, curves in result.curves.items()},
         intercept=[_finite(value) for value in intercept],
         traffic=TrafficRecord(
             training=_account(result.traffic),
@@ -172,6 +177,19 @@ def _coefficients(result: Result) -> Coefficients:
         class_=frame["class_"].tolist(),
         weight=[_finite(value) for value in frame["weight"]],
         scaled=scaled,
+    )
+
+
+def _curves(curves: Curves) -> CurvesRecord:
+    found = CurvesRecord(classes=list(curves.classes), confusion=curves.confusion.astype(int).tolist())
+    if curves.thresholds is None:
+        return found
+    points = curves.precision_recall()
+    points = points.iloc[np.unique(np.linspace(0, len(points) - 1, min(_POINTS, len(points))).astype(int))]
+    return msgspec.structs.replace(
+        found,
+        calibration=curves.calibration_curve().astype(float).to_dict("list"),
+        precision_recall=points.to_dict("list"),
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses.base import LabelFacts, LabelNoise, Loss
-from tablepuppet.models.metrics import DEVIANCE, NUMBER, Metric
+from tablepuppet.models.metrics import DEVIANCE, MAE, R2, RMSE, Metric
 
 _TINY = 1e-10
 
@@ -23,7 +23,7 @@ class Poisson(Loss):
 
     name: ClassVar[str] = "poisson"
     model: ClassVar[str] = "poisson"
-    metrics: ClassVar[tuple[Metric, ...]] = (DEVIANCE, *NUMBER)
+    metrics: ClassVar[tuple[Metric, ...]] = (DEVIANCE, RMSE, MAE, R2)  # counts are often 0: no MAPE
     curvature_needs_labels: ClassVar[bool] = False
     is_in_label_units: ClassVar[bool] = False
     label_noise: ClassVar[LabelNoise] = "unbiased labels"

@@ -28,8 +28,8 @@ from tablepuppet.mapping.cluster.cluster import Cluster, at_work
 from tablepuppet.mapping.join.profile import Profile, profile_keys
 from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.plan.knowledge import check_exposure
-from tablepuppet.plan.plan import Plan, make_plan, task_of
-from tablepuppet.plan.private import plan_privacy
+from tablepuppet.plan.plan import Plan
+from tablepuppet.plan.prepare import Prepared, prepare, task_of
 from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.missing import reachable
 from tablepuppet.prediction.model import Model
@@ -46,25 +46,26 @@ Tables = Mapping[str, tuple[str, ...]]  # table name → its clients
 def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None, job_id: str | None = None) -> Result:
     """Trains a job's model on tables that stay with their clients; a resumed run has the id it had."""
     with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
-        plan = plan_job(job, tables, link, job_id, "train", cluster)
-        if plan.algorithm.is_pooled:
-            return run_pooled(plan, link, job_id, on_round)
+        prepared = prepare_job(job, tables, link, job_id, "train", cluster)
+        if prepared.plan.algorithm.is_pooled:
+            return run_pooled(prepared, link, job_id, on_round)
         if job.spec.is_boosted:
             from tablepuppet.engine.boosting import run_boosting  # here: it loads the compiler of kernels
 
-            return run_boosting(plan, link, job_id, on_round)
+            return run_boosting(prepared, link, job_id, on_round)
         with one_blas_thread:
-            return run(plan, link, job_id, on_round)
+            return run(prepared, link, job_id, on_round)
 
 
 def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> Plan:
     """What training would do and cost."""
     with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
-        plan = plan_job(job, tables, link, job_id, "explain", cluster)
-        plan_privacy(plan.job, plan.mapping, plan.loss)  # what training would refuse is refused here
+        prepared = prepare_job(job, tables, link, job_id, "explain", cluster)
+        plan = prepared.plan
+        _ = plan.private  # what training would refuse is refused here
         if job.spec.is_boosted:
             return plan
-        plan = replace(plan, widths=block_widths(plan, link, job_id))
+        plan = replace(plan, widths=block_widths(prepared, link, job_id))
         check_exposure(plan.shape, plan.job, plan.loss)
         return plan
 
@@ -111,10 +112,10 @@ def predict(
 def evaluate(model: Model, job: Job, tables: Tables, link: Link) -> Metrics:
     """A model's metrics on the labelled rows of a job's query."""
     with _session(tables, link) as job_id:
-        return evaluate_model(model, plan_job(job, tables, link, job_id, "evaluate", model=model), link, job_id)
+        return evaluate_model(model, prepare_job(job, tables, link, job_id, "evaluate", model=model), link, job_id)
 
 
-def plan_job(
+def prepare_job(
     job: Job,
     tables: Tables,
     link: Link,
@@ -122,8 +123,8 @@ def plan_job(
     purpose: Purpose = "train",
     cluster: Cluster | None = None,
     model: Model | None = None,
-) -> Plan:
-    """Text → Ucq → BoundQuery → Contracts → TableMapping → Plan; joined rows lie on the cluster, if there is one."""
+) -> Prepared:
+    """Text → Ucq → BoundQuery → Contracts → TableMapping → Prepared; joined rows lie on the cluster, if any."""
     ucq = parse(job.query)
     beside = LabelColumns(job.weight, job.test_where, job.validation_where)
     bound = bind(ucq, label=job.label, tables=tables, link=link, job=job_id, beside=beside)
@@ -141,7 +142,7 @@ def plan_job(
         privacy=job.privacy,
         cluster=cluster,
     )
-    return make_plan(mapping, job)
+    return prepare(mapping, job)
 
 
 def new_job_id() -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from tests.joined_rows import joined_rows
 
 import tablepuppet as tp
 from tablepuppet.mapping.mapping import rows_here
@@ -69,7 +70,7 @@ class Joined:
 
     def __init__(self, owner: tp.Federation, query: str, label: str, result: tp.Result, dtype: torch.dtype) -> None:
         # The centralised baseline would pool just these features; here they are written out once more.
-        mapping = result.plan.mapping
+        mapping = joined_rows(owner, result.plan.job).mapping
         data = tables()
         self.features: list[torch.Tensor] = []
         self.found: list[torch.Tensor] = []
@@ -91,6 +92,7 @@ class Joined:
             self.features.append(torch.tensor(encoded, dtype=dtype))
             self.found.append(torch.tensor(found[:, None], dtype=dtype))
         labels = rows_here(mapping.train).joined_labels()
+        self.weights = rows_here(mapping.train).joined_weights()
         self.labels = torch.tensor(labels, dtype=dtype)
         self.loss = LOSSES[label]
 

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from tests.algorithms.test_neural_sgd import assert_same, fresh, trained
 
-from tablepuppet.mapping.mapping import rows_here
-
 torch = pytest.importorskip("torch")
 
 
@@ -19,7 +17,7 @@ torch = pytest.importorskip("torch")
 )
 def test_parameters_equal_those_of_torch_with_weights(label: str, given: dict[str, Any], clients: int) -> None:
     result, joined = trained("many-to-many", label, clients, batch_size=64, **given)
-    job, weights = result.plan.job, torch.tensor(rows_here(result.plan.mapping.train).joined_weights())
+    job, weights = result.plan.job, torch.tensor(joined.weights)
     if "class_weight" in given:
         classes = joined.labels.long()
         assert torch.allclose(weights, len(classes) / 4 / torch.bincount(classes)[classes].double())

@@ -135,7 +135,7 @@ def test_a_private_run_takes_as_many_noisy_steps_as_the_ledger_says(algorithm: s
         )
         spent = [s for c in owner._clients.values() for s in c.account.account.spendings if s.what == "features"]
     releases = [r for r in result.privacy.releases if r.observer == "outsider"]
-    rounds = -(-result.plan.mapping.train.rows // 100)
+    rounds = -(-result.plan.mapping.train_rows // 100)
     # three inner rounds share five steps: two each
     expected = 2 * (3 * 2 if clients > 1 else 5) if algorithm == "admm" else 2 * rounds
     assert {r.steps for r in releases} == set(taken) == {s.steps for s in spent} == {expected}

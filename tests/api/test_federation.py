@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.joined_rows import joined_rows
 
 import tablepuppet as tp
 from tablepuppet import errors
@@ -242,7 +243,8 @@ def test_test_rows_are_never_copies_of_training_rows() -> None:
     doubled = pa.concat_tables([ITEMS, ITEMS])
     with tp.Federation({"orders": ORDERS, "items": doubled}) as federation:
         plan = federation.explain(f"SELECT o.x, i.price, o.y {JOIN}", label="y", test_fraction=0.3)
-    train, test = plan.mapping.train, plan.mapping.test
+        mapping = joined_rows(federation, plan.job).mapping
+    train, test = mapping.train, mapping.test
     assert train.rows + test.rows == 2 * ROWS
     assert len(train.labels) + len(test.labels) == ROWS
     assert abs(len(test.labels) / ROWS - 0.3) < 0.15

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.algorithms.neural_join import JOINS, federation, tables
+from tests.joined_rows import joined_rows
 
 import tablepuppet as tp
 from tablepuppet.client.policy import LabelRules, Policy, TableRules
@@ -65,7 +66,7 @@ def test_parameters_are_kept_and_restored_at_the_clients() -> None:
 def test_validation_rows_come_from_training_rows_and_test_rows_stay() -> None:
     with federation(3) as owner:
         without, beside = train(owner), train(owner, validation_fraction=0.2)
-    a, b = without.plan.mapping, beside.plan.mapping
+        a, b = (joined_rows(owner, run.plan.job).mapping for run in (without, beside))
     assert a.test.rows == b.test.rows
     np.testing.assert_array_equal(rows_here(a.test).joined_labels(), rows_here(b.test).joined_labels())
     assert b.validation.rows > 0
@@ -80,7 +81,7 @@ def test_conditions_choose_the_rows_of_each_side(algorithm: str) -> None:
     is_validation = ~is_test & (joined["q"] < -0.5)
     with federation(2) as owner:
         result = train(owner, algorithm=algorithm, test_where="o.t > 1", validation_where="q < -0.5")
-    mapping = result.plan.mapping
+        mapping = joined_rows(owner, result.plan.job).mapping
     sides = {"train": ~is_test & ~is_validation, "validation": is_validation, "test": is_test}
     for side, rows in sides.items():
         held = getattr(mapping, side)

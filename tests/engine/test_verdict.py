@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from sklearn.dummy import DummyClassifier
+from tests.joined_rows import joined_rows
 
 import tablepuppet as tp
 from tablepuppet.engine.verdict import best_constant, constant_loss
@@ -65,7 +66,7 @@ def test_a_model_that_is_worse_than_a_constant_says_so() -> None:
 def test_the_best_constant_is_that_of_the_class_shares(classes: int) -> None:
     with federation(lambda u, v: [f"c{k}" for k in np.clip(np.round(u + 1), 0, classes - 1).astype(int)]) as owner:
         plan = owner.explain(QUERY, label="y", algorithm="newton", model="logistic" if classes == 2 else "softmax")
-    train = plan.mapping.train
+        train = joined_rows(owner, plan.job).mapping.train
     labels = np.repeat(train.labels, train.label_counts())
     expected = DummyClassifier(strategy="prior").fit(np.zeros((len(labels), 1)), labels).class_prior_
     scores = best_constant(train, plan.loss)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import scipy.stats
+from tests.joined_rows import joined_rows
 
 import tablepuppet as tp
 from tablepuppet.algorithms.base import BlockAnswer, Problem
@@ -242,7 +243,7 @@ def test_a_private_run_reports_what_it_spent_with_unit_observer_and_cap() -> Non
         "poisson",
         "known",
     )
-    assert of_users["outsider"].rate == pytest.approx(60 / result.plan.mapping.train.rows)
+    assert of_users["outsider"].rate == pytest.approx(60 / result.plan.mapping.train_rows)
     assert of_users["server"].spent() > of_users["outsider"].spent()
     assert any("base row of users with at most 5 joined rows" in line for line in result.privacy.lines())
 
@@ -254,10 +255,11 @@ def test_under_feature_privacy_no_moment_is_sent_and_the_intercept_follows_from_
         tap = Tap(federation)
         result = train(federation, privacy=privacy, algorithm=algorithm)
         told = [a.columns for a in (decode(f, RESPONSES) for f in tap.up) if isinstance(a, FeatureStatistics)]
+        labels = rows_here(joined_rows(federation, result.plan.job).mapping.train).joined_labels()
     numbers = [c for columns in told for c in columns if isinstance(c, NumberStatistics)]
     assert len(numbers) == 2
     assert not any(c.mean.any() or c.spread.any() for c in numbers)
-    late = rows_here(result.plan.mapping.train).joined_labels().mean()
+    late = labels.mean()
     assert result.encoded_intercept == pytest.approx([np.log(late / (1 - late))], abs=1e-3)
 
 
@@ -293,6 +295,6 @@ def test_what_cannot_be_kept_is_refused(privacy: Any, given: Any, message: str) 
 def test_a_repeated_job_sends_the_same_noisy_labels() -> None:
     with tp.Federation(tables()) as federation:
         runs = [train(federation, privacy={"label": {"epsilon": 1.0}}) for _ in range(2)]
-    first, second = (run.plan.mapping.train.labels for run in runs)
+        first, second = (joined_rows(federation, run.plan.job).mapping.train.labels for run in runs)
     assert (first == second).all()
     assert runs[0].objective == runs[1].objective

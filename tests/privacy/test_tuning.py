@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.plan.private import plan_privacy
 from tablepuppet.privacy.tuning import NoisySteps, tuned
 
 PLAIN: dict[str, Any] = {
@@ -89,7 +88,7 @@ def planned(scale: float, label: str, algorithm: str, **features: Any) -> Any:
             test_fraction=0.0,
             privacy={"features": given, "allow_reconstruction": True},
         )
-    return plan_privacy(plan.job, plan.mapping, plan.loss)
+    return plan.private
 
 
 @pytest.mark.parametrize("algorithm", ["sgd", "admm"])

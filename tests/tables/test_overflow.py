@@ -22,7 +22,7 @@ def test_an_overflow_in_test_where_says_which_cast_helps() -> None:
         assert "filter" not in str(refused.value)
         assert "14700" not in str(refused.value)
         result = owner.train(QUERY, label="y", test_where="CAST(small AS BIGINT) * 100 > 700000")
-    assert result.plan.mapping.test.rows == 26
+    assert result.plan.mapping.test_rows == 26
 
 
 def test_an_overflow_of_the_widest_integers_is_widened_to_a_float() -> None:

@@ -23,8 +23,18 @@ class Fan:
 
     @classmethod
     def of(cls, multiplicity: NDArray[np.signedinteger[Any]]) -> Fan:
-        values, counts = np.unique(multiplicity, return_counts=True)
+        if int(multiplicity.max(initial=0)) <= len(multiplicity):  # most often: counting is faster than sorting
+            counts = np.bincount(multiplicity)
+            values = np.flatnonzero(counts)
+            counts = counts[values]
+        else:
+            values, counts = np.unique(multiplicity, return_counts=True)
         return cls(tuple(values.tolist()), tuple(counts.tolist()))
+
+    @property
+    def joined(self) -> int:
+        """Joined rows that one of these rows is in."""
+        return sum(g * n for g, n in zip(self.multiplicities, self.rows, strict=True))
 
     @property
     def most(self) -> int:

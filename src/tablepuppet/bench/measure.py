@@ -20,7 +20,7 @@ from tablepuppet.bench.steps import moved_bytes, server_step
 from tablepuppet.job import make_job
 from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.train import plan_job, train
+from tablepuppet.train import prepare_job, train
 from tablepuppet.transport.link import Link, Transport
 
 
@@ -73,17 +73,17 @@ def _trained(case: Case, algorithm: str, model: str, epochs: int) -> Figures:
         total, cpu = time.perf_counter() - began, time.process_time() - cpu
         highest = peak()
         began = time.perf_counter()
-        plan_job(job, federation._tables, Link(federation._transport), "bench")
+        prepared = prepare_job(job, federation._tables, Link(federation._transport), "bench")
         mapping = time.perf_counter() - began
     steps = max(1, len(marks) - 1)
     epoch, clients = ((marks[-1][k] - marks[0][k]) / steps for k in (0, 1))
     plan = result.plan
     keeps_state = plan.algorithm.state_memory(plan.shape, plan.job.options) > 0
-    step = server_step(plan) if keeps_state else None
+    step = server_step(prepared) if keeps_state else None
     return Figures(
         case=case.name,
         algorithm=algorithm,
-        joined_rows=result.plan.mapping.joined_rows,
+        joined_rows=plan.mapping.joined_rows,
         mapping=mapping,
         epoch=epoch,
         server=epoch - clients,
@@ -94,7 +94,7 @@ def _trained(case: Case, algorithm: str, model: str, epochs: int) -> Figures:
         objective=result.objective,
         bytes=result.traffic.bytes // max(1, len(result.history)),
         peak=highest,
-        limit=copy_seconds(moved_bytes(rows_here(result.plan.mapping.train))),
+        limit=copy_seconds(moved_bytes(rows_here(prepared.mapping.train))),
         step=None if step is None else step.seconds,
         cores=None if step is None else step.cores,
     )

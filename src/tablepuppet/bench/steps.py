@@ -16,7 +16,7 @@ from tablepuppet.algorithms.base import Problem
 from tablepuppet.bench.figures import copy_seconds
 from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.mapping.rows.joined import JoinedRows
-from tablepuppet.plan.plan import Plan
+from tablepuppet.plan.prepare import Prepared
 
 _TIMES = 3
 
@@ -34,9 +34,9 @@ class ServerStep:
         return self.seconds / self.limit
 
 
-def server_step(plan: Plan) -> ServerStep:
+def server_step(prepared: Prepared) -> ServerStep:
     """The fastest of a few server steps, from predictions as large as a trained model's."""
-    joined = rows_here(plan.mapping.train)
+    plan, joined = prepared.plan, rows_here(prepared.mapping.train)
     rng = np.random.default_rng(0)
     problem = Problem(
         loss=plan.loss,
@@ -44,7 +44,7 @@ def server_step(plan: Plan) -> ServerStep:
         joined=joined,
         rows=tuple(index.rows for index in joined.indices),
         clients=(1,) * len(joined.indices),
-        multiplicity=plan.mapping.multiplicity,
+        multiplicity=prepared.mapping.multiplicity,
         epochs=1,
         batch_size=None,
         seed=0,

@@ -38,6 +38,7 @@ from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.custody import held_blocks
 from tablepuppet.plan.plan import Plan
+from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel
 from tablepuppet.protocol import Message
 from tablepuppet.server.boosting import TreeRounds
@@ -47,9 +48,10 @@ from tablepuppet.transport.link import Link
 _RECORDS = 20  # of a run, where nothing waits for each of them
 
 
-def run_boosting(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
+def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
     """Trains the plan's trees."""
-    mapping, job = plan.mapping, plan.job
+    plan, mapping = prepared.plan, prepared.mapping
+    job = plan.job
     assert isinstance(job.options, Boosting)
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs, job.privacy)
     open_parts(union, mapping, wants_statistics=False)
@@ -59,20 +61,20 @@ def run_boosting(plan: Plan, link: Link, job_id: str, on_round: OnRound | None =
     rounds = TreeRounds(union, job.options, names, is_outer)
     kinds = rounds.start(plan.loss.outputs)
     give_back()
-    server, start = _server(plan, sides, kinds, union)
+    server, start = _server(prepared, sides, kinds, union)
     training = _Training(plan, union, rounds, server, sides, start, on_round)
     training.loop()
     return training.finish()
 
 
 def _server(
-    plan: Plan,
+    prepared: Prepared,
     sides: Sequence[JoinedRows],
     kinds: Sequence[NDArray[np.uint8]],
     union: UnionOperator,
 ) -> tuple[BoostingServer, Array]:
     """The server's half, and the constant that scores begin with."""
-    job, loss = plan.job, plan.loss
+    job, loss = prepared.plan.job, prepared.plan.loss
     train, test, validation = sides
     problem = Problem(
         loss=loss,
@@ -80,7 +82,7 @@ def _server(
         joined=train,
         rows=tuple(index.rows for index in train.indices),
         clients=tuple(max(1, len(block)) for block in union.blocks),
-        multiplicity=plan.mapping.multiplicity,
+        multiplicity=prepared.mapping.multiplicity,
         epochs=1,
         batch_size=None,
         seed=job.seed,

@@ -10,7 +10,7 @@ import numpy as np
 from tablepuppet.errors import PrivacyError, TransportError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import Part, TableMapping
-from tablepuppet.plan.plan import Plan
+from tablepuppet.plan.prepare import Prepared
 from tablepuppet.protocol import (
     CategoryStatistics,
     Encoded,
@@ -126,7 +126,8 @@ def _summed(union: UnionOperator, agreed: list[list[Statistics]]) -> list[list[S
     return agreed
 
 
-def block_widths(plan: Plan, link: Link, job_id: str) -> tuple[int, ...]:
+def block_widths(prepared: Prepared, link: Link, job_id: str) -> tuple[int, ...]:
     """How many columns each block will be encoded to: one round of statistics, for explain."""
-    union = UnionOperator(link, job_id, plan.mapping, plan.loss.outputs, plan.job.privacy)
-    return tuple(sum(map(encoded_width, block)) for block in gather_statistics(union, plan.mapping, plan.job))
+    plan, mapping = prepared.plan, prepared.mapping
+    union = UnionOperator(link, job_id, mapping, plan.loss.outputs, plan.job.privacy)
+    return tuple(sum(map(encoded_width, block)) for block in gather_statistics(union, mapping, plan.job))

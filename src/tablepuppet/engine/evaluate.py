@@ -17,7 +17,7 @@ from tablepuppet.mapping.mapping import Joined, TableMapping, rows_here
 from tablepuppet.models.heads.joined import headed
 from tablepuppet.models.heads.making import trained_head
 from tablepuppet.models.metrics import Moment
-from tablepuppet.plan.plan import Plan, check_labels
+from tablepuppet.plan.prepare import Prepared, check_labels
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.scoring import score_request
 from tablepuppet.prediction.trees import ask_bits, tree_scores
@@ -26,9 +26,9 @@ from tablepuppet.server.union import UnionOperator
 from tablepuppet.transport.link import Link
 
 
-def evaluate(model: Model, plan: Plan, link: Link, job_id: str) -> Metrics:
-    """The model's metrics over all joined rows of the plan's query."""
-    mapping = plan.mapping
+def evaluate(model: Model, prepared: Prepared, link: Link, job_id: str) -> Metrics:
+    """The model's metrics over all joined rows of the query."""
+    mapping = prepared.mapping
     found = tuple((block.name, block.features) for block in mapping.bound.blocks)
     if found != tuple((block.name, block.features) for block in model.blocks):
         raise ModelError("the query does not select the features that the model was trained on; use the model's query")

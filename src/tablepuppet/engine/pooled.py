@@ -18,20 +18,20 @@ from tablepuppet.engine.verdict import judge
 from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.models.losses.weighted import Weighted
 from tablepuppet.models.metrics import Moment
-from tablepuppet.plan.plan import Plan
-from tablepuppet.plan.private import plan_privacy
+from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel, mean_contribution
 from tablepuppet.protocol import RevealedFeatures, RevealFeatures
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.transport.link import Link
 
 
-def run_pooled(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
+def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
     """Trains on the materialised join: the baseline that every other algorithm is measured against."""
     began = time.perf_counter()
-    mapping, job, algorithm = plan.mapping, plan.job, plan.algorithm
+    plan, mapping = prepared.plan, prepared.mapping
+    job, algorithm = plan.job, plan.algorithm
     assert isinstance(algorithm, PooledAlgorithm)
-    ledger = plan_privacy(job, mapping, plan.loss).ledger
+    ledger = plan.ledger
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs)
     encoders = agree_on_encoders(union, mapping, job)
     revealed = union.ask(lambda p: RevealFeatures(job=job_id, part=p.number), "training")
@@ -93,5 +93,5 @@ def run_pooled(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = N
         classes=mapping.label.classes,
         privacy=ledger,
         epoch=1,
-        notes=judge(plan, [best.value], metrics, is_settled=True).notes,
+        notes=judge(prepared, [best.value], metrics, is_settled=True).notes,
     )

@@ -212,7 +212,7 @@ class Result:
                 "weight": job.weight,
                 # The metrics of a private run come from exact predictions, and stay with whoever ran it.
                 **({} if job.is_private else {"objective": self.objective, "metrics": self.metrics}),
-                "training_rows": self.plan.mapping.train.rows,
+                "training_rows": self.plan.mapping.train_rows,
             },
             spec=self.plan.spec,
             builder=self.builder,

@@ -33,7 +33,7 @@ from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.custody import held_blocks
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Plan
-from tablepuppet.plan.private import PrivatePlan, plan_privacy
+from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel, mean_contribution
 from tablepuppet.protocol import (
     Encoder,
@@ -57,10 +57,10 @@ from tablepuppet.transport.link import Link
 OnRound = Callable[[RoundEvent], None]
 
 
-def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
+def run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
     """Trains the plan's model."""
-    mapping, job = plan.training_mapping, plan.job
-    private = plan_privacy(job, mapping, plan.loss)
+    plan, mapping = prepared.plan, prepared.training
+    job, private = plan.job, plan.private
     union = UnionOperator(link, job_id, mapping, plan.head.widths, job.privacy)
     head = _head(plan)
     encoders = agree_on_encoders(union, mapping, job)
@@ -90,7 +90,7 @@ def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) ->
     )
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
     server = plan.algorithm.server(problem, job.options)
-    training = _Training(plan, union, problem, server, on_round, private, patience)
+    training = _Training(prepared, union, problem, server, on_round, patience)
     training.start()
     training.loop()
     return training.finish(encoders)
@@ -100,15 +100,17 @@ def run(plan: Plan, link: Link, job_id: str, on_round: OnRound | None = None) ->
 class _Training:
     """One run under way."""
 
-    plan: Plan
+    prepared: Prepared
     union: UnionOperator
     problem: Problem
     server: Server
     on_round: OnRound | None
-    private: PrivatePlan
     patience: Patience | None
 
     def __post_init__(self) -> None:
+        self.plan = self.prepared.plan
+        self.private = self.plan.private
+        self.mapping = self.prepared.training
         self.history: list[EpochRecord] = []
         self.contributions: list[Array] = []  # each block's h of its train rows, at the last evaluation
         self.rounds = 0
@@ -126,7 +128,7 @@ class _Training:
 
     def start(self) -> None:
         job, problem = self.plan.job, self.problem
-        weights = self.plan.training_mapping.train.collapsed_weights()
+        weights = self.mapping.train.collapsed_weights()
 
         def start_part(part: Part) -> Message:
             return StartPart(
@@ -247,7 +249,7 @@ class _Training:
         return record
 
     def evaluate(self, *, is_last: bool) -> tuple[float, dict[str, Metrics]]:
-        server, mapping = self.server, self.plan.training_mapping
+        server, mapping = self.server, self.mapping
         moves = server.settle()
         wants_train = server.predictions is None or self.is_restored
 
@@ -289,7 +291,7 @@ class _Training:
         """½ u² (β Σ ‖θ‖² + λ/N Σ_j Σ_i ‖h_i‖²), the head's own parameters among θ; `squares`: of the blocks'."""
         spec = trained.head.spec
         squares += float(np.vdot(trained.own, trained.own))
-        weights = self.plan.training_mapping.train.collapsed_weights() if spec.shrinkage else None
+        weights = self.mapping.train.collapsed_weights() if spec.shrinkage else None
         shrunk = 0.0
         for number, values in enumerate(self.contributions):
             share = self.problem.multiplicity[number] if weights is None else weights[number][:, 0]
@@ -332,12 +334,12 @@ class _Training:
                     encoders=tuple(encoders[number]),
                     theta=answer.values if isinstance(answer, Parameters) else unknown,
                     is_held=held[number],
-                    is_outer=mapping.train.indices[number].is_partial,
+                    is_outer=mapping.blocks[number].is_outer,
                     mean=self._mean(number),
                 )
             )
         objectives = [record.objective for record in self.history]
-        verdict = judge(self.plan, objectives, metrics, is_settled=self.is_settled)
+        verdict = judge(self.prepared, objectives, metrics, is_settled=self.is_settled)
         return Result(
             plan=self.plan,
             objective=objective,

@@ -1,7 +1,7 @@
 """What a run's figures say about it: has it converged, is it better than a constant, and how to go on.
 
-In: the plan, the history and the metrics of a run. Out: a Verdict: a flag, and a sentence for each thing that is amiss.
-Nothing here asks a client, or walks over joined rows: the best constant follows from the labels.
+In: the plan with its labels, the history and the metrics of a run. Out: a Verdict: a flag, and a sentence for each
+thing that is amiss. Nothing here asks a client, or walks over joined rows: the best constant follows from the labels.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tablepuppet.engine.metrics import Metrics
 from tablepuppet.mapping.mapping import Joined
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.plan import Plan
+from tablepuppet.plan.prepare import Prepared
 
 _STILL = 0.01  # of all that the objective has fallen below a constant's: what the last fifth of the epochs may bring
 
@@ -29,16 +30,16 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
-def judge(plan: Plan, objectives: Sequence[float], metrics: dict[str, Metrics], *, is_settled: bool) -> Verdict:
+def judge(prepared: Prepared, objectives: Sequence[float], metrics: dict[str, Metrics], *, is_settled: bool) -> Verdict:
     """The verdict on a run; `is_settled`: what its algorithm says of its own end."""
-    train = plan.mapping.train
+    plan, train = prepared.plan, prepared.mapping.train
     constant = best_constant(train, plan.loss)
     start = constant_loss(train, plan.loss, constant, train.weights)
     falls = _last_fall(start, objectives)
     converged = is_settled or falls <= _STILL
     notes = [] if converged else [_unfinished(plan, falls, len(objectives))]
     if metrics.get("test"):
-        notes += _worse(plan, constant, metrics)
+        notes += _worse(prepared, constant, metrics)
     return Verdict(converged, tuple(notes))
 
 
@@ -81,9 +82,9 @@ def _unfinished(plan: Plan, falls: float, epochs: int) -> str:
     return f"{name} did not converge: {falls:.0%} of the objective's fall came in {when}; {how}"
 
 
-def _worse(plan: Plan, constant: Array, metrics: dict[str, Metrics]) -> list[str]:
+def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> list[str]:
     """A sentence where test rows are predicted no better than by a constant."""
-    test, train = metrics["test"], metrics["train"]
+    plan, test, train = prepared.plan, metrics["test"], metrics["train"]
     own = next((metric for metric in plan.loss.metrics if metric.of_loss and metric.name in test), None)
     if plan.loss.is_quadratic:
         if test["r2"] >= 0.0:
@@ -92,10 +93,10 @@ def _worse(plan: Plan, constant: Array, metrics: dict[str, Metrics]) -> list[str
     elif own is None:
         return []
     else:
-        alone = own.of_loss * constant_loss(plan.mapping.test, plan.loss, constant)
+        alone = own.of_loss * constant_loss(prepared.mapping.test, plan.loss, constant)
         if test[own.name] <= alone:
             return []
-        base = own.of_loss * constant_loss(plan.mapping.train, plan.loss, constant)
+        base = own.of_loss * constant_loss(prepared.mapping.train, plan.loss, constant)
         figures, fits = f"{own.title.lower()} {test[own.name]:.4g} against {alone:.4g}", train[own.name] < base
     ways = ["raise l2, or select fewer features: the model fits training rows and not others"] if fits else []
     if not plan.job.spec.is_linear:

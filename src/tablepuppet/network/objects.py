@@ -1,17 +1,18 @@
 """Our own frozen data ↔ frames: how a plan or a result reaches the user who asked for it.
 
 In: dataclasses and structs of tablepuppet, and what they hold. Out: one frame, and the same data from
-it. Only classes of tablepuppet are ever made, and none of their code runs; nothing is imported for a frame. What a user
-asks for can hold nothing but jobs and models (`ASKED`). What belongs to the coordinator alone stays there: which rows
-meet, how often, and their labels.
+it. Only classes of tablepuppet are ever made, and none of their code runs; nothing is imported for a frame. A frame
+holds what the fields of the value's class, and of those in turn, are declared to hold, and nothing else: a result
+declares figures, so which rows meet, how often, and their labels stay with the coordinator. What a user asks for can
+hold nothing but jobs and models.
 """
 
 from __future__ import annotations
 
 import builtins
 import sys
-from dataclasses import fields, is_dataclass, replace
-from functools import cache, cached_property
+from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -19,15 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import TransportError
-from tablepuppet.mapping.cluster.rows import ClusterRows
-from tablepuppet.mapping.mapping import Part, TableMapping
-from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
-from tablepuppet.plan.plan import Plan
 from tablepuppet.protocol.arrow_stream import check_stream
 from tablepuppet.protocol.codec import Buffer, Frame
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
-_NOTHING = np.zeros(0, np.int64)
 
 
 def to_frame(value: Any) -> Frame:
@@ -37,7 +33,9 @@ def to_frame(value: Any) -> Frame:
     {'a': (1, array([0, 1]))}
     """
     buffers: list[Buffer] = []
-    header = msgspec.msgpack.encode(_flat(value, buffers))
+    named = value.values() if isinstance(value, dict) else ()  # what a user asks for: {"model": …, "query": …}
+    declared = _reachable((type(value), *map(type, named)))
+    header = msgspec.msgpack.encode(_flat(value, buffers, declared))
     return Frame(header, buffers)
 
 
@@ -52,8 +50,7 @@ def from_frame(frame: Frame, roots: tuple[type, ...] | None = None) -> Any:
         raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
 
 
-def _flat(value: Any, buffers: list[Buffer]) -> Any:
-    value = _released(value)
+def _flat(value: Any, buffers: list[Buffer], declared: frozenset[type]) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, np.generic):
@@ -71,13 +68,14 @@ def _flat(value: Any, buffers: list[Buffer]) -> Any:
         return ["slice", value.start, value.stop, value.step]
     if isinstance(value, list | tuple | frozenset):
         kind = next(k for k in (list, tuple, frozenset) if isinstance(value, k))
-        return [kind.__name__, [_flat(v, buffers) for v in value]]
+        return [kind.__name__, [_flat(v, buffers, declared) for v in value]]
     if type(value).__module__.startswith("tablepuppet."):
-        names = (*_fields(type(value)), *_computed(type(value)))
-        held = {name: _flat(getattr(value, name), buffers) for name in names}
+        if not issubclass(type(value), tuple(declared)):
+            raise TransportError(f"a {type(value).__name__} cannot be part of a result")
+        held = {name: _flat(getattr(value, name), buffers, declared) for name in _fields(type(value))}
         return ["object", type(value).__module__, type(value).__qualname__, held]
     if isinstance(value, dict):
-        return ["dict", [[_flat(k, buffers), _flat(v, buffers)] for k, v in value.items()]]
+        return ["dict", [[_flat(k, buffers, declared), _flat(v, buffers, declared)] for k, v in value.items()]]
     raise TransportError(f"a {type(value).__name__} cannot be part of a result")
 
 
@@ -134,8 +132,8 @@ def _reachable(roots: tuple[type, ...]) -> frozenset[type]:
         left += get_args(kind)
         if not isinstance(kind, type) or kind in found or not kind.__module__.startswith("tablepuppet."):
             continue
+        found.add(kind)
         if is_dataclass(kind) or issubclass(kind, msgspec.Struct):
-            found.add(kind)
             left += get_type_hints(kind, localns=_Names(vars(sys.modules[kind.__module__]))).values()
     return frozenset(found)
 
@@ -148,16 +146,13 @@ class _Names(dict[str, Any]):
 
 
 def _made(kind: type, held: dict[str, Any]) -> Any:
-    if {*_fields(kind), *_computed(kind)} != set(held):
+    if set(_fields(kind)) != set(held):
         raise ValueError(f"{kind.__name__} is not the same at both ends; install the same version")
     if issubclass(kind, msgspec.Struct):
         return kind(**held)
     made: Any = object.__new__(kind)
     for field, value in held.items():
-        if field in _computed(kind):
-            made.__dict__[field] = value
-        else:
-            object.__setattr__(made, field, value)
+        object.__setattr__(made, field, value)
     return made
 
 
@@ -167,21 +162,3 @@ def _fields(kind: type) -> tuple[str, ...]:
     if is_dataclass(kind):
         return tuple(f.name for f in fields(kind))
     raise TransportError(f"a {kind.__name__} cannot be part of a result")
-
-
-def _computed(kind: type) -> tuple[str, ...]:
-    """What a plan computes once, from rows that stay behind."""
-    return tuple(n for n, v in vars(kind).items() if isinstance(v, cached_property)) if issubclass(kind, Plan) else ()
-
-
-def _released(value: Any) -> Any:
-    """The value without what only the coordinator may see."""
-    if isinstance(value, TableMapping):
-        largest = tuple(np.array([per_row.max(initial=0)]) for per_row in value.multiplicity)  # all that is shown
-        return replace(value, multiplicity=largest)
-    if isinstance(value, Part):
-        return replace(value, train_rows=_NOTHING, test_rows=_NOTHING)
-    if isinstance(value, JoinedRows | ClusterRows):
-        sizes = tuple(RowIndex(index.rows, None, is_partial=index.is_partial) for index in value.indices)
-        return JoinedRows(value.rows, sizes, RowIndex(len(value.labels), None), np.zeros(0))
-    return value

@@ -11,7 +11,7 @@ from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.job import Job
-from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.mapping.summary import MappingSummary
 from tablepuppet.plan.advice import Advice, spelled
 from tablepuppet.plan.costs import cost
 from tablepuppet.plan.custody import held_blocks
@@ -19,7 +19,7 @@ from tablepuppet.plan.knowledge import Exposure, Insight, common_insights, owner
 from tablepuppet.plan.text import plural
 
 
-def tree_insights(mapping: TableMapping, shape: Shape, job: Job) -> list[Insight]:
+def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insight]:
     """Who learns what, party by party."""
     options = _own(job.options)
     most = "" if options.max_splits is None else f", at most {options.max_splits} of each table"

@@ -9,15 +9,15 @@ from __future__ import annotations
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.errors import PolicyError
 from tablepuppet.job import Job
-from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.mapping.summary import MappingSummary
 
 
-def held_blocks(job: Job, mapping: TableMapping) -> tuple[bool, ...]:
+def held_blocks(job: Job, mapping: MappingSummary) -> tuple[bool, ...]:
     """For each block, whether its parameters stay with its owners."""
     return tuple(not job.release or bool(_withholding(mapping, block)) for block in range(len(mapping.bound.blocks)))
 
 
-def check_custody(job: Job, mapping: TableMapping) -> None:
+def check_custody(job: Job, mapping: MappingSummary) -> None:
     """Refuses algorithms that would show the server what an owner's policy keeps."""
     for number, block in enumerate(mapping.bound.blocks):
         keepers = _withholding(mapping, number)
@@ -31,7 +31,7 @@ def check_custody(job: Job, mapping: TableMapping) -> None:
             )
 
 
-def _withholding(mapping: TableMapping, block: int) -> list[str]:
+def _withholding(mapping: MappingSummary, block: int) -> list[str]:
     """The clients of a block whose policy keeps the parameters."""
     scans = mapping.bound.scans
     return [part.client for part in mapping.parts_of(block) if part.client in scans[part.scan].withholding]

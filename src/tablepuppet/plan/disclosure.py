@@ -13,7 +13,7 @@ from tablepuppet.algorithms.exchanges import Exchanges, RunShape
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.job import Job
-from tablepuppet.mapping.mapping import Part, TableMapping
+from tablepuppet.mapping.summary import MappingSummary, PartSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.custody import held_blocks
 from tablepuppet.transport.meter import Told
@@ -52,7 +52,7 @@ class _Account:
                 self.told[told] = self.told.get(told, 0) + count
 
 
-def setup_disclosures(mapping: TableMapping) -> dict[Told, int]:
+def setup_disclosures(mapping: MappingSummary) -> dict[Told, int]:
     """Row counts, keys and labels: what a job of any kind begins with."""
     account, bound = _Account(), mapping.bound
     for number, scan in enumerate(bound.scans):
@@ -67,7 +67,7 @@ def setup_disclosures(mapping: TableMapping) -> dict[Told, int]:
     return account.told
 
 
-def statistics_disclosures(mapping: TableMapping, shape: Shape) -> dict[Told, int]:
+def statistics_disclosures(mapping: MappingSummary, shape: Shape) -> dict[Told, int]:
     """What encoders are made from."""
     account = _Account()
     for part in mapping.parts:
@@ -81,11 +81,11 @@ def statistics_disclosures(mapping: TableMapping, shape: Shape) -> dict[Told, in
     return account.told
 
 
-def training_disclosures(mapping: TableMapping, shape: Shape, job: Job, loss: Loss, epochs: int) -> dict[Told, int]:
+def training_disclosures(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, epochs: int) -> dict[Told, int]:
     """What a training run of so many epochs tells whom, from its first key to its last parameter."""
     account = _Account()
     account.told = setup_disclosures(mapping) | statistics_disclosures(mapping, shape)
-    asked = exchanges_of(job, loss, mapping.train.rows, epochs)
+    asked = exchanges_of(job, loss, mapping.train_rows, epochs)
     held = held_blocks(job, mapping)
     for part in mapping.parts:
         account.client(part.client, f"part {part.number}", encoders=1)
@@ -97,7 +97,7 @@ def training_disclosures(mapping: TableMapping, shape: Shape, job: Job, loss: Lo
     return account.told
 
 
-def _of_part(account: _Account, part: Part, shape: Shape, job: Job, asked: Exchanges, *, is_held: bool) -> None:
+def _of_part(account: _Account, part: PartSummary, shape: Shape, job: Job, asked: Exchanges, *, is_held: bool) -> None:
     block, subject = shape.blocks[part.block], f"part {part.number}"
     outputs = block.outputs
     algorithm = algorithm_of(job.options)

@@ -13,7 +13,7 @@ from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
-from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.mapping.summary import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.custody import held_blocks
 from tablepuppet.plan.disclosure import exchanges_of
@@ -80,7 +80,7 @@ def check_exposure(shape: Shape, job: Job, loss: Loss) -> None:
             )
 
 
-def common_insights(mapping: TableMapping, job: Job) -> list[str]:
+def common_insights(mapping: MappingSummary, job: Job) -> list[str]:
     """What the server learns before any algorithm begins: keys, labels, weights."""
     server = [_about_keys(mapping, job.privacy.keys), _about_labels(mapping, job)]
     if job.weight is not None:
@@ -91,7 +91,7 @@ def common_insights(mapping: TableMapping, job: Job) -> list[str]:
     return server
 
 
-def insights(mapping: TableMapping, shape: Shape, job: Job, loss: Loss) -> list[Insight]:
+def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss) -> list[Insight]:
     """Who learns what, party by party."""
     asked = exchanges_of(job, loss, shape.joined)
     algorithm = algorithm_of(job.options)
@@ -134,7 +134,7 @@ def insights(mapping: TableMapping, shape: Shape, job: Job, loss: Loss) -> list[
     return [*found, Insight("anyone else", (f"the model, if it is released{but}",))]
 
 
-def _about_keys(mapping: TableMapping, mode: KeyMode) -> str:
+def _about_keys(mapping: MappingSummary, mode: KeyMode) -> str:
     keys = ", ".join(sorted(_key_names(mapping)))
     if not keys:
         return "how many rows each table has"
@@ -146,21 +146,21 @@ def _about_keys(mapping: TableMapping, mode: KeyMode) -> str:
     return kept[mode]
 
 
-def _about_labels(mapping: TableMapping, job: Job) -> str:
+def _about_labels(mapping: MappingSummary, job: Job) -> str:
     rows = plural(mapping.joined_rows, "joined row")
     if job.privacy.label is None:
         return f"the label {mapping.bound.label} of {rows}"
     return f"the label {mapping.bound.label} of {rows}, noised by its owner (ε = {job.privacy.label.epsilon:g} a row)"
 
 
-def _about_features(mapping: TableMapping, block: BlockShape, job: Job) -> str:
+def _about_features(mapping: MappingSummary, block: BlockShape, job: Job) -> str:
     """What the server learns of a block's columns before training, to make their encoders."""
     text = _named(mapping, block, is_text=True)
     names = f"; from each of them the names of the categories of {text}" if block.is_masked and text else ""
     return f"{_whose(block)}, before training: {_statistics(mapping, block, job, has_counts=True)}{names}"
 
 
-def _statistics(mapping: TableMapping, block: BlockShape, job: Job, has_counts: bool) -> str:
+def _statistics(mapping: MappingSummary, block: BlockShape, job: Job, has_counts: bool) -> str:
     """The figures that a block's encoders are made from, or those that are left in the encoders: no counts."""
     numbers, text = (_named(mapping, block, is_text) for is_text in (False, True))
     missing = "number of missing values" if has_counts else "presence of missing values"
@@ -171,7 +171,7 @@ def _statistics(mapping: TableMapping, block: BlockShape, job: Job, has_counts: 
     return "; ".join(found)
 
 
-def _named(mapping: TableMapping, block: BlockShape, is_text: bool) -> str:
+def _named(mapping: MappingSummary, block: BlockShape, is_text: bool) -> str:
     """The block's features of a kind: the first few by name."""
     bound = next(b for b in mapping.bound.blocks if b.name == block.name)
     pairs = zip(bound.features, bound.columns, strict=True)
@@ -196,7 +196,7 @@ def owners_of(block: BlockShape) -> str:
     return f"{who} ({block.name})"
 
 
-def _key_names(mapping: TableMapping) -> set[str]:
+def _key_names(mapping: MappingSummary) -> set[str]:
     names = set()
     for branch in mapping.bound.branches:
         for pair in (*(p for join in branch.joins for p in join.on), *branch.where):

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tablepuppet.algorithms.algorithm import PrivateForm
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.job import Job
-from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.mapping.summary import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.privacy.accounting import composed_noise, participation
 from tablepuppet.privacy.gaussian import GradientPrivacy
@@ -31,7 +29,7 @@ class NoisyBlock:
 
     job: Job
     features: FeaturePrivacy
-    mapping: TableMapping
+    mapping: MappingSummary
     number: int
     most: int  # κ, or the largest multiplicity
     mean: float  # multiplicity
@@ -40,10 +38,10 @@ class NoisyBlock:
     steps: int  # in the whole run
 
     @classmethod
-    def of(cls, job: Job, features: FeaturePrivacy, mapping: TableMapping, number: int, rounds: int) -> NoisyBlock:
-        multiplicity = mapping.multiplicity[number]
-        most = int(multiplicity.max(initial=1))  # at most the cap, where there is one
-        mean = float(multiplicity.mean()) if len(multiplicity) else 1.0
+    def of(cls, job: Job, features: FeaturePrivacy, mapping: MappingSummary, number: int, rounds: int) -> NoisyBlock:
+        block = mapping.blocks[number]
+        most = max(1, block.most)  # at most the cap, where there is one
+        mean = block.joined / block.rows if block.rows else 1.0
         form = algorithm_of(job.options).private_form(
             job.options, features, is_linear=job.spec.is_linear, blocks=len(mapping.bound.blocks)
         )
@@ -65,7 +63,7 @@ class NoisyBlock:
         """Of joined rows in a batch, or of base rows in a local step."""
         if self.is_local:
             return self.features.sample
-        rows = self.mapping.train.rows
+        rows = self.mapping.train_rows
         size = self.job.batch(rows)
         return 1.0 if size is None or size >= rows else size / rows
 
@@ -101,7 +99,7 @@ class NoisyBlock:
             rows=max(1.0, self.mean * (1.0 if self.is_local else self.rate)),
             noise=noise,
             steps=self.steps,
-            divisor=self.rate * self.mapping.train.rows,
+            divisor=self.rate * self.mapping.train_rows,
             rate=1.0 / (curvature + self.job.l2),
             momentum=form.momentum,
         )
@@ -137,18 +135,9 @@ class NoisyBlock:
         return found
 
 
-def typical_slope(mapping: TableMapping, loss: Loss) -> float:
-    """r: the root mean square of ∂ℓ/∂a over joined training rows at the best constant, from labels alone."""
-    train = mapping.train
-    counts = train.label_counts()
-    share = counts / max(1, counts.sum())
-    labels = np.where(counts > 0, train.labels, 0.0)
-    return loss.typical_slope(labels, share) or 1.0
-
-
-def outer_rounds(job: Job, mapping: TableMapping) -> int:
+def outer_rounds(job: Job, mapping: MappingSummary) -> int:
     """Outer rounds of the whole run."""
-    rows = mapping.train.rows
+    rows = mapping.train_rows
     size = job.batch(rows)
     algorithm = algorithm_of(job.options)
     if algorithm.takes_turns:
@@ -157,7 +146,7 @@ def outer_rounds(job: Job, mapping: TableMapping) -> int:
     return job.epochs * (-(-rows // (size or 1)) if is_batched else 1)
 
 
-def tables_of(mapping: TableMapping, block: int) -> list[str]:
+def tables_of(mapping: MappingSummary, block: int) -> list[str]:
     """The tables that a block's rows come from: one for each scan, for a base row may be in several."""
     scans = {part.scan for part in mapping.parts_of(block)}
     return [mapping.bound.scans[scan].table for scan in sorted(scans)]

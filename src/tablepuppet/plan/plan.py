@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from math import log2
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.registry import BY_NAME, algorithm_of, is_expanded
 from tablepuppet.algorithms.shape import Shape
-from tablepuppet.errors import JobError
 from tablepuppet.job import Job
-from tablepuppet.mapping.keys.labels import Task
-from tablepuppet.mapping.mapping import TableMapping
-from tablepuppet.mapping.rows.expanded import expanded
+from tablepuppet.mapping.summary import MappingSummary
 from tablepuppet.models.compiler import HINT, is_installed, wins
 from tablepuppet.models.heads.job import head_spec
 from tablepuppet.models.heads.spec import HeadSpec
-from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
+from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.plan.advice import Advice, advise
 from tablepuppet.plan.boosting import advise_trees, tree_exposures, tree_insights
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
-from tablepuppet.plan.custody import check_custody
 from tablepuppet.plan.disclosure import training_disclosures
 from tablepuppet.plan.document import document
 from tablepuppet.plan.explain import render
 from tablepuppet.plan.html import plan_html
 from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
 from tablepuppet.plan.memory import client_memory, server_memory
-from tablepuppet.plan.noisy_block import typical_slope
-from tablepuppet.plan.private import plan_privacy
+from tablepuppet.plan.private import PrivatePlan, plan_privacy
 from tablepuppet.plan.shape import shape_of
-from tablepuppet.plan.weights import weighted
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.transport.meter import Account, Told
 
@@ -55,14 +47,14 @@ class AlgorithmCost:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """A job over a table mapping; `str(plan)` explains it."""
+    """A job over tables, in figures: nothing here holds a row. `str(plan)` explains it."""
 
     job: Job
-    mapping: TableMapping
-    training_mapping: TableMapping  # the same, or expanded for the VFL baselines
+    mapping: MappingSummary
     loss: Loss
     widths: tuple[int, ...] | None = None  # encoded columns of each block, once statistics are known
     unit: float = 1.0  # of a numeric label (ModelSpec.unit)
+    slope: float = 1.0  # ∂ℓ/∂a of a typical training row, by which feature privacy clips
 
     @property
     def spec(self) -> ModelSpec:
@@ -82,7 +74,7 @@ class Plan:
     @property
     def batch_size(self) -> int | None:
         """Joined rows in a batch, where the algorithm has batches; None: all."""
-        return self.job.batch(self.mapping.train.rows)
+        return self.job.batch(self.mapping.train_rows)
 
     @cached_property
     def shape(self) -> Shape:
@@ -123,7 +115,7 @@ class Plan:
     @property
     def hint(self) -> str | None:
         """What would make the run faster on this machine; None: nothing that is known."""
-        is_slow = wins(self.mapping.train.rows, is_dear=_is_dear(self.job, self.loss)) and not is_installed()
+        is_slow = wins(self.mapping.train_rows, is_dear=is_dear(self.job, self.loss)) and not is_installed()
         return HINT if is_slow else None
 
     @property
@@ -145,9 +137,14 @@ class Plan:
         return training_disclosures(self.mapping, self.shape, self.job, self.loss, epochs or self.job.epochs)
 
     @cached_property
+    def private(self) -> PrivatePlan:
+        """What clients do for the job's privacy; refuses what cannot be kept."""
+        return plan_privacy(self.job, self.mapping, self.loss, self.slope)
+
+    @property
     def ledger(self) -> Ledger:
         """What the job will spend of privacy, if every epoch is run."""
-        return plan_privacy(self.job, self.mapping, self.loss).ledger
+        return self.private.ledger
 
     def explain(self, counted: Account | None = None, epochs: int | None = None) -> str:
         """The plan as text, beside what a run of so many epochs counted."""
@@ -165,7 +162,6 @@ class Plan:
         return plan_html(self)
 
     def __repr__(self) -> str:
-        """Short, and without any row: the arrays inside hold labels."""
         return f"Plan({self.job.model} by {self.job.algorithm}, {self.mapping.joined_rows:,} joined rows)"
 
 
@@ -174,100 +170,6 @@ def _trains(algorithm: Algorithm[Any], job: Job) -> bool:
     return bool(algorithm.own_model) == job.spec.is_boosted
 
 
-def make_plan(mapping: TableMapping, job: Job) -> Plan:
-    """The plan of a job."""
-    if not mapping.train.rows:
-        raise JobError("there are no training rows; lower test_fraction or validation_fraction, or bring more rows")
-    check_custody(job, mapping)
-    if job.model == "auto":
-        kind = job.loss_class or usual_loss(len(mapping.label.classes))
-        job = msgspec.structs.replace(job, model=kind.model, loss=None)
-    job = msgspec.structs.replace(job, options=job.blinded_options)
-    loss = _loss(job, mapping)
-    check_labels(loss, mapping)
-    mapping = weighted(_unbiased(mapping, loss), job)
-    _check_stopping(job, mapping, loss)
-    training = expanded(mapping) if job.is_expanded else mapping
-    return Plan(job, mapping, training, loss, unit=_unit(job, mapping, loss))
-
-
-def _unit(job: Job, mapping: TableMapping, loss: Loss) -> float:
-    """A power of two near the spread of a numeric label's training rows: multiplying by it rounds nothing.
-
-    Labels that carry noise of their own have public bounds, and a quarter of their distance is the spread.
-    """
-    if not loss.is_in_label_units or not job.chooses_steps:
-        return 1.0
-    private = job.privacy.label
-    low, high = (0.0, 0.0) if private is None or private.bounds is None else private.bounds
-    spread = (high - low) / 4 if high > low else typical_slope(mapping, Squared())
-    return 2.0 ** round(log2(spread))
-
-
-def _check_stopping(job: Job, mapping: TableMapping, loss: Loss) -> None:
-    """Early stopping has rows to look at, and a figure of theirs."""
-    if job.patience is None:
-        return
-    if not mapping.validation.rows:
-        raise JobError("no joined row fell on the validation side, and patience needs some; raise validation_fraction")
-    known = ["loss", *(metric.name for metric in loss.metrics if metric.can_monitor)]
-    if job.monitor not in known:
-        raise JobError(f'monitor="{job.monitor}" is not a metric for this label; choose one of {", ".join(known)}')
-
-
-def _unbiased(mapping: TableMapping, loss: Loss) -> TableMapping:
-    """Labels that their owners made noisy, with the bias taken out; some losses know the noise themselves."""
-    channel = mapping.label.channel
-    if channel is None or loss.label_noise == "targets":
-        return mapping
-    train, validation, test = (
-        replace(side, labels=channel.unbiased(side.labels))
-        for side in (mapping.train, mapping.validation, mapping.test)
-    )
-    return replace(mapping, train=train, validation=validation, test=test)
-
-
-def check_labels(loss: Loss, mapping: TableMapping) -> None:
-    """Refuses labels of joined rows that are outside the loss's domain."""
-    if mapping.label.channel is not None or type(loss).wrong_labels is Loss.wrong_labels:
-        return
-    for side in (mapping.train, mapping.validation, mapping.test):
-        if side.rows:
-            wrong = loss.wrong_labels(side.labels[side.label_counts() > 0])
-            if wrong is not None:
-                raise JobError(f"label {mapping.bound.label}: {wrong}")
-
-
-def task_of(job: Job) -> Task:
-    """What kind of label a job's loss needs."""
-    loss = job.loss_class
-    if loss is not None:
-        return loss.task
-    return "any" if job.loss_name == "auto" else "classes"
-
-
-def _loss(job: Job, mapping: TableMapping) -> Loss:
-    kind = job.loss_class or usual_loss(len(mapping.label.classes))
-    loss = kind.of(_label_facts(kind, mapping), **job.loss_options)
-    return loss.compiled() if is_installed() and wins(mapping.train.rows, is_dear=_is_dear(job, loss)) else loss
-
-
-def _label_facts(kind: type[Loss], mapping: TableMapping) -> LabelFacts:
-    classes, channel = len(mapping.label.classes), mapping.label.channel
-    if classes:
-        targets = None if channel is None else channel.targets(classes)
-        return LabelFacts(classes, targets=targets)
-    if kind.is_quadratic:  # whatever its labels are
-        return LabelFacts()
-    train = mapping.train
-    counts = train.label_counts()
-    occurs = counts > 0
-    labels = train.labels[occurs] if channel is None else channel.unbiased(train.labels[occurs])
-    values, inverse = np.unique(labels, return_inverse=True)
-    shares = np.bincount(inverse, counts[occurs], len(values)) / max(1, int(counts.sum()))
-    return LabelFacts(0, values, shares)
-
-
-def _is_dear(job: Job, loss: Loss) -> bool:
+def is_dear(job: Job, loss: Loss) -> bool:
     """Whether the loss is dear for each row: proximal maps iterate, and several classes are several exponentials."""
     return loss.is_costly or (algorithm_of(job.options).uses_proximal_map and loss.proximal_iterates)

@@ -14,10 +14,10 @@ from typing import Any
 from tablepuppet.algorithms.registry import EXPANDED, FEDERATED, algorithm_of, named
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
-from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.mapping.summary import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.disclosure import exchanges_of
-from tablepuppet.plan.noisy_block import NoisyBlock, outer_rounds, tables_of, typical_slope
+from tablepuppet.plan.noisy_block import NoisyBlock, outer_rounds, tables_of
 from tablepuppet.privacy.accounting import gaussian_noise
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.labels import true_epsilon
@@ -46,14 +46,14 @@ class PrivatePlan:
         return self.ledger.after(rounds / self.planned_rounds)
 
 
-def plan_privacy(job: Job, mapping: TableMapping, loss: Loss) -> PrivatePlan:
+def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float) -> PrivatePlan:
     """Everything that follows from `privacy` before training; refuses what cannot be kept."""
     _check(job)
     rounds = outer_rounds(job, mapping)
     features, predictions = job.privacy.features, job.privacy.predictions
     labels = _label_release(job, mapping)
     numbers = range(len(mapping.bound.blocks))
-    shown = exchanges_of(job, loss, mapping.train.rows).showings  # of one row in one block, evaluation included
+    shown = exchanges_of(job, loss, mapping.train_rows).showings  # of one row in one block, evaluation included
     uses = Counter(table for number in numbers for table in tables_of(mapping, number))
     shared = _shared_predictions(predictions, shown, max(uses.values(), default=1))
     releases, rates = list(labels), []
@@ -63,7 +63,7 @@ def plan_privacy(job: Job, mapping: TableMapping, loss: Loss) -> PrivatePlan:
     else:
         blocks = [NoisyBlock.of(job, features, mapping, number, rounds) for number in numbers]
         noises = [block.noise(blocks) for block in blocks]
-        chosen = _tuned(blocks, noises, loss)
+        chosen = _tuned(blocks, noises, loss, slope)
         gradients = [b.gradient(n, c, r, shared) for b, n, (c, r) in zip(blocks, noises, chosen, strict=True)]
         releases += [r for block, noise in zip(blocks, noises, strict=True) for r in block.releases(noise)]
         rates = [rate for _, rate in chosen]
@@ -81,13 +81,15 @@ def plan_privacy(job: Job, mapping: TableMapping, loss: Loss) -> PrivatePlan:
     return PrivatePlan(tuple(gradients), ledger, rounds, affordable, tuple(rates))
 
 
-def _tuned(blocks: Sequence[NoisyBlock], noises: Sequence[float], loss: Loss) -> list[tuple[float, float]]:
+def _tuned(
+    blocks: Sequence[NoisyBlock], noises: Sequence[float], loss: Loss, slope: float
+) -> list[tuple[float, float]]:
     """C and the learning rate of each block (privacy/tuning.py)."""
     if not blocks:
         return []
     norms = sum(block.squared_norm for block in blocks)
     descents = [block.descent(noise, loss, norms) for block, noise in zip(blocks, noises, strict=True)]
-    return tuned(descents, typical_slope(blocks[0].mapping, loss), loss.bound, blocks[0].features.clip)
+    return tuned(descents, slope, loss.bound, blocks[0].features.clip)
 
 
 def _check(job: Job) -> None:
@@ -107,7 +109,7 @@ def _check(job: Job) -> None:
     raise PrivacyError(f'{why}; use {others} with privacy.features or predictions of mode "local"')
 
 
-def _label_release(job: Job, mapping: TableMapping) -> list[Release]:
+def _label_release(job: Job, mapping: MappingSummary) -> list[Release]:
     privacy, channel = job.privacy.label, mapping.label.channel
     if privacy is None or channel is None:
         return []

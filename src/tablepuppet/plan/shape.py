@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
-
-from tablepuppet.algorithms.shape import BlockShape, Fan, PartShape, Shape
-from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
+from tablepuppet.mapping.summary import MappingSummary
 from tablepuppet.models.heads.spec import HeadSpec
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
@@ -21,7 +19,7 @@ from tablepuppet.tables.columns import STRING_KINDS
 
 
 def shape_of(
-    mapping: TableMapping,
+    mapping: MappingSummary,
     loss: Loss,
     spec: ModelSpec,
     widths: Sequence[int] | None,
@@ -32,18 +30,14 @@ def shape_of(
     head: HeadSpec,
 ) -> Shape:
     """The shape of a job over a mapping."""
-    train = mapping.train
     blocks = []
-    for number, block in enumerate(mapping.bound.blocks):
+    for number, (block, counted) in enumerate(zip(mapping.bound.blocks, mapping.blocks, strict=True)):
         own = mapping.parts_of(number)
-        unmatched = train.rows - int(mapping.multiplicity[number].sum())
+        unmatched = mapping.train_rows - counted.joined
         parts: list[PartShape] = []
         for part in own:
-            multiplicity = mapping.multiplicity[number][part.train]
-            joined = int(multiplicity.sum()) + (unmatched if not parts else 0)
-            test_rows = part.test.stop - part.test.start
-            both = bool(np.isin(part.test_rows, part.train_rows, assume_unique=True).any())
-            parts.append(PartShape(part.client, len(multiplicity), test_rows, joined, Fan.of(multiplicity), both))
+            joined = part.fan.joined + (unmatched if not parts else 0)
+            parts.append(PartShape(part.client, part.train_rows, part.test_rows, joined, part.fan, part.is_in_both))
         strings = sum(column.kind in STRING_KINDS for column in block.columns)
         numbers = sum(max(1, column.size) for column in block.columns if column.kind not in STRING_KINDS)
         width = numbers + strings if widths is None else widths[number]
@@ -57,16 +51,16 @@ def shape_of(
                 width=width,
                 parameters=_parameters(spec, width, head.widths[number]),
                 outputs=head.widths[number],
-                is_identity=train.indices[number].is_identity,
+                is_identity=counted.is_identity,
                 unmatched=unmatched,
                 parts=tuple(parts),
                 is_masked=privacy.masks(len({part.client for part in own})),
             )
         )
     return Shape(
-        joined=train.rows,
-        test_joined=mapping.test.rows,
-        validation_joined=mapping.validation.rows,
+        joined=mapping.train_rows,
+        test_joined=mapping.test_rows,
+        validation_joined=mapping.validation_rows,
         outputs=loss.outputs,
         blocks=tuple(blocks),
         is_linear=spec.is_linear,

@@ -118,10 +118,10 @@ def _data(result: Result) -> DataRecord:
             table=model.table,
             features=list(model.features),
             width=_width(model),
-            rows=mapping.train.indices[number].rows,
-            max_multiplicity=int(mapping.multiplicity[number].max(initial=0)),
+            rows=mapping.blocks[number].rows,
+            max_multiplicity=mapping.blocks[number].most,
             parts=[
-                PartRecord(client=part.client, train_rows=_length(part.train), test_rows=_length(part.test))
+                PartRecord(client=part.client, train_rows=part.train_rows, test_rows=part.test_rows)
                 for part in mapping.parts_of(number)
             ],
         )
@@ -130,15 +130,11 @@ def _data(result: Result) -> DataRecord:
     return DataRecord(
         relations=relations,
         blocks=blocks,
-        train_rows=mapping.train.rows,
-        test_rows=mapping.test.rows,
-        validation_rows=mapping.validation.rows,
+        train_rows=mapping.train_rows,
+        test_rows=mapping.test_rows,
+        validation_rows=mapping.validation_rows,
         outputs=result.plan.loss.outputs,
     )
-
-
-def _length(rows: slice) -> int:
-    return int(rows.stop - rows.start)
 
 
 def _width(block: BlockModel) -> int:

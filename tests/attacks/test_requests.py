@@ -190,7 +190,7 @@ def test_few_rows_are_not_scored_where_the_owner_wants_many(tmp_path: Any) -> No
     (tmp_path / "policy.toml").write_text("minimum_rows = 20\n")
     with tp.Federation(shop(), policies={"orders": tmp_path / "policy.toml"}) as federation:
         result = federation.train(QUERY, label="y", epochs=2)
-        with pytest.raises(PolicyError, match=r"at least 20 distinct rows.*minimum_rows"):
+        with pytest.raises(PolicyError, match=r"fewer than 20 rows.*minimum_rows"):
             federation.predict(result, key="id", keys=[5])
 
 

@@ -32,12 +32,14 @@ def contracts(client: ClientOption = Path("client.toml"), as_json: JsonOption = 
     [bold]Example:[/bold] tablepuppet contracts --client client.toml
     """
     screen = Screen(as_json)
-    waiting = Approvals(read_client(client).state_folder).waiting()
+    approvals = Approvals(read_client(client).state_folder)
+    waiting = approvals.waiting()
     for contract in waiting:
-        screen.show(f"Contract {contract.hash[:16]}", *[f"  {line}" for line in contract_lines(contract)], "")
+        notes = [f"  look: {note}" for note in approvals.notes(contract)]
+        screen.show(f"Contract {contract.hash[:16]}", *[f"  {line}" for line in contract_lines(contract)], *notes, "")
     if not waiting:
         screen.show("No contract waits for a decision.")
-    screen.show_json(lambda: [msgspec.to_builtins(c) | {"hash": c.hash} for c in waiting])
+    screen.show_json(lambda: [msgspec.to_builtins(c) | {"hash": c.hash, "notes": approvals.notes(c)} for c in waiting])
 
 
 def approve(

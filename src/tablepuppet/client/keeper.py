@@ -54,6 +54,7 @@ class _Job:
 
     opened: dict[int, m.OpenScan] = field(default_factory=dict)
     contract: Contract | None = None
+    is_excused: bool = False
     asked: Counter[tuple[str, int]] = field(default_factory=Counter)  # by stage and scan
     parts: dict[int, _Part] = field(default_factory=dict)
     scored: Counter[tuple[int, tuple[int, ...]]] = field(default_factory=Counter)
@@ -89,9 +90,13 @@ class Keeper:
             raise refused(f"a contract to {job.contract.purpose} has no {type(request).__name__}")
         _CHECKS[stage](self, job, job.contract, request)
 
-    def agreed(self, name: str, contract: Contract) -> None:
-        """From now on the job is held to this."""
-        self.jobs[name].contract = contract
+    def agreed(self, name: str, contract: Contract, *, is_excused: bool = False) -> None:
+        """From now on the job is held to this; `is_excused`: a person approved rows that no rule lets pass."""
+        self.jobs[name].contract, self.jobs[name].is_excused = contract, is_excused
+
+    def is_excused(self, name: str) -> bool:
+        """Whether a person approved the job's rows, few as they may be."""
+        return self.jobs[name].is_excused
 
     def contract(self, name: str) -> Contract | None:
         """What was agreed to for a job."""

@@ -1,6 +1,7 @@
 """Policy: what an owner lets leave, whatever the server asks.
 
-    minimum_rows = 50            # fewer distinct rows of a table than this never take part in training
+    minimum_rows = 50            # fewer distinct rows of a table than this never take part, nor are told apart by WHERE
+    minimum_difference = 50      # jobs are about the same rows, or about rows that differ by so many
     keys_in_plain = false        # join keys leave as tokens only
     second_moments = false       # no exact TᵀT: newton and admm(union="exact") on a partitioned table are refused
     minimum_clients = 3          # statistics, gradients, parameters leave only in masked sums over so many clients
@@ -23,7 +24,7 @@
     features = ["quantity", "hour"]
     keys = ["item_id", "card_id"]
     labels = ["returned"]
-    filters = ["quantity"]       # columns that a WHERE may look at; by default all of the above
+    filters = ["quantity"]       # columns whose values a WHERE may look at; by default the keys
 
 In: such a file's rules (`read_policy`), then every request before it is answered. Out: nothing, or
 PolicyError: one sentence that names the rule.
@@ -65,10 +66,9 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def allowed(self, role: str) -> frozenset[str]:
         """The columns that may play a role, in lower case."""
-        every = (*self.features, *self.keys, *self.labels)
         names = {"features": self.features, "keys": self.keys, "labels": self.labels}.get(role)
         if names is None:
-            names = every if self.filters is None else self.filters
+            names = self.keys if self.filters is None else self.filters
         return frozenset(name.lower() for name in names)
 
 
@@ -80,6 +80,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     ask: bool = False  # whether a person approves every contract (tables/approvals.py)
     minimum_rows: int = 1
+    minimum_difference: int | None = None  # rows by which two agreed sets of rows differ, or not at all; None: as above
     minimum_clients: int = 1
     keys_in_plain: bool = True
     second_moments: bool = True
@@ -91,6 +92,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     labels: LabelRules = LabelRules()
     budget: dict[str, TableBudget] = {}
     tables: dict[str, TableRules] = {}
+
+    @property
+    def difference(self) -> int:
+        """Fewer rows than this must not be all that two jobs differ by."""
+        return self.minimum_rows if self.minimum_difference is None else self.minimum_difference
 
     def check(self, request: Any, use: Use) -> None:
         """Refuses a request that breaks a rule, or that no rule decides on; `use` says what an open scan reads."""
@@ -109,7 +115,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         somehow = rules.allowed("features") | rules.allowed("keys") | rules.allowed("labels")
         for columns in use.columns:
             _refuse_others(columns, somehow, f"tables.{use.table}", "be read")
-        _refuse_others(use.filter, rules.allowed("filters"), f"tables.{use.table}.filters", "be filtered by")
+        filters = rules.allowed("filters")
+        _refuse_others(use.compared, filters, f"tables.{use.table}.filters", "be filtered by")
+        _refuse_others(use.filter, somehow | filters, f"tables.{use.table}", "be read")
 
     def _schema(self, request: Any, use: Use) -> None:
         """Names and types of columns are what a query is written from; no value is among them."""
@@ -125,6 +133,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             for role in ("key", "feature", "label", "weight", "split", "identifier"):
                 self._columns_of(used, scan.numbers(role), _RULE_OF[role])
             _check_protected(contract, scan, used, self.tables.get(scan.table))
+            if contract.purpose == "predict" and self.minimum_rows > 1:
+                _check_shown(scan, used, self.tables.get(scan.table))
             if scan.numbers("label"):
                 self._label_terms(contract.label_privacy)
             if scan.numbers("weight"):
@@ -350,6 +360,19 @@ def _check_protected(contract: m.Contract, scan: ScanTerms, used: ScanUse, rules
     if contract.label_privacy is not None:
         also = {"a feature": _read_by(scan, used, "feature"), "a join key": _read_by(scan, used, "key")}
         _refuse_ways(_read_by(scan, used, "label"), others | also, "labels", used.table)
+
+
+def _check_shown(scan: ScanTerms, used: ScanUse, rules: TableRules | None) -> None:
+    """Scores are of rows that one knows by their keys: a WHERE over other columns would tell these of each row."""
+    granted = frozenset() if rules is None or rules.filters is None else rules.allowed("filters")
+    known = _read_by(scan, used, "key") | _read_by(scan, used, "identifier") | granted
+    for column in sorted(used.compared):
+        if column.lower() not in known:
+            raise _refused(
+                f"tables.{used.table}.filters",
+                f"which rows a model is applied to may depend on their keys, and not on column {column}, whose values "
+                "the choice would tell; predict all rows, or ask the owner to grant it as a filter",
+            )
 
 
 def _read_by(scan: ScanTerms, used: ScanUse, role: Any) -> frozenset[str]:

@@ -22,6 +22,7 @@ from tablepuppet.tables.account_file import AccountFile
 from tablepuppet.tables.approvals import Approvals
 from tablepuppet.tables.owner_log import OwnerLog
 from tablepuppet.tables.part_store import PartStore
+from tablepuppet.tables.row_sets import RowSets
 from tablepuppet.tables.store import ClientTables
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class ClientState:
     account: AccountFile = field(default_factory=AccountFile)  # of what all jobs have spent
     log: OwnerLog = field(default_factory=OwnerLog)  # of proposals, decisions, disclosures and refusals
     approvals: Approvals = field(default_factory=Approvals)  # by a person
+    row_sets: RowSets = field(default_factory=RowSets)  # that were agreed to in all jobs
     parts: dict[tuple[str, int], Part] = field(default_factory=dict, repr=False)  # by job and block
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from tablepuppet.tables.account_file import AccountFile, own_secret
 from tablepuppet.tables.approvals import Approvals
 from tablepuppet.tables.owner_log import OwnerLog
 from tablepuppet.tables.part_store import PartStore
+from tablepuppet.tables.row_sets import RowSets
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.threads import one_blas_thread
 
@@ -102,6 +103,7 @@ def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, 
         account=AccountFile(folder / "account.json"),
         log=OwnerLog(folder / "log.jsonl"),
         approvals=Approvals(folder),
+        row_sets=RowSets(folder / "row_sets.sqlite"),
         part_store=PartStore(settings.models_folder),
     )
     member: Member

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
@@ -33,6 +34,7 @@ class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_approved: bool
     until: str
     job: str = ""  # once: the job that used it; a resumed job is the same one
+    notes: tuple[str, ...] = ()  # what the person was told besides: rows that no rule lets pass
 
     def is_over(self, now: datetime) -> bool:
         return datetime.fromisoformat(self.until) < now
@@ -45,13 +47,16 @@ class Approvals:
         self._folder = folder
         self._decisions: list[Decision] = []
         self._waiting: dict[str, Contract] = {}
+        self._notes: dict[str, tuple[str, ...]] = {}
 
-    def decision(self, contract: Contract, job: str) -> Decision | None:
-        """The decision that covers a contract; one that holds once is used up by the job."""
+    def decision(self, contract: Contract, job: str, notes: Sequence[str] = ()) -> Decision | None:
+        """The decision that covers a contract, made knowing `notes`; one that holds once is used up by the job."""
         now, name, use = datetime.now(UTC), contract.hash, use_of(contract)
         decisions = self._read()
         for place, found in enumerate(decisions):
             if found.is_over(now) or found.name != (use if found.scope == "asker" else name):
+                continue
+            if found.is_approved and not set(notes) <= set(found.notes):
                 continue
             if found.scope == "once" and found.is_approved:
                 if found.job not in ("", job):
@@ -61,13 +66,21 @@ class Approvals:
             return found
         return None
 
-    def wait(self, contract: Contract) -> None:
-        """Keeps a contract for a person to look at."""
-        self._waiting[contract.hash] = contract
+    def wait(self, contract: Contract, notes: Sequence[str] = ()) -> None:
+        """Keeps a contract for a person to look at, with what that person should know besides."""
+        self._waiting[contract.hash], self._notes[contract.hash] = contract, tuple(notes)
         if self._folder is not None:
             path = self._folder / "contracts" / f"{contract.hash}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(msgspec.json.format(msgspec.json.encode(contract), indent=1))
+            path.with_suffix(".notes").write_bytes(msgspec.json.encode(tuple(notes)))
+
+    def notes(self, contract: Contract) -> tuple[str, ...]:
+        """What a person should know of a contract that waits."""
+        path = None if self._folder is None else self._folder / "contracts" / f"{contract.hash}.notes"
+        if path is None or not path.exists():
+            return self._notes.get(contract.hash, ())
+        return msgspec.json.decode(path.read_bytes(), type=tuple[str, ...])
 
     def waiting(self) -> list[Contract]:
         """The contracts that wait for a decision."""
@@ -76,8 +89,12 @@ class Approvals:
             for path in sorted((self._folder / "contracts").glob("*.json")):
                 found[path.stem] = msgspec.json.decode(path.read_bytes(), type=Contract)
         now = datetime.now(UTC)
-        decided = {d.name for d in self._read() if not d.is_over(now)}
-        return [c for c in found.values() if c.hash not in decided and use_of(c) not in decided]
+        decided = [d for d in self._read() if not d.is_over(now)]
+        return [c for c in found.values() if not any(self._decides(d, c) for d in decided)]
+
+    def _decides(self, decision: Decision, contract: Contract) -> bool:
+        is_same = decision.name == (use_of(contract) if decision.scope == "asker" else contract.hash)
+        return is_same and (not decision.is_approved or set(self.notes(contract)) <= set(decision.notes))
 
     def find(self, name: str) -> Contract:
         """A contract by the beginning of its name."""
@@ -102,7 +119,7 @@ class Approvals:
         lasts = min(contract.days, contract.days if days is None else days)
         until = (datetime.now(UTC) + timedelta(days=lasts)).isoformat(timespec="seconds")
         of = use_of(contract) if scope == "asker" else contract.hash
-        decision = Decision(of, scope, is_approved, until)
+        decision = Decision(of, scope, is_approved, until, notes=self.notes(contract))
         self._write([d for d in self._read() if d.name != of] + [decision])
         return decision
 

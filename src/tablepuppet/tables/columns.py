@@ -76,6 +76,11 @@ def numpy_of(column: pa.Array | pa.ChunkedArray, missing: float = 0) -> NDArray[
     return np.where(is_valid.view(np.bool_), values, values.dtype.type(missing))
 
 
+def holds_of(predicate: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Where a predicate is true; NULL is not."""
+    return np.asarray(pc.fill_null(pc.cast(predicate, pa.bool_()), False).to_numpy(), np.bool_)
+
+
 def arrow_texts(values: Sequence[str]) -> pa.Array:
     """Strings as Arrow; without pandas, too."""
     encoded = [value.encode() for value in values]

@@ -24,11 +24,11 @@ from tablepuppet.errors import JobError, MappingError
 from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol import ColumnInfo, Labels, LabelSummary, Weights
-from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, numbers, numpy_of, strings
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, holds_of, numbers, numpy_of, strings
+from tablepuppet.tables.row_ids import GOLDEN, mix
 
 MAX_NUMBER_CLASSES = 1000
 MAX_STRING_CLASSES = 10_000
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +98,7 @@ class Split:
     def test(self, rows: int, order: NDArray[np.int64] | None) -> NDArray[np.bool_]:
         """Which rows are kept for the test."""
         if self.test_where is not None:
-            return _holds(self.test_where)
+            return holds_of(self.test_where)
         is_test = split(rows, self.offset, self.seed, self.test_fraction)
         return is_test if order is None else is_test[order]
 
@@ -107,7 +107,7 @@ class Split:
     ) -> NDArray[np.bool_] | None:
         """Which of the others are for validation; None: no row."""
         if self.validation_where is not None:
-            return _holds(self.validation_where) & ~is_test
+            return holds_of(self.validation_where) & ~is_test
         if not self.validation_fraction:
             return None
         # Just above the hashes of test rows: with or without validation, the test rows are the same.
@@ -154,11 +154,6 @@ def read_weights(column: pa.ChunkedArray, info: ColumnInfo) -> Weights:
     return Weights(values=values)
 
 
-def _holds(predicate: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Where a predicate is true; NULL is not."""
-    return np.asarray(pc.fill_null(pc.cast(predicate, pa.bool_()), False).to_numpy(), np.bool_)
-
-
 def split(rows: int, offset: int, seed: int, test_fraction: float) -> NDArray[np.bool_]:
     """Which of the rows offset, offset + 1, … are test rows: each with probability `test_fraction`.
 
@@ -169,19 +164,12 @@ def split(rows: int, offset: int, seed: int, test_fraction: float) -> NDArray[np
         raise JobError(f"test_fraction is {test_fraction}; it must lie between 0 and 1")
     if test_fraction == 0:
         return np.zeros(rows, np.bool_)
-    # splitmix64: seeds start far apart on one sequence, which `_mix` then scrambles.
-    start = _mix(np.array([seed % 2**64], np.uint64) + _GOLDEN)
+    # splitmix64: seeds start far apart on one sequence, which `mix` then scrambles.
+    start = mix(np.array([seed % 2**64], np.uint64) + GOLDEN)
     position = np.arange(offset, offset + rows, dtype=np.uint64)
-    hashed = _mix(start + position * _GOLDEN)
+    hashed = mix(start + position * GOLDEN)
     uniform = (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return uniform < test_fraction
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64, a bijection of 64 bits; products wrap around."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def _label_numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:

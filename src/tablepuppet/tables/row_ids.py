@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tablepuppet.tables.guard import check_expression
 from tablepuppet.tables.source import Source
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _UNCLEAR = ("other", "vector")  # whose text differs between databases, or does not exist
 
 
@@ -58,3 +59,10 @@ def _numbered(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
     found = np.empty(len(ids), np.uint64)
     found[order] = number
     return found
+
+
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64, a bijection of 64 bits; products wrap around."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

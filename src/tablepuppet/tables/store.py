@@ -10,7 +10,7 @@ import hmac
 import secrets
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from functools import partial
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.protocol import ColumnInfo, OpenScan, ScanSchema, TableSchema
-from tablepuppet.tables.columns import arrow
+from tablepuppet.tables.columns import arrow, holds_of
+from tablepuppet.tables.conditions import Condition, conditions_of, conditions_of_query
 from tablepuppet.tables.derived import DerivedSource
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of, compared_columns
 from tablepuppet.tables.order import in_order, order_bits
@@ -57,6 +58,25 @@ class _Scan:
     order: NDArray[np.int64] | None = None  # for each row, its position at the owner; None: the same
     is_identified: bool = False  # whether each row is known again in other jobs
     ids: NDArray[np.uint64] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableConditions:
+    """What a job compares in one table, or in what a query over it gives."""
+
+    table: str
+    source: Source
+    conditions: tuple[Condition, ...]
+    filter: str | None
+
+    def read(self) -> tuple[NDArray[np.uint64], list[NDArray[np.bool_]], NDArray[np.bool_] | None]:
+        """Of all rows: what each is, where each condition holds, and where the filter does."""
+        whole = identity_expressions(self.source)
+        asked = [condition.text for condition in self.conditions] + ([] if self.filter is None else [self.filter])
+        rows = self.source.read((*whole, *asked), None)
+        ids = row_ids(rows.select(range(len(whole))))
+        holds = [holds_of(rows.column(len(whole) + number)) for number in range(len(asked))]
+        return ids, holds[: len(self.conditions)], None if self.filter is None else holds[-1]
 
 
 class ClientTables:
@@ -123,6 +143,20 @@ class ClientTables:
             if ids is None:
                 raise TransportError(f"scan {scan} of job {job} was read before its contract asked for noise")
             return ids
+
+    def conditions(self, job: str, scan: int, predicates: Collection[int]) -> list[TableConditions]:
+        """What a scan compares, table by table; `predicates`: which of its expressions are conditions as a whole."""
+        with self._lock:
+            opened = self._opened(job, scan)
+            texts = [(text, number in predicates) for number, text in enumerate(opened.expressions)]
+            texts += [] if opened.filter is None else [(opened.filter, True)]
+            own = [c for text, whole in texts for c in conditions_of(text, is_predicate=whole)]
+            found = [TableConditions(opened.table, opened.source, tuple(dict.fromkeys(own)), opened.filter)]
+            if isinstance(opened.source, DerivedSource):
+                query = opened.source.query
+                for table, inner in conditions_of_query(query.text, query.reads).items():
+                    found.append(TableConditions(table, self._sources[table], tuple(inner), None))
+            return found
 
     def shuffle(
         self, job: str, scan: int, key: bytes, seed: int, offset: int, *, wants_bits: bool
@@ -246,6 +280,7 @@ def _base_use(
     def use(base: str) -> ScanUse:
         values = tuple(of(base, outputs) for outputs in columns)
         selecting = frozenset(query.reads[base]) - frozenset[str]().union(*values)
-        return ScanUse(table=base, columns=values, filter=selecting | of(base, filter), rows=rows)
+        chosen = selecting | of(base, filter)
+        return ScanUse(table=base, columns=values, filter=chosen, rows=rows, compared=chosen)
 
     return replace_fields(use(table), others=tuple(use(base) for base in query.reads if base != table))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tablepuppet import protocol as m
+from tablepuppet.client import row_rules
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError
 
@@ -19,14 +20,18 @@ def propose(own: ClientState, request: m.ProposeContract) -> m.Agreement:
         return m.Agreement(contract=name, is_agreed=True)
     own.log.write("proposed", request.job, name, {"asker": contract.asker, "purpose": contract.purpose})
     own.owner.contract(contract)
-    if own.policy.ask:
-        decision = own.approvals.decision(contract, request.job)
-        if decision is None:
-            own.approvals.wait(contract)
-            own.log.write("waiting", request.job, name)
-            return m.Agreement(contract=name, is_agreed=False, waits_for=f"the owner of {own.name}")
-        if not decision.is_approved:
-            raise PolicyError("a person looked at the contract and denied it")
-    own.keeper.agreed(request.job, contract)
-    own.log.write("agreed", request.job, name, {"tables": list(contract.tables)})
+    sets, notes = row_rules.look_over(own, request.job, contract) if row_rules.is_on(own) else ([], [])
+    decision = own.approvals.decision(contract, request.job, tuple(notes)) if notes or own.policy.ask else None
+    if decision is not None and not decision.is_approved:
+        raise PolicyError("a person looked at the contract and denied it")
+    if decision is None and (notes or own.policy.ask):
+        own.approvals.wait(contract, tuple(notes))
+        if not own.policy.ask:
+            raise row_rules.few_rows(notes[0])
+        own.log.write("waiting", request.job, name, {"notes": notes})
+        return m.Agreement(contract=name, is_agreed=False, waits_for=f"the owner of {own.name}")
+    row_rules.keep(own, sets)
+    own.keeper.agreed(request.job, contract, is_excused=decision is not None and bool(decision.notes))
+    rows = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
+    own.log.write("agreed", request.job, name, {"tables": list(contract.tables), **({"rows": rows} if rows else {})})
     return m.Agreement(contract=name, is_agreed=True)

@@ -6,6 +6,7 @@ import numpy as np
 
 from tablepuppet import protocol as m
 from tablepuppet.allocation import give_back
+from tablepuppet.client import row_rules
 from tablepuppet.client.part import Part
 from tablepuppet.client.sealing import Sealing
 from tablepuppet.client.state import ClientState
@@ -16,6 +17,7 @@ from tablepuppet.tables.summands import first_summands, names_only, second_summa
 
 
 def open_part(own: ClientState, request: m.OpenPart) -> m.FeatureStatistics | m.FeatureNames:
+    row_rules.check_part(own, request)
     part = own.parts[request.job, request.part] = Part(request)
     columns = [own.column(request.job, request.scan, c) for c in request.columns]
     weights = None if request.multiplicity is None else request.multiplicity.astype(np.float64)

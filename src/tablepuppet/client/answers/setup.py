@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tablepuppet import protocol as m
 from tablepuppet.allocation import give_back
+from tablepuppet.client import row_rules
 from tablepuppet.client.state import ClientState
 from tablepuppet.tables.labels import LabelNoise, Split, read_labels, read_weights
 from tablepuppet.tables.labels import describe_labels as describe
@@ -81,6 +82,7 @@ def send_labels(own: ClientState, request: m.SendLabels) -> m.Labels:
     ]
     fractions = (request.test_fraction, request.validation_fraction)
     sides = Split(request.offset, request.seed, *fractions, *where)
+    row_rules.check_split(own, request, sides)
     return read_labels(column, info, request.classes, sides, order, noise)
 
 

@@ -1,0 +1,170 @@
+"""Which rows a job is about: never few of them, and never a set that differs by few rows from one of an earlier job.
+
+In: a contract that was proposed, then splits and parts of its job. Out: the sets of rows, to be kept once they are
+agreed to, and sentences that say why a person should look. A job whose comparisons tell few rows apart (`id <> 7`)
+could be subtracted from one without them; so could two jobs whose rows differ by few. All of it is the owner's own
+reading: nothing of it leaves, and a refusal names the rule and no figure. Off unless `minimum_rows` is 2 or more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet import protocol as m
+from tablepuppet.client.state import ClientState
+from tablepuppet.errors import PolicyError
+from tablepuppet.protocol.contract import Contract, ScanTerms
+from tablepuppet.tables.conditions import smallest_group
+from tablepuppet.tables.labels import Split
+from tablepuppet.tables.row_sets import Keys, Kind, Sketch, keys_of
+from tablepuppet.tables.store import TableConditions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowSet:
+    """Some rows of a table that a job is about."""
+
+    table: str
+    kind: Kind
+    sketch: Sketch
+
+
+def is_on(own: ClientState) -> bool:
+    """Whether the owner's policy asks which rows a job is about."""
+    return max(own.policy.minimum_rows, own.policy.difference) > 1 and not own.owner.is_restoring
+
+
+def look_over(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet], list[str]]:
+    """The sets of rows of a contract, and what is to be said against them."""
+    sets: list[RowSet] = []
+    notes: list[str] = []
+    for scan in contract.scans:
+        own.tables.identify(job, scan.scan)
+        try:
+            tables = own.tables.conditions(job, scan.scan, scan.numbers("split"))
+        except PolicyError as error:  # of a query whose conditions cannot be placed
+            notes.append(str(error).partition("refuses the request: ")[2])
+            tables = []
+        for table in tables:
+            if table.conditions:
+                notes += _conditions(own, table, contract, sets)
+        if not notes:  # what is said against conditions is said whatever rows they pick
+            _enough_rows(own, job, scan)
+        if contract.purpose != "predict":  # scores of single rows are what it is for; others limit those
+            sets.append(_compared(own, scan.table, "rows", keys_of(own.tables.row_ids(job, scan.scan)), sets, notes))
+    return sets, list(dict.fromkeys(notes))
+
+
+def keep(own: ClientState, sets: list[RowSet]) -> None:
+    """Writes the sets of a job down that was agreed to."""
+    for rows in sets:
+        own.row_sets.add(rows.table, rows.kind, rows.sketch)
+
+
+def check_split(own: ClientState, request: m.SendLabels, sides: Split) -> None:
+    """Refuses test or validation rows that are few, or that differ by few from those of an earlier job."""
+    if not is_on(own):
+        return
+    ids, order = own.tables.row_ids(request.job, request.scan), own.tables.order(request.job, request.scan)
+    is_test = sides.test(len(ids), order)
+    is_validation = sides.validation(len(ids), order, is_test)
+    table = own.tables.use(request.job, request.scan).table
+    for held, name in ((is_test, "test"), (is_validation, "validation")):
+        count = 0 if held is None else int(np.count_nonzero(held))
+        if held is None or not count:
+            continue
+        if count < own.policy.minimum_rows:
+            raise _refused(
+                f"fewer than {own.policy.minimum_rows:,} rows of {table} would be {name} rows, and a metric over them "
+                f"tells of single ones; keep more for it, or none ({name}_fraction = 0)",
+                "minimum_rows",
+            )
+        _check_set(own, request.job, table, "held out", keys_of(ids[held]))
+
+
+def check_part(own: ClientState, request: m.OpenPart) -> None:
+    """Refuses rows that take part, each as often as it is joined, that differ by few from those of an earlier job."""
+    if not is_on(own):
+        return
+    ids = own.tables.row_ids(request.job, request.scan)
+    rows = np.arange(len(ids)) if request.train_rows is None else request.train_rows
+    times = np.ones(len(rows), np.int64) if request.multiplicity is None else request.multiplicity.astype(np.int64)
+    if len(times) != len(rows) or (len(rows) and rows.max() >= len(ids)):
+        raise PolicyError("the request is outside its contract: it is about rows that there are not")
+    total = np.bincount(rows[rows >= 0], times[rows >= 0], len(ids)).astype(np.int64)
+    taken = np.flatnonzero(total)
+    table = own.tables.use(request.job, request.scan).table
+    _check_set(own, request.job, table, "part", keys_of(ids[taken], total[taken]))
+
+
+def _conditions(own: ClientState, table: TableConditions, contract: Contract, sets: list[RowSet]) -> list[str]:
+    """What is to be said against the comparisons of a job in one table."""
+    notes: list[str] = []
+    least = own.policy.minimum_rows
+    if not all(condition.is_plain for condition in table.conditions):
+        notes.append(
+            f"a condition on {table.table} computes with several columns, and how few rows it picks depends on all of "
+            "them; compare single columns (rule minimum_rows)"
+        )
+    ids, holds, _ = table.read()
+    if 0 < smallest_group(holds) < least:
+        notes.append(
+            f"its conditions on {table.table} tell fewer than {least:,} rows apart from the others; leave them out, or "
+            "compare such that more rows are on each side (rule minimum_rows)"
+        )
+    if contract.purpose != "predict":
+        keys = keys_of(ids)
+        for held in holds:
+            if 0 < np.count_nonzero(held) < len(held):
+                sets.append(_compared(own, table.table, "rows", keys[held], sets, notes))
+    return notes
+
+
+def _enough_rows(own: ClientState, job: str, scan: ScanTerms) -> None:
+    if own.tables.scan(job, scan.scan).num_rows < own.policy.minimum_rows:
+        raise _refused(
+            f"at least {own.policy.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",
+            "minimum_rows",
+        )
+
+
+def _compared(own: ClientState, table: str, kind: Kind, keys: Keys, others: list[RowSet], notes: list[str]) -> RowSet:
+    """A set, and a note if it differs by few rows from an earlier one or another one of its job."""
+    limit = own.policy.difference
+    sketch = own.row_sets.sketch(keys, limit)
+    near = own.row_sets.nearest(table, kind, keys, limit)
+    same = [o.sketch for o in others if (o.table, o.kind) == (table, kind)]
+    if near is not None or any(sketch.difference(other, limit) for other in same):
+        notes.append(_too_close(table, limit))
+    return RowSet(table, kind, sketch)
+
+
+def _check_set(own: ClientState, job: str, table: str, kind: Kind, keys: NDArray[np.uint64]) -> None:
+    """Keeps a set of rows of a job under way, or refuses it; a person who approves the contract excuses it."""
+    notes: list[str] = []
+    found = _compared(own, table, kind, keys, [], notes)
+    if notes and not own.keeper.is_excused(job):
+        contract = own.keeper.contract(job)
+        assert contract is not None
+        own.approvals.wait(contract, tuple(notes))
+        raise few_rows(notes[0])
+    keep(own, [found])
+
+
+def _too_close(table: str, limit: int) -> str:
+    return (
+        f"its rows of {table} differ from those of an earlier agreed job by fewer than {limit:,}, and the two together "
+        "would tell of those rows; use the rows that were agreed to before (rule minimum_difference)"
+    )
+
+
+def few_rows(note: str) -> PolicyError:
+    """The refusal of a contract that a person may still approve."""
+    return PolicyError(f"its policy refuses the request: {note}")
+
+
+def _refused(why: str, rule: str) -> PolicyError:
+    return PolicyError(f"its policy refuses the request: {why} (rule {rule})")

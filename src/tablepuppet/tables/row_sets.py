@@ -1,0 +1,183 @@
+"""Row sets that an owner agreed to, over all jobs: two that differ by few rows tell of those rows.
+
+In: the rows of a set, each a 128-bit fingerprint (row_ids.py). Out: by how many rows it differs from an earlier one,
+where that is fewer than a limit. A set is kept as a sketch whose size follows from the limit, however many rows there
+are: every row is added to three cells, the cells of two sets are subtracted, and what is left is taken apart row by row
+(an invertible Bloom lookup table; Eppstein et al., "What's the difference?", SIGCOMM 2011). No sketch leaves the owner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PolicyError
+from tablepuppet.tables.row_ids import GOLDEN, mix
+
+Kind = Literal["rows", "held out", "part"]  # of a scan or condition; of a split; of training, with multiplicities
+Keys = NDArray[np.uint64]
+_HASHES = 3
+_LEAST = 64  # rows of difference that every sketch can tell
+_STEPS = np.arange(1, _HASHES + 1, dtype=np.uint64) * GOLDEN
+_CHECK = np.uint64(0xC2B2AE3D27D4EB4F)
+MOST_SETS = 10_000  # of one table: then a person must look
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sketch:
+    """A set of rows: (3, cells) of how many rows, and of sums of their keys and of hashes of these, modulo 2⁶⁴."""
+
+    rows: int
+    counts: NDArray[np.int64]
+    sums: NDArray[np.uint64]
+    checks: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, keys: Keys, cells: int) -> Sketch:
+        counts = np.zeros((_HASHES, cells), np.int64)
+        sums, checks = np.zeros((_HASHES, cells), np.uint64), np.zeros((_HASHES, cells), np.uint64)
+        hashed = mix(keys ^ _CHECK)
+        for number, places in enumerate(_places(keys, cells)):
+            counts[number] = np.bincount(places, minlength=cells)
+            np.add.at(sums[number], places, keys)
+            np.add.at(checks[number], places, hashed)
+        return cls(len(keys), counts, sums, checks)
+
+    @property
+    def cells(self) -> int:
+        return int(self.counts.shape[1])
+
+    @property
+    def name(self) -> str:
+        """The same for the same set."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()[:16]
+
+    def to_bytes(self) -> bytes:
+        return b"".join(a.astype("<i8" if a.dtype == np.int64 else "<u8").tobytes() for a in self._arrays())
+
+    @classmethod
+    def from_bytes(cls, rows: int, cells: int, content: bytes) -> Sketch:
+        size = 8 * _HASHES * cells
+        counts = np.frombuffer(content[:size], "<i8").reshape(_HASHES, cells).astype(np.int64)
+        sums, checks = (
+            np.frombuffer(content[k * size : (k + 1) * size], "<u8").reshape(_HASHES, cells).astype(np.uint64)
+            for k in (1, 2)
+        )
+        return cls(rows, counts, sums, checks)
+
+    def difference(self, other: Sketch, limit: int) -> int | None:
+        """By how many rows two sets differ, where it is fewer than `limit`; None: by more."""
+        counts, sums, checks = (a - b for a, b in zip(self._arrays(), other._arrays(), strict=True))
+        used = (counts != 0) | (sums != 0) | (checks != 0)
+        if int(used.sum(axis=1).max()) >= limit:  # each row that differs is in one cell of each line
+            return None
+        found = 0
+        while True:
+            signed = np.where(counts == 1, sums, np.uint64(0) - sums)
+            expected = np.where(counts == 1, checks, np.uint64(0) - checks)
+            is_pure = (np.abs(counts) == 1) & (mix(signed ^ _CHECK) == expected)
+            if not is_pure.any():
+                break
+            keys, first = np.unique(signed[is_pure], return_index=True)
+            signs = counts[is_pure][first]
+            found += len(keys)
+            for number, places in enumerate(_places(keys, self.cells)):
+                np.add.at(counts[number], places, -signs)
+                for array, values in ((sums, keys), (checks, mix(keys ^ _CHECK))):
+                    change = np.where(signs == 1, np.uint64(0) - values, values)
+                    np.add.at(array[number], places, change)
+        is_left = bool(counts.any() or sums.any() or checks.any())
+        if is_left:  # few cells are in use, and some rows share all of theirs
+            return min(found + 2, limit - 1)
+        return found if found < limit else None
+
+    def _arrays(self) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64]]:
+        return self.counts, self.sums, self.checks
+
+
+def keys_of(ids: NDArray[np.uint64], times: NDArray[np.int64] | None = None) -> Keys:
+    """64 bits for each row; rows that are joined another number of times are others."""
+    keys = mix(ids[:, 0] ^ mix(ids[:, 1] + GOLDEN))
+    return keys if times is None else mix(keys ^ mix(times.astype(np.uint64) * GOLDEN))
+
+
+class RowSets:
+    """One owner's row sets; without a path they last as long as the process."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._database: sqlite3.Connection | None = None
+
+    def sketch(self, keys: Keys, limit: int) -> Sketch:
+        """The sketch of a set that can tell differences of fewer than `limit` rows."""
+        return Sketch.of(keys, _cells(limit))
+
+    def nearest(self, table: str, kind: Kind, keys: Keys, limit: int) -> int | None:
+        """The fewest rows by which an earlier set differs from this one: at least 1, and fewer than `limit`."""
+        found: int | None = None
+        sketches: dict[int, Sketch] = {}
+        for earlier in self._like(table, kind, len(keys), limit):
+            mine = sketches.setdefault(earlier.cells, Sketch.of(keys, earlier.cells))
+            by = mine.difference(earlier, limit)
+            if by and (found is None or by < found):
+                found = by
+        return found
+
+    def add(self, table: str, kind: Kind, sketch: Sketch) -> None:
+        """Keeps a set; it is on the disk when this returns."""
+        with self._lock, self._opened() as database:
+            known = database.execute("SELECT count(*) FROM sets WHERE of = ?", (table,)).fetchone()[0]
+            if known >= MOST_SETS:
+                raise PolicyError(
+                    f"its policy refuses the request: {known:,} different sets of rows of {table} were agreed to, and "
+                    "no further one is compared with them all; the owner may begin anew (rule minimum_difference)"
+                )
+            database.execute(
+                "INSERT OR IGNORE INTO sets VALUES (?, ?, ?, ?, ?, ?)",
+                (table, kind, sketch.rows, sketch.cells, sketch.name, sketch.to_bytes()),
+            )
+
+    def _like(self, table: str, kind: Kind, rows: int, limit: int) -> list[Sketch]:
+        """Earlier sets of about as many rows."""
+        with self._lock, self._opened() as database:
+            found = database.execute(
+                "SELECT rows, cells, sketch FROM sets WHERE of = ? AND kind = ? AND abs(rows - ?) < ?",
+                (table, kind, rows, limit),
+            ).fetchall()
+        return [Sketch.from_bytes(*one) for one in found]
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._database is None:
+            try:
+                if self._path is not None:
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                    os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+                self._database = sqlite3.connect(self._path or ":memory:", check_same_thread=False)
+                self._database.execute(
+                    "CREATE TABLE IF NOT EXISTS sets (of TEXT, kind TEXT, rows INTEGER, cells INTEGER, name TEXT, "
+                    "sketch BLOB, PRIMARY KEY (of, kind, cells, name))"
+                )
+            except (OSError, sqlite3.Error) as error:
+                raise PolicyError(
+                    f"the row sets in {self._path} cannot be read ({error}); nothing is agreed to without them"
+                ) from None
+        return self._database
+
+
+def _cells(limit: int) -> int:
+    """Cells of one line: a third more than the rows that may differ, to a power of two of these."""
+    return 4 * (1 << (max(_LEAST, limit) - 1).bit_length()) // 3 + 1
+
+
+def _places(keys: Keys, cells: int) -> list[NDArray[np.intp]]:
+    """For each line, the cell of every key."""
+    return [(mix(keys + step) % np.uint64(cells)).astype(np.intp) for step in _STEPS]

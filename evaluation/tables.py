@@ -10,7 +10,7 @@ from evaluation.lineup import PAPER_SECONDS
 from evaluation.running import Outcome
 from evaluation.workload import Workload
 from tablepuppet.report import RunRecord
-from tablepuppet.report.format import size
+from tablepuppet.formatting import size
 from tablepuppet.transport.meter import NETWORKS
 
 HEAD = ("algorithm", "test {metric}", "objective", "epochs", "rounds an epoch", "bytes an epoch", "US-UK s", "US-US s")

@@ -9,7 +9,7 @@ import pytest
 
 _FREED = """
 import numpy as np
-from tablepuppet.allocation import fix_thresholds
+from tablepuppet.memory import fix_thresholds
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -33,7 +33,7 @@ def test_freed_arrays_leave_the_process_at_once() -> None:
 
 _GIVEN_BACK = """
 import numpy as np
-from tablepuppet.allocation import fix_thresholds, give_back
+from tablepuppet.memory import fix_thresholds, give_back
 
 def resident():
     with open("/proc/self/statm") as file:

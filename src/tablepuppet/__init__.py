@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tablepuppet.algorithms.admm.options import Admm
     from tablepuppet.algorithms.als.options import Als
     from tablepuppet.algorithms.boosting.options import Boosting
-    from tablepuppet.algorithms.centralized.options import Centralized
+    from tablepuppet.algorithms.centralized.algorithm import Centralized
     from tablepuppet.algorithms.newton.options import Newton
     from tablepuppet.algorithms.sgd.options import Sgd
     from tablepuppet.api import Federation
@@ -55,7 +55,7 @@ if not TYPE_CHECKING:
         "Admm": "algorithms.admm.options",
         "Als": "algorithms.als.options",
         "Boosting": "algorithms.boosting.options",
-        "Centralized": "algorithms.centralized.options",
+        "Centralized": "algorithms.centralized.algorithm",
         "Curves": "engine.curves",
         "Federation": "api",
         "Model": "prediction.model",

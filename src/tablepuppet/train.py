@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from tablepuppet.allocation import fix_thresholds
 from tablepuppet.catalog import LabelColumns, bind
 from tablepuppet.catalog.serving import Key
 from tablepuppet.contract.agree import agree
@@ -27,6 +26,7 @@ from tablepuppet.mapping.build import map_tables
 from tablepuppet.mapping.cluster.cluster import Cluster, at_work
 from tablepuppet.mapping.join.profile import Profile, profile_keys
 from tablepuppet.mapping.keys.gather import gather_keys
+from tablepuppet.memory import fix_thresholds
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared, prepare, task_of

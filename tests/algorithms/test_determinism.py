@@ -9,7 +9,7 @@ import pytest
 from tests.algorithms.neural_join import JOINS, federation
 
 from tablepuppet.mapping.rows import joined
-from tablepuppet.mapping.walk.pool import Pool
+from tablepuppet.threads import Pool
 from tablepuppet.transport.local import LocalTransport
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ import tablepuppet as tp
 from tablepuppet.bench.cases import make_case
 from tablepuppet.errors import TrainingError
 from tablepuppet.mapping.cluster.cluster import Cluster, at_work
-from tablepuppet.mapping.cluster.storage import Storage
+from tablepuppet.mapping.cluster.partitions import Storage
 from tablepuppet.mapping.rows import joined as joined_module
 
 ray = pytest.importorskip("ray")

@@ -19,8 +19,8 @@ from tablepuppet.mapping.build import map_tables
 from tablepuppet.mapping.cluster import partitions
 from tablepuppet.mapping.cluster.build import distribute_rows
 from tablepuppet.mapping.cluster.cluster import Cluster
+from tablepuppet.mapping.cluster.partitions import Storage
 from tablepuppet.mapping.cluster.rows import ClusterRows
-from tablepuppet.mapping.cluster.storage import Storage
 from tablepuppet.mapping.cluster.worker import Worker
 from tablepuppet.mapping.join import listed_rows, tree_rows
 from tablepuppet.mapping.mapping import TableMapping

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tablepuppet.mapping.walk.pool import Pool
+from tablepuppet.threads import Pool
 
 
 def test_results_come_in_order_and_no_more_are_kept_than_there_are_threads() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tablepuppet.mapping.join.scratch import scratch_folder
+from tablepuppet.mapping.join.duckdb_join import scratch_folder
 
 _HOLD = """
 import sys, tempfile
-from tablepuppet.mapping.join.scratch import scratch_folder
+from tablepuppet.mapping.join.duckdb_join import scratch_folder
 tempfile.tempdir = sys.argv[1]
 with scratch_folder() as folder:
     (folder / "spilled").write_bytes(b"x")

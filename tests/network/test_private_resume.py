@@ -14,7 +14,7 @@ import tablepuppet as tp
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.admm.messages import AdmmUpdate
 from tablepuppet.algorithms.registry import REQUESTS
-from tablepuppet.algorithms.sgd.messages import SgdUpdate
+from tablepuppet.algorithms.sgd.options import SgdUpdate
 from tablepuppet.client.client import Client
 from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.protocol.codec import Frame, decode, encode

@@ -12,7 +12,7 @@ from tests.plan.jobs import LABELS, shop
 
 import tablepuppet as tp
 from tablepuppet.mapping.mapping import Placement
-from tablepuppet.plan.memory import client_memory, server_memory
+from tablepuppet.plan.costs import client_memory, server_memory
 
 
 @pytest.mark.parametrize("algorithm", ["newton", "admm"])

@@ -15,7 +15,7 @@ from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 import tablepuppet as tp
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.registry import REQUESTS
-from tablepuppet.algorithms.sgd.messages import SgdUpdate
+from tablepuppet.algorithms.sgd.options import SgdUpdate
 from tablepuppet.client.client import Client
 from tablepuppet.client.policy import Policy
 from tablepuppet.errors import PolicyError

@@ -16,7 +16,7 @@ from tests.joined_rows import joined_rows
 import tablepuppet as tp
 from tablepuppet.algorithms.base import BlockAnswer, Problem
 from tablepuppet.algorithms.registry import REQUESTS
-from tablepuppet.algorithms.sgd.messages import SgdFigures, SgdUpdate
+from tablepuppet.algorithms.sgd.options import SgdFigures, SgdUpdate
 from tablepuppet.algorithms.sgd.server import SgdServer
 from tablepuppet.errors import PrivacyError
 from tablepuppet.mapping.join.cap import within_cap

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablepuppet.report.axis import axis_over
-from tablepuppet.report.charts import HEIGHT, MAX_POINTS, WIDTH, Chart, Point, Series, svg
+from tablepuppet.report.charts import HEIGHT, MAX_POINTS, WIDTH, Chart, Point, Series, axis_over, svg
 
 numbers = st.floats(-1e12, 1e12, allow_nan=False).map(lambda x: round(x, 6))
 

@@ -16,11 +16,10 @@ from tests.report.runs import QUERY, tables, trained
 import tablepuppet as tp
 from tablepuppet.cli.job_file import read_job
 from tablepuppet.errors import JobError
+from tablepuppet.formatting import number
 from tablepuppet.job import make_job
 from tablepuppet.report import RunRecord, record_of, render, write_report
-from tablepuppet.report.format import number
-from tablepuppet.report.page import distinct_names
-from tablepuppet.report.rerun import job_toml
+from tablepuppet.report.page import distinct_names, job_toml
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID = {"meta", "link", "input", "br"}

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tablepuppet.errors import SourceError
-from tablepuppet.tables.columns import numbers, strings
-from tablepuppet.tables.kinds import column_info
+from tablepuppet.tables.columns import column_info, numbers, strings
 
 DAY = datetime.date(1970, 1, 11)
 NOON = datetime.datetime(1970, 1, 11, 12)

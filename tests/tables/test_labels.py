@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tablepuppet.errors import JobError, MappingError
 from tablepuppet.protocol import ColumnInfo, Labels, LabelSummary
-from tablepuppet.tables.kinds import column_info
+from tablepuppet.tables.columns import column_info
 from tablepuppet.tables.labels import Split, describe_labels, read_labels, split
 
 

@@ -9,14 +9,16 @@ import pytest
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol import CategoryStatistics, ColumnInfo, NumberStatistics
-from tablepuppet.tables.statistics import Statistics, merge, statistics
-from tablepuppet.tables.summands import (
+from tablepuppet.tables.statistics import (
+    Statistics,
     first_summands,
     first_totals,
     means_only,
+    merge,
     names_only,
     second_summands,
     second_totals,
+    statistics,
 )
 
 NUMBER, TEXT = ColumnInfo("x", "float"), ColumnInfo("c", "string")

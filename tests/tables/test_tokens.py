@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tablepuppet.errors import PolicyError
 from tablepuppet.privacy.options import KeyMode
-from tablepuppet.tables.kinds import column_info
+from tablepuppet.tables.columns import column_info
 from tablepuppet.tables.tokens import job_key, prefix, tokens
 
 KEY = job_key(bytes(range(32)), "job")

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
-from tablepuppet.algorithms.exchanges import Exchanges, RunShape
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
-from tablepuppet.algorithms.traffic import OuterRound, Wave, waves
+from tablepuppet.algorithms.traffic import Exchanges, OuterRound, RunShape, Wave, waves
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
 from tablepuppet.models.heads.spec import HeadKind

@@ -1,6 +1,6 @@
 """Shape: the few sizes of a job that its cost depends on; no row, no key, no label.
 
-plan/shape.py counts them in a table mapping; algorithms say what they cost by them, without running.
+plan/costs.py counts them in a table mapping; algorithms say what they cost by them, without running.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from tablepuppet import train as story
 from tablepuppet.algorithms.registry import DEFAULT
-from tablepuppet.allocation import fix_thresholds
 from tablepuppet.api.federation_file import federation_from_toml, read_toml
 from tablepuppet.api.owners import make_clients, name_owners
 from tablepuppet.client.policy import Policy
@@ -23,6 +22,7 @@ from tablepuppet.errors import JobError, ModelError
 from tablepuppet.fragments import fragment, table
 from tablepuppet.job import BatchSize, Job, make_job
 from tablepuppet.mapping.join.profile import Profile
+from tablepuppet.memory import fix_thresholds
 from tablepuppet.models.heads.making import known_head, offered_head
 from tablepuppet.models.modules import Builder
 from tablepuppet.plan.plan import Plan

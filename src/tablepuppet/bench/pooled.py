@@ -18,7 +18,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.bench.cases import Case
 from tablepuppet.bench.figures import L2, Figures, copy_seconds, peak
 from tablepuppet.errors import JobError
-from tablepuppet.tables.quiet import silence
+from tablepuppet.tables.duck import silence
 
 Fit = Callable[[Array, Array, str], tuple[Array, float]]
 

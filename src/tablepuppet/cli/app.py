@@ -11,11 +11,9 @@ import typer
 from tablepuppet.cli import certs, contracts, processes
 from tablepuppet.cli.bench import bench
 from tablepuppet.cli.demo import demo
-from tablepuppet.cli.explain import explain
 from tablepuppet.cli.predict import predict
 from tablepuppet.cli.report import report
-from tablepuppet.cli.submit import submit, wait
-from tablepuppet.cli.train import train
+from tablepuppet.cli.train import explain, submit, train, wait
 from tablepuppet.version import __version__
 
 app = typer.Typer(

@@ -10,6 +10,7 @@ import typer
 
 from tablepuppet.cli.screen import JsonOption, Screen
 from tablepuppet.errors import JobError
+from tablepuppet.formatting import size
 from tablepuppet.report import read_record, write_report
 from tablepuppet.transport.meter import Network
 from tablepuppet.writing import check_place
@@ -48,7 +49,7 @@ def report(
     networks = dict(map(_network, network or []))
     records = [msgspec.structs.replace(read_record(path), name=path.stem) for path in runs]
     written = write_report(out, records, networks)
-    screen.show(f"Wrote {written} ({written.stat().st_size / 1e6:.2f} MB).")
+    screen.show(f"Wrote {written} ({size(written.stat().st_size)}).")
     screen.show_json(lambda: {"report": str(written), "runs": [record.name for record in records]})
 
 

@@ -1,16 +1,19 @@
-"""tablepuppet train JOB: trains the job's model and shows how good it is and what it took."""
+"""tablepuppet explain, train and submit JOB: what a job will do, its model and what it took, or a run to wait for."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from tablepuppet.api import ConnectedFederation
 from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.engine.result import Result
+from tablepuppet.formatting import seconds, size
 from tablepuppet.prediction.saved import check_target
 from tablepuppet.report import record_of
 from tablepuppet.writing import check_place
@@ -83,15 +86,14 @@ def show_result(screen: Screen, result: Result) -> None:
         if metrics:
             quality.add_row(side, *(_figure(metrics[name]) if name in metrics else "" for name in names))
     job, traffic = result.plan.job, result.traffic
-    spent = table("", "epochs", "objective", "rounds", "MB", "US-UK", "US-US", title="What it took")
+    spent = table("", "epochs", "objective", "rounds", "bytes", "US-UK", "US-US", title="What it took")
     spent.add_row(
         job.algorithm,
         str(len(result.history)) if result.epoch == len(result.history) else f"{result.epoch} of {len(result.history)}",
         f"{result.objective:.6g}",
         f"{traffic.rounds:,}",
-        f"{traffic.bytes / 1e6:,.2f}",
-        f"{traffic.seconds('us-uk'):.2f} s",
-        f"{traffic.seconds('us-us'):.2f} s",
+        size(traffic.bytes),
+        *(seconds(traffic.seconds(name)) for name in ("us-uk", "us-us")),
     )
     screen.show(quality, "", spent, *(f"Note: {note}" for note in result.notes))
 
@@ -104,3 +106,77 @@ def as_document(result: Result) -> dict[str, Any]:
     """What --json writes about a result: the run's record, which `tablepuppet report` reads."""
     document: dict[str, Any] = msgspec.to_builtins(record_of(result))
     return document
+
+
+ProfileOption = Annotated[
+    bool, typer.Option("--profile", help="Show how the keys meet instead: orphans, duplicates, NULL keys.")
+]
+
+
+def explain(
+    job: JobArgument, federation: FederationOption = None, profile: ProfileOption = False, as_json: JsonOption = False
+) -> None:
+    """Show the plan of a job: operators, rows, rounds, bytes, seconds, memory, and who learns what.
+
+    Nothing is trained.
+
+    [bold]Example:[/bold] tablepuppet explain returns.toml
+    """
+    screen = Screen(as_json)
+    asked = read_job(job)
+    if profile:
+        with screen.progress("counting the keys"), asked.open_federation(federation) as tables:
+            found = tables.profile(asked.query, label=asked.arguments["label"])
+        screen.show(str(found))
+        screen.show_json(found.to_dict)
+        return
+    with screen.progress("joining the keys"), asked.open_federation(federation) as tables:
+        plan = tables.explain(asked.query, **asked.arguments, progress=False)
+    screen.show(str(plan))
+    screen.show_json(lambda: json.loads(plan.to_json()))
+
+
+_FederationOption = Annotated[Path, typer.Option("--federation", metavar="FILE", help="The federation file.")]
+_FEDERATION = Path("federation.toml")
+
+
+def submit(
+    job: JobArgument,
+    federation: _FederationOption = _FEDERATION,
+    share: Annotated[
+        list[str] | None, typer.Option("--share", metavar="USER", help="A user who may have the result too.")
+    ] = None,
+    resume: ResumeOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Hand in a job at a running server and do not wait: it is trained when its turn comes.
+
+    [bold]Example:[/bold] tablepuppet submit returns.toml --federation federation.toml
+    """
+    screen = Screen(as_json)
+    asked = read_job(job)
+    run = ConnectedFederation(federation).submit(asked.query, **asked.arguments, share=share or (), resume=resume)
+    screen.show(f"Run {run} is queued; `tablepuppet wait {run}` shows its result.")
+    screen.show_json(lambda: {"run": run})
+
+
+def wait(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name, as `tablepuppet submit` printed it.")],
+    federation: _FederationOption = _FEDERATION,
+    save: SaveOption = None,
+    report: ReportOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Wait for a run that was handed in, and show its result; Ctrl-C ends the waiting, not the run.
+
+    [bold]Example:[/bold] tablepuppet wait 0b2675b6aca85709 --save model/
+    """
+    screen = Screen(as_json)
+    with screen.progress(f"run {run}") as on_round:
+        result = ConnectedFederation(federation).wait(run, on_round=on_round)
+    if save is not None:
+        result.save(save)
+    show_result(screen, result)
+    if report is not None:
+        screen.show(f"Report: {result.report(report)}")
+    screen.show_json(lambda: as_document(result))

@@ -17,8 +17,8 @@ import numpy as np
 
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.algorithms.exchanges import Exchanges, RunShape
 from tablepuppet.algorithms.registry import algorithm_of
+from tablepuppet.algorithms.traffic import Exchanges, RunShape
 from tablepuppet.errors import PolicyError
 from tablepuppet.protocol.contract import BlockTerms, Contract, Purpose, Role, ScanTerms, Training, fingerprint
 

@@ -23,20 +23,20 @@ from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
 from tablepuppet.algorithms.numerics.constant import best_intercept
-from tablepuppet.allocation import give_back
 from tablepuppet.arrays import Array
 from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import open_parts
 from tablepuppet.engine.metrics import Measured, Metrics, by_side, measure_scores
-from tablepuppet.engine.patience import Patience
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
+from tablepuppet.engine.verdict import Patience
 from tablepuppet.errors import TransportError
 from tablepuppet.mapping.mapping import Part, rows_here
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows
+from tablepuppet.memory import give_back
 from tablepuppet.models.metrics import Moment
-from tablepuppet.plan.custody import held_blocks
+from tablepuppet.plan.disclosure import held_blocks
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel

@@ -25,8 +25,7 @@ from tablepuppet.protocol import (
 )
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.tables.encoding import encoded_width, encoder, merge
-from tablepuppet.tables.statistics import Statistics
-from tablepuppet.tables.summands import first_totals, means_only, second_totals
+from tablepuppet.tables.statistics import Statistics, first_totals, means_only, second_totals
 from tablepuppet.transport.link import Link
 
 

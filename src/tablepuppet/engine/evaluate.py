@@ -19,7 +19,7 @@ from tablepuppet.models.heads.making import trained_head
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.prepare import Prepared, check_labels
 from tablepuppet.prediction.model import Model
-from tablepuppet.prediction.scoring import score_request
+from tablepuppet.prediction.predict import score_request
 from tablepuppet.prediction.trees import ask_bits, tree_scores
 from tablepuppet.protocol import Scores
 from tablepuppet.server.union import UnionOperator

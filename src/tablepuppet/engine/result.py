@@ -1,7 +1,8 @@
-"""Result: what a training run gives back."""
+"""Result: what a training run gives back, as data and as a notebook shows it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -13,9 +14,10 @@ import pyarrow as pa
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.arrays import Array
 from tablepuppet.engine.curves import Curves
-from tablepuppet.engine.html import result_html
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.errors import ModelError
+from tablepuppet.formatting import size
+from tablepuppet.fragments import fragment, table
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.heads.base import HeadModel
 from tablepuppet.models.modules import Builder, build_module
@@ -29,6 +31,41 @@ from tablepuppet.transport.meter import Network, Traffic
 if TYPE_CHECKING:
     import pandas as pd
     import torch
+
+
+_WIDTH, _HEIGHT, _MARGIN = 320, 120, 8
+
+
+def result_html(title: str, metrics: Mapping[str, Mapping[str, float]], objectives: Sequence[float]) -> str:
+    """One self-contained fragment."""
+    names = list(dict.fromkeys(name for values in metrics.values() for name in values))
+    rows = [
+        [side, *(f"{values[n]:.4g}" if n in values else "" for n in names)]
+        for side, values in metrics.items()
+        if values
+    ]
+    return fragment(title, table(["", *names], rows), _drawing(objectives))
+
+
+def _drawing(objectives: Sequence[float]) -> str:
+    """The objective by epoch, on a logarithmic scale where it can be."""
+    finite = [v for v in objectives if math.isfinite(v)]
+    if len(finite) < 2:
+        return ""
+    scaled = [math.log(v) for v in finite] if min(finite) > 0 else finite
+    low, high = min(scaled), max(scaled)
+    span = high - low or 1.0
+    across = (_WIDTH - 2 * _MARGIN) / (len(scaled) - 1)
+    points = " ".join(
+        f"{_MARGIN + i * across:.1f},{_MARGIN + (high - v) / span * (_HEIGHT - 2 * _MARGIN):.1f}"
+        for i, v in enumerate(scaled)
+    )
+    label = f"objective by epoch: {finite[0]:.5g} to {finite[-1]:.5g}"
+    return (
+        f'<figure><svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{label}">'
+        f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg>'
+        f"<figcaption>{label}</figcaption></figure>"
+    )
 
 
 @dataclass(frozen=True)
@@ -136,7 +173,7 @@ class Result:
         withheld = f"; weights of {', '.join(self.withheld)} withheld" if self.withheld else ""
         return (
             f"objective {self.objective:.6g}; {ran}, {self.traffic.rounds:,} rounds, "
-            f"{self.traffic.bytes / 1e6:.3g} MB{withheld}"
+            f"{size(self.traffic.bytes)}{withheld}"
         )
 
     def __str__(self) -> str:

@@ -16,21 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Figures, Problem, Server
-from tablepuppet.allocation import give_back
 from tablepuppet.arrays import Array
 from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, by_side, measure
-from tablepuppet.engine.patience import Patience
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
-from tablepuppet.engine.verdict import judge
+from tablepuppet.engine.verdict import Patience, judge
 from tablepuppet.errors import TrainingError, TransportError
 from tablepuppet.mapping.mapping import Part
+from tablepuppet.memory import give_back
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.heads.joined import headed
 from tablepuppet.models.heads.making import make_head
 from tablepuppet.models.metrics import Moment
-from tablepuppet.plan.custody import held_blocks
+from tablepuppet.plan.disclosure import held_blocks
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared

@@ -1,4 +1,4 @@
-"""What a run's figures say about it: has it converged, is it better than a constant, and how to go on.
+"""When a run stops early, and what its figures say: has it converged, is it better than a constant, and how to go on.
 
 In: the plan with its labels, the history and the metrics of a run. Out: a Verdict: a flag, and a sentence for each
 thing that is amiss. Nothing here asks a client, or walks over joined rows: the best constant follows from the labels.
@@ -6,6 +6,7 @@ thing that is amiss. Nothing here asks a client, or walks over joined rows: the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.mapping.mapping import Joined
-from tablepuppet.models.losses import Loss
+from tablepuppet.models.losses import Loss, metrics_by_name
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 
@@ -107,3 +108,39 @@ def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> 
         ways.append("more noise than signal may have come through: allow a larger ε, or bring more rows")
     what = "; ".join(ways) if ways else "the features may say nothing about the label"
     return [f"the model predicts test rows worse than a constant would ({figures}); {what}"]
+
+
+@dataclass(slots=True, eq=False)
+class Patience:
+    """Watches one figure; `epochs` of them without one that is better by `min_delta` are enough."""
+
+    monitor: str
+    epochs: int
+    min_delta: float = 0.0
+    best_epoch: int = 0  # 0: there is none yet
+    intercept: Array | None = None  # the server's own parameters then
+    _best: float = math.inf
+    _seen: int = 0
+
+    def sees(self, epoch: int, figures: dict[str, float], intercept: Array) -> bool:
+        """Whether this epoch is the best so far.
+
+        >>> import numpy as np
+        >>> patience = Patience("loss", epochs=1)
+        >>> [patience.sees(epoch, {"loss": loss}, np.zeros(1)) for epoch, loss in ((1, 0.5), (2, 0.4), (3, 0.41))]
+        [True, True, False]
+        >>> patience.is_over, patience.best_epoch
+        (True, 2)
+        """
+        value = figures[self.monitor]
+        metric = metrics_by_name().get(self.monitor)  # None: the loss
+        cost = -value if metric is not None and metric.is_higher_better else value
+        self._seen = epoch
+        if not (cost < self._best - self.min_delta or (self.best_epoch == 0 and not math.isnan(cost))):
+            return False
+        self._best, self.best_epoch, self.intercept = cost, epoch, intercept.copy()
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        return self._seen - self.best_epoch >= self.epochs

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tablepuppet.allocation import give_back
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.blocks import block_span, parts_of_block
@@ -25,7 +24,7 @@ from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.keys.labels import LabelSpace, Task, read_labels
 from tablepuppet.mapping.mapping import Part, Placement, RelationStats, TableMapping
 from tablepuppet.mapping.rows.materialize import Writer, can_build_on_workers
-from tablepuppet.memory import free_memory
+from tablepuppet.memory import free_memory, give_back
 from tablepuppet.privacy.options import Privacy
 from tablepuppet.transport.link import Link
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tablepuppet.allocation import fix_thresholds
 from tablepuppet.client.client import Client
 from tablepuppet.client.policy import Policy, read_policy
 from tablepuppet.errors import TablePuppetError
+from tablepuppet.memory import fix_thresholds
 from tablepuppet.network.handshakes import logged_handshakes
 from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.network.join import Member

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from tablepuppet import train as story
-from tablepuppet.allocation import give_back
 from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import DisconnectedError, JobError, RunInterruptedError, TablePuppetError
 from tablepuppet.job import Job, check_job
 from tablepuppet.mapping.engines import Ray
+from tablepuppet.memory import give_back
 from tablepuppet.network.control import Kind
 from tablepuppet.network.objects import from_frame, to_frame
 from tablepuppet.network.pipe import Pipe

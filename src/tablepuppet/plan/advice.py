@@ -12,9 +12,9 @@ from typing import Any
 from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.registry import FEDERATED
 from tablepuppet.algorithms.shape import Shape
+from tablepuppet.formatting import seconds
 from tablepuppet.models.features import GRAM_LIMIT
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
-from tablepuppet.plan.text import seconds
 
 _NETWORK = "us-uk"
 _SLOW = 2  # times what the fastest takes

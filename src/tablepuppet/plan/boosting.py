@@ -10,13 +10,13 @@ import msgspec
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import Shape
+from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.mapping.summary import MappingSummary
 from tablepuppet.plan.advice import Advice, spelled
 from tablepuppet.plan.costs import cost
-from tablepuppet.plan.custody import held_blocks
+from tablepuppet.plan.disclosure import held_blocks
 from tablepuppet.plan.knowledge import Exposure, Insight, common_insights, owners_of
-from tablepuppet.plan.text import plural
 
 
 def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insight]:

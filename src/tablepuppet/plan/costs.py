@@ -1,18 +1,31 @@
-"""What training costs: rounds and bytes of every algorithm, counted from the shape of the job.
+"""What training costs: rounds, bytes and memory of every algorithm, counted from the shape of the job.
 
-In: a Shape, an algorithm's name and options. Out: a Cost, to be compared with what the meter counts.
-The formulae are those of docs/algorithms.md ("Communication"); every algorithm declares its own (`traffic`).
-One epoch is an outer round to all blocks, and inner rounds for blocks with several clients.
+In: a mapping's figures, and the width of each block where it is known: a Shape. An algorithm's name and options. Out: a
+Cost, to be compared with what the meter counts, and bytes of memory to within a factor of about two: arrays that live
+at the same time, not what Python and the libraries take (some 200 MB). The formulae are those of docs/algorithms.md
+("Communication"); every algorithm declares its own (`traffic`, `server_memory`, `client_memory`). One epoch is an outer
+round to all blocks, and inner rounds for blocks with several clients.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from tablepuppet.algorithms.algorithm import FLOAT
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.registry import BY_NAME, is_expanded
-from tablepuppet.algorithms.shape import Shape
+from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
 from tablepuppet.algorithms.traffic import Wave, agreement
+from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW
+from tablepuppet.mapping.mapping import Placement
+from tablepuppet.mapping.summary import MappingSummary
+from tablepuppet.models.heads.spec import HeadSpec
+from tablepuppet.models.losses import Loss
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.options import Privacy
+from tablepuppet.tables.columns import STRING_KINDS
 from tablepuppet.transport.meter import Network, network
 
 RUN_EPOCHS = 10  # what runs of different algorithms are compared by
@@ -71,3 +84,100 @@ def cost(
     waves = [wave for epoch in numbers for wave in declared.traffic(own, options, epoch, batch_size)]
     agreed = agreement(shape) if after == 0 and not declared.is_pooled else []
     return Cost(algorithm, epochs, (*waves, *agreed))
+
+
+def shape_of(
+    mapping: MappingSummary,
+    loss: Loss,
+    spec: ModelSpec,
+    widths: Sequence[int] | None,
+    value_bytes: int,
+    privacy: Privacy,
+    epochs: int,
+    *,
+    head: HeadSpec,
+) -> Shape:
+    """The shape of a job over a mapping."""
+    blocks = []
+    for number, (block, counted) in enumerate(zip(mapping.bound.blocks, mapping.blocks, strict=True)):
+        own = mapping.parts_of(number)
+        unmatched = mapping.train_rows - counted.joined
+        parts: list[PartShape] = []
+        for part in own:
+            joined = part.fan.joined + (unmatched if not parts else 0)
+            parts.append(PartShape(part.client, part.train_rows, part.test_rows, joined, part.fan, part.is_in_both))
+        strings = sum(column.kind in STRING_KINDS for column in block.columns)
+        numbers = sum(max(1, column.size) for column in block.columns if column.kind not in STRING_KINDS)
+        width = numbers + strings if widths is None else widths[number]
+        blocks.append(
+            BlockShape(
+                name=block.name,
+                table=block.table,
+                features=len(block.features),
+                numbers=numbers,
+                strings=strings,
+                width=width,
+                parameters=_parameters(spec, width, head.widths[number]),
+                outputs=head.widths[number],
+                is_identity=counted.is_identity,
+                unmatched=unmatched,
+                parts=tuple(parts),
+                is_masked=privacy.masks(len({part.client for part in own})),
+            )
+        )
+    return Shape(
+        joined=mapping.train_rows,
+        test_joined=mapping.test_rows,
+        validation_joined=mapping.validation_rows,
+        outputs=loss.outputs,
+        blocks=tuple(blocks),
+        is_linear=spec.is_linear,
+        curvature_varies=not loss.is_quadratic and loss.outputs == 1,
+        has_widths=widths is not None,
+        epochs=epochs,
+        head=head.kind,
+        value_bytes=value_bytes,
+        model_bytes=value_bytes if spec.is_linear or spec.dtype == "float64" else 4,
+        has_kinks=not loss.is_smooth,
+    )
+
+
+def _parameters(spec: ModelSpec, width: int, outputs: int) -> int:
+    """|θ| of a block; a module of the user's own is taken for a linear one, for only its owner can build it."""
+    if spec.kind != "mlp":
+        return width * outputs
+    layers = (width, *spec.hidden, outputs)
+    return sum((a + 1) * b for a, b in pairwise(layers))
+
+
+_INDEX = 4  # bytes of a row number
+_CODE = 4  # bytes of a category
+
+
+def server_memory(shape: Shape, algorithm: str, options: AlgorithmOptions, placement: Placement | None = None) -> int:
+    """The join of the keys, or the training after it, whichever is more; with a placement, without what lies there."""
+    declared, own = BY_NAME[algorithm], shape.expanded if is_expanded(algorithm) else shape
+    joining = BYTES_PER_JOINED_ROW * (shape.joined + shape.test_joined)
+    training = declared.server_memory(own, options)
+    if placement is None or own is not shape or declared.is_pooled:  # baselines run here
+        return int(max(joining, _mapping(shape) + training + declared.state_memory(own, options)))
+    return int(max(0 if placement.is_joined_there else joining, training))
+
+
+def client_memory(shape: Shape, algorithm: str, options: AlgorithmOptions) -> int:
+    """The client with the most: its encoded rows, vectors over them, and what the algorithm keeps of a part."""
+    declared, own = BY_NAME[algorithm], shape.expanded if is_expanded(algorithm) else shape
+    totals: dict[str, float] = {}
+    for block, part in own.parts:
+        rows = part.rows + part.test_rows
+        encoded = rows * (FLOAT * block.numbers + _CODE * block.strings)
+        vectors = FLOAT * block.outputs * 3 * rows
+        kept = declared.client_memory(own, options, block, part)
+        totals[part.client] = totals.get(part.client, 0.0) + encoded + vectors + kept
+    return int(max(totals.values(), default=0.0))
+
+
+def _mapping(shape: Shape) -> int:
+    """One row number per joined row and block, except where they are 0, 1, 2, …; and the label's."""
+    arrays = 1 + sum(not block.is_identity for block in shape.blocks)
+    return _INDEX * arrays * (shape.joined + shape.test_joined)

@@ -1,14 +1,20 @@
-"""A plan as a document for machines: the figures of its text, unrounded."""
+"""A plan for machines and for notebooks: as a JSON document with the figures of its text (explain.py), unrounded, and
+as one HTML fragment of tables and lists. Names, counts and estimates; nothing of a row.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tablepuppet.plan.costs import Cost
+from tablepuppet.formatting import seconds, size
+from tablepuppet.fragments import folded, fragment, items, lines, table
+from tablepuppet.plan.costs import RUN_EPOCHS, Cost
+from tablepuppet.plan.explain import title_lines, tree_lines
 
 if TYPE_CHECKING:
     from tablepuppet.plan.plan import Plan
+
 
 NETWORKS = ("us-uk", "us-us")
 
@@ -63,3 +69,81 @@ def _cost(cost: Cost) -> dict[str, Any]:
         "payload_up": round(cost.payload_up),
         "seconds": {name: cost.seconds(name) for name in NETWORKS},
     }
+
+
+def plan_html(plan: Plan) -> str:
+    """One self-contained fragment."""
+    title, *notes = title_lines(plan)
+    parts = [lines(notes)] if notes else []
+    parts += [lines(tree_lines(plan)), _rows(plan), _costs(plan)]
+    advice = plan.advice
+    parts.append(folded(f"Advice: {advice.algorithm}", items([advice.why])))
+    parts.append(folded("Who learns what", _knowledge(plan), _exposure(plan)))
+    if plan.ledger.releases:
+        parts.append(folded("Privacy that the job spends, if every epoch is run", items(plan.ledger.lines())))
+    return fragment(title, *parts)
+
+
+def _rows(plan: Plan) -> str:
+    head = ["alias", "table", "owners", "rows", "matched", "orphans", "joined rows per row", "at most"]
+    rows = [
+        [
+            fit.alias,
+            fit.table,
+            f"{fit.clients:,}",
+            f"{fit.rows:,}",
+            f"{fit.matched:,}",
+            f"{fit.orphans:,}",
+            f"{fit.mean_fan_out:,.1f}",
+            f"{fit.max_fan_out:,}",
+        ]
+        for fit in plan.mapping.fits
+    ]
+    return table(head, rows, text_columns=2, caption="Rows and how they meet")
+
+
+def _costs(plan: Plan) -> str:
+    """One line per algorithm; this job's is marked."""
+    head = [
+        "",
+        "rounds an epoch",
+        "bytes an epoch",
+        f"US-UK, {RUN_EPOCHS} epochs",
+        f"US-US, {RUN_EPOCHS} epochs",
+        "memory of the server",
+        "of a client",
+    ]
+    costs = plan.costs
+    rows = [
+        [
+            row.algorithm,
+            f"{row.epoch.rounds:,}",
+            size(row.epoch.bytes),
+            seconds(row.run.seconds("us-uk")),
+            seconds(row.run.seconds("us-us")),
+            size(row.server_memory),
+            size(row.client_memory),
+        ]
+        for row in costs
+    ]
+    names = [row.algorithm for row in costs]
+    own = names.index(plan.job.algorithm) if plan.job.algorithm in names else -1
+    return table(head, rows, caption="Estimated cost (bold: this job)", marked=own)
+
+
+def _knowledge(plan: Plan) -> str:
+    return "".join(fragment(insight.party, items(insight.learns)) for insight in plan.insights)
+
+
+def _exposure(plan: Plan) -> str:
+    rows = [
+        [
+            exposure.block,
+            f"{exposure.numbers:,}",
+            f"{exposure.width:,}",
+            "enough to reconstruct it" if exposure.reconstructs else "too few to reconstruct it",
+        ]
+        for exposure in plan.exposures
+    ]
+    head = ["block", "numbers that the server may see of one row", "columns of the row", "which is"]
+    return table(head, rows, caption="Exposure")

@@ -12,8 +12,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from tablepuppet.algorithms.shape import BlockShape
+from tablepuppet.formatting import columns, groups, plural, seconds, size
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
-from tablepuppet.plan.text import columns, groups, plural, seconds, size
 from tablepuppet.transport.meter import Account
 
 if TYPE_CHECKING:

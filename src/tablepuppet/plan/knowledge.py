@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.errors import PrivacyError
+from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.mapping.summary import MappingSummary
 from tablepuppet.models.losses import Loss
-from tablepuppet.plan.custody import held_blocks
-from tablepuppet.plan.disclosure import exchanges_of
-from tablepuppet.plan.text import plural
+from tablepuppet.plan.disclosure import exchanges_of, held_blocks
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.tables.columns import STRING_KINDS
 

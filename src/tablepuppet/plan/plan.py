@@ -21,15 +21,12 @@ from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.plan.advice import Advice, advise
 from tablepuppet.plan.boosting import advise_trees, tree_exposures, tree_insights
-from tablepuppet.plan.costs import RUN_EPOCHS, Cost, cost
+from tablepuppet.plan.costs import RUN_EPOCHS, Cost, client_memory, cost, server_memory, shape_of
 from tablepuppet.plan.disclosure import training_disclosures
-from tablepuppet.plan.document import document
+from tablepuppet.plan.document import document, plan_html
 from tablepuppet.plan.explain import render
-from tablepuppet.plan.html import plan_html
 from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
-from tablepuppet.plan.memory import client_memory, server_memory
 from tablepuppet.plan.private import PrivatePlan, plan_privacy
-from tablepuppet.plan.shape import shape_of
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.transport.meter import Account, Told
 

@@ -1,8 +1,9 @@
 """TableMapping + Job → Prepared: a plan, and the joined rows that it is run over.
 
 In: a table mapping with labels and weights as their owners sent them. Out: a plan, which is data, and beside it the
-mapping as training uses it: labels with the bias of their noise taken out, weights of mean 1, and for the VFL baselines
-every block expanded. What holds arrays over rows lives here, and ends with the run.
+mapping as training uses it: labels with the bias of their noise taken out; weights, those of a row times those of its
+class, of mean 1 (F is (1/N) Σ w_j ℓ_j + β R with Σ w_j = N, so l2 means what it does without weights); for the VFL
+baselines every block expanded. What holds arrays over rows lives here, and ends with the run.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from math import log2
 import msgspec
 import numpy as np
 
-from tablepuppet.errors import JobError
-from tablepuppet.job import Job
+from tablepuppet.arrays import Array
+from tablepuppet.errors import JobError, PrivacyError
+from tablepuppet.job import Job, class_text
 from tablepuppet.mapping.keys.labels import Task
-from tablepuppet.mapping.mapping import TableMapping
+from tablepuppet.mapping.mapping import Joined, LabelInfo, TableMapping
 from tablepuppet.mapping.rows.expanded import expanded
 from tablepuppet.mapping.summary import summarise
 from tablepuppet.models.compiler import is_installed, wins
 from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
-from tablepuppet.plan.custody import check_custody
+from tablepuppet.plan.disclosure import check_custody
 from tablepuppet.plan.plan import Plan, is_dear
-from tablepuppet.plan.weights import weighted
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -138,3 +139,60 @@ def _label_facts(kind: type[Loss], mapping: TableMapping) -> LabelFacts:
     values, inverse = np.unique(labels, return_inverse=True)
     shares = np.bincount(inverse, counts[occurs], len(values)) / max(1, int(counts.sum()))
     return LabelFacts(0, values, shares)
+
+
+def weighted(mapping: TableMapping, job: Job) -> TableMapping:
+    """The mapping with each row's weight, if the job has any; test rows all count alike."""
+    if job.weight is None and job.class_weight is None:
+        return mapping
+    if job.privacy.label is not None:
+        raise PrivacyError(
+            "weight and class_weight tell rows apart by what privacy.label hides; train without weights, or without "
+            "label privacy"
+        )
+    factors = _class_factors(mapping, job)
+    train, validation = (_of_label_rows(side, factors) for side in (mapping.train, mapping.validation))
+    total = float(mapping.train.label_counts() @ train)
+    if not total > 0:
+        raise JobError("the weights of all training rows are 0; there is nothing to learn")
+    scale = mapping.train.rows / total
+    return replace(
+        mapping,
+        train=mapping.train.weighted(scale * train),
+        validation=mapping.validation.weighted(scale * validation),
+        test=mapping.test.weighted(None),
+    )
+
+
+def _class_factors(mapping: TableMapping, job: Job) -> Array | None:
+    """The weight of each class, as scikit-learn means it; None: the same for all."""
+    given, label = job.class_weight, mapping.label
+    if given is None:
+        return None
+    if not label.classes:
+        raise JobError("class_weight needs a label with classes, and this one is a number; use weight for rows")
+    if given != "balanced":
+        return _mapped(given, label)
+    present = _of_label_rows(mapping.train, None)
+    codes = mapping.train.labels.astype(np.intp)
+    counts = np.bincount(codes, mapping.train.label_counts() * present, minlength=len(label.classes))
+    is_there = counts > 0
+    share = counts.sum() / max(1, int(is_there.sum()))
+    return np.asarray(np.divide(share, counts, out=np.ones(len(counts)), where=is_there))
+
+
+def _mapped(given: dict[str, float], label: LabelInfo) -> Array:
+    known = [class_text(c) for c in label.classes]
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise JobError(
+            f"class_weight names {unknown[0]!r}, which is none of the label's {len(known)} classes; "
+            "the others count 1 where they are not named"
+        )
+    return np.array([given.get(name, 1.0) for name in known])
+
+
+def _of_label_rows(side: Joined, factors: Array | None) -> Array:
+    """One weight per row of the label table."""
+    weights = np.ones(len(side.labels)) if side.weights is None else side.weights
+    return weights if factors is None else weights * factors[side.labels.astype(np.intp)]

@@ -128,7 +128,7 @@ class Model:
         trees: how much all splits of the feature gained, and in a further column how many splits there are.
         """
         if self.spec.is_boosted:
-            from tablepuppet.prediction.tree_importance import tree_importance
+            from tablepuppet.prediction.coefficients import tree_importance
 
             return tree_importance(self)
         from tablepuppet.prediction.coefficients import importance

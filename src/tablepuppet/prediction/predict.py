@@ -13,20 +13,20 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.catalog.serving import Key, Servable, Wanted, bind_features
 from tablepuppet.contract.agree import agree
 from tablepuppet.contract.build import score_contracts
 from tablepuppet.errors import JobError, ModelError
+from tablepuppet.mapping.mapping import Part
 from tablepuppet.mapping.new_rows import NewRows, map_new_rows
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.heads.making import trained_head
 from tablepuppet.prediction.answer import answer
 from tablepuppet.prediction.missing import Reachable
 from tablepuppet.prediction.model import Model
-from tablepuppet.prediction.scoring import score_request
 from tablepuppet.prediction.trees import ask_bits, tree_scores
-from tablepuppet.protocol import Identifiers, Message, Scores, SendIdentifiers
+from tablepuppet.protocol import Identifiers, Message, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
 from tablepuppet.protocol.contract import fingerprint
 from tablepuppet.query import parse
 from tablepuppet.tables.part_store import check_splits, check_types
@@ -216,3 +216,23 @@ def _identifiers(servable: Servable, rows: NewRows, link: Link, job: str) -> pa.
         whole = pa.concat_tables(parts, promote_options="permissive")
         tables.append(whole.take(pa.array(base_rows)) if whole.num_columns else whole)
     return pa.concat_tables(tables, promote_options="permissive")
+
+
+def score_request(model: Model, part: Part, rows: RowNumbers, job: str) -> Message:
+    """A request for h of some rows of a part."""
+    block = model.blocks[part.block]
+    if block.is_held:
+        return ScoreOwnRows(
+            job=job, scan=part.scan, columns=list(part.columns), rows=rows, model=model.id, name=block.name
+        )
+    return ScoreRows(
+        job=job,
+        scan=part.scan,
+        columns=list(part.columns),
+        rows=rows,
+        encoders=list(block.encoders),
+        theta=block.theta,
+        model=model.spec,
+        name=block.name,
+        outputs=model.widths[part.block],
+    )

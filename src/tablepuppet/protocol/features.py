@@ -65,7 +65,7 @@ class FeatureNames(Message, frozen=True):
 
 
 class SumStatistics(Message, frozen=True):
-    """Counts and sums over the block's categories and numbers, as summands (tables/summands.py). → Masked"""
+    """Counts and sums over the block's categories and numbers, as summands (tables/statistics.py). → Masked"""
 
     stage: ClassVar[Stage] = "summed statistics"
     tells: ClassVar[Telling] = (Tells("columns", "category names"),)

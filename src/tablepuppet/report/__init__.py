@@ -1,9 +1,8 @@
 """The report: runs as plain data, and one HTML page that people like to look at."""
 
-from tablepuppet.report.history import history_frame, write_history
 from tablepuppet.report.page import render, write_report
 from tablepuppet.report.record import RunRecord, read_record, to_json
-from tablepuppet.report.recording import record_of
+from tablepuppet.report.recording import history_frame, record_of, write_history
 
 __all__ = [
     "RunRecord",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tablepuppet.errors import JobError
-from tablepuppet.report.history import figures
+from tablepuppet.report.recording import figures
 
 if TYPE_CHECKING:
     from tablepuppet.engine.result import RoundEvent

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tablepuppet.formatting import number, seconds, size, tick_text
 from tablepuppet.models.losses import metrics_by_name
 from tablepuppet.report.charts import Chart, Point, Series
-from tablepuppet.report.format import number, seconds, size, tick_text
 from tablepuppet.report.record import Epoch, RunRecord
 from tablepuppet.transport.meter import NETWORKS, Network
 

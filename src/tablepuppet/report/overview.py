@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from tablepuppet.formatting import number, seconds, size
 from tablepuppet.report.charts import swatch
 from tablepuppet.report.convergence import TITLES, communication_seconds, title_of
-from tablepuppet.report.format import number, seconds, size
 from tablepuppet.report.markup import code, table
 from tablepuppet.report.record import BlockRecord, RunRecord
 from tablepuppet.transport.meter import Network

@@ -2,10 +2,13 @@
 
 In: run records. Out: HTML text with its styles, its script and the records themselves inside;
 nothing is loaded from anywhere. Without the script everything is still there to read and to print.
+Its last section is the exact job, and where it ran.
 """
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -14,16 +17,15 @@ from typing import Any
 
 import msgspec
 
+from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.errors import JobError
-from tablepuppet.report.account import traffic
+from tablepuppet.report.accounts import privacy, traffic
 from tablepuppet.report.charts import svg, swatch
 from tablepuppet.report.convergence import convergence, merits, scales
-from tablepuppet.report.exposure import privacy
-from tablepuppet.report.markup import section
+from tablepuppet.report.markup import code, section, table
 from tablepuppet.report.overview import data, results, tiles
 from tablepuppet.report.predictions import predictions
 from tablepuppet.report.record import RunRecord
-from tablepuppet.report.rerun import environment
 from tablepuppet.report.weights import coefficients
 from tablepuppet.transport.meter import NETWORKS, Network
 from tablepuppet.writing import as_path, write_whole
@@ -133,3 +135,52 @@ def _embedded(text: str, number: int) -> str:
 
 def _asset(name: str) -> str:
     return (files("tablepuppet.report") / name).read_text(encoding="utf-8")
+
+
+NEURAL = ("hidden", "activation", "dropout", "dtype", "module")
+
+
+def job_toml(job: dict[str, Any]) -> str:
+    """A job as a job file: the names are those of the Python arguments, options beside them.
+
+    >>> print(job_toml({"query": "SELECT 1", "label": "y", "options": {"type": "newton", "memory": 8}}))
+    query = '''
+    SELECT 1
+    '''
+    label = "y"
+    memory = 8
+    """
+    options = {name: value for name, value in job.get("options", {}).items() if name != "type"}
+    options |= job.get("loss_options", {})
+    # What describes a network is refused where there is none.
+    left_out = {"query", "options", "loss_options", *(() if job.get("model") in ("mlp", "module") else NEURAL)}
+    if job.get("engine") == {"name": "local"}:
+        left_out.add("engine")
+    plain = {name: value for name, value in job.items() if name not in left_out}
+    name = str(job.get("algorithm"))
+    lines = [f"query = '''\n{textwrap.dedent(str(job['query'])).strip()}\n'''"]
+    # TOML has no null. Left out, a name takes its default, which is None for all but batch_size.
+    lines += [f"{name} = {_value(value)}" for name, value in (plain | options).items() if value is not None]
+    if name in BY_NAME and BY_NAME[name].uses_batches and job.get("batch_size") is None:
+        lines.append("# full batches: batch_size=None, from Python")
+    return "\n".join(lines)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
+    return json.dumps(value, ensure_ascii=False)  # strings, numbers, booleans and lists read alike in TOML
+
+
+def environment(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """How to run it again, and what it ran on."""
+    parts = []
+    for run, name in zip(runs, names, strict=True):
+        rows = [[escape(k), escape(v)] for k, v in {"created": run.created, **run.environment}.items()]
+        body = (
+            "<p>The job file; the same data, job and seed give the same model bit for bit.</p>"
+            + code(job_toml(run.job))
+            + table(["Environment", ""], rows, text_columns=2)
+        )
+        parts.append(f"<details{' open' * (len(runs) == 1)}><summary>{escape(name)}</summary>{body}</details>")
+    return "".join(parts)

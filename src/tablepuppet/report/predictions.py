@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from tablepuppet.formatting import number
 from tablepuppet.report.charts import Chart, Point, Series, svg
-from tablepuppet.report.format import number
 from tablepuppet.report.markup import bar, table
 from tablepuppet.report.record import CurvesRecord, RunRecord
 

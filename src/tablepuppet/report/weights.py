@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from tablepuppet.report.format import number
+from tablepuppet.formatting import number
 from tablepuppet.report.markup import bar
 from tablepuppet.report.record import RunRecord
 

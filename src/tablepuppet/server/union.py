@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate
-from tablepuppet.algorithms.exchanges import POWER_ROUNDS
+from tablepuppet.algorithms.traffic import POWER_ROUNDS
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PrivacyError
 from tablepuppet.mapping.mapping import Part, TableMapping

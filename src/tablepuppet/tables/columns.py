@@ -1,12 +1,13 @@
-"""A raw Arrow column as NumPy: numbers as float64 with NaN for missing, strings as codes.
+"""Columns of any system: the kind of an Arrow type, and a raw column as NumPy.
 
-In: a column as its source gave it, with its ColumnInfo. Out: an (n, k) array of numbers
-(k is 1, or the size of a vector), or the distinct strings and one code per row.
+In: a column as its source gave it. Out: its ColumnInfo, whose kind is the same whichever system the column lives in;
+numbers as an (n, k) array of float64 with NaN for missing (k is 1, or the size of a vector); strings as the distinct
+ones and one code per row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,51 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array, Codes
 from tablepuppet.errors import SourceError
 from tablepuppet.protocol import ColumnInfo, Kind
+
+_SCALARS: Final[tuple[tuple[Callable[[pa.DataType], bool], Kind], ...]] = (
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_integer, "integer"),
+    (pa.types.is_floating, "float"),
+    (pa.types.is_decimal, "decimal"),
+    (pa.types.is_date, "date"),
+    (pa.types.is_timestamp, "timestamp"),
+    (pa.types.is_string, "string"),
+    (pa.types.is_large_string, "string"),
+    (pa.types.is_string_view, "string"),
+    (lambda kind: isinstance(kind, pa.UuidType), "uuid"),
+)
+# Types that reach Arrow as something less: text, and decimals of 38 digits.
+_BY_NAME: Final[dict[str, Kind]] = {"UUID": "uuid", "HUGEINT": "integer", "UHUGEINT": "integer"}
+_LISTS: Final = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_large_list_view)
+
+
+def column_info(name: str, kind: pa.DataType, detail: str | None = None, size: int | None = None) -> ColumnInfo:
+    """A column's name and kind.
+
+    `detail` is the owner's own name for the type; `size` the common length of a list of
+    floats, where its owner found one.
+
+    >>> column_info("price", pa.decimal128(10, 2), "DECIMAL(10,2)").kind
+    'decimal'
+    """
+    shown = str(kind) if detail is None else detail
+    if is_float_list(kind) and size is not None:
+        return ColumnInfo(name, "vector", shown, size)
+    if pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type):
+        return ColumnInfo(name, "vector", shown, kind.list_size)
+    return ColumnInfo(name, _BY_NAME.get(shown) or _scalar_kind(kind), shown)
+
+
+def is_float_list(kind: pa.DataType) -> bool:
+    """A list of floats of no fixed size: a vector if all its rows turn out to have one length."""
+    return any(is_list(kind) for is_list in _LISTS) and bool(pa.types.is_floating(kind.value_type))
+
+
+def _scalar_kind(kind: pa.DataType) -> Kind:
+    if pa.types.is_dictionary(kind):
+        return _scalar_kind(kind.value_type)
+    return next((name for is_kind, name in _SCALARS if is_kind(kind)), "other")
+
 
 NUMBER_KINDS: Final[frozenset[Kind]] = frozenset(
     {"integer", "float", "decimal", "boolean", "date", "timestamp", "vector"}

@@ -25,11 +25,18 @@ import pyarrow as pa
 from tablepuppet.errors import SourceError
 from tablepuppet.memory import memory_limit
 from tablepuppet.protocol import ColumnInfo
-from tablepuppet.tables.kinds import column_info, is_float_list
-from tablepuppet.tables.quiet import silence
+from tablepuppet.tables.columns import column_info, is_float_list
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
+
+
+def silence(connection: duckdb.DuckDBPyConnection) -> None:
+    """Switches the progress bar off."""
+    [[is_on]] = connection.execute("SELECT current_setting('enable_progress_bar')").fetchall()
+    if is_on:
+        connection.execute("SET enable_progress_bar = false")
+
 
 _T = TypeVar("_T")
 _RELATION = "tablepuppet_source"

@@ -29,7 +29,7 @@ from tablepuppet.errors import PolicyError, SourceError
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.columns import arrow, numpy_of
-from tablepuppet.tables.quiet import silence
+from tablepuppet.tables.duck import silence
 
 SIZE = 16
 TOKEN = pa.binary(SIZE)

@@ -10,10 +10,9 @@ from tablepuppet.algorithms.admm.options import Admm
 from tablepuppet.algorithms.admm.server import AdmmServer
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit, PrivateForm
 from tablepuppet.algorithms.base import Answer, PartSetup, Problem
-from tablepuppet.algorithms.exchanges import Exchanges, RunShape
 from tablepuppet.algorithms.numerics.conjugate import WIDE
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
-from tablepuppet.algorithms.traffic import OuterRound, Wave, waves
+from tablepuppet.algorithms.traffic import Exchanges, OuterRound, RunShape, Wave, waves
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy

@@ -12,9 +12,8 @@ from tablepuppet.algorithms.als.normal import packed_width
 from tablepuppet.algorithms.als.options import Als
 from tablepuppet.algorithms.als.server import AlsServer
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
-from tablepuppet.algorithms.exchanges import Exchanges, RunShape
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
-from tablepuppet.algorithms.traffic import OuterRound, Wave, waves
+from tablepuppet.algorithms.traffic import Exchanges, OuterRound, RunShape, Wave, waves
 
 _SOLVER_STEPS = 10  # that conjugate gradients usually take
 

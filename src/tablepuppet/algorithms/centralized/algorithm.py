@@ -1,12 +1,97 @@
-"""centralized, declared."""
+"""centralized: F minimised on the materialised join, the baseline that all others are measured against.
+
+In: the joined feature matrix, N × d, which exists nowhere else. Out: θ and the intercept. Newton with Cholesky for one
+output, L-BFGS for softmax; run to convergence, so that other algorithms' gaps can be measured.
+"""
 
 from __future__ import annotations
 
+from math import inf
+from typing import ClassVar
+
+import numpy as np
+import scipy
+
 from tablepuppet.algorithms.algorithm import Optimum, PooledAlgorithm
-from tablepuppet.algorithms.centralized.minimise import minimise
-from tablepuppet.algorithms.centralized.options import Centralized
+from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
+
+
+class Centralized(AlgorithmOptions, frozen=True, tag="centralized"):
+    """The baseline: pool all rows, materialise the join, minimise F on it. For comparison where pooling is allowed."""
+
+    name: ClassVar[str] = "centralized"
+    tolerance: float = 1e-10
+
+    def __post_init__(self) -> None:
+        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+
+
+_ITERATIONS = 100
+
+
+def minimise(features: Array, labels: Array, loss: Loss, l2: float, tolerance: float) -> Optimum:
+    """The minimum of F over θ and an unpenalised intercept."""
+    if loss.outputs > 1:
+        return _lbfgs(features, labels, loss, l2, tolerance)
+    rows, width = features.shape
+    design = np.concatenate([features, np.ones((rows, 1))], axis=1)
+    ridge = np.append(np.full(width, l2), 0.0)
+    point = np.zeros(width + 1)
+
+    def value_at(x: Array) -> float:
+        return float(loss.value((design @ x)[:, None], labels).mean()) + 0.5 * float(ridge @ (x * x))
+
+    value = value_at(point)
+    iterations = 0
+    while iterations < _ITERATIONS:
+        iterations += 1
+        scores = (design @ point)[:, None]
+        slope = design.T @ loss.gradient(scores, labels)[:, 0] / rows + ridge * point
+        hessian = design.T @ (design * loss.curvature(scores, labels)) / rows + np.diag(ridge)
+        step = -_solve(hessian, slope, l2)
+        decrement = -0.5 * float(slope @ step)
+        if decrement <= 0.01 * tolerance * abs(value):
+            break
+        size = 1.0
+        while value_at(point + size * step) > value and size > 1e-10:
+            size /= 2
+        point = point + size * step
+        value = value_at(point)
+        if loss.is_quadratic:
+            break
+    return Optimum(point[:-1, None], point[-1:], value, iterations)
+
+
+def _solve(hessian: Array, slope: Array, l2: float) -> Array:
+    """H⁻¹ g; the pseudo-inverse where nothing is penalised and features may be collinear."""
+    if l2 > 0:
+        return np.asarray(scipy.linalg.cho_solve(scipy.linalg.cho_factor(hessian), slope))
+    return np.asarray(scipy.linalg.pinvh(hessian) @ slope)
+
+
+def _lbfgs(features: Array, labels: Array, loss: Loss, l2: float, tolerance: float) -> Optimum:
+    rows, width = features.shape
+    shape = (width + 1, loss.outputs)
+
+    def value_and_slope(flat: Array) -> tuple[float, Array]:
+        x = flat.reshape(shape)
+        scores = features @ x[:-1] + x[-1]
+        residual = loss.gradient(scores, labels) / rows
+        value = float(loss.value(scores, labels).mean()) + 0.5 * l2 * float(np.vdot(x[:-1], x[:-1]))
+        slope = np.concatenate([features.T @ residual + l2 * x[:-1], residual.sum(axis=0, keepdims=True)])
+        return value, slope.ravel()
+
+    found = scipy.optimize.minimize(
+        value_and_slope,
+        np.zeros(shape[0] * shape[1]),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxcor": 30, "maxiter": 2000, "maxfun": 4000, "ftol": 1e-4 * tolerance, "gtol": 1e-9},
+    )
+    x = found.x.reshape(shape)
+    return Optimum(x[:-1], x[-1] - x[-1].mean(), float(found.fun), int(found.nit))
 
 
 class CentralizedAlgorithm(PooledAlgorithm[Centralized]):

@@ -24,8 +24,7 @@ import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
 from tablepuppet.algorithms.newton.full_curvature import collapsed_curvature, is_full, solve
-from tablepuppet.algorithms.newton.messages import NewtonFigures, NewtonUpdate
-from tablepuppet.algorithms.newton.options import Newton
+from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.small_blocks import small_blocks
 from tablepuppet.algorithms.numerics.spectrum import Spectrum
 from tablepuppet.algorithms.numerics.subspace import Tracker

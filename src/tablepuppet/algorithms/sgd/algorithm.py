@@ -7,13 +7,11 @@ from typing import Any
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit, PrivateForm
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
-from tablepuppet.algorithms.exchanges import POWER_ROUNDS, Exchanges, RunShape
 from tablepuppet.algorithms.sgd.client import client_start, client_step
-from tablepuppet.algorithms.sgd.messages import SgdFigures, SgdUpdate
-from tablepuppet.algorithms.sgd.options import Sgd
+from tablepuppet.algorithms.sgd.options import Sgd, SgdFigures, SgdUpdate
 from tablepuppet.algorithms.sgd.server import SgdServer
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
-from tablepuppet.algorithms.traffic import ROW_NUMBER_BYTES, OuterRound, Wave, waves
+from tablepuppet.algorithms.traffic import POWER_ROUNDS, ROW_NUMBER_BYTES, Exchanges, OuterRound, RunShape, Wave, waves
 from tablepuppet.privacy.options import FeaturePrivacy
 
 

@@ -1,4 +1,4 @@
-"""What a user can choose about sgd."""
+"""What travels for sgd: what a user can choose, and the message of a round."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.numerics.optimizers import Rule
 from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.protocol.base import Message, Stage, Telling, Tells
 
 
 class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
@@ -60,3 +63,22 @@ class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
 
     def blinded(self) -> Sgd:
         return msgspec.structs.replace(self, tolerance=0.0)
+
+
+class SgdUpdate(Message, frozen=True):
+    """Y of the last batch, and the rows whose predictions are wanted next. → Predictions | Partial | Masked"""
+
+    stage: ClassVar[Stage] = "step"
+    tells: ClassVar[Telling] = (Tells("signal", "signals", is_per_row=True),)
+    job: str
+    part: int
+    signal: Array | None  # None: nothing to learn yet
+    count: int  # joined rows in the last batch
+    learning_rate: float
+    next_rows: RowNumbers | None  # None: all
+
+
+class SgdFigures(Figures, frozen=True):
+    """Of linear models the largest eigenvalue of Tᵀ diag(w) T / N, of networks the trace of the Gauss–Newton matrix."""
+
+    curvature: float = 0.0

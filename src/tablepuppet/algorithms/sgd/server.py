@@ -21,8 +21,7 @@ import numpy as np
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
 from tablepuppet.algorithms.numerics.constant import best_intercept
 from tablepuppet.algorithms.numerics.optimizers import Moments, clipped, descend
-from tablepuppet.algorithms.sgd.messages import SgdFigures, SgdUpdate
-from tablepuppet.algorithms.sgd.options import Sgd
+from tablepuppet.algorithms.sgd.options import Sgd, SgdFigures, SgdUpdate
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.losses import Loss
 

@@ -16,11 +16,11 @@ from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.exchange import Bins, Codes, Key, Union
-from tablepuppet.allocation import give_back
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.client.part import Part
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, TransportError
+from tablepuppet.memory import give_back
 from tablepuppet.models.compiler import need_compiler
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.tables.binning import RawColumn, answers, codes_of, own_bins, raw_columns, rule_of, sketch

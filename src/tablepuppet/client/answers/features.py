@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from tablepuppet import protocol as m
-from tablepuppet.allocation import give_back
 from tablepuppet.client import row_rules
 from tablepuppet.client.part import Part
 from tablepuppet.client.sealing import Sealing
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, TransportError
+from tablepuppet.memory import give_back
 from tablepuppet.tables.encoding import encode
-from tablepuppet.tables.statistics import statistics, without_moments
-from tablepuppet.tables.summands import first_summands, names_only, second_summands
+from tablepuppet.tables.statistics import first_summands, names_only, second_summands, statistics, without_moments
 
 
 def open_part(own: ClientState, request: m.OpenPart) -> m.FeatureStatistics | m.FeatureNames:

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet import protocol as m
-from tablepuppet.allocation import give_back
 from tablepuppet.client import row_rules
 from tablepuppet.client.state import ClientState
+from tablepuppet.memory import give_back
 from tablepuppet.tables.labels import LabelNoise, Split, read_labels, read_weights
 from tablepuppet.tables.labels import describe_labels as describe
 from tablepuppet.tables.tokens import job_key, key_check, key_of, tokens

@@ -20,11 +20,11 @@ from tablepuppet.mapping.cluster.partitions import (
     IndexFacts,
     Partition,
     PartitionSpec,
+    Storage,
     partition_specs,
     write_partition,
 )
 from tablepuppet.mapping.cluster.rows import ClusterRows
-from tablepuppet.mapping.cluster.storage import Storage
 from tablepuppet.mapping.cluster.worker import Layout
 from tablepuppet.mapping.join.side import JoinedSide
 from tablepuppet.mapping.rows.index import RowIndex

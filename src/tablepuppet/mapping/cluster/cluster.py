@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from tablepuppet.errors import JobError, TrainingError
-from tablepuppet.mapping.cluster.storage import Storage
+from tablepuppet.mapping.cluster.partitions import Storage
 from tablepuppet.mapping.cluster.worker import Worker
 from tablepuppet.mapping.engines import Engine, Local, Ray
 from tablepuppet.version import __version__

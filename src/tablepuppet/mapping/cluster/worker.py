@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.mapping.cluster.partitions import IndexFacts, Partition, PartitionSpec, load, write_partition
-from tablepuppet.mapping.cluster.storage import Storage
+from tablepuppet.mapping.cluster.partitions import IndexFacts, Partition, PartitionSpec, Storage, load, write_partition
 from tablepuppet.mapping.join.side import JoinedSide
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.index_stats import IndexStats, collect

@@ -3,14 +3,23 @@
 In: keys of any type. Out: the row number of every joined row in each relation, in order. DuckDB works within a limit
 of memory and spills to a folder of its own, which is gone afterwards. The label's relation is taken a slice at a
 time, so that what is sorted stays small and row numbers stream straight into compact arrays.
+
+A process holds a lock on its folder, which the system takes away when the process dies, however it dies. So a folder
+whose lock nobody holds belongs to the dead; it may lie in a /tmp that several containers share.
 """
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import logging
+import shutil
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -18,10 +27,38 @@ import pyarrow as pa
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
-from tablepuppet.mapping.join.scratch import scratch_folder
 from tablepuppet.mapping.keys.scan_keys import ScanKeys
 from tablepuppet.memory import free_memory
-from tablepuppet.tables.quiet import silence
+from tablepuppet.tables.duck import silence
+
+log = logging.getLogger(__name__)
+_PREFIX = "tablepuppet-join-"
+_YOUNG = 60.0  # seconds in which a folder may not have its lock yet
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A new folder, once those of the dead are removed."""
+    remove_abandoned()
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name, (Path(name) / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(name)
+
+
+def remove_abandoned() -> None:
+    """Removes folders of processes that were killed; those of other users stay theirs."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        try:
+            if time.time() - folder.stat().st_mtime < _YOUNG:
+                continue
+            with (folder / "lock").open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+        except OSError as error:
+            log.debug("%s stays: %s", folder, error.strerror)
+        else:
+            log.info("removed %s, which a process that was killed had left", folder)
+
 
 _SLICE = 1 << 23  # joined rows that are sorted at a time, about
 _LEAST = 1 << 30  # bytes of memory that DuckDB may always take

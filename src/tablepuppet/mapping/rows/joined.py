@@ -27,9 +27,8 @@ from tablepuppet.mapping.walk.collapse import SharedTotals
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, empty_sums, gather_scatter_for
 from tablepuppet.mapping.walk.lane import walk_lane
 from tablepuppet.mapping.walk.lane_view import lane_view, whole
-from tablepuppet.mapping.walk.pool import pool
 from tablepuppet.mapping.walk.work import JoinStep, Lane, LaneResult, Pass, Shard, Sums, Work, add_sums
-from tablepuppet.threads import one_blas_thread
+from tablepuppet.threads import one_blas_thread, pool
 
 __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]
 

@@ -1,0 +1,98 @@
+"""How figures are written for people, in explain, reports and on the command line: sizes, times, numbers, columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number with so many significant digits, without noise.
+
+    >>> number(0.123456), number(2101827), number(1.5e-9), number(None)
+    ('0.1235', '2,101,827', '1.5e-09', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if 1e-4 <= abs(value) < 1e4:
+        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        return f"{value:,.{decimals}f}"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.{digits - 1}g}"
+
+
+def size(count: float) -> str:
+    """A number of bytes, in powers of ten as networks count.
+
+    >>> size(999), size(12_345), size(123_456), size(2_500_000_000)
+    ('999 B', '12.3 kB', '123 kB', '2.5 GB')
+    """
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}" if count < 999.5 * factor else f"{count / factor:,.0f} {unit}"
+    return f"{count:.0f} B"
+
+
+def seconds(value: float) -> str:
+    """A time, as precise as an estimate deserves.
+
+    >>> seconds(0.0123), seconds(47.71), seconds(7384)
+    ('12 ms', '47.7 s', '2 h 03 min')
+    """
+    if value < 1:
+        return f"{value * 1000:.2g} ms" if value < 0.01 else f"{value * 1000:.0f} ms"
+    if value < 120:
+        return f"{value:.3g} s"
+    minutes = round(value / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def tick_text(value: float) -> str:
+    """A round number beside an axis.
+
+    >>> tick_text(0.9), tick_text(20000.0), tick_text(1e-06)
+    ('0.9', '20,000', '1e-06')
+    """
+    return f"{value:,.10g}"
+
+
+def plural(count: int, word: str) -> str:
+    """
+    >>> plural(1, "row"), plural(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
+def columns(rows: Sequence[Sequence[str]], indent: str = "  ", flush_first: bool = True) -> list[str]:
+    """Lines of a table: the first column to the left unless told otherwise, the others to the right.
+
+    >>> print(*columns([["", "rows"], ["orders", "12"]]), sep="\\n")
+               rows
+      orders     12
+    """
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        if flush_first:
+            cells[0] = row[0].ljust(widths[0])
+        lines.append((indent + "   ".join(cells)).rstrip())
+    return lines
+
+
+def groups(titles: Sequence[str], tables: Sequence[Sequence[Sequence[str]]], indent: str = "  ") -> list[str]:
+    """Tables side by side, each under its title, a rule between them.
+
+    >>> print(*groups(["", "time"], [[["", "rows"], ["a", "1"]], [["UK", "US"], ["2 s", "1 s"]]]), sep="\\n")
+               │ time
+          rows │  UK    US
+      a      1 │ 2 s   1 s
+    """
+    made = []
+    for i, (title, table) in enumerate(zip(titles, tables, strict=True)):
+        lines = [title, *columns(table, indent="", flush_first=i == 0)]
+        width = max(map(len, lines))
+        made.append([line.ljust(width) for line in lines])
+    return [(indent + " │ ".join(line)).rstrip() for line in zip(*made, strict=True)]

@@ -9,8 +9,8 @@ from evaluation.curves import CLOSE, curve, seconds_to
 from evaluation.lineup import PAPER_SECONDS
 from evaluation.running import Outcome
 from evaluation.workload import Workload
-from tablepuppet.report import RunRecord
 from tablepuppet.formatting import size
+from tablepuppet.report import RunRecord
 from tablepuppet.transport.meter import NETWORKS
 
 HEAD = ("algorithm", "test {metric}", "objective", "epochs", "rounds an epoch", "bytes an epoch", "US-UK s", "US-US s")

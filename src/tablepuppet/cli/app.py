@@ -11,6 +11,7 @@ import typer
 from tablepuppet.cli import certs, contracts, processes
 from tablepuppet.cli.bench import bench
 from tablepuppet.cli.demo import demo
+from tablepuppet.cli.export import export
 from tablepuppet.cli.predict import predict
 from tablepuppet.cli.report import report
 from tablepuppet.cli.train import explain, submit, train, wait
@@ -27,6 +28,7 @@ app.command()(demo)
 app.command()(explain)
 app.command()(train)
 app.command()(predict)
+app.command()(export)
 app.command()(report)
 app.command()(bench)
 app.command()(processes.serve)

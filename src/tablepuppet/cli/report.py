@@ -11,15 +11,17 @@ import typer
 from tablepuppet.cli.screen import JsonOption, Screen
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import size
-from tablepuppet.report import read_record, write_report
+from tablepuppet.report import model_card, read_record, write_report
 from tablepuppet.transport.meter import Network
-from tablepuppet.writing import check_place
+from tablepuppet.writing import check_place, write_whole
 
 RunsArgument = Annotated[
     list[Path],
     typer.Argument(metavar="RUN…", help="Run records (JSON), as train --json writes them.", show_default=False),
 ]
-OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write.")]
+OutOption = Annotated[
+    Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write; .md: a model card.")
+]
 
 NetworkOption = Annotated[
     list[str] | None,
@@ -48,7 +50,12 @@ def report(
     check_place(out, "the report")
     networks = dict(map(_network, network or []))
     records = [msgspec.structs.replace(read_record(path), name=path.stem) for path in runs]
-    written = write_report(out, records, networks)
+    if out.suffix.lower() == ".md":
+        cards = "\n".join(map(model_card, records))
+        write_whole(out, lambda file: file.write_text(cards, encoding="utf-8"), "the model card")
+        written = out
+    else:
+        written = write_report(out, records, networks)
     screen.show(f"Wrote {written} ({size(written.stat().st_size)}).")
     screen.show_json(lambda: {"report": str(written), "runs": [record.name for record in records]})
 

@@ -286,6 +286,12 @@ class Result:
 
         return to_json(record_of(self))
 
+    def card(self) -> str:
+        """A model card in Markdown: what was trained on what, how well, and what was told to whom."""
+        from tablepuppet.report import model_card, record_of
+
+        return model_card(record_of(self))
+
     def write_history(self, path: str | Path) -> None:
         """Writes the history, one row per epoch, as .csv or .json."""
         from tablepuppet.report import write_history

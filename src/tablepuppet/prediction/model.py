@@ -6,6 +6,7 @@ for each block the encoders and parameters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.arrays import Array
 from tablepuppet.catalog.bound import BoundQuery, Scan
+from tablepuppet.errors import ModelError
 from tablepuppet.fragments import fragment, table
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.heads.base import HeadModel
@@ -25,9 +27,12 @@ from tablepuppet.models.modules import Builder
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.protocol import ColumnInfo, Encoder
 from tablepuppet.tables.guard import columns_of
+from tablepuppet.writing import as_path, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from tablepuppet.prediction.export.pooled import PooledModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +145,40 @@ class Model:
         from tablepuppet.prediction.saved import save
 
         save(self, path)
+
+    def to_sql(
+        self,
+        block: str | None = None,
+        *,
+        table: str | None = None,
+        dialect: str = "duckdb",
+        columns: Sequence[str] = (),
+        use: int = 0,
+    ) -> str:
+        """A SELECT that the owner of a block runs: what the block adds to the score of each of its rows.
+
+        For linear models and networks without modules of your own. `table` is what the owner calls its table,
+        `columns` are shown beside those that the query used, `use` says which of several uses of the table in the
+        query is meant. The score is the sum over the blocks and
+        `encoded_intercept`; a row that an outer join does not find adds 0.
+        """
+        from tablepuppet.prediction.export.sql import to_sql
+
+        return to_sql(self, block, table=table, dialect=dialect, columns=columns, use=use)
+
+    def to_onnx(self, path: str | Path, block: str | None = None) -> None:
+        """Writes what a block adds to the score as an ONNX graph; its inputs are the block's features, by name."""
+        from tablepuppet.prediction.export.onnx import to_onnx
+
+        graph = to_onnx(self, block).SerializeToString()
+        target = as_path(path, "an ONNX graph", ModelError)
+        write_whole(target, lambda file: file.write_bytes(graph), "an ONNX graph", ModelError)
+
+    def to_sklearn(self) -> PooledModel:
+        """An estimator of scikit-learn over rows that already lie together: a frame with the features by name."""
+        from tablepuppet.prediction.export.pooled import pooled_model
+
+        return pooled_model(self)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the blocks with their features, and where their parameters are."""

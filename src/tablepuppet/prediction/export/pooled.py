@@ -1,0 +1,121 @@
+"""pooled_model: a model → an estimator of scikit-learn over rows that already lie together.
+
+In: a frame with a column for each feature, called as in the query ("o.quantity"). Out: predictions, as
+`federation.predict` gives them for the same joined rows. It is trained already: `fit` changes nothing, so that
+pipelines and model inspection can hold it. A row that a LEFT JOIN did not find has nulls in all features of its table.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array
+from tablepuppet.errors import ModelError
+from tablepuppet.models.heads.making import trained_head
+from tablepuppet.prediction.export.layers import block_named, layers_of
+from tablepuppet.prediction.model import Model
+from tablepuppet.suggest import did_you_mean
+from tablepuppet.tables.columns import column_info
+from tablepuppet.tables.encoding import encode
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+except ImportError:
+    raise ModelError("to_sklearn needs scikit-learn: pip install scikit-learn") from None
+
+_ACTIVATIONS: dict[str, Any] = {
+    "": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+}
+
+
+class PooledModel(BaseEstimator):  # type: ignore[misc]
+    """What all models share: scores of a frame."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    @property
+    def feature_names_in_(self) -> NDArray[Any]:
+        return np.array([name for block in self.model.blocks for name in block.features], object)
+
+    @property
+    def n_features_in_(self) -> int:
+        return len(self.feature_names_in_)
+
+    def fit(self, X: Any = None, y: Any = None) -> Self:  # noqa: N803
+        return self
+
+    def decision_function(self, X: Any) -> Array:  # noqa: N803
+        """The scores: one for each row, or one for each row and class."""
+        scores = self._scores(X)
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+        """In the label's own type."""
+        found = self.model.loss.predict(self._scores(X))
+        return np.array(self.model.classes)[found.astype(int)] if self.model.classes else found
+
+    def _scores(self, frame: Any) -> Array:
+        table = frame if isinstance(frame, pa.Table) else pa.Table.from_pandas(frame, preserve_index=False)
+        h = [self._contribution(table, number) for number in range(len(self.model.blocks))]
+        trained = trained_head(self.model.head)
+        if trained is None:
+            return np.asarray(sum(h) + self.model.encoded_intercept)
+        return np.asarray(trained.head.combine(trained.own, h) + self.model.encoded_intercept)
+
+    def _contribution(self, table: pa.Table, number: int) -> Array:
+        """What a block adds to the scores."""
+        block = self.model.blocks[number]
+        for name in block.features:
+            if name not in table.column_names:
+                raise ModelError(f"the frame has no column {name!r}. {did_you_mean(name, table.column_names)}")
+        columns = [table.column(name) for name in block.features]
+        infos = [column_info(n, c.type, size=_size(c)) for n, c in zip(block.features, columns, strict=True)]
+        rows = np.arange(table.num_rows)
+        if block.is_outer:
+            rows[np.all([column.is_null().to_numpy() for column in columns], axis=0)] = -1
+        features, (first, *rest) = encode(columns, infos, rows, block.encoders), layers_of(self.model, number)
+        value = features.dot(first.weights) + first.constant
+        for before, layer in zip([first, *rest], rest, strict=False):
+            value = _ACTIVATIONS[before.activation](value) @ layer.weights + layer.constant
+        value[rows < 0] = 0.0
+        return np.asarray(value)
+
+
+class PooledClassifier(ClassifierMixin, PooledModel):  # type: ignore[misc]
+    @property
+    def classes_(self) -> NDArray[Any]:
+        return np.array(self.model.classes)
+
+    def predict_proba(self, X: Any) -> Array:  # noqa: N803
+        found = self.model.loss.probabilities(self._scores(X))
+        assert found is not None
+        return found
+
+
+class PooledRegressor(RegressorMixin, PooledModel):  # type: ignore[misc]
+    """A number for each row."""
+
+
+def pooled_model(model: Model) -> PooledModel:
+    """The estimator of a model whose parameters are all here."""
+    for block in model.blocks:
+        block_named(model, block.name, "scikit-learn")
+    if model.spec.kind == "mlp" and model.spec.activation not in _ACTIVATIONS:
+        raise ModelError(f"{model.spec.activation} is not there in NumPy; export the blocks to ONNX instead")
+    return PooledClassifier(model) if model.classes else PooledRegressor(model)
+
+
+def _size(column: pa.ChunkedArray) -> int | None:
+    """The length of a column's vectors, if it has any."""
+    first = next((value for value in column.slice(0, 1).to_pylist() if isinstance(value, list)), None)
+    return None if first is None else len(first)

@@ -90,3 +90,15 @@ def test_the_quickstart_runs_from_top_to_bottom(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert process.returncode == 0, process.stderr
+
+
+def test_every_file_that_the_code_and_the_documentation_name_is_there() -> None:
+    code = list((ROOT / "src/tablepuppet").rglob("*.py"))
+    folders = ("src", "tests", "tools", "examples", "evaluation")
+    known = {str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    missing = []
+    for path in (*code, *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"):
+        for name in re.findall(r"(?<![\w/.…])(?:[a-z_]+/)*[a-z][a-z_]*\.py\b", path.read_text(encoding="utf-8")):
+            if not any(one == name or one.endswith(f"/{name}") for one in known):
+                missing.append(f"{path.relative_to(ROOT)}: {name}")
+    assert missing == []

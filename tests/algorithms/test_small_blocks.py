@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.algorithms.newton import small_blocks as light
-from tablepuppet.algorithms.newton.small_blocks import small_blocks
+from tablepuppet.algorithms.newton import server as light
+from tablepuppet.algorithms.newton.server import small_blocks
 from tablepuppet.algorithms.registry import options_of
 from tablepuppet.plan.plan import Plan
 from tablepuppet.tables.encoding import encoded_width

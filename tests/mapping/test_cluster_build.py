@@ -22,7 +22,7 @@ from tablepuppet.mapping.cluster.cluster import Cluster
 from tablepuppet.mapping.cluster.partitions import Storage
 from tablepuppet.mapping.cluster.rows import ClusterRows
 from tablepuppet.mapping.cluster.worker import Worker
-from tablepuppet.mapping.join import listed_rows, tree_rows
+from tablepuppet.mapping.join import listed_rows, tree_join
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.mapping.rows import index as index_module
 from tablepuppet.mapping.rows import joined as joined_module
@@ -84,7 +84,7 @@ def test_workers_write_the_pieces_of_one_machine(
     federation: tp.Federation, query: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joined_module, "SHARD", 128)
-    for module in (tree_rows, listed_rows):
+    for module in (tree_join, listed_rows):
         monkeypatch.setattr(module, "SLICE", 100)
     monkeypatch.setattr(index_module, "FAR", 30)
     monkeypatch.setattr(index_module, "COMPILED_FROM", 100)

@@ -12,7 +12,7 @@ from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 
 import tablepuppet as tp
 from tablepuppet import protocol as m
-from tablepuppet.algorithms.admm.messages import AdmmUpdate
+from tablepuppet.algorithms.admm.options import AdmmUpdate
 from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.algorithms.sgd.options import SgdUpdate
 from tablepuppet.client.client import Client

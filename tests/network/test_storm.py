@@ -23,7 +23,7 @@ from tablepuppet.client.client import Client
 from tablepuppet.engine.result import Result
 from tablepuppet.errors import RunInterruptedError, TransportError
 from tablepuppet.job import make_job
-from tablepuppet.network import syncing
+from tablepuppet.network import records
 from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.network.journal import Journal, RunTransport
 from tablepuppet.protocol.codec import Frame
@@ -135,7 +135,7 @@ def weather(folder: Path, network: BadNetwork, *, algorithm: str, **options: Any
 )
 def test_no_fault_changes_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     monkeypatch.setattr(os, "fdatasync", failing_sync)
-    monkeypatch.setattr(syncing, "PERIOD", 0.0)  # after every write
+    monkeypatch.setattr(records, "PERIOD", 0.0)  # after every write
     fill_disk(0)
     network = BadNetwork(tmp_path, tables(120), seed=1)
     result, deaths = weather(tmp_path, network, **options)
@@ -148,7 +148,7 @@ def test_no_fault_changes_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_two_hundred_rounds_with_a_fault_each_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fdatasync", failing_sync)
-    monkeypatch.setattr(syncing, "PERIOD", 0.0)  # after every write
+    monkeypatch.setattr(records, "PERIOD", 0.0)  # after every write
     options: dict[str, Any] = {"algorithm": "sgd", "batch_size": 30, "epochs": 40, "learning_rate": 0.05}
     network = BadNetwork(tmp_path, tables(120), seed=2)
     result, _ = weather(tmp_path, network, **options)
@@ -259,6 +259,6 @@ def test_a_checkpoint_that_cannot_be_written_ends_in_an_error(
     keeper = trained.keepers["supplier"]
     step = keeper._runs[RUN].step
     monkeypatch.setattr(os, "fdatasync", denied)
-    monkeypatch.setattr(syncing, "PERIOD", 0.0)
+    monkeypatch.setattr(records, "PERIOD", 0.0)
     with pytest.raises(TransportError, match="cannot write a checkpoint"):
         keeper.answer(Request(run=RUN, step=step + 1, after=step), [Frame(b"\x00x")])

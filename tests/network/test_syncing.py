@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tablepuppet.network.syncing import PERIOD, Syncing
+from tablepuppet.network.records import PERIOD, Syncing
 
 
 def test_a_rush_of_writes_is_synced_now_and_then_and_a_slow_one_every_time(

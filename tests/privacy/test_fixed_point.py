@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablepuppet.privacy.fixed_point import exponent_of, from_integers, to_integers
+from tablepuppet.privacy.masks import exponent_of, from_integers, to_integers
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, width=64)
 

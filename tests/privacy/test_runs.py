@@ -19,7 +19,7 @@ from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.algorithms.sgd.options import SgdFigures, SgdUpdate
 from tablepuppet.algorithms.sgd.server import SgdServer
 from tablepuppet.errors import PrivacyError
-from tablepuppet.mapping.join.cap import within_cap
+from tablepuppet.mapping.build import within_cap
 from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.models.losses import Logistic

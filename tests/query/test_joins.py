@@ -6,7 +6,7 @@ import pytest
 
 from tablepuppet.query import parse
 from tablepuppet.query.joins import JoinTree, join_tree
-from tablepuppet.query.scope import Scope
+from tablepuppet.query.ucq import Scope
 
 
 def tree(sql: str) -> JoinTree:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tablepuppet.errors import QueryError
 from tablepuppet.query import Ucq, parse
-from tablepuppet.query.syntax import MAX_CHARACTERS
+from tablepuppet.query.parsing import MAX_CHARACTERS
 from tablepuppet.query.ucq import Item, Star
 
 VOCABULARY = """

@@ -2,6 +2,6 @@
 
 from tablepuppet.catalog.binding import bind
 from tablepuppet.catalog.bound import BoundQuery
-from tablepuppet.catalog.label_columns import LabelColumns
+from tablepuppet.catalog.labels import LabelColumns
 
 __all__ = ["BoundQuery", "LabelColumns", "bind"]

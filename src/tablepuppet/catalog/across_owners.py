@@ -19,14 +19,13 @@ from itertools import count
 
 from sqlglot import exp
 
-from tablepuppet.catalog.derived import find_table
-from tablepuppet.catalog.refusals import refuse
+from tablepuppet.catalog.schemas import find_table
+from tablepuppet.catalog.texts import refuse
 from tablepuppet.errors import QueryError
 from tablepuppet.query.conditions import conjuncts_of
 from tablepuppet.query.derived import base_tables, derive, has_subquery, narrowed, needed
-from tablepuppet.query.scope import is_resolved, matches
 from tablepuppet.query.select import read_select
-from tablepuppet.query.ucq import Conjunctive, Item, Source, Star, Ucq
+from tablepuppet.query.ucq import Conjunctive, Item, Source, Star, Ucq, is_resolved, matches
 
 Tables = Mapping[str, tuple[str, ...]]
 

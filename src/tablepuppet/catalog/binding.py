@@ -2,27 +2,66 @@
 
 Two rounds: one asks the owners for the columns of their tables, one opens the scans and learns the type of every
 expression. Nothing is read from a table.
+
+Features that come from the same alias in every branch are one block (docs/notation.md, T_i). With one SELECT there is a
+block for each alias that has features. With UNION ALL the blocks are the common refinement of the branches' aliases, so
+that no combination of branches has to be refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tablepuppet.catalog.across_owners import join_owners
-from tablepuppet.catalog.blocks import group_features, unique_names
 from tablepuppet.catalog.bound import Block, BoundQuery, Scan
 from tablepuppet.catalog.checks import check_arity, check_features, check_keys, check_label, union_of
-from tablepuppet.catalog.label_columns import NOTHING, LabelColumns, check_beside, place_beside, weight_position
-from tablepuppet.catalog.labels import find_label
+from tablepuppet.catalog.labels import NOTHING, LabelColumns, check_beside, find_label, place_beside, weight_position
 from tablepuppet.catalog.names import resolve
-from tablepuppet.catalog.placed import PlacedBranch, place
-from tablepuppet.catalog.scans import Scans
+from tablepuppet.catalog.scans import PlacedBranch, Scans, place
 from tablepuppet.catalog.schemas import describe
 from tablepuppet.errors import QueryError
 from tablepuppet.query.grammar import TOO_DEEP
 from tablepuppet.query.ucq import Ucq
 from tablepuppet.transport.link import Link
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The feature positions of one block, and the relation that they come from in each branch."""
+
+    relations: tuple[int, ...]
+    positions: tuple[int, ...]
+
+
+def group_features(relations: Sequence[Sequence[int]]) -> list[Group]:
+    """Groups positions that share their relation in every branch, in the order of the first FROM clause.
+
+    `relations[b][p]` is the relation of feature position p in branch b.
+
+    >>> [group.positions for group in group_features([[0, 0, 1, 1], [0, 1, 1, 1]])]
+    [(0,), (1,), (2, 3)]
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for position, signature in enumerate(zip(*relations, strict=True)):
+        groups.setdefault(signature, []).append(position)
+    ordered = sorted(groups.items(), key=lambda group: (group[0][0], group[1][0]))
+    return [Group(signature, tuple(positions)) for signature, positions in ordered]
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The names, with a number after each that was there before.
+
+    >>> unique_names(["o", "i", "o"])
+    ['o', 'i', 'o_2']
+    """
+    given: list[str] = []
+    for name in names:
+        number, unique = 2, name
+        while unique in given:
+            unique, number = f"{name}_{number}", number + 1
+        given.append(unique)
+    return given
 
 
 def bind(

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from tablepuppet.catalog.bound import Scan
 from tablepuppet.catalog.kinds import common_key_cast, is_feature, is_label, key_type, type_name, union_column
 from tablepuppet.catalog.names import ResolvedBranch
-from tablepuppet.catalog.placed import PlacedBranch
-from tablepuppet.catalog.refusals import refuse
-from tablepuppet.catalog.texts import shown
+from tablepuppet.catalog.scans import PlacedBranch
+from tablepuppet.catalog.texts import refuse, shown
 from tablepuppet.errors import QueryError
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.query.conditions import KeyEquality

@@ -1,13 +1,24 @@
-"""find_label: which item of the SELECT list is the label."""
+"""find_label: which item of the SELECT list is the label; and what is read beside it, of the rows that hold it.
+
+Beside it: a sample weight and predicates of the split. In: SQL over the label's table, as a user writes it
+(`weight="w"`, `test_where="day >= DATE '2024-01-01'"`). Out: for every branch, the number of the expression in the
+label's scan; −1 where nothing was asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from sqlglot import exp
 
-from tablepuppet.catalog.names import ResolvedBranch
-from tablepuppet.catalog.refusals import refuse
+from tablepuppet.catalog.bound import Branch, Scan
+from tablepuppet.catalog.kinds import type_name
+from tablepuppet.catalog.names import Output, ResolvedBranch, resolve
+from tablepuppet.catalog.scans import PlacedBranch, Scans
+from tablepuppet.catalog.texts import refuse
+from tablepuppet.errors import CatalogError, QueryError
+from tablepuppet.query.parsing import parse
 from tablepuppet.query.ucq import Ucq
 from tablepuppet.suggest import did_you_mean
 
@@ -72,3 +83,87 @@ def _advice(branch: ResolvedBranch, label: str, short: list[str], full: list[str
             if label.lower() in (column.lower(), f"{alias}.{column}".lower()):
                 return f"Add {alias}.{column} to it."
     return did_you_mean(label, full if "." in label else short)
+
+
+_WEIGHTS = ("integer", "float", "decimal", "boolean")
+
+
+@dataclass(frozen=True, slots=True)
+class LabelColumns:
+    """What a job asks for beside the label; None: nothing."""
+
+    weight: str | None = None
+    test_where: str | None = None
+    validation_where: str | None = None
+
+    def items(self) -> Iterator[tuple[str, str | None]]:
+        yield "weight", self.weight
+        yield "test_where", self.test_where
+        yield "validation_where", self.validation_where
+
+
+NOTHING = LabelColumns()
+
+
+def weight_position(branch: ResolvedBranch, label: int, weight: str | None) -> int | None:
+    """The item of the SELECT list that is the weight, and therefore no feature; None: it is a column of the table."""
+    if weight is None:
+        return None
+    relation = branch.outputs[label].relation
+    alias = branch.aliases[relation]
+    for position, output in enumerate(branch.outputs):
+        names = (output.name.lower(), f"{alias}.{output.name}".lower())
+        if position != label and output.relation == relation and weight.lower() in names:
+            return position
+    return None
+
+
+def place_beside(
+    placed: Sequence[PlacedBranch], label: int, selected: int | None, beside: LabelColumns, scans: Scans
+) -> list[dict[str, int]]:
+    """Asks the label's scans for the expressions; by branch and name, their numbers."""
+    found: list[dict[str, int]] = []
+    for branch in placed:
+        output = branch.resolved.outputs[label]
+        scan = branch.scans[output.relation]
+        columns = {}
+        for name, text in beside.items():
+            if name == "weight" and selected is not None:
+                columns[name] = branch.output_columns[selected]
+            elif text is not None:
+                columns[name] = scans.column(scan, _expression(branch.resolved, output, name, text), output.at)
+        found.append(columns)
+    return found
+
+
+def check_beside(branches: Sequence[Branch], scans: Sequence[Scan]) -> None:
+    """A weight is a number, and a predicate is true or false."""
+    for branch in branches:
+        columns = scans[branch.relations[branch.label_relation].scan].columns
+        if branch.weight_column >= 0 and columns[branch.weight_column].kind not in _WEIGHTS:
+            raise CatalogError(f"weight is {type_name(columns[branch.weight_column])}; a weight is a number. CAST it")
+        for name, number in (("test_where", branch.test_column), ("validation_where", branch.validation_column)):
+            if number >= 0 and columns[number].kind != "boolean":
+                raise CatalogError(
+                    f"{name} is {type_name(columns[number])}; it must be a condition, true or false for each row of "
+                    "the label's table"
+                )
+
+
+def _expression(branch: ResolvedBranch, label: Output, name: str, text: str) -> exp.Expr:
+    """The expression over the label's table, read and checked as an item of a SELECT over that table alone."""
+    shape, alias = branch.shapes[label.relation], branch.aliases[label.relation]
+    table, called = (exp.Identifier(this=n, quoted=True).sql("duckdb") for n in (shape.name, alias))
+    try:
+        query = parse(f"SELECT {text} FROM {table} AS {called}")
+        one = query.branches[0]
+        if len(query.branches) > 1 or len(one.items) > 1 or len(one.sources) > 1 or one.where or one.sources[0].derived:
+            raise QueryError("it is more than one expression")
+        outputs = resolve(query, one, {one.sources[0].origin: shape}).outputs
+        if len(outputs) > 1:
+            raise QueryError("it is more than one expression")
+        return outputs[0].expression
+    except QueryError as error:
+        raise CatalogError(
+            f"{name} is an expression over the columns of {alias}, the table that holds the label: {error}"
+        ) from None

@@ -2,23 +2,136 @@
 
 A table's clients must offer the same columns for whatever the query uses. Upper and lower case may differ from client
 to client: the first client's spelling stands for the column everywhere, and `spelling` gives each client its own back.
+Where they differ, an error lists all differences at once (a column that some lack, a type or nullability that differs),
+so that owners can mend their tables in one go.
+
+owned_query: a subquery of FROM → the text that the owner of its tables runs, or why nobody can.
+Every table of a subquery must lie with the same client. A table that several clients share can be read row by row at
+each of them; what looks at several rows at once (groups, windows, DISTINCT, LIMIT, joins) would miss the others' rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sqlglot import exp
 
-from tablepuppet.catalog.derived import find_table, owned_query
-from tablepuppet.catalog.differences import all_differences
+from tablepuppet.catalog.kinds import merged_column, type_name
+from tablepuppet.catalog.texts import refuse
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol import ColumnInfo, DescribeTable, Message, TableSchema
-from tablepuppet.query.scope import matches
-from tablepuppet.query.ucq import Ucq
+from tablepuppet.query.derived import base_tables
+from tablepuppet.query.ucq import Ucq, matches
+from tablepuppet.suggest import did_you_mean
+from tablepuppet.tables.allowed import AGGREGATES
 from tablepuppet.transport.link import Link
+
+_SHOWN = 12
+
+Columns = Mapping[str, ColumnInfo]  # common name → what one client has
+
+
+def differences(columns: Sequence[str], by_client: Mapping[str, Columns]) -> list[str]:
+    """One clause for each way in which the clients differ."""
+    found = []
+    for column in columns:
+        having = {client: own[column] for client, own in by_client.items() if column in own}
+        lacking = [client for client in by_client if client not in having]
+        if lacking:
+            found.append(f"{column} is missing at {_named(lacking)}")
+        if len(having) > 1 and merged_column(column, having) is None:
+            found.append(f"{column} is {_grouped(having, type_name)}")
+        if len({info.nullable for info in having.values()}) > 1:
+            found.append(f"{column} is {_grouped(having, lambda i: 'nullable' if i.nullable else 'NOT NULL')}")
+    return found
+
+
+def all_differences(table: str, columns: Sequence[str], by_client: Mapping[str, Columns]) -> str:
+    """A sentence that lists every difference, or nothing where an error has already named the only one."""
+    found = differences(columns, by_client)
+    if len(found) < 2:
+        return ""
+    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f" All differences between the clients of {table}: {'; '.join(found[:_SHOWN])}{more}."
+
+
+def _grouped(having: Columns, what: Callable[[ColumnInfo], str]) -> str:
+    groups: dict[str, list[str]] = {}
+    for client, info in having.items():
+        groups.setdefault(what(info), []).append(client)
+    return " and ".join(f"{kind} at {_named(clients)}" for kind, clients in groups.items())
+
+
+def _named(clients: Sequence[str]) -> str:
+    return ", ".join(clients) if len(clients) <= 4 else f"{', '.join(clients[:3])} and {len(clients) - 3} others"
+
+
+_OVER_ROWS = (exp.Group, exp.Window, exp.Distinct, exp.Limit, exp.Offset, exp.SetOperation, exp.Join, exp.Having)
+
+
+def find_table(ucq: Ucq, name: exp.Identifier, tables: Mapping[str, tuple[str, ...]]) -> str:
+    """The table of the federation that a name means."""
+    known = list(tables)
+    found = matches(name, known)
+    if len(found) != 1:
+        many = f"{' and '.join(known[k] for k in found)} differ only in case; quote the one you mean"
+        hint = many if found else did_you_mean(name.name, known)
+        raise refuse(ucq, f"the federation has no table {name.name}. {hint}", name)
+    table = known[found[0]]
+    if not tables[table]:
+        raise refuse(ucq, f"no client holds the table {table}; add one to the federation", name)
+    return table
+
+
+def owned_query(ucq: Ucq, query: exp.Query, tables: Mapping[str, tuple[str, ...]]) -> tuple[str, str]:
+    """The first table of a derived query, and the query's text with every table as its owner calls it."""
+    own = query.copy()
+    bases = base_tables(own)
+    names = [find_table(ucq, base.this, tables) for base in bases]
+    first = names[0]
+    for base, name in zip(bases, names, strict=True):
+        if tables[name] != tables[first]:
+            is_condition = base.find_ancestor(exp.In, exp.Exists) is not None
+            advice = (
+                f"Join the keys instead: JOIN (SELECT DISTINCT key FROM {name}) t ON t.key = …"
+                if is_condition
+                else "Join the two in the main query, each summed up in a subquery of its own where that is needed; "
+                "if one owner holds both, say so to the federation (owners=)"
+            )
+            owners = f"{', '.join(tables[first])}; {', '.join(tables[name])}"
+            message = f"this subquery reads {first} and {name}, which lie with different owners ({owners}). {advice}"
+            raise refuse(ucq, message, base)
+    if len(tables[first]) > 1:
+        _check_rowwise(ucq, query, first, tables[first])
+    for base, name in zip(bases, names, strict=True):
+        if base.args.get("alias") is None:
+            base.set("alias", exp.TableAlias(this=base.this.copy()))
+        base.set("this", exp.Identifier(this=name, quoted=True))
+    return first, own.sql("duckdb", identify=True, comments=False)
+
+
+def _check_rowwise(ucq: Ucq, query: exp.Query, table: str, clients: tuple[str, ...]) -> None:
+    """Each client of a shared table sees its own rows only."""
+    selects = list(query.find_all(exp.Select))
+    found = query.find(*_OVER_ROWS, *AGGREGATES) or (selects[1] if _nests_in_conditions(query) else None)
+    if found is not None:
+        raise refuse(
+            ucq,
+            f"the rows of {table} lie with {len(clients)} clients, and each would compute this over its own rows only. "
+            "Let one of them offer the summed-up table, or select the column itself",
+            found,
+        )
+
+
+def _nests_in_conditions(query: exp.Query) -> bool:
+    """Whether a condition looks rows up: x IN (SELECT …), EXISTS, a scalar subquery."""
+    return any(
+        select.find_ancestor(exp.In, exp.Exists, exp.Where, exp.Having) is not None
+        for select in query.find_all(exp.Select)
+        if select is not query
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,11 @@ from tablepuppet.catalog.across_owners import join_owners
 from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.catalog.checks import check_arity, check_keys, union_of
 from tablepuppet.catalog.names import ResolvedBranch, resolve
-from tablepuppet.catalog.placed import place
-from tablepuppet.catalog.refusals import refuse
-from tablepuppet.catalog.scans import Scans
+from tablepuppet.catalog.scans import Scans, place
 from tablepuppet.catalog.schemas import describe
-from tablepuppet.catalog.texts import shown
+from tablepuppet.catalog.texts import refuse, shown
 from tablepuppet.errors import QueryError
-from tablepuppet.query.scope import matches
-from tablepuppet.query.ucq import Conjunctive, Item, Star, Ucq
+from tablepuppet.query.ucq import Conjunctive, Item, Star, Ucq, matches
 from tablepuppet.suggest import did_you_mean
 from tablepuppet.transport.link import Link
 

@@ -1,4 +1,7 @@
-"""A resolved expression as text: for an owner's database (`render`), and for people (`shown`)."""
+"""A resolved expression as text, for an owner's database (`render`) and for people (`shown`).
+
+And `refuse`: an error that points at the query's text.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ from collections.abc import Mapping
 
 from sqlglot import exp
 from sqlglot.expressions import SAFE_IDENTIFIER_RE
+
+from tablepuppet.errors import CatalogError, QueryError
+from tablepuppet.query.position import At, refusal
+from tablepuppet.query.ucq import Ucq
 
 
 def render(expression: exp.Expr, spelling: Mapping[str, str]) -> str:
@@ -31,3 +38,8 @@ def shown(expression: exp.Expr, alias: str | None = None) -> str:
 
 def _identifier(name: str) -> exp.Identifier:
     return exp.Identifier(this=name, quoted=SAFE_IDENTIFIER_RE.match(name) is None)
+
+
+def refuse(ucq: Ucq, message: str, at: At) -> QueryError:
+    """What is wrong with a name or a type, with a caret below it."""
+    return refusal(ucq.text, message, at, CatalogError)

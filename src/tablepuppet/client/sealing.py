@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
-from tablepuppet.privacy.fixed_point import exponent_of, to_integers
-from tablepuppet.privacy.masks import MaskKey, Masks, check_key, mask_key, new_private
+from tablepuppet.privacy.masks import MaskKey, Masks, check_key, exponent_of, mask_key, new_private, to_integers
 from tablepuppet.protocol import Masked, Partial
 
 _ROUGH, _STEP = ("counts", "moments"), 16  # leaves 40 of a sum's bits and more

@@ -3,6 +3,9 @@
 Three rounds: keys; label summaries; labels. A client's rows that no joined training (or test) row
 comes from take no part in training (or testing): they are neither sent nor computed. All that is counted per row of
 the tables; the joined rows themselves are made last, those of each side apart.
+
+Under a cap on multiplicity at most κ joined rows per base row take part in training: of a base row with more, a seeded
+choice stays. Blocks are capped one after the other, and dropping a joined row never raises another's multiplicity.
 """
 
 from __future__ import annotations
@@ -10,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tablepuppet.catalog.bound import BoundQuery
+from tablepuppet.arrays import RowNumbers
+from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import MappingError
-from tablepuppet.mapping.blocks import block_span, parts_of_block
 from tablepuppet.mapping.cluster.cluster import Cluster
 from tablepuppet.mapping.cluster.rows import ClusterRows
-from tablepuppet.mapping.join.cap import within_cap
 from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW, BranchJoin, join_branch
 from tablepuppet.mapping.join.listed_rows import BranchSide, Counts, ListedSide, Marks
 from tablepuppet.mapping.join.side import Span
@@ -27,6 +30,71 @@ from tablepuppet.mapping.rows.materialize import Writer, can_build_on_workers
 from tablepuppet.memory import free_memory, give_back
 from tablepuppet.privacy.options import Privacy
 from tablepuppet.transport.link import Link
+
+Place = tuple[str, int, tuple[int, ...], int]  # client, scan, columns, end of its rows in the block
+
+
+def block_span(bound: BoundQuery, block: Block, client_rows: Sequence[dict[str, int]]) -> tuple[Span, list[Place]]:
+    """Where each branch's rows lie in the block, and where each client's.
+
+    Members of different branches that read the same columns of the same scan share their rows.
+    """
+    offsets: dict[tuple[int, tuple[int, ...]], int] = {}
+    places: list[Place] = []
+    total = 0
+    starts = []
+    for branch, member in zip(bound.branches, block.members, strict=True):
+        scan = branch.relations[member.relation].scan
+        key = (scan, member.columns)
+        if key not in offsets:
+            offsets[key] = total
+            for client in bound.scans[scan].clients:
+                total += client_rows[scan][client]
+                places.append((client, scan, member.columns, total))
+        starts.append(offsets[key])
+    return Span(tuple(member.relation for member in block.members), tuple(starts), total), places
+
+
+def parts_of_block(block: int, places: Sequence[Place], train: RowNumbers, test: RowNumbers, number: int) -> list[Part]:
+    """The clients' shares of a block; a client none of whose rows are used takes no part."""
+    parts: list[Part] = []
+    start = 0
+    for client, scan, columns, stop in places:
+        inside = [slice(*np.searchsorted(rows, [start, stop]).tolist()) for rows in (train, test)]
+        if any(s.stop > s.start for s in inside):
+            dtype = np.int32 if stop - start < 2**31 else np.int64
+            rows: list[RowNumbers] = [
+                np.asarray(r[s] - start, dtype) for r, s in zip((train, test), inside, strict=True)
+            ]
+            parts.append(
+                Part(number + len(parts), block, client, scan, columns, rows[0], rows[1], inside[0], inside[1])
+            )
+        start = stop
+    return parts
+
+
+_STREAM = 0x6B61707061
+
+
+def within_cap(blocks: Sequence[RowNumbers], caps: Sequence[int | None], seed: int) -> NDArray[np.int64]:
+    """The joined rows that stay, ascending; `blocks[i]` is p_i, −1 where there is no row.
+
+    >>> within_cap([np.array([0, 0, 0, 1, -1, -1])], [2], seed=0).tolist()
+    [0, 1, 3, 4, 5]
+    """
+    kept: NDArray[np.int64] = np.random.default_rng((seed, _STREAM)).permutation(len(blocks[0]))
+    for rows, cap in zip(blocks, caps, strict=True):
+        if cap is None:
+            continue
+        base = rows[kept]
+        order = np.argsort(base, kind="stable")
+        grouped = base[order]
+        first = np.flatnonzero(np.concatenate([[True], grouped[1:] != grouped[:-1]])) if len(grouped) else grouped
+        rank = np.arange(len(grouped)) - np.repeat(first, np.diff(np.append(first, len(grouped))))
+        stays = np.zeros(len(kept), np.bool_)
+        stays[order[(rank < cap) | (grouped < 0)]] = True
+        kept = kept[stays]
+    return np.sort(kept)
 
 
 def map_tables(

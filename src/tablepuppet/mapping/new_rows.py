@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import Block, BoundQuery, Branch
-from tablepuppet.mapping.blocks import block_span, parts_of_block
-from tablepuppet.mapping.build import default_limit
+from tablepuppet.mapping.build import block_span, default_limit, parts_of_block
 from tablepuppet.mapping.join.join import join_branch
 from tablepuppet.mapping.join.listed_rows import ListedSide
 from tablepuppet.mapping.join.side import Column, JoinedSide

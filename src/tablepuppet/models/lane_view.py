@@ -1,4 +1,4 @@
-"""A view of joined rows, laid open: the arrays that a compiled pass (compiled_stretch.py) takes from and adds to."""
+"""A view of joined rows, laid open: the arrays that a compiled pass (compiled_lane.py) takes from and adds to."""
 
 from __future__ import annotations
 

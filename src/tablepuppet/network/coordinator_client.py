@@ -11,7 +11,7 @@ from typing import Any
 from tablepuppet import errors
 from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import DisconnectedError, TransportError
-from tablepuppet.escaping import printable
+from tablepuppet.formatting import printable
 from tablepuppet.network import control as c
 from tablepuppet.network.objects import from_frame, to_frame
 from tablepuppet.network.settings import FederationSettings

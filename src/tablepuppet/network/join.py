@@ -8,7 +8,7 @@ import threading
 import time
 
 from tablepuppet.errors import DisconnectedError, TransportError
-from tablepuppet.escaping import printable
+from tablepuppet.formatting import printable
 from tablepuppet.memory import memory_limit
 from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.transport import envelopes as e

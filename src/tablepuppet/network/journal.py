@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tablepuppet.errors import RunInterruptedError, TrainingError
 from tablepuppet.network.records import (
+    Syncing,
     checksum,
     is_full,
     is_small,
@@ -26,7 +27,6 @@ from tablepuppet.network.records import (
     write_record,
     write_whole,
 )
-from tablepuppet.network.syncing import Syncing
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Request
 from tablepuppet.transport.parcels import Envelope

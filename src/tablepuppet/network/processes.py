@@ -15,9 +15,9 @@ from tablepuppet.client.client import Client
 from tablepuppet.client.policy import Policy, read_policy
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.memory import fix_thresholds
-from tablepuppet.network.handshakes import logged_handshakes
 from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.network.join import Member
+from tablepuppet.network.logs import logged_handshakes
 from tablepuppet.network.records import lock_folder
 from tablepuppet.network.run_process import prepare
 from tablepuppet.network.serve import Server

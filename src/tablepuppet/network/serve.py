@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError
-from tablepuppet.escaping import printable
+from tablepuppet.formatting import printable
 from tablepuppet.memory import memory_limit
 from tablepuppet.network import control as c
 from tablepuppet.network.coordinator import Coordinator

@@ -16,15 +16,16 @@ from typing import IO, Any
 
 from tablepuppet.errors import TransportError
 from tablepuppet.network.records import (
+    Syncing,
     is_small,
     open_private,
     read_record,
     record,
+    sync,
     sync_folder,
     write_record,
     write_whole,
 )
-from tablepuppet.network.syncing import Syncing, sync
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.parcels import Envelope, Parcel
 

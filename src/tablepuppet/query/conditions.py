@@ -10,7 +10,7 @@ from sqlglot import exp
 from tablepuppet.errors import QueryError
 from tablepuppet.query.nulls import keeps_null, rejects_null
 from tablepuppet.query.position import refusal
-from tablepuppet.query.scope import Scope
+from tablepuppet.query.ucq import Scope
 
 
 @dataclass(frozen=True, slots=True)

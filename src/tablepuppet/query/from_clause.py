@@ -8,9 +8,9 @@ from typing import Final
 from sqlglot import Token, TokenType, exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.query.clauses import SAMPLE
 from tablepuppet.query.conditions import conjuncts_of
 from tablepuppet.query.derived import Ctes, base_tables, derive
+from tablepuppet.query.grammar import SAMPLE
 from tablepuppet.query.position import At, refusal, start_of, word_before, words
 from tablepuppet.query.scalar import check_scalar
 from tablepuppet.query.ucq import Source

@@ -19,8 +19,7 @@ from tablepuppet.errors import QueryError
 from tablepuppet.query.conditions import Condition, Filter, KeyEquality, read_condition
 from tablepuppet.query.nulls import keeps_null
 from tablepuppet.query.position import refusal
-from tablepuppet.query.scope import Scope
-from tablepuppet.query.ucq import Source
+from tablepuppet.query.ucq import Scope, Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 from sqlglot import exp
 
-from tablepuppet.query.functions import STRICT
+from tablepuppet.query.scalar import STRICT
 
 
 class Outcome(Enum):

@@ -1,19 +1,108 @@
-"""parse: SQL text → Ucq, or a QueryError that points at the text and says what to write instead."""
+"""parse: SQL text → Ucq, or a QueryError that points at the text and says what to write instead.
+
+sqlglot makes the tree of one SELECT statement. No text whatever makes anything else than a QueryError, however long or
+deep or strange.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from sqlglot import TokenType, exp
+from sqlglot import Token, TokenType, exp
+from sqlglot.errors import ParseError
 
 from tablepuppet.errors import QueryError
-from tablepuppet.query.clauses import check_clauses
 from tablepuppet.query.derived import read_with
-from tablepuppet.query.grammar import TOO_DEEP
-from tablepuppet.query.position import refusal, word_before
+from tablepuppet.query.grammar import INVALID, PARAMETER, TOO_DEEP, check_clauses, check_grammar, is_parameter
+from tablepuppet.query.position import DIALECT, refusal, word_before, words
 from tablepuppet.query.select import read_select
-from tablepuppet.query.syntax import syntax_tree
 from tablepuppet.query.ucq import Ucq
+
+MAX_CHARACTERS = 100_000
+MAX_DEPTH = 100  # sqlglot recurses, and the Python stack must hold our caller too
+_EMPTY = "the query is empty; write SELECT features, label FROM tables"
+_OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE)
+_CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END)
+_UNKNOWN = (
+    "this SQL has a construct that is not known here; "
+    "write SELECT … FROM … JOIN … ON … WHERE with plain expressions over columns"
+)
+_CONTEXT = 100  # characters that sqlglot gives before the place of an error
+
+
+def syntax_tree(text: str) -> exp.Expr:
+    """The tree of a text that is one SELECT, or several with a set operation between them."""
+    if not isinstance(text, str):
+        raise QueryError(f"the query must be SQL text, and it is a {type(text).__name__}; pass a string")
+    if len(text) > MAX_CHARACTERS:
+        raise QueryError(f"the query has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read. Shorten it")
+    if not text.isprintable() and any("\ud800" <= c <= "\udfff" or c == "\0" for c in text):
+        raise QueryError("the query holds characters that are no text; check how it was read or typed")
+    check_grammar(text, _words(text))
+    return _tree(text)
+
+
+def _words(text: str) -> Sequence[Token]:
+    """The words of the text, which must be exactly one statement, a SELECT, not nested too deeply."""
+    try:
+        tokens = words(text)
+    # The tokenizer meets arbitrary text here: whatever it raises means that the text is not SQL.
+    except Exception as error:
+        check_grammar(text)
+        raise QueryError(f"{INVALID}: a word, a number or a quote in it cannot be read") from error
+    if not tokens:
+        raise QueryError(_EMPTY)
+    first = next((t for t in tokens if t.token_type != TokenType.L_PAREN), tokens[0])
+    if first.token_type not in (TokenType.SELECT, TokenType.WITH):
+        raise refusal(
+            text,
+            f"a query begins with SELECT or WITH, and this text begins with {first.text[:40]}. "
+            "Nothing else is ever sent to an owner",
+            first.start,
+        )
+    semicolon = next((t for t in tokens if t.token_type == TokenType.SEMICOLON), None)
+    if semicolon is not None:
+        raise refusal(text, "the text holds several statements; pass one SELECT", semicolon.start)
+    depth = 0
+    for token in tokens:
+        depth += (token.token_type in _OPENING) - (token.token_type in _CLOSING)
+        if depth > MAX_DEPTH:
+            raise refusal(text, TOO_DEEP, token.start)
+    return tokens
+
+
+def _place(error: Exception) -> int | None:
+    """Where sqlglot stopped, if it says so: it gives the text up to there."""
+    found = error.errors[0] if isinstance(error, ParseError) and error.errors else {}
+    start = found.get("start_context")
+    # The context is cut to its last hundred characters; a longer one does not tell the place.
+    return len(start) if isinstance(start, str) and len(start) < _CONTEXT else None
+
+
+def _tree(text: str) -> exp.Expr:
+    """sqlglot's tree, not too deep."""
+    try:
+        (tree,) = DIALECT.parser().parse(list(words(text)), text)
+    except RecursionError:
+        raise
+    # DuckDB has read this text, so that it is SQL; sqlglot, which fails in many ways, does not know it.
+    except Exception as error:
+        at = _place(error)
+        # sqlglot reads %s as "modulo s", and stops at the s.
+        known = at is not None and is_parameter(text, at - 1)
+        raise refusal(text, PARAMETER if known else _UNKNOWN, at) from error
+    if tree is None:
+        raise QueryError(_EMPTY)
+    waiting = [(tree, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise refusal(text, TOO_DEEP, node)
+        # Chains of AND and UNION ALL are taken apart link by link, however long.
+        deeper = 0 if isinstance(node, (exp.And, exp.Union)) else 1
+        waiting += [(child, depth + deeper) for child in node.iter_expressions()]
+    return tree
+
 
 _UNION = frozenset({"this", "expression", "distinct", "with_"})
 

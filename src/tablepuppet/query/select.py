@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from tablepuppet.query.clauses import check_clauses
 from tablepuppet.query.conditions import conjuncts_of
 from tablepuppet.query.derived import Ctes, has_subquery, narrowed, widened
 from tablepuppet.query.from_clause import read_from
+from tablepuppet.query.grammar import check_clauses
 from tablepuppet.query.joins import join_tree
 from tablepuppet.query.position import refusal
 from tablepuppet.query.scalar import check_scalar
-from tablepuppet.query.scope import Scope, is_resolved
-from tablepuppet.query.ucq import Conjunctive, Item, Star
+from tablepuppet.query.ucq import Conjunctive, Item, Scope, Star, is_resolved
 
 _READ = frozenset({"expressions", "from_", "joins", "where", "with_"})
 

@@ -4,14 +4,20 @@ Each branch is one SELECT: its items, the tables of its FROM clause in the order
 its WHERE clause. Every expression has passed the list of scalar.py; its identifiers carry their place in the text
 (`meta["start"]`), so that later stages can still point at it. No schema is known yet, so that a column without an
 alias may still belong to any table.
+
+Scope: which table of the FROM clause an alias names, and which tables an expression touches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sqlglot import exp
+
+from tablepuppet.query.position import refusal
+from tablepuppet.suggest import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +74,59 @@ class Ucq:
 
     text: str
     branches: tuple[Conjunctive, ...]
+
+
+def matches(identifier: exp.Identifier, names: Sequence[str]) -> list[int]:
+    """The positions of the names that an identifier means: exactly when quoted, else in any case.
+
+    An exact spelling wins, so that "Id" and "id" of one table can still be told apart.
+    """
+    exact = [k for k, name in enumerate(names) if name == identifier.name]
+    if exact or identifier.quoted:
+        return exact
+    return [k for k, name in enumerate(names) if name.lower() == identifier.name.lower()]
+
+
+class Scope:
+    """The aliases of one FROM clause."""
+
+    def __init__(self, text: str, sources: Sequence[Source]) -> None:
+        self.text = text
+        self.aliases = [s.alias.name for s in sources]
+        self._tables = [s.table.name for s in sources]
+        seen: set[str] = set()
+        for source in sources:
+            if source.alias.name.lower() in seen:
+                raise refusal(
+                    text,
+                    f"two tables are called {source.alias.name}; give each use of a table an alias of its own, "
+                    f"for example {source.table.name} AS {source.alias.name}2",
+                    source.alias,
+                )
+            seen.add(source.alias.name.lower())
+
+    def relation(self, alias: exp.Identifier) -> int:
+        """The position in the FROM clause of the table that an alias names."""
+        found = matches(alias, self.aliases)
+        if found:
+            return found[0]
+        hidden = matches(alias, self._tables)
+        if hidden:
+            hint = f"The table {alias.name} is called {self.aliases[hidden[0]]} here: write that instead."
+        else:
+            hint = did_you_mean(alias.name, self.aliases)
+        raise refusal(self.text, f"no table in the FROM clause is called {alias.name}. {hint}", alias)
+
+    def relations(self, expression: exp.Expr) -> list[int]:
+        """The tables that an expression touches, in the order of the FROM clause."""
+        return sorted({self.relation(c.args["table"]) for c in expression.find_all(exp.Column)})
+
+    def names(self, relations: Sequence[int]) -> str:
+        """`o`, `o and i`, `o, i and c`: for messages."""
+        shown = [self.aliases[r] for r in relations]
+        return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def is_resolved(expression: exp.Expr) -> bool:
+    """Every column says which table it comes from."""
+    return all(c.args.get("table") for c in expression.find_all(exp.Column))

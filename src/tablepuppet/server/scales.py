@@ -14,7 +14,7 @@ import numpy as np
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
-from tablepuppet.privacy.fixed_point import LARGEST, from_integers
+from tablepuppet.privacy.masks import LARGEST, from_integers
 from tablepuppet.protocol import Masked, Partial
 
 _MARGIN = 4  # doublings that a scale leaves for the next sum

@@ -3,6 +3,11 @@
 In: SQL text from the server, and the columns of the client's tables. Out: the same query written anew from its parse
 tree, and which columns of which table it reads; or PolicyError. As for expressions (guard.py) it is an allow-list: no
 function that reads files, no table but the client's own, no recursion, nothing that depends on the clock or on chance.
+
+DerivedSource: what such a query gives, as if it were a table. The columns that it reads come from their sources
+(databases are asked for those columns alone); the query itself runs in a private DuckDB of the client, so that it means
+the same wherever the tables lie. One thread: groups then come in the same order, and sums of floating-point numbers to
+the same bits, every time.
 """
 
 from __future__ import annotations
@@ -10,14 +15,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.lineage import Node, lineage
 
 from tablepuppet.errors import PolicyError
+from tablepuppet.protocol import ColumnInfo
 from tablepuppet.suggest import did_you_mean
+from tablepuppet.tables import duck
 from tablepuppet.tables.allowed import FUNCTIONS, QUERY_NODES
 from tablepuppet.tables.guard import MAX_DEPTH, MAX_LENGTH, check_call, parse_tree, refused, walk, written
+from tablepuppet.tables.source import Source
 
 _WHAT = "query"
 Columns = Mapping[str, frozenset[str]]  # table → some of its columns
@@ -127,3 +136,51 @@ def _read(tree: exp.Expr, columns: Sequence[str]) -> tuple[str, ...]:
     named = {c.name.lower() for c in tree.find_all(exp.Column)}
     named |= {i.name.lower() for join in tree.find_all(exp.Join) for i in join.args.get("using") or ()}
     return tuple(c for c in columns if c.lower() in named)
+
+
+_NO_ROW = "(1 = 0)"
+
+
+class DerivedSource:
+    """The rows of a query over sources that somebody else opened, and will close."""
+
+    def __init__(self, name: str, query: CheckedQuery, sources: Mapping[str, Source]) -> None:
+        self._name = name
+        self.query = query
+        self._sources = {table: sources[table] for table in query.reads}
+
+    def describe(self) -> list[ColumnInfo]:
+        twin = self._opened(_NO_ROW)
+        try:
+            return twin.describe()
+        finally:
+            twin.close()
+
+    def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
+        twin = self._opened(_NO_ROW)
+        try:
+            return twin.describe_scan(expressions, filter)
+        finally:
+            twin.close()
+
+    def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
+        whole = self._opened(None)
+        try:
+            return whole.read(expressions, filter)
+        finally:
+            whole.close()
+
+    def stamp(self) -> str | None:
+        stamps = [source.stamp() for source in self._sources.values()]
+        return None if None in stamps else " ".join(map(str, stamps))
+
+    def close(self) -> None:
+        """Nothing is held between two readings."""
+
+    def _opened(self, filter: str | None) -> duck.DuckSource:
+        tables = {}
+        for table, source in self._sources.items():
+            columns = self.query.reads[table]
+            read = source.read([duck.quoted(column) for column in columns], filter)
+            tables[table] = read.rename_columns(list(columns))
+        return duck.from_query(self._name, tables, self.query.text)

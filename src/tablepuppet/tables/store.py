@@ -24,10 +24,9 @@ from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.protocol import ColumnInfo, OpenScan, ScanSchema, TableSchema
 from tablepuppet.tables.columns import arrow, holds_of
 from tablepuppet.tables.conditions import Condition, conditions_of, conditions_of_query
-from tablepuppet.tables.derived import DerivedSource
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of, compared_columns
 from tablepuppet.tables.order import in_order, order_bits
-from tablepuppet.tables.query_guard import CheckedQuery, check_query
+from tablepuppet.tables.query_guard import CheckedQuery, DerivedSource, check_query
 from tablepuppet.tables.row_ids import identity_expressions, row_ids
 from tablepuppet.tables.source import Source
 

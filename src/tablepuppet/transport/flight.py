@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError
-from tablepuppet.escaping import printable
+from tablepuppet.formatting import printable
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.parcels import LIMIT, Envelope, Room

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tablepuppet import errors
 from tablepuppet.algorithms.registry import RESPONSES
-from tablepuppet.escaping import printable
+from tablepuppet.formatting import printable
 from tablepuppet.protocol import CloseJob, Failure, Message
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
 from tablepuppet.transport.answers import AnswerChecks

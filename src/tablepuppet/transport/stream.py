@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from tablepuppet.errors import DisconnectedError, TransportError
-from tablepuppet.escaping import printable
+from tablepuppet.formatting import printable
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Heartbeat
 from tablepuppet.transport.parcels import LIMIT, PIECE, Assembler, Envelope, Parcel, Room, pack

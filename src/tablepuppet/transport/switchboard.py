@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TransportError
-from tablepuppet.escaping import printable
+from tablepuppet.formatting import printable
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Forget, Goodbye, Reply, Request
 from tablepuppet.transport.parcels import Envelope

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tablepuppet.algorithms.admm import linear, neural
-from tablepuppet.algorithms.admm.messages import AdmmFigures, AdmmUpdate
-from tablepuppet.algorithms.admm.options import Admm
+from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate
 from tablepuppet.algorithms.admm.server import AdmmServer
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit, PrivateForm
 from tablepuppet.algorithms.base import Answer, PartSetup, Problem

@@ -16,8 +16,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.admm.local import LocalStep
-from tablepuppet.algorithms.admm.messages import AdmmUpdate
-from tablepuppet.algorithms.admm.options import Admm
+from tablepuppet.algorithms.admm.options import Admm, AdmmUpdate
 from tablepuppet.algorithms.base import Answer, PartSetup
 from tablepuppet.algorithms.numerics.conjugate import WIDE, Products
 from tablepuppet.algorithms.numerics.optimizers import Moments

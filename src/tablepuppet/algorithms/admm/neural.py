@@ -17,11 +17,9 @@ import numpy as np
 
 from tablepuppet.algorithms.admm import local
 from tablepuppet.algorithms.admm.local import LocalStep
-from tablepuppet.algorithms.admm.messages import AdmmUpdate
-from tablepuppet.algorithms.admm.options import Admm
+from tablepuppet.algorithms.admm.options import Admm, AdmmUpdate
 from tablepuppet.algorithms.base import Answer, PartSetup, squared_norm
-from tablepuppet.algorithms.numerics.optimizers import Moments
-from tablepuppet.algorithms.numerics.sensitivity import sensitivity
+from tablepuppet.algorithms.numerics.optimizers import Moments, sensitivity
 from tablepuppet.arrays import Array
 from tablepuppet.protocol import Combined, Partial, Predictions
 

@@ -1,4 +1,4 @@
-"""What a user can choose about admm."""
+"""What travels for admm: what a user can choose, and the messages of a round."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.arrays import Array
+from tablepuppet.protocol.base import Message, Stage, Telling, Tells
 
 
 class Admm(AlgorithmOptions, frozen=True, tag="admm"):
@@ -80,3 +83,22 @@ class Admm(AlgorithmOptions, frozen=True, tag="admm"):
 
     def blinded(self) -> Admm:
         return msgspec.structs.replace(self, memory=0, adapt=False, tolerance=0.0)
+
+
+class AdmmUpdate(Message, frozen=True):
+    """Y of all train rows, and the weight of G‖h‖²/2. → Predictions | Partial | Masked"""
+
+    stage: ClassVar[Stage] = "step"
+    tells: ClassVar[Telling] = (Tells("signal", "signals", is_per_row=True),)
+    job: str
+    part: int
+    signal: Array
+    factor: float  # Mρ
+    union_rho: float  # ρ_u of the consensus rounds
+    coefficients: Array | None  # of the last step of the reported model
+
+
+class AdmmFigures(Figures, frozen=True):
+    """The mean diagonal of XᵀX/N, or of a network's Gauss–Newton matrix: the scale of ρ_u."""
+
+    curvature: float = 0.0

@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.algorithms.admm.messages import AdmmFigures, AdmmUpdate
-from tablepuppet.algorithms.admm.options import Admm
+from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server, squared_norm
 from tablepuppet.algorithms.numerics.constant import best_intercept
 from tablepuppet.algorithms.numerics.spectrum import Spectrum

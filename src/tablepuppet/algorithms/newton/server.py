@@ -10,7 +10,12 @@ the server knows what it predicts. The search space has at most M(m+2) direction
 the server already holds all of them as per-row vectors, and knows the penalty from the clients'
 inner products. For squared loss W_i = G_i, and only Y_i travels; for softmax W_i is the curvature over
 all pairs of classes, or a constant bound of it (full_curvature.py). In the first epoch small blocks
-may take a second step (small_blocks.py). Here is the server's half; the client's is in client.py.
+may take a second step (`small_blocks`). Here is the server's half; the client's is in client.py.
+
+Light blocks take a second step in the first epoch. In the first round no block knows of the others,
+and what two of them can both explain is counted twice. A block that is asked again mends that for its own part; if it
+holds next to none of the rows, this costs a latency and no bytes to speak of, and a full round is saved
+(docs/decisions/0022).
 """
 
 from __future__ import annotations
@@ -25,11 +30,43 @@ import numpy as np
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
 from tablepuppet.algorithms.newton.full_curvature import collapsed_curvature, is_full, solve
 from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
-from tablepuppet.algorithms.newton.small_blocks import small_blocks
 from tablepuppet.algorithms.numerics.spectrum import Spectrum
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.arrays import Array
 from tablepuppet.models.tally import Tally
+
+HEAVY = 1_000_000  # values of a full round: what US-UK (0.9 million) and US-US (1.2 million) carry within a latency
+SHARE = 1 / 32  # of all rows: what light blocks hold together
+
+
+def small_blocks(
+    rows: Sequence[int], widths: Sequence[int], epochs: int, outputs: int, *, has_curvature: bool
+) -> frozenset[int]:
+    """The smallest blocks, while they hold few of the rows; none where a full round is quick anyway.
+
+    >>> sorted(small_blocks([850_000, 6_200, 6_000], [6, 19, 30], 10, 1, has_curvature=False))
+    [1, 2]
+    """
+    total = sum(rows)
+    if total * (2 * outputs + has_curvature) < HEAVY:
+        return frozenset()
+    found, held = set(), 0
+    for block in sorted(range(len(rows)), key=rows.__getitem__):
+        held += rows[block]
+        if held > SHARE * total:
+            break
+        if rows[block] and _discloses_no_more(widths[block], epochs, outputs):
+            found.add(block)
+    return frozenset(found)
+
+
+def _discloses_no_more(width: int, epochs: int, outputs: int) -> bool:
+    """Whether one more prediction of a row leaves it as well hidden, or as little, as the planned ones do.
+
+    Counted without the predictions that evaluate each epoch and the end, as plans do, and with them, as owners do.
+    """
+    planned = (outputs * epochs, outputs * (2 * epochs + 1))
+    return all((shown >= width) == (shown + outputs >= width) for shown in planned)
 
 
 @dataclass

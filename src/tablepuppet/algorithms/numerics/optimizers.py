@@ -1,4 +1,7 @@
-"""First-order optimisers as pure functions, after the (summed) gradient: the steps of torch.optim."""
+"""First-order optimisers as pure functions, after the (summed) gradient: the steps of torch.optim.
+
+And how strongly a block's predictions depend on its parameters, for models without a Gram matrix: a step's size.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from tablepuppet.algorithms.base import PartSetup
 from tablepuppet.arrays import Array
 
 Optimizer = Literal["sgd", "adam", "adamw"]
@@ -62,3 +66,21 @@ def clipped(gradient: Array, clip_norm: float | None) -> Array:
     if clip_norm is None:
         return gradient
     return gradient * min(1.0, clip_norm / (float(np.linalg.norm(gradient)) + 1e-6))
+
+
+def sensitivity(setup: PartSetup) -> float:
+    """An estimate of (1/N) Σ_k w_k ‖∂h_k/∂θ‖², the trace of the block's Gauss–Newton matrix.
+
+    With random signs ε, E‖Σ_k ε_k √w_k ∂h_k/∂θ‖² is just that sum (Hutchinson's estimator): one
+    back-propagation instead of one per row.
+    """
+    theta = setup.model.initial()
+    rows = len(setup.weights)
+    total = 0.0
+    for output in range(setup.outputs):
+        signs = np.random.default_rng((setup.seed, output)).choice([-1.0, 1.0], rows)
+        signal = np.zeros((rows, setup.outputs))
+        signal[:, output] = signs * np.sqrt(setup.weights)
+        gradient = setup.model.gradient(theta, signal)
+        total += float(np.vdot(gradient, gradient))
+    return total / setup.outputs / setup.joined_rows

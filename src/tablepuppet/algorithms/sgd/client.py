@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import Answer, PartSetup, squared_norm
-from tablepuppet.algorithms.numerics.optimizers import Moments, clipped, descend
-from tablepuppet.algorithms.numerics.sensitivity import sensitivity
+from tablepuppet.algorithms.numerics.optimizers import Moments, clipped, descend, sensitivity
 from tablepuppet.algorithms.sgd.options import Sgd, SgdFigures, SgdUpdate
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.linear import LinearModel

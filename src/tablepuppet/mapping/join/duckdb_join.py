@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
-from tablepuppet.mapping.keys.scan_keys import ScanKeys
+from tablepuppet.mapping.keys.gather import ScanKeys
 from tablepuppet.memory import free_memory
 from tablepuppet.tables.duck import silence
 

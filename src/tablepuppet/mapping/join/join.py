@@ -2,7 +2,7 @@
 
 In: the keys of every scan. Out: the joined rows of a branch, to be counted and read. They are ordered by the label's
 row first, then by those of the other relations in the order of the query, so that the same keys always give the same
-order. Joins that form a tree are counted out (tree_join.py); all others are DuckDB's (duck_join.py).
+order. Joins that form a tree are counted out (tree_join.py); all others are DuckDB's (duckdb_join.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tablepuppet.errors import MappingError
 from tablepuppet.mapping.join.duckdb_join import DuckJoin, why_empty
 from tablepuppet.mapping.join.listed_rows import BranchSide, ListedJoin, Marks
 from tablepuppet.mapping.join.tree_join import TreeJoin
-from tablepuppet.mapping.keys.scan_keys import ScanKeys
+from tablepuppet.mapping.keys.gather import ScanKeys
 
 BYTES_PER_JOINED_ROW = 40
 

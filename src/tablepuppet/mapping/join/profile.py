@@ -15,7 +15,7 @@ import duckdb
 from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
 from tablepuppet.fragments import fragment, table
 from tablepuppet.mapping.join.duckdb_join import connected
-from tablepuppet.mapping.keys.scan_keys import ScanKeys
+from tablepuppet.mapping.keys.gather import ScanKeys
 
 _WORDS = {"inner": "JOIN", "left": "LEFT JOIN"}
 

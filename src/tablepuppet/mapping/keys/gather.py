@@ -10,6 +10,7 @@ Two rounds: how many rows each client has, then their keys, the rows in an order
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -17,13 +18,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import MappingError, TransportError
-from tablepuppet.mapping.keys.scan_keys import ScanKeys
 from tablepuppet.mapping.walk.gather_scatter import preload
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol import CountRows, Keys, RowCount, RowOrder, SendKeys
+from tablepuppet.tables.columns import numpy_of
 from tablepuppet.transport.link import Link
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScanKeys:
+    """The keys of one scan, a row per row number: column `k<expression number>` for each key expression."""
+
+    rows: int
+    table: pa.Table
+    place: NDArray[np.int64] | None = None  # of each row, in the order of the whole table; None: rows are in order
+    is_numbered: bool = False  # keys are small numbers from 0, equal where the tokens they stand for are
+
+    @property
+    def numbers(self) -> RowNumbers:
+        """0, 1, 2, …, as small as they fit."""
+        return np.arange(self.rows, dtype=np.int32 if self.rows < 2**31 else np.int64)
+
+    def column(self, expression: int) -> RowNumbers:
+        """A column of numbered keys; −1 where it is NULL."""
+        return numpy_of(self.table.column(f"k{expression}"), missing=-1)
+
 
 Place = tuple[int, int]  # scan, column
 

@@ -1,6 +1,6 @@
 """JoinedSide → joined rows, written down: here, or in partitions with the workers of a cluster.
 
-Joined rows of a tree are made by the workers themselves (spread.py). Those that one machine had to make, because DuckDB
+Joined rows of a tree are made by the workers themselves (cluster/build.py). Those that one machine had to make, because DuckDB
 joined them or a cap has chosen among them, are made here and cut into partitions.
 """
 
@@ -14,7 +14,7 @@ from tablepuppet.mapping.cluster.build import build_on_cluster, distribute_rows
 from tablepuppet.mapping.cluster.cluster import Cluster
 from tablepuppet.mapping.join.listed_rows import BranchSide
 from tablepuppet.mapping.join.side import Column, JoinedSide, Span
-from tablepuppet.mapping.join.tree_rows import TreeSide
+from tablepuppet.mapping.join.tree_join import TreeSide
 from tablepuppet.mapping.keys.labels import LabelSpace
 from tablepuppet.mapping.mapping import Joined
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex

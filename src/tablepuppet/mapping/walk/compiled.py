@@ -1,6 +1,6 @@
 """Gather and scatter as compiled loops (numba): one pass each, no temporaries, no interpreter lock.
 
-The contract is that of moves.py. Scattering has a loop for each number of columns, without an inner one where they are
+The contract is that of gather_scatter.py. Scattering has a loop for each number of columns, without an inner one where they are
 few: twice as fast as one column after the other, for a row that is far away is fetched once.
 """
 

@@ -1,7 +1,7 @@
 """JoinedSide → joined rows, written down: here, or in partitions with the workers of a cluster.
 
-Joined rows of a tree are made by the workers themselves (cluster/build.py). Those that one machine had to make, because DuckDB
-joined them or a cap has chosen among them, are made here and cut into partitions.
+Joined rows of a tree are made by the workers themselves (cluster/build.py). Those that one machine had to make, because
+DuckDB joined them or a cap has chosen among them, are made here and cut into partitions.
 """
 
 from __future__ import annotations

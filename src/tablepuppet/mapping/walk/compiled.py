@@ -1,7 +1,7 @@
 """Gather and scatter as compiled loops (numba): one pass each, no temporaries, no interpreter lock.
 
-The contract is that of gather_scatter.py. Scattering has a loop for each number of columns, without an inner one where they are
-few: twice as fast as one column after the other, for a row that is far away is fetched once.
+The contract is that of gather_scatter.py. Scattering has a loop for each number of columns, without an inner one where
+they are few: twice as fast as one column after the other, for a row that is far away is fetched once.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from tablepuppet.algorithms.registry import (
     BY_NAME,
     DEFAULT,
     FEDERATED,
+    KINKED,
     Options,
     algorithm_of,
     is_expanded,
@@ -35,6 +36,7 @@ from tablepuppet.models.losses import (
     metrics_by_name,
     usual_loss,
 )
+from tablepuppet.models.penalty import L2
 from tablepuppet.models.spec import Activation, Dtype, ModelSpec
 from tablepuppet.privacy.options import Privacy, privacy_of
 from tablepuppet.protocol.codec import Wire
@@ -43,7 +45,6 @@ from tablepuppet.suggest import nearest
 
 OPEN_LOSSES = ("cross_entropy",)  # names that leave the loss to the label: here to the number of its classes
 BatchSize = int | Literal["auto"] | None
-_L2 = 1e-4
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,7 +55,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     model: str = "auto"  # auto: what fits the label
     algorithm: str = DEFAULT
     options: Options = msgspec.field(default_factory=BY_NAME[DEFAULT].options)
-    l2: float = _L2
+    l2: float | dict[str, float] = L2  # for all tables, or by table (or alias); others have the usual one
+    l1: float = 0.0
+    signs: dict[str, int] = {}  # of features: 1, a weight that is not negative; −1, none that is positive
     test_fraction: float = 0.15
     test_where: str | None = None  # a condition on the label table's rows, instead of a fraction
     validation_fraction: float = 0.0
@@ -169,6 +172,8 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         weights = given["class_weight"].items()
         given["class_weight"] = {class_text(c): w.item() if isinstance(w, np.generic) else w for c, w in weights}
     given |= head_given(given.get("head", "sum"))
+    if algorithm in (None, DEFAULT) and (given.get("l1") or given.get("signs")) and given["head"] == "sum" and model != "boosted":
+        algorithm = KINKED[0].name
     if algorithm is None:
         algorithm = usual_algorithm(given["head"], model)
     own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options"}
@@ -180,7 +185,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     if algorithm == DEFAULT:  # some models have one of their own
         algorithm = next((a.name for a in BY_NAME.values() if a.own_model == model), algorithm)
     declared = BY_NAME.get(algorithm) if isinstance(algorithm, str) else None
-    if declared is not None and declared.own_model and given.get("l2", _L2) != _L2:
+    if declared is not None and declared.own_model and given.get("l2", L2) != L2 and not isinstance(given["l2"], Mapping):
         extra["l2"] = given["l2"]  # of leaves; the default is the algorithm's own
     name, options = _algorithm(algorithm, extra, own)
     if model == "auto":
@@ -285,6 +290,7 @@ def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[st
 def _check_model(job: Job, given: dict[str, Any]) -> None:
     """What the model cannot have, and what the algorithm cannot train."""
     algorithm, loss = algorithm_of(job.options), job.loss_class
+    _check_penalties(job)
     if job.spec.is_boosted or algorithm.own_model:
         _check_boosted(job, given)
         return
@@ -318,6 +324,21 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
             f"train a neural model with {able}"
         )
     _check_refusal(job)
+
+
+def _check_penalties(job: Job) -> None:
+    algorithm = algorithm_of(job.options)
+    if (job.l1 or job.signs) and not algorithm.takes_kinks:
+        what = "l1" if job.l1 else "signs"
+        raise JobError(
+            f'algorithm="{job.algorithm}" cannot train with {what}: it needs a penalty without kinks; '
+            f"train a linear model with {named(KINKED)}, or leave algorithm out"
+        )
+    if isinstance(job.l2, dict) and (algorithm.own_model or algorithm.is_pooled or job.head != "sum"):
+        raise JobError(
+            "an l2 for each table belongs to linear and neural models whose scores are sums, trained by "
+            f"{named(FEDERATED)}; give one number"
+        )
 
 
 def _check_boosted(job: Job, given: dict[str, Any]) -> None:
@@ -375,7 +396,7 @@ def loss_options() -> dict[str, str]:
 
 def _epochs(job: Job, algorithm: Algorithm[Any]) -> int:
     """How many epochs are usually enough; "auto" may turn out to be any of the usual losses."""
-    if algorithm.is_pooled:
+    if algorithm.is_pooled or algorithm.takes_kinks:
         return algorithm.epochs
     losses = [usual_loss(classes) for classes in (0, 2, 3)] if job.loss_class is None else [job.loss_class]
     return max(loss.epochs.get(algorithm.uses, algorithm.epochs) for loss in losses)
@@ -421,7 +442,12 @@ def _options(algorithm: str) -> str:
 def _check(job: Job) -> None:
     monitors = ["loss", *(name for name, metric in metrics_by_name().items() if metric.can_monitor)]
     rules = [
-        (0 <= job.l2 < math.inf, "l2 must be a number from 0 up"),
+        (
+            all(0 <= l2 < math.inf for l2 in (job.l2.values() if isinstance(job.l2, dict) else [job.l2])),
+            "l2 must be a number from 0 up, or one for each table",
+        ),
+        (0 <= job.l1 < math.inf, "l1 must be a number from 0 up"),
+        (all(sign in (-1, 1) for sign in job.signs.values()), "signs must be 1 (not negative) or -1 (not positive)"),
         (0 <= job.test_fraction < 1, "test_fraction must lie in [0, 1)"),
         (
             job.validation_fraction >= 0 and (job.test_where is None) * job.test_fraction + job.validation_fraction < 1,

@@ -9,6 +9,7 @@ import pytest
 from tests.algorithms.neural_join import JOINS, Joined, federation, parameters
 
 import tablepuppet as tp
+from tablepuppet.models.penalty import l2_of
 
 torch = pytest.importorskip("torch")
 
@@ -52,7 +53,7 @@ def oracle(result: tp.Result, joined: Joined, optimizer: Any, size: int | None, 
     steps = optimizer([p for m in modules for p in m.parameters()])
     for rows in joined.batches(job.epochs, size, job.seed):
         steps.zero_grad()
-        torch.autograd.backward(joined.objective(modules, rows, job.l2))
+        torch.autograd.backward(joined.objective(modules, rows, l2_of(job.l2, "", "")))
         if clip is not None:
             for module in modules:
                 torch.nn.utils.clip_grad_norm_(module.parameters(), clip)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from tests.algorithms.test_neural_sgd import assert_same, fresh, trained
 
+from tablepuppet.models.penalty import l2_of
+
 torch = pytest.importorskip("torch")
 
 
@@ -31,6 +33,6 @@ def test_parameters_equal_those_of_torch_with_weights(label: str, given: dict[st
         if label == "class":
             losses = torch.nn.functional.cross_entropy(a, y.long(), reduction="none")
         penalty = sum(p.square().sum() for m in modules for p in m.parameters())
-        torch.autograd.backward((weights[rows] * losses).mean() + 0.5 * job.l2 * penalty)
+        torch.autograd.backward((weights[rows] * losses).mean() + 0.5 * l2_of(job.l2, "", "") * penalty)
         steps.step()
     assert_same(result, modules, 1e-9)

@@ -22,6 +22,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.linear import Model
 from tablepuppet.models.losses import Loss
+from tablepuppet.models.penalty import Penalty
 from tablepuppet.models.tally import Tally
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.protocol import Message, Partial, Predictions
@@ -70,7 +71,7 @@ class Problem:
     """F(θ) = (1/N) Σ ℓ(a; y) + β Σ R(θ_i) over the training rows."""
 
     loss: Loss
-    l2: float
+    l2: float | Sequence[float]  # β, one for all blocks or one for each
     joined: Walkable
     rows: tuple[int, ...]  # n_i
     clients: tuple[int, ...]  # Q_i
@@ -89,10 +90,20 @@ class Problem:
     widths: tuple[int, ...] = ()  # d_i, of linear models
     channel: Channel | None = None  # that the labels went through
     head: TrainedHead | None = None  # that joined rows are seen through; None: their sum
+    l1: float = 0.0
+    signs: tuple[tuple[int, ...], ...] = ()  # of each block's encoded columns; empty: any
 
     @property
     def blocks(self) -> int:
         return len(self.rows)
+
+    @property
+    def ridges(self) -> list[float]:
+        """β of each block."""
+        return [self.l2] * self.blocks if isinstance(self.l2, int | float) else list(self.l2)
+
+    def penalty(self, block: int) -> Penalty:
+        return Penalty(self.ridges[block], self.l1, self.signs[block] if self.signs else ())
 
     def zeros(self) -> list[Array]:
         if self.head is not None:
@@ -211,6 +222,12 @@ class PartSetup:
     seed: int = 0
     unit: float = 1.0  # of the label
     private: PrivateGradient | None = None  # where gradients are clipped and noised, or predictions are
+    l1: float = 0.0
+    signs: tuple[int, ...] = ()  # of each encoded column; empty: any
+
+    @property
+    def penalty(self) -> Penalty:
+        return Penalty(self.l2, self.l1, self.signs)
 
     @property
     def is_private(self) -> bool:

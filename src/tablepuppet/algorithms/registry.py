@@ -20,6 +20,7 @@ FOLDERS = (
     "sgd",
     "boosting",
     "als",
+    "proximal",
     "centralized",
 )
 
@@ -27,13 +28,15 @@ ALGORITHMS: tuple[Algorithm[Any], ...] = tuple(
     import_module(f"tablepuppet.algorithms.{folder}.algorithm").ALGORITHM for folder in FOLDERS
 )
 EXPANDED = "vfl-"  # before the name of an algorithm that runs on expanded blocks, as a baseline
-FEDERATED = tuple(a for a in ALGORITHMS if not a.is_pooled and not a.own_model)
+FEDERATED = tuple(a for a in ALGORITHMS if not a.is_pooled and not a.own_model and not a.takes_kinks)
+KINKED = tuple(a for a in ALGORITHMS if a.takes_kinks)
 OF_SUMS = tuple(a for a in FEDERATED if "sum" in a.heads)
 DEFAULT = ALGORITHMS[0].name
 BY_NAME: dict[str, Algorithm[Any]] = {
     **{a.name: a for a in FEDERATED},
     **{EXPANDED + a.name: a for a in FEDERATED if a.has_expanded_form},
     **{a.name: a for a in ALGORITHMS if a.own_model},
+    **{a.name: a for a in KINKED},
     **{a.name: a for a in ALGORITHMS if a.is_pooled},
 }
 _BY_OPTIONS = {a.options: a for a in ALGORITHMS}

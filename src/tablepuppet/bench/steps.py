@@ -16,6 +16,7 @@ from tablepuppet.algorithms.base import Problem
 from tablepuppet.bench.figures import copy_seconds
 from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.mapping.rows.joined import JoinedRows
+from tablepuppet.models.penalty import l2_of
 from tablepuppet.plan.prepare import Prepared
 
 _TIMES = 3
@@ -40,7 +41,7 @@ def server_step(prepared: Prepared) -> ServerStep:
     rng = np.random.default_rng(0)
     problem = Problem(
         loss=plan.loss,
-        l2=plan.job.l2,
+        l2=[l2_of(plan.job.l2, block.name, block.table) for block in plan.mapping.bound.blocks],
         joined=joined,
         rows=tuple(index.rows for index in joined.indices),
         clients=(1,) * len(joined.indices),

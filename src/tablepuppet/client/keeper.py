@@ -20,6 +20,7 @@ from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.traffic import Exchanges, RunShape
 from tablepuppet.errors import PolicyError
+from tablepuppet.models.penalty import l2_of
 from tablepuppet.protocol.contract import BlockTerms, Contract, Purpose, Role, ScanTerms, Training, fingerprint
 
 BEFORE: frozenset[m.Stage] = frozenset({"schema", "scan", "propose", "close"})  # nothing of them reads a row
@@ -210,8 +211,11 @@ class Keeper:
         part, training = _opened(job, request.part), _training(contract)
         spec = msgspec.structs.replace(request.model, unit=training.model.unit)  # the label's unit is known since then
         options: Any = request.algorithm
-        given = (msgspec.to_builtins(options), spec, request.l2)
-        if given != (training.algorithm, training.model, training.l2):
+        given = (msgspec.to_builtins(options), spec, request.l2, request.l1)
+        table = _scan(contract, part.block.scan).table
+        same = [block for block in contract.blocks if block.place == part.block.place]  # several, in a self-join
+        agreed = [(training.algorithm, training.model, l2_of(training.l2, b.name, table), training.l1) for b in same]
+        if given not in agreed or (request.signs and not training.signs):
             raise refused("the algorithm and the model are not those that were agreed on")
         if options.sends_second_moments and not training.sends_second_moments:
             raise refused("second moments do not leave")

@@ -72,6 +72,8 @@ def job_contracts(
         epochs=job.epochs,
         batch_size=job.batch_size if algorithm_of(job.options).uses_batches else None,
         l2=job.l2,
+        l1=job.l1,
+        signs=job.signs,
         has_weights=job.weight is not None or job.class_weight is not None,
         releases=job.release,
         is_expanded=job.is_expanded,

@@ -46,6 +46,7 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     joined = np.concatenate([train.expand(block, t) for block, (t, _) in enumerate(tables)], axis=1)
     weights = train.joined_weights()
     loss = plan.loss if weights is None else Weighted(plan.loss, weights)
+    assert isinstance(job.l2, int | float)
     best = algorithm.fit(joined, train.joined_labels(), loss, job.l2, job.options)
     del joined
 

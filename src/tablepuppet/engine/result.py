@@ -170,6 +170,10 @@ class Result:
             if self.epoch in (0, epochs)
             else f"epoch {self.epoch} of {epochs}"
         )
+        if self.plan.job.l1 and not self.withheld:
+            sizes = [block.theta for block in self.blocks]
+            kept, whole = sum(int((theta != 0).sum()) for theta in sizes), sum(theta.size for theta in sizes)
+            ran += f", {kept:,} of {whole:,} weights not zero"
         withheld = f"; weights of {', '.join(self.withheld)} withheld" if self.withheld else ""
         return (
             f"objective {self.objective:.6g}; {ran}, {self.traffic.rounds:,} rounds, "

@@ -29,8 +29,10 @@ from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.heads.joined import headed
 from tablepuppet.models.heads.making import make_head
 from tablepuppet.models.metrics import Moment
+from tablepuppet.models.penalty import l2_of
 from tablepuppet.plan.disclosure import held_blocks
 from tablepuppet.plan.knowledge import check_exposure
+from tablepuppet.plan.penalties import column_signs
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel, mean_contribution
@@ -69,7 +71,9 @@ def run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = 
         check_exposure(replace(plan, widths=tuple(widths)).shape, job, plan.loss)
     problem = Problem(
         loss=plan.loss,
-        l2=job.l2,
+        l2=[l2_of(job.l2, block.name, block.table) for block in mapping.bound.blocks],
+        l1=job.l1,
+        signs=column_signs(job, mapping.bound.blocks, encoders),
         joined=headed(mapping.train, head),
         rows=tuple(index.rows for index in mapping.train.indices),
         clients=tuple(max(1, len(block)) for block in union.blocks),
@@ -142,7 +146,9 @@ class _Training:
                 clients=problem.clients[part.block],
                 joined_rows=problem.joined.rows,
                 share=_share(part, problem.multiplicity[part.block]),
-                l2=job.l2,
+                l2=problem.ridges[part.block],
+                l1=job.l1,
+                signs=list(problem.signs[part.block]) if problem.signs else [],
                 seed=job.seed,
                 privacy=self.private.gradients[part.block],
                 weights=None if weights is None else weights[part.block][part.train],
@@ -261,14 +267,17 @@ class _Training:
         head, widths = self.problem.head, self.plan.head.widths
         test = [np.zeros((mapping.test.indices[i].rows, k)) for i, k in enumerate(widths)]
         train = self.problem.zeros() if wants_train else cast(list[Array], server.predictions)
-        penalty = 0.0
-        for block in self.union.blocks:
+        squares, penalty = 0.0, 0.0
+        for number, block in enumerate(self.union.blocks):
             for part in block:
                 test[part.block][part.test] = answers[part.number].test
                 values = answers[part.number].train
                 if values is not None:
                     train[part.block][part.train] = values
-            penalty += answers[block[0].number].norm if block else 0.0
+            if block:
+                told = answers[block[0].number]
+                squares += told.norm
+                penalty += 0.5 * self.problem.ridges[number] * told.norm + self.problem.l1 * told.absolute
         self.contributions = train
         given: dict[str, Any] = {
             "loss": self.problem.loss,
@@ -283,8 +292,7 @@ class _Training:
         found["test"] = measure(headed(mapping.test, head), test, moment=later, **given)
         metrics, self.curves = by_side(found, mapping.label.classes)
         loss = found["train"].loss
-        objective = loss + 0.5 * self.plan.job.l2 * penalty
-        return (objective if head is None else loss + self.head_penalty(head, penalty)), metrics
+        return loss + (penalty if head is None else self.head_penalty(head, squares)), metrics
 
     def head_penalty(self, trained: TrainedHead, squares: float) -> float:
         """½ u² (β Σ ‖θ‖² + λ/N Σ_j Σ_i ‖h_i‖²), the head's own parameters among θ; `squares`: of the blocks'."""
@@ -295,7 +303,7 @@ class _Training:
         for number, values in enumerate(self.contributions):
             share = self.problem.multiplicity[number] if weights is None else weights[number][:, 0]
             shrunk += float(share @ np.einsum("nk,nk->n", values, values)) / self.problem.joined.rows
-        return 0.5 * spec.unit**2 * (self.plan.job.l2 * squares + spec.shrinkage * shrunk)
+        return 0.5 * spec.unit**2 * (max(self.problem.ridges) * squares + spec.shrinkage * shrunk)
 
     def _mean(self, block: int) -> Array:
         """A block's mean contribution; nothing exact is released of a private one."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tablepuppet.algorithms.shape import BlockShape
 from tablepuppet.formatting import columns, groups, plural, seconds, size
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
+from tablepuppet.plan.penalties import penalty_text
 from tablepuppet.transport.meter import Account
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def title_lines(plan: Plan) -> list[str]:
     named = {"loss": job.loss} if job.loss is not None and job.loss_class is not None else {}
     chosen = ", ".join(f"{name} {value}" for name, value in (named | job.loss_options).items())
     model = f"{job.model} ({chosen})" if chosen else job.model
-    usual = f"model {model}, l2 {job.l2:g}, at most {plural(job.epochs, 'epoch')}"
+    usual = f"model {model}, {penalty_text(job)}, at most {plural(job.epochs, 'epoch')}"
     what = plan.algorithm.title(job.options) or usual
     title = [f"Train {plan.mapping.bound.label} ({kind}) by {job.algorithm}: {what}"]
     steps = plan.algorithm.steps(job.options, _batches(plan), plan.unit)

@@ -16,6 +16,7 @@ from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.job import Job
 from tablepuppet.mapping.summary import MappingSummary
 from tablepuppet.models.losses import Loss
+from tablepuppet.models.penalty import l2_of
 from tablepuppet.privacy.accounting import composed_noise, participation
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.ledger import Release, Sampling
@@ -48,6 +49,11 @@ class NoisyBlock:
         inner = form.inner_rounds if len(mapping.parts_of(number)) > 1 else 1
         local = -(-form.local_steps // inner)
         return cls(job, features, mapping, number, most, mean, form, local, rounds * inner * local)
+
+    @property
+    def l2(self) -> float:
+        block = self.mapping.bound.blocks[self.number]
+        return l2_of(self.job.l2, block.name, block.table)
 
     @property
     def is_local(self) -> bool:
@@ -100,7 +106,7 @@ class NoisyBlock:
             noise=noise,
             steps=self.steps,
             divisor=self.rate * self.mapping.train_rows,
-            rate=1.0 / (curvature + self.job.l2),
+            rate=1.0 / (curvature + self.l2),
             momentum=form.momentum,
         )
 

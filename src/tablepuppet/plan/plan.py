@@ -92,7 +92,7 @@ class Plan:
         found = []
         for name, algorithm in BY_NAME.items():
             is_able = self.job.head in algorithm.heads and (self.job.head == "sum" or not is_expanded(name))
-            is_able = is_able and _trains(algorithm, self.job)
+            is_able = is_able and _trains(algorithm, self.job) and algorithm.takes_kinks == self.algorithm.takes_kinks
             if not is_able or (algorithm.requires_linear and not self.shape.is_linear):
                 continue
             options = self.job.options if name == self.job.algorithm else algorithm.options()
@@ -107,6 +107,8 @@ class Plan:
         """Which algorithm to take, and why."""
         if self.job.spec.is_boosted:
             return advise_trees(self.shape, self.job.options)
+        if self.algorithm.takes_kinks:
+            return Advice(self.algorithm.name, "it takes penalties with kinks, l1 and signs, and reaches the optimum")
         return advise(self.shape, self.batch_size)
 
     @property

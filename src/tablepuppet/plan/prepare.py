@@ -24,6 +24,7 @@ from tablepuppet.mapping.summary import summarise
 from tablepuppet.models.compiler import is_installed, wins
 from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
 from tablepuppet.plan.disclosure import check_custody
+from tablepuppet.plan.penalties import check_penalties
 from tablepuppet.plan.plan import Plan, is_dear
 
 
@@ -50,6 +51,7 @@ def prepare(mapping: TableMapping, job: Job) -> Prepared:
     check_labels(loss, mapping)
     mapping = weighted(_unbiased(mapping, loss), job)
     _check_stopping(job, mapping, loss)
+    check_penalties(job, mapping.bound.blocks)
     slope = typical_slope(mapping, loss) if job.privacy.features is not None else 1.0
     plan = Plan(job, summary, loss, unit=_unit(job, mapping, loss), slope=slope)
     return Prepared(plan, mapping, expanded(mapping) if job.is_expanded else mapping)

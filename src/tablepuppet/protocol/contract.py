@@ -81,12 +81,14 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: ModelSpec
     epochs: int
     batch_size: int | Literal["auto"] | None
-    l2: float
+    l2: float | dict[str, float]  # for all tables, or by table or alias
     has_weights: bool  # joined rows count differently: the owner is told sums of weights of its rows
     releases: bool  # whether trained parameters leave
     is_expanded: bool = False  # a baseline over joined rows
     is_pooled: bool = False  # a baseline over pooled features
     sends_second_moments: bool = False  # of each owner, where a table has several
+    l1: float = 0.0
+    signs: dict[str, int] = {}  # of features: parameters that may not be negative (1) or positive (−1)
 
     @property
     def name(self) -> str:

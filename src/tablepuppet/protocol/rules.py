@@ -460,6 +460,7 @@ def _evaluation(request: m.Evaluate, answer: m.Evaluation, known: Known) -> None
     if not np.isfinite(answer.norm):
         raise WrongError("norm", "is not finite", diverged=True)
     require(answer.norm >= 0, "norm", "is negative")
+    require(bool(np.isfinite(answer.absolute)) and answer.absolute >= 0, "absolute", "is not a number from 0 up")
 
 
 @answered_by(m.Release, m.Parameters)

@@ -47,6 +47,8 @@ class StartPart(Message, Generic[_Options], frozen=True):
     spread: list[float] = msgspec.field(
         default_factory=list
     )  # of each output of a linear block before training, drawn from (seed, block); none: it begins at zero
+    l1: float = 0.0
+    signs: list[int] = msgspec.field(default_factory=list)  # of each encoded column's parameters; none: any
 
 
 class Started(Message, frozen=True):
@@ -158,10 +160,12 @@ class Evaluation(Message, frozen=True):
         Tells("test", "held-out predictions", is_per_row=True),
         Tells("train", "predictions", is_per_row=True),
         Tells("norm", "norms"),
+        Tells("absolute", "norms"),
     )
     test: Array
     train: Array | None
     norm: float  # ‖θ‖²
+    absolute: float = 0.0  # ‖θ‖₁, where it is penalised
 
 
 class Keep(Message, frozen=True):

@@ -43,6 +43,9 @@ def coefficients(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
         for i, h in enumerate(head)
     )
     left_out = f" The {most:,} largest of {len(ordered):,} are here; the run's record has all." * (len(ordered) > most)
+    scaled = [value for cells in rows.values() for _, value in cells if value is not None]
+    zeros = sum(value == 0.0 for value in scaled)
+    left_out += f" {zeros:,} of {len(scaled):,} weights are 0." * (zeros > 0)
     intercepts = "; ".join(
         f"{escape(n)} {', '.join(number(v, 5) for v in run.intercept)}" for run, n in zip(runs, names, strict=True)
     )

@@ -13,6 +13,7 @@ from tests.algorithms.neural_join import JOINS, Joined, federation
 from tests.models.heads.head_join import SEED
 
 import tablepuppet as tp
+from tablepuppet.models.penalty import l2_of
 
 torch = pytest.importorskip("torch")
 Array = NDArray[np.float64]
@@ -51,8 +52,10 @@ def least_squares(result: tp.Result, joined: Joined) -> list[Array]:
         whole = np.einsum("nd,nk->ndk", features[i], z).reshape(n, -1)
         size = z.shape[1]
         matrix = bound * whole.T @ whole + spec.shrinkage * np.kron(features[i].T @ features[i], np.eye(size))
-        matrix += n * job.l2 * np.eye(len(matrix))
-        right = whole.T @ slope + (spec.shrinkage * features[i].T @ h[i] + n * job.l2 * thetas[i]).reshape(-1)
+        matrix += n * l2_of(job.l2, "", "") * np.eye(len(matrix))
+        right = whole.T @ slope + (
+            spec.shrinkage * features[i].T @ h[i] + n * l2_of(job.l2, "", "") * thetas[i]
+        ).reshape(-1)
         thetas[i] = thetas[i] - np.linalg.solve(matrix, right).reshape(thetas[i].shape)
     return thetas
 

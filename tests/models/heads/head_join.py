@@ -9,6 +9,7 @@ import torch
 from tests.algorithms.neural_join import JOINS, Joined, federation
 
 import tablepuppet as tp
+from tablepuppet.models.penalty import l2_of
 
 SEED = 3
 
@@ -64,7 +65,7 @@ class Oracle:
         else:
             loss = F.cross_entropy(a, y.long())
         own = [] if self.head is None else list(self.head.parameters())
-        loss = loss + 0.5 * self.job.l2 * sum(p.square().sum() for p in (*self.thetas, *own))
+        loss = loss + 0.5 * l2_of(self.job.l2, "", "") * sum(p.square().sum() for p in (*self.thetas, *own))
         return loss + 0.5 * self.spec.shrinkage * sum(v.square().sum(dim=1).mean() for v in h)
 
     def train(self, optimizer: Any) -> Oracle:

@@ -232,12 +232,13 @@ class AdmmServer(Server):
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         clients = self.problem.clients[block]
-        ridge = self.problem.joined.rows * self.problem.l2
+        ridge = self.problem.joined.rows * self.problem.ridges[block]
         if self.options.union == "exact":
             return [self._unions[block].solve(total, self._factor, ridge)]
         if self.problem.is_private:
             return total  # the parts' shares add up to one
-        return [consensus_step(total[0], clients, self.problem.l2, self._factor * self._scales[block] / clients)]
+        ridge = self.problem.ridges[block]
+        return [consensus_step(total[0], clients, ridge, self._factor * self._scales[block] / clients)]
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         self._iterates = [a.values for a in answers]

@@ -103,7 +103,7 @@ class AlsServer(Server):
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """A direction to be multiplied (two arrays, the second empty), or the step (one array)."""
-        ridge = self.problem.joined.rows * self.problem.l2
+        ridge = self.problem.joined.rows * max(self.problem.ridges)
         if block not in self._solvers:
             right, blocks = total
             if self._figures[block].has_one_category >= self.problem.clients[block]:

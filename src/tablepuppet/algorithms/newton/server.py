@@ -135,7 +135,7 @@ class NewtonServer(Server):
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """d = −D⁻¹g of the whole block, from Σ(T_qᵀY_q + Nβθ/Q) and Σ T_qᵀdiag(W_q)T_q."""
-        ridge = self.problem.joined.rows * self.problem.l2
+        ridge = self.problem.joined.rows * self.problem.ridges[block]
         if len(total) > 1 and len(total[1]) == total[0].size > len(total[0]):  # over all pairs of outputs
             return [-solve(total[1], ridge, total[0])]
         if len(total) > 1 and total[1].shape[1] == 1 < len(total[1]):  # a wide block's diagonal

@@ -115,7 +115,7 @@ def minimise(
     intercept: Array,
     start: Callable[[], Derivatives],
     hessian: Array,
-    l2: float,
+    ridges: Sequence[float],
     rows: int,
     *,
     is_quadratic: bool,
@@ -135,7 +135,7 @@ def minimise(
 
     def penalty(point: Array) -> tuple[float, Array]:
         value, slope = 0.0, np.zeros(len(point))
-        for a, b, gram in zip(borders[:-1], borders[1:], products, strict=True):
+        for a, b, gram, l2 in zip(borders[:-1], borders[1:], products, ridges, strict=True):
             along = np.concatenate([[1.0], point[a:b]])
             value += 0.5 * l2 * float(along @ gram @ along)
             slope[a:b] = l2 * (gram @ along)[1:]
@@ -148,7 +148,7 @@ def minimise(
         return value + there.loss, slope + np.concatenate([*slopes, there.residual]) / rows
 
     hessian = hessian.copy()
-    for a, b, gram in zip(borders[:-1], borders[1:], products, strict=True):
+    for a, b, gram, l2 in zip(borders[:-1], borders[1:], products, ridges, strict=True):
         hessian[a:b, a:b] += l2 * gram[1:, 1:]
     alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(outputs, np.bool_)])
     point, predictions = np.zeros(borders[-1] + outputs), [block[0] for block in vectors]

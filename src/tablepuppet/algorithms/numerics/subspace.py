@@ -203,7 +203,7 @@ class Tracker:
             self.intercept,
             self._give_up,
             self._hessian[np.ix_(place, place)],
-            problem.l2,
+            problem.ridges,
             problem.joined.rows,
             is_quadratic=problem.loss.is_quadratic,
         )

@@ -35,6 +35,8 @@ def start_part(own: ClientState, request: Start) -> m.Started:
     given = part.request.multiplicity
     multiplicity = np.ones(part.train.rows) if given is None else given.astype(np.float64)
     weights = multiplicity if request.weights is None else request.weights[:, 0]
+    if request.signs and len(request.signs) != part.train.width:
+        raise TransportError(f"{len(request.signs)} signs were sent for {part.train.width} columns")
     if len(weights) != part.train.rows:
         raise TransportError(f"{len(weights)} weights were sent for {part.train.rows} rows")
     part.options, part.started = request.algorithm, request
@@ -49,6 +51,8 @@ def start_part(own: ClientState, request: Start) -> m.Started:
         joined_rows=request.joined_rows,
         share=request.share,
         l2=request.l2,
+        l1=request.l1,
+        signs=tuple(request.signs),
         seed=request.seed,
         unit=request.model.unit,
         private=None if request.privacy is None else PrivateGradient(request.privacy, secure_generator()),
@@ -131,7 +135,8 @@ def evaluate(own: ClientState, request: m.Evaluate) -> m.Evaluation:
     test, train = model.predict_test(theta), model.predict(theta) if request.train else None
     if private is not None:  # a row may be among both, in different joined rows
         test, train = private.shown(test), None if train is None else private.shown(train)
-    return m.Evaluation(test=test, train=train, norm=float(np.vdot(theta, theta)))
+    absolute = float(np.abs(theta).sum()) if part.setup.l1 else 0.0
+    return m.Evaluation(test=test, train=train, norm=float(np.vdot(theta, theta)), absolute=absolute)
 
 
 def _shown(own: ClientState, part: Part, predictions: m.Array) -> m.Array:

@@ -1,0 +1,80 @@
+"""proximal, declared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Merit
+from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
+from tablepuppet.algorithms.exchanges import Exchanges, RunShape
+from tablepuppet.algorithms.numerics.conjugate import WIDE
+from tablepuppet.algorithms.proximal.client import client_start, client_step
+from tablepuppet.algorithms.proximal.messages import ProximalUpdate
+from tablepuppet.algorithms.proximal.options import Proximal
+from tablepuppet.algorithms.proximal.server import ProximalServer
+from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
+from tablepuppet.algorithms.traffic import OuterRound, Wave, waves
+from tablepuppet.protocol import Done
+
+
+class ProximalAlgorithm(Algorithm[Proximal]):
+    """Accelerated proximal steps."""
+
+    options = Proximal
+    summary = "accelerated proximal steps for `l1` and `signs`; exact zeros, nothing to tune"
+    requests = (ProximalUpdate,)
+    requires_linear = "a penalty with kinks is exact for linear models alone"
+    requires_curvature = True
+    forms_second_moments = True
+    takes_kinks = True
+    epochs = 100
+
+    def server(self, problem: Problem, options: Proximal) -> ProximalServer:
+        return ProximalServer(problem, options)
+
+    def start(self, setup: PartSetup, options: Proximal) -> tuple[Any, Figures]:
+        return client_start(setup), Figures()
+
+    def step(self, setup: PartSetup, options: Proximal, state: Any, message: Any) -> tuple[Any, Answer | Done]:
+        return client_step(setup, options, state, message)
+
+    # -- what it costs ---------------------------------------------------------------------
+
+    def traffic(self, shape: Shape, options: Proximal, epoch: int, batch_size: int | None) -> list[Wave]:
+        """Down Y and, where it varies, W; up the proposal's predictions."""
+        c, varies = shape.outputs, shape.curvature_varies
+
+        def inner(block: BlockShape) -> list[tuple[float, float]]:
+            square = block.width if block.width > WIDE else block.width**2 + block.width
+            return [(block.parameters + (varies or epoch == 0) * square, block.parameters)]
+
+        return waves(
+            shape,
+            OuterRound(lambda _, part: part.rows * (c + varies), lambda _, part: part.rows * c + 3, inner),
+        )
+
+    def server_memory(self, shape: Shape, options: Proximal) -> int:
+        return 8 * FLOAT * sum(block.rows for block in shape.blocks) * (shape.outputs + shape.curvature_varies)
+
+    def client_memory(self, shape: Shape, options: Proximal, block: BlockShape, part: PartShape) -> float:
+        matrix = block.width if block.width > WIDE else block.width**2
+        return FLOAT * (3 * matrix + 6 * block.parameters)
+
+    # -- what it discloses -----------------------------------------------------------------
+
+    def disclosure(self, shape: Shape, options: Proximal, block: BlockShape, batches: int) -> Disclosure:
+        return Disclosure(predictions=shape.epochs, slopes=shape.epochs, sums="the gradient and second moments")
+
+    def exchanges(self, options: Proximal, run: RunShape) -> Exchanges:
+        return Exchanges(run.epochs, sends_curvature=run.curvature_varies)
+
+    def why_not_private(self, options: Proximal) -> str:
+        return "proximal needs exact second moments, which have no private form here"
+
+    # -- when to take it -------------------------------------------------------------------
+
+    def merit(self, shape: Shape) -> Merit:
+        return Merit(1, "it takes penalties with kinks, at more rounds than newton")
+
+
+ALGORITHM = ProximalAlgorithm()

@@ -1,0 +1,232 @@
+"""Accelerated proximal steps: F = f + g, f smooth, g with kinks but a sum over columns (l1, signs).
+
+    server → client   Y_i = collapse_i(∂ℓ/∂a) and W_i = collapse_i(∂²ℓ/∂a²) at y = θ + m (θ − θ before), c
+    client            θ⁺ = argmin gᵀθ + ½ c (θ − y)ᵀ D_i (θ − y) + g(θ);  sends T_i θ⁺
+    server            f(θ⁺) ≤ f(y) + gᵀ(θ⁺ − y) + ½ c ‖θ⁺ − y‖²?  then θ⁺ is the model, else c grows
+
+The intercept has no penalty: f is what is left where the best one follows, and D_i its curvature within block i. Blocks
+that say the same need c up to their number; c is found, and for squared loss never falls. The momentum is that of
+FISTA, begun anew where it no longer leads downhill (O'Donoghue and Candès, 2015). Every θ⁺ has exact zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
+from tablepuppet.algorithms.numerics.constant import best_intercept
+from tablepuppet.algorithms.proximal.client import centred, propose
+from tablepuppet.algorithms.proximal.messages import ProximalUpdate
+from tablepuppet.algorithms.proximal.options import Proximal
+from tablepuppet.arrays import Array
+from tablepuppet.models.losses import Loss
+from tablepuppet.models.tally import Tally, tally
+from tablepuppet.privacy.labels import Channel
+
+_STEPS = 20  # of Newton for the intercept
+_FLAT = 1e-13  # of the mean slope in it, relative to the curvature
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Point:
+    """f at some predictions and their best intercept, with its derivatives."""
+
+    predictions: list[Array]
+    intercept: Array
+    loss: float
+    signals: list[Array]
+    curvatures: list[Array] | None
+    bend: Array  # Σ ∂²ℓ/∂a² over joined rows
+    tally: Tally
+
+
+@dataclass
+class _Union:
+    """A block of several clients, whose steps the coordinator takes: θ, θ before it, the proposal, and D."""
+
+    theta: Array
+    before: Array
+    proposed: Array
+    matrix: Array | None = None
+    length: float = 0.0
+
+
+def slope_step(
+    shard: Any, *, loss: Loss, intercept: Array, channel: Channel | None, wants_curvature: bool
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """∂ℓ/∂a, and ∂²ℓ/∂a² where it is asked for, and their sums."""
+    scores = np.add(shard.scores, intercept, out=shard.scores)
+    total, gradient, curvature = loss.derivatives(scores, shard.labels, wants_curvature=wants_curvature)
+    sums = tally(loss, scores, shard.labels, channel, total) | {"residual": gradient.sum(axis=0)}
+    if curvature is None:
+        return (gradient,), sums
+    return ((gradient, curvature),), sums | {"bend": curvature.sum(axis=0)}
+
+
+@dataclass
+class ProximalServer(Server):
+    """The server's half."""
+
+    problem: Problem
+    options: Proximal
+
+    def __post_init__(self) -> None:
+        loss = self.problem.loss
+        self._varies = loss.outputs == 1 and not loss.is_quadratic
+        self._bend: Array | None = None  # where the curvature does not change
+        self._scale, self._age, self._momentum = 1.0, 1.0, 0.0  # c, FISTA's t, m
+        self._model: Point | None = None
+        self._last: Point | None = None  # the model before
+        self._at: Point | None = None  # y
+        self._penalty = 0.0
+        self._unions: dict[int, _Union] = {}
+        self._pending: Array | None = None
+        self._length = self._previous = math.inf
+
+    @property
+    def intercept(self) -> Array:
+        return self._known.intercept
+
+    @property
+    def predictions(self) -> list[Array]:
+        return self._known.predictions
+
+    @property
+    def tally(self) -> Tally | None:
+        return self._known.tally
+
+    @property
+    def _known(self) -> Point:
+        assert self._model is not None
+        return self._model
+
+    def begin(self, predictions: list[Array], figures: Sequence[Any]) -> None:
+        problem = self.problem
+        start = best_intercept(problem, predictions)
+        if not self._varies:
+            # One look at the curvature, which does not change; of several outputs, the bound of every joined row's.
+            given: dict[str, Any] = {"loss": problem.loss, "intercept": start, **self._given(True)}
+            sums = problem.joined.run(slope_step, predictions, **given).sums
+            self._bend = sums["bend"]
+            if problem.loss.outputs > 1:
+                total = problem.loss.bound * float(sums.get("weight", problem.joined.rows))
+                self._bend = np.full(problem.loss.outputs, total)
+        self._model = self._last = self._at = self._evaluated(predictions, start)
+
+    def _given(self, wants_curvature: bool) -> dict[str, Any]:
+        return {"channel": self.problem.channel, "wants_curvature": wants_curvature}
+
+    def _evaluated(self, predictions: list[Array], intercept: Array) -> Point:
+        """f there: the intercept goes to its best value first, from a guess."""
+        problem, loss = self.problem, self.problem.loss
+        for step in range(_STEPS):
+            done = problem.joined.run(
+                slope_step, predictions, signals=1, loss=loss, intercept=intercept, **self._given(self._varies)
+            )
+            sums = done.sums
+            residual = sums.pop("residual")
+            bend: Array = sums.pop("bend") if self._varies else np.asarray(self._bend)
+            move = residual / np.maximum(bend, 1e-300)
+            if step == _STEPS - 1 or float(np.abs(move).max()) <= _FLAT * (1.0 + float(np.abs(intercept).max())):
+                break
+            intercept = intercept - move
+        signals, curvatures = done.signals[0], None
+        if self._varies:
+            curvatures = [np.ascontiguousarray(both[:, 1:]) for both in signals]
+            signals = [np.ascontiguousarray(both[:, :1]) for both in signals]
+        total = sums["weighted"] if "weighted" in sums else sums["loss"]
+        return Point(predictions, intercept, total / problem.joined.rows, signals, curvatures, bend, sums)
+
+    def join_step(self) -> list[BlockUpdate]:
+        at = self._at
+        assert at is not None
+        updates = []
+        for i, signal in enumerate(at.signals):
+            per_row = {"signal": signal, "curvature": None if at.curvatures is None else at.curvatures[i]}
+            common = {
+                "bound": self.problem.loss.bound,
+                "total": float(at.bend.max()),
+                "scale": self._scale,
+                "momentum": self._momentum,
+                "coefficients": self._pending,
+            }
+            updates.append(BlockUpdate(ProximalUpdate, per_row, common))
+        self._pending = None
+        return updates
+
+    def union_step(self, block: int, total: list[Array]) -> list[Array]:
+        """The whole block's proposal, from Σ T_qᵀY_q and Σ T_qᵀdiag(W_q)T_q."""
+        zero = np.zeros_like(total[0])
+        known = self._unions.setdefault(block, _Union(zero, zero, zero))
+        assert self._at is not None
+        if len(total) > 1:
+            known.matrix = centred(total[1:], float(self._at.bend.max()) / self.problem.joined.rows)
+        assert known.matrix is not None
+        penalty = self.problem.penalty(block)
+        known.proposed, known.length = propose(
+            known.theta, known.before, total[0], known.matrix, self._scale, self._momentum, penalty
+        )
+        return [known.proposed]
+
+    def absorb(self, answers: Sequence[BlockAnswer]) -> None:
+        at, rows = self._at, self.problem.joined.rows
+        assert at is not None
+        penalty = sum(float(answer.products[1]) for answer in answers)
+        lengths = [self._unions[i].length if i in self._unions else float(a.products[2]) for i, a in enumerate(answers)]
+        length = sum(lengths)
+        there = self._evaluated([answer.values for answer in answers], at.intercept)
+        moves = [new - old for new, old in zip(there.predictions, at.predictions, strict=True)]
+        linear = sum(float(np.vdot(y, move)) for y, move in zip(at.signals, moves, strict=True)) / rows
+        above = there.loss - at.loss - linear
+        if above > 0.5 * self._scale * length + 1e-13 * abs(at.loss):
+            self._pending = np.zeros(1)
+            needed = 2.0 * above / max(length, 1e-300)
+            self._scale = min(max(1.05 * needed, 1.2 * self._scale), 1e6)
+            return
+        model = self._known
+        rises = there.loss + penalty > model.loss + self._penalty
+        turns = sum(
+            float(np.vdot(move * self._curvature(i, at), new - old))
+            for i, (move, new, old) in enumerate(zip(moves, there.predictions, model.predictions, strict=True))
+        )
+        self._length, self._previous = 0.5 * self._scale * length, self._length
+        self._pending = np.ones(1)
+        for union in self._unions.values():
+            union.theta, union.before = union.proposed, union.theta
+        self._last, self._model, self._penalty = model, there, penalty
+        age = 1.0 if rises or turns < 0 else self._age
+        self._age = 0.5 * (1.0 + math.sqrt(1.0 + 4.0 * age * age))
+        self._momentum = (age - 1.0) / self._age
+        self._at = self._ahead()
+        if self._varies:
+            self._scale = max(1.0, 0.95 * self._scale)
+
+    def _curvature(self, block: int, at: Point) -> Array | float:
+        return 1.0 if at.curvatures is None else at.curvatures[block]
+
+    def _ahead(self) -> Point:
+        """y."""
+        model, last, m = self._known, self._last, self._momentum
+        assert last is not None
+        if m == 0.0:
+            return model
+        pairs = zip(model.predictions, last.predictions, strict=True)
+        predictions = [new + m * (new - old) for new, old in pairs]
+        return self._evaluated(predictions, model.intercept + m * (model.intercept - last.intercept))
+
+    def settle(self) -> list[dict[str, Any] | None]:
+        pending, self._pending = self._pending, None
+        return [None if pending is None else {"coefficients": pending} for _ in self.problem.rows]
+
+    def is_converged(self) -> bool:
+        """Two steps in a row that are next to nothing."""
+        value = self._known.loss + self._penalty
+        return max(self._length, self._previous) <= self.options.tolerance * abs(value)
+
+    def residuals(self) -> dict[str, float]:
+        return {"step": self._length, "scale": self._scale}

@@ -1,0 +1,67 @@
+"""What a job's penalties mean for the blocks of its query: which names they speak of, and signs by encoded column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tablepuppet.errors import JobError
+from tablepuppet.job import Job
+from tablepuppet.protocol import Encoder, NumberEncoder
+from tablepuppet.suggest import nearest
+from tablepuppet.tables.encoding import encoded_width
+
+
+def penalty_text(job: Job) -> str:
+    """The penalties, in words."""
+    by_table = ", ".join(f"{table} {value:g}" for table, value in job.l2.items()) if isinstance(job.l2, dict) else ""
+    words = [f"l2 of {by_table}" if by_table else f"l2 {job.l2:g}"]
+    if job.l1:
+        words.insert(0, f"l1 {job.l1:g}")
+    if job.signs:
+        words.append(f"signs of {', '.join(job.signs)}")
+    return ", ".join(words)
+
+
+def check_penalties(job: Job, blocks: Sequence[Any]) -> None:
+    """Every name that a penalty speaks of is there."""
+    known = [name for block in blocks for name in dict.fromkeys((block.name, block.table))]
+    for name in job.l2 if isinstance(job.l2, dict) else ():
+        if name not in known:
+            raise JobError(f"l2 names {name!r}, and the query has no such table; {_choice(name, known)}")
+    features = [feature for block in blocks for feature in block.features]
+    for name in job.signs:
+        if not any(name in _spellings(feature) for feature in features):
+            raise JobError(f"signs names {name!r}, which is no feature of the query; {_choice(name, features)}")
+
+
+def column_signs(job: Job, blocks: Sequence[Any], encoders: Sequence[Sequence[Encoder]]) -> tuple[tuple[int, ...], ...]:
+    """The sign of each encoded column of each block; nothing where a job has none."""
+    if not job.signs:
+        return ()
+    found = []
+    for block, own in zip(blocks, encoders, strict=True):
+        signs: list[int] = []
+        for feature, encoder in zip(block.features, own, strict=True):
+            sign = next((job.signs[name] for name in _spellings(feature) if name in job.signs), 0)
+            if sign and not isinstance(encoder, NumberEncoder):
+                raise JobError(f"signs names {feature!r}, which is text: only a number can be bound to a sign")
+            width = encoded_width(encoder)
+            free = int(isinstance(encoder, NumberEncoder) and encoder.has_missing)  # the column that says it is missing
+            signs += [sign] * (width - free) + [0] * free
+        found.append(tuple(signs))
+    return tuple(found)
+
+
+def _spellings(feature: str) -> tuple[str, ...]:
+    """How a feature may be called: as results name it, or by its column alone.
+
+    >>> _spellings("o.price")
+    ('o.price', 'price')
+    """
+    return tuple(dict.fromkeys((feature, feature.rpartition(".")[2])))
+
+
+def _choice(name: str, known: Sequence[str]) -> str:
+    near = nearest(name, list(known))
+    return f"did you mean {near!r}?" if near is not None else f"there are {', '.join(dict.fromkeys(known))}"

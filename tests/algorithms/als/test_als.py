@@ -52,7 +52,8 @@ def least_squares(result: tp.Result, joined: Joined) -> list[Array]:
         whole = np.einsum("nd,nk->ndk", features[i], z).reshape(n, -1)
         size = z.shape[1]
         matrix = bound * whole.T @ whole + spec.shrinkage * np.kron(features[i].T @ features[i], np.eye(size))
-        matrix += n * l2_of(job.l2, "", "") * np.eye(len(matrix))
+        ridge = n * l2_of(job.l2, "", "")
+        matrix += ridge * np.eye(len(matrix))
         right = whole.T @ slope + (
             spec.shrinkage * features[i].T @ h[i] + n * l2_of(job.l2, "", "") * thetas[i]
         ).reshape(-1)

@@ -172,7 +172,12 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         weights = given["class_weight"].items()
         given["class_weight"] = {class_text(c): w.item() if isinstance(w, np.generic) else w for c, w in weights}
     given |= head_given(given.get("head", "sum"))
-    if algorithm in (None, DEFAULT) and (given.get("l1") or given.get("signs")) and given["head"] == "sum" and model != "boosted":
+    if (
+        algorithm in (None, DEFAULT)
+        and (given.get("l1") or given.get("signs"))
+        and given["head"] == "sum"
+        and model != "boosted"
+    ):
         algorithm = KINKED[0].name
     if algorithm is None:
         algorithm = usual_algorithm(given["head"], model)
@@ -185,7 +190,12 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     if algorithm == DEFAULT:  # some models have one of their own
         algorithm = next((a.name for a in BY_NAME.values() if a.own_model == model), algorithm)
     declared = BY_NAME.get(algorithm) if isinstance(algorithm, str) else None
-    if declared is not None and declared.own_model and given.get("l2", L2) != L2 and not isinstance(given["l2"], Mapping):
+    if (
+        declared is not None
+        and declared.own_model
+        and given.get("l2", L2) != L2
+        and not isinstance(given["l2"], Mapping)
+    ):
         extra["l2"] = given["l2"]  # of leaves; the default is the algorithm's own
     name, options = _algorithm(algorithm, extra, own)
     if model == "auto":

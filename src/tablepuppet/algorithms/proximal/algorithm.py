@@ -6,14 +6,13 @@ from typing import Any
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Merit
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
-from tablepuppet.algorithms.exchanges import Exchanges, RunShape
 from tablepuppet.algorithms.numerics.conjugate import WIDE
 from tablepuppet.algorithms.proximal.client import client_start, client_step
 from tablepuppet.algorithms.proximal.messages import ProximalUpdate
 from tablepuppet.algorithms.proximal.options import Proximal
 from tablepuppet.algorithms.proximal.server import ProximalServer
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
-from tablepuppet.algorithms.traffic import OuterRound, Wave, waves
+from tablepuppet.algorithms.traffic import Exchanges, OuterRound, RunShape, Wave, waves
 from tablepuppet.protocol import Done
 
 

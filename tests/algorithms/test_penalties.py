@@ -15,7 +15,7 @@ from sklearn.linear_model import ElasticNet, LogisticRegression
 from tests.algorithms.oracle import Array
 
 import tablepuppet as tp
-from tablepuppet.algorithms.proximal.solve import solve, solve_diagonal
+from tablepuppet.algorithms.elastic.solve import solve, solve_diagonal
 from tablepuppet.models.penalty import Penalty
 
 ROWS, USERS = 1200, 60
@@ -170,7 +170,7 @@ def test_an_l2_for_each_table_is_that_of_columns(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"l1": 0.1, "algorithm": "admm"}, 'train a linear model with algorithm="proximal"'),
+        ({"l1": 0.1, "algorithm": "admm"}, 'train a linear model with algorithm="elastic"'),
         ({"l1": 0.1, "model": "mlp"}, "linear models only"),
         ({"l1": 0.1, "model": "boosted"}, "cannot train with l1"),
         ({"l1": -1.0}, "l1 must be a number from 0 up"),

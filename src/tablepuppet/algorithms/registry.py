@@ -20,7 +20,7 @@ FOLDERS = (
     "sgd",
     "boosting",
     "als",
-    "proximal",
+    "elastic",
     "centralized",
 )
 

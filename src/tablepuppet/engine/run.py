@@ -277,7 +277,7 @@ class _Training:
             if block:
                 told = answers[block[0].number]
                 squares += told.norm
-                penalty += 0.5 * self.problem.ridges[number] * told.norm + self.problem.l1 * told.absolute
+                penalty += 0.5 * self.problem.ridges[number] * told.norm + self.problem.l1 * (told.absolute or 0.0)
         self.contributions = train
         given: dict[str, Any] = {
             "loss": self.problem.loss,

@@ -460,7 +460,8 @@ def _evaluation(request: m.Evaluate, answer: m.Evaluation, known: Known) -> None
     if not np.isfinite(answer.norm):
         raise WrongError("norm", "is not finite", diverged=True)
     require(answer.norm >= 0, "norm", "is negative")
-    require(bool(np.isfinite(answer.absolute)) and answer.absolute >= 0, "absolute", "is not a number from 0 up")
+    absolute = 0.0 if answer.absolute is None else answer.absolute
+    require(bool(np.isfinite(absolute)) and absolute >= 0, "absolute", "is not a number from 0 up")
 
 
 @answered_by(m.Release, m.Parameters)

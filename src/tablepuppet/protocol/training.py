@@ -165,7 +165,7 @@ class Evaluation(Message, frozen=True):
     test: Array
     train: Array | None
     norm: float  # ‖θ‖²
-    absolute: float = 0.0  # ‖θ‖₁, where it is penalised
+    absolute: float | None = None  # ‖θ‖₁, where it is penalised
 
 
 class Keep(Message, frozen=True):

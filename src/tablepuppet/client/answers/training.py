@@ -135,7 +135,7 @@ def evaluate(own: ClientState, request: m.Evaluate) -> m.Evaluation:
     test, train = model.predict_test(theta), model.predict(theta) if request.train else None
     if private is not None:  # a row may be among both, in different joined rows
         test, train = private.shown(test), None if train is None else private.shown(train)
-    absolute = float(np.abs(theta).sum()) if part.setup.l1 else 0.0
+    absolute = float(np.abs(theta).sum()) if part.setup.l1 else None
     return m.Evaluation(test=test, train=train, norm=float(np.vdot(theta, theta)), absolute=absolute)
 
 

@@ -1,14 +1,36 @@
-"""What proximal and its parts send each other besides the messages that all algorithms share."""
+"""Options of elastic, and what it sends its parts besides the messages that all algorithms share."""
 
 from __future__ import annotations
 
+from math import inf
 from typing import ClassVar
 
+from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
 from tablepuppet.protocol.base import Message, Stage, Telling, Tells
 
 
-class ProximalUpdate(Message, frozen=True):
+class Elastic(AlgorithmOptions, frozen=True, tag="elastic"):
+    """Accelerated proximal steps, for penalties with kinks: l1, and signs.
+
+    `tolerance`: the step in the objective's own metric, relative to the objective, below which it ends.
+
+    >>> Elastic(tolerance=1e-8)
+    Elastic(tolerance=1e-08)
+    """
+
+    name: ClassVar[str] = "elastic"
+    tolerance: float = 1e-12
+
+    def __post_init__(self) -> None:
+        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+
+    @property
+    def sends_second_moments(self) -> bool:
+        return True
+
+
+class ElasticUpdate(Message, frozen=True):
     """Y and the collapsed curvature (None where the client can know it) at θ + momentum (θ − θ before).
 
     → Predictions | Partial | Masked

@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
+from tablepuppet.algorithms.elastic.client import centred, propose
+from tablepuppet.algorithms.elastic.options import Elastic, ElasticUpdate
 from tablepuppet.algorithms.numerics.constant import best_intercept
-from tablepuppet.algorithms.proximal.client import centred, propose
-from tablepuppet.algorithms.proximal.messages import ProximalUpdate
-from tablepuppet.algorithms.proximal.options import Proximal
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.tally import Tally, tally
@@ -69,11 +68,11 @@ def slope_step(
 
 
 @dataclass
-class ProximalServer(Server):
+class ElasticServer(Server):
     """The server's half."""
 
     problem: Problem
-    options: Proximal
+    options: Elastic
 
     def __post_init__(self) -> None:
         loss = self.problem.loss
@@ -155,7 +154,7 @@ class ProximalServer(Server):
                 "momentum": self._momentum,
                 "coefficients": self._pending,
             }
-            updates.append(BlockUpdate(ProximalUpdate, per_row, common))
+            updates.append(BlockUpdate(ElasticUpdate, per_row, common))
         self._pending = None
         return updates
 

@@ -1,4 +1,4 @@
-"""proximal, declared."""
+"""elastic, declared."""
 
 from __future__ import annotations
 
@@ -6,40 +6,39 @@ from typing import Any
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Merit
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
+from tablepuppet.algorithms.elastic.client import client_start, client_step
+from tablepuppet.algorithms.elastic.options import Elastic, ElasticUpdate
+from tablepuppet.algorithms.elastic.server import ElasticServer
 from tablepuppet.algorithms.numerics.conjugate import WIDE
-from tablepuppet.algorithms.proximal.client import client_start, client_step
-from tablepuppet.algorithms.proximal.messages import ProximalUpdate
-from tablepuppet.algorithms.proximal.options import Proximal
-from tablepuppet.algorithms.proximal.server import ProximalServer
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
 from tablepuppet.algorithms.traffic import Exchanges, OuterRound, RunShape, Wave, waves
 from tablepuppet.protocol import Done
 
 
-class ProximalAlgorithm(Algorithm[Proximal]):
+class ElasticAlgorithm(Algorithm[Elastic]):
     """Accelerated proximal steps."""
 
-    options = Proximal
+    options = Elastic
     summary = "accelerated proximal steps for `l1` and `signs`; exact zeros, nothing to tune"
-    requests = (ProximalUpdate,)
+    requests = (ElasticUpdate,)
     requires_linear = "a penalty with kinks is exact for linear models alone"
     requires_curvature = True
     forms_second_moments = True
     takes_kinks = True
     epochs = 100
 
-    def server(self, problem: Problem, options: Proximal) -> ProximalServer:
-        return ProximalServer(problem, options)
+    def server(self, problem: Problem, options: Elastic) -> ElasticServer:
+        return ElasticServer(problem, options)
 
-    def start(self, setup: PartSetup, options: Proximal) -> tuple[Any, Figures]:
+    def start(self, setup: PartSetup, options: Elastic) -> tuple[Any, Figures]:
         return client_start(setup), Figures()
 
-    def step(self, setup: PartSetup, options: Proximal, state: Any, message: Any) -> tuple[Any, Answer | Done]:
+    def step(self, setup: PartSetup, options: Elastic, state: Any, message: Any) -> tuple[Any, Answer | Done]:
         return client_step(setup, options, state, message)
 
     # -- what it costs ---------------------------------------------------------------------
 
-    def traffic(self, shape: Shape, options: Proximal, epoch: int, batch_size: int | None) -> list[Wave]:
+    def traffic(self, shape: Shape, options: Elastic, epoch: int, batch_size: int | None) -> list[Wave]:
         """Down Y and, where it varies, W; up the proposal's predictions."""
         c, varies = shape.outputs, shape.curvature_varies
 
@@ -52,23 +51,23 @@ class ProximalAlgorithm(Algorithm[Proximal]):
             OuterRound(lambda _, part: part.rows * (c + varies), lambda _, part: part.rows * c + 3, inner),
         )
 
-    def server_memory(self, shape: Shape, options: Proximal) -> int:
+    def server_memory(self, shape: Shape, options: Elastic) -> int:
         return 8 * FLOAT * sum(block.rows for block in shape.blocks) * (shape.outputs + shape.curvature_varies)
 
-    def client_memory(self, shape: Shape, options: Proximal, block: BlockShape, part: PartShape) -> float:
+    def client_memory(self, shape: Shape, options: Elastic, block: BlockShape, part: PartShape) -> float:
         matrix = block.width if block.width > WIDE else block.width**2
         return FLOAT * (3 * matrix + 6 * block.parameters)
 
     # -- what it discloses -----------------------------------------------------------------
 
-    def disclosure(self, shape: Shape, options: Proximal, block: BlockShape, batches: int) -> Disclosure:
+    def disclosure(self, shape: Shape, options: Elastic, block: BlockShape, batches: int) -> Disclosure:
         return Disclosure(predictions=shape.epochs, slopes=shape.epochs, sums="the gradient and second moments")
 
-    def exchanges(self, options: Proximal, run: RunShape) -> Exchanges:
+    def exchanges(self, options: Elastic, run: RunShape) -> Exchanges:
         return Exchanges(run.epochs, sends_curvature=run.curvature_varies)
 
-    def why_not_private(self, options: Proximal) -> str:
-        return "proximal needs exact second moments, which have no private form here"
+    def why_not_private(self, options: Elastic) -> str:
+        return "elastic needs exact second moments, which have no private form here"
 
     # -- when to take it -------------------------------------------------------------------
 
@@ -76,4 +75,4 @@ class ProximalAlgorithm(Algorithm[Proximal]):
         return Merit(1, "it takes penalties with kinks, at more rounds than newton")
 
 
-ALGORITHM = ProximalAlgorithm()
+ALGORITHM = ElasticAlgorithm()

@@ -12,10 +12,9 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import Answer, PartSetup
+from tablepuppet.algorithms.elastic.options import Elastic, ElasticUpdate
+from tablepuppet.algorithms.elastic.solve import solve, solve_diagonal
 from tablepuppet.algorithms.numerics.conjugate import WIDE
-from tablepuppet.algorithms.proximal.messages import ProximalUpdate
-from tablepuppet.algorithms.proximal.options import Proximal
-from tablepuppet.algorithms.proximal.solve import solve, solve_diagonal
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.penalty import Penalty
@@ -24,7 +23,7 @@ from tablepuppet.protocol import Combined, Done, Move, Partial, Predictions
 _NONE = np.zeros((0, 0))
 
 
-class ProximalState(msgspec.Struct, frozen=True):
+class ElasticState(msgspec.Struct, frozen=True):
     """θ, θ before it, what is proposed, and the curvature of the block where that does not change."""
 
     theta: Array
@@ -33,14 +32,14 @@ class ProximalState(msgspec.Struct, frozen=True):
     matrix: Array | None = None  # D, or (d, 1): its diagonal; empty where the coordinator holds it
 
 
-def client_start(setup: PartSetup) -> ProximalState:
+def client_start(setup: PartSetup) -> ElasticState:
     theta = setup.model.initial()
-    return ProximalState(theta, theta, theta)
+    return ElasticState(theta, theta, theta)
 
 
 def client_step(
-    setup: PartSetup, options: Proximal, state: ProximalState, message: ProximalUpdate | Move | Combined
-) -> tuple[ProximalState, Answer | Done]:
+    setup: PartSetup, options: Elastic, state: ElasticState, message: ElasticUpdate | Move | Combined
+) -> tuple[ElasticState, Answer | Done]:
     """Takes the last proposal, if it was good, and makes the next."""
     replace = msgspec.structs.replace
     assert isinstance(setup.model, LinearModel)
@@ -92,6 +91,6 @@ def propose(
     return found, float(np.vdot(found - centre, matrix @ (found - centre)))
 
 
-def _predicted(setup: PartSetup, state: ProximalState, length: float) -> tuple[ProximalState, Answer]:
+def _predicted(setup: PartSetup, state: ElasticState, length: float) -> tuple[ElasticState, Answer]:
     products = np.array([float(np.vdot(state.proposed, state.proposed)), setup.penalty.value(state.proposed), length])
     return state, Predictions(values=setup.model.predict(state.proposed), products=products)

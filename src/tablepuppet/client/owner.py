@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -24,8 +25,20 @@ from tablepuppet.privacy.accounting import participation
 from tablepuppet.privacy.owner import Spending, without_noise
 from tablepuppet.tables.account_file import AccountFile
 
-_BITS = 32  # that count as one number
 ScoredModel = tuple[Sequence[m.Encoder], ModelSpec, int]  # encoders, what each block is, outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Exact numbers of each row of a table that leave under one name, and the columns behind them."""
+
+    table: str
+    name: str
+    columns: tuple[str, ...]
+    numbers: int
+
+    def spending(self, what: Literal["scores", "predictions"]) -> Spending:
+        return Spending(table=self.table, what=what, name=self.name, numbers=self.numbers, columns=self.columns)
 
 
 @dataclass
@@ -82,26 +95,40 @@ class Owner:
         )
         self.account.spend(spending, budget)
 
-    def predictions(self, shown: int, width: int) -> None:
-        """So many exact numbers of each row will have left a training run."""
-        if self.policy.allow_reconstruction is False:
-            self.policy.check_exposure(shown, width, "this round of training")
+    def limits_predictions(self, forbids: bool) -> bool:
+        """Whether exact predictions in training end before they tell a row; `forbids`: the job promises it."""
+        return (forbids or self.policy.allow_reconstruction is False) and not self.is_restoring
+
+    def predictions(self, shown: Shown, unknowns: int) -> None:
+        """So many exact numbers of each row will have left a job: with those of earlier jobs, too few to know it."""
+        earlier = self.account.account.shown(shown.table, shown.columns, but=shown.name)
+        self.policy.check_exposure(earlier + shown.numbers, unknowns, "this round of training")
+        self.exposed(shown)
+
+    def exposed(self, shown: Shown) -> None:
+        """Writes down how many exact numbers of each row have left a job."""
+        if shown.numbers and not self.is_restoring:
+            self.account.spend(shown.spending("predictions"))
 
     def trained(self, table: str, model: ScoredModel, theta: m.Array) -> None:
         """Parameters that were trained here are about to leave: their scores are what the owner trained them for."""
         if self.limits_scores and self.policy.allow_reconstruction is None:
             self.account.spend(Spending(table=table, what="scores", name=_fingerprint(model, theta)))
 
-    def scores(self, table: str, model: ScoredModel, theta: m.Array, width: int) -> None:
+    def scores(
+        self, table: str, columns: tuple[str, ...], model: ScoredModel, theta: m.Array, unknowns: Callable[[], int]
+    ) -> None:
         """A model is about to be applied to rows of a table; the same model again tells nothing new."""
-        if not self.limits_scores:
+        self._score(Shown(table, _fingerprint(model, theta), columns, model[-1]), unknowns)
+
+    def _score(self, shown: Shown, unknowns: Callable[[], int]) -> None:
+        spending = shown.spending("scores")
+        if self.account.account.knows(spending):
             return
-        outputs = model[-1]
-        spending = Spending(table=table, what="scores", name=_fingerprint(model, theta), numbers=outputs)
-        before = int(self.account.account.spent(table, "scores"))
-        is_strict = self.policy.allow_reconstruction is False  # otherwise one model is what predictions are for
-        if (before or is_strict) and not self.account.account.knows(spending):
-            self.policy.check_exposure(before + outputs, width, "one more model applied to this owner's rows")
+        earlier = self.account.account.shown(shown.table, shown.columns)
+        self.policy.check_exposure(
+            earlier + shown.numbers, unknowns(), "one more model that was not trained here, applied to its rows,"
+        )
         self.account.spend(spending)
 
     def trees(self, table: str) -> None:
@@ -111,20 +138,18 @@ class Owner:
             raise without_noise(table, "features")
 
     def trained_splits(self, table: str, rules: Sequence[SplitRule]) -> None:
-        """Splits that were found here are about to leave: rows will answer them."""
-        if self.limits_scores and self.policy.allow_reconstruction is None:
+        """Splits that were found here are about to leave: rows will answer them, as they did in training."""
+        if self.limits_scores:
             self.account.spend(Spending(table=table, what="scores", name=_splits_name(rules)))
 
-    def splits(self, table: str, rules: Sequence[SplitRule], width: int) -> None:
-        """Rows of a table are about to answer the splits of a model, a bit each; the same again tells nothing new."""
-        if not self.limits_scores:
-            return
-        numbers = -(-len(rules) // _BITS)
-        spending = Spending(table=table, what="scores", name=_splits_name(rules), numbers=numbers)
-        before = int(self.account.account.spent(table, "scores"))
-        if before and not self.account.account.knows(spending):
-            self.policy.check_exposure(before + numbers, width, "one more model applied to this owner's rows")
-        self.account.spend(spending)
+    def splits(
+        self, table: str, columns: tuple[str, ...], rules: Sequence[SplitRule], unknowns: Callable[[], int]
+    ) -> None:
+        """Rows of a table are about to answer the splits of a model; the same again tells nothing new.
+
+        A split that a server chose may be all that there is to know of a column with few values: it counts as a number.
+        """
+        self._score(Shown(table, _splits_name(rules), columns, len(rules)), unknowns)
 
     @property
     def limits_scores(self) -> bool:

@@ -7,7 +7,7 @@
     minimum_clients = 3          # statistics, gradients, parameters leave only in masked sums over so many clients
     release_parameters = true    # false: trained parameters stay here, and I predict with them
     predictions = true           # a trained model may be applied to my rows; "held": only one whose part I hold
-    identifiers = true           # key values may be shown beside predictions
+    identifiers = true           # key values may be shown beside predictions; by default not under the first two rules
     max_splits = 50              # boosted trees may ask at most so many distinct splits of every row of a table
     allow_reconstruction = false # no more predictions of a row, in training or after, than leave its features unknown
 
@@ -86,7 +86,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     second_moments: bool = True
     release_parameters: bool = True
     predictions: bool | Literal["held"] = True
-    identifiers: bool = True
+    identifiers: bool | None = None  # None: unless keys stay hidden and rows come in numbers (the two rules above)
     allow_reconstruction: bool | None = None  # None: training as the job says; scores of few models, but in process
     max_splits: int | None = None
     labels: LabelRules = LabelRules()
@@ -142,7 +142,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             if scan.numbers("key") and contract.keys == "plain":
                 self._rule(self.keys_in_plain, "keys_in_plain", "join keys leave this owner as tokens only")
             if scan.numbers("identifier"):
-                self._rule(self.identifiers, "identifiers", "key values are not shown beside predictions")
+                self._identifiers()
         clients = {scan.scan: scan.clients for scan in contract.scans}
         for block in contract.blocks:
             if contract.training is not None:
@@ -193,7 +193,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def _identify(self, request: m.SendIdentifiers, use: Use) -> None:
         self._columns(request, use, request.columns, "keys")
-        self._rule(self.identifiers, "identifiers", "key values are not shown beside predictions")
+        self._identifiers()
+
+    def _identifiers(self) -> None:
+        allowed = self.identifiers
+        if allowed is None:
+            allowed = self.keys_in_plain or self.minimum_rows == 1
+        self._rule(allowed, "identifiers", "key values are not shown beside predictions; predict with key=[]")
 
     def _columns(self, request: Any, use: Use, columns: Collection[int], role: str) -> None:
         self._columns_of(use(request.job, request.scan), columns, role)
@@ -286,12 +292,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             self.release_parameters, "release_parameters", f"trained parameters do not leave this owner, and {why}"
         )
 
-    def check_exposure(self, numbers: int, width: int, what: str) -> None:
-        """Refuses predictions of a row that would be as many as its encoded features."""
-        if numbers >= width:
+    def check_exposure(self, numbers: int, enough: int, what: str) -> None:
+        """Refuses exact numbers of a row that would be enough to know its features."""
+        if numbers >= enough:
             raise _refused(
                 "allow_reconstruction",
-                f"{what} would show {numbers:,} exact numbers of each row, and {width:,} are enough to reconstruct it",
+                f"{what} would show {numbers:,} exact numbers of each row, over all jobs, and {enough:,} may be enough "
+                "to reconstruct it",
             )
 
     def _rule(self, holds: bool, rule: str, why: str) -> None:

@@ -95,6 +95,7 @@ def job_contracts(
             label_privacy=privacy.label,
             feature_privacy=privacy.features,
             prediction_privacy=privacy.predictions,
+            allow_reconstruction=privacy.allow_reconstruction,
             split=(job.test_fraction, job.validation_fraction),
             disclosures=_disclosures(scans, blocks, training, purpose),
         )

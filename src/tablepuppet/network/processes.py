@@ -31,7 +31,9 @@ from tablepuppet.tables.store import ClientTables
 from tablepuppet.threads import one_blas_thread
 
 log = logging.getLogger(__name__)
-_CAREFUL = Policy(keys_in_plain=False, ask=True)  # of an owner who wrote none: a person approves every contract
+_CAREFUL = Policy(
+    keys_in_plain=False, identifiers=True, ask=True
+)  # of an owner who wrote none: a person approves every contract
 OpenTables = Callable[[ClientSettings], ClientTables]
 
 

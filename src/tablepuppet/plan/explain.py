@@ -207,6 +207,10 @@ def _exposure(plan: Plan) -> Sequence[str]:
     if plan.job.spec.is_boosted:
         lines = ["Exposure: bits that the server may be told of one row, against all that its bins have"]
     for exposure in plan.exposures:
-        verdict = "enough to reconstruct it" if exposure.reconstructs else "too few to reconstruct it"
+        verdict = (
+            "enough to reconstruct it"
+            if exposure.reconstructs
+            else "fewer than its features, and yet enough for columns with few values"
+        )
         lines.append(f"  {exposure.block}: {exposure.numbers:,} of {exposure.width:,}, {verdict}")
     return lines

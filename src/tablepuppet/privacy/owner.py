@@ -6,6 +6,7 @@ A release that happened before under the same name (the same noisy labels, asked
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -23,16 +24,18 @@ class TableBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Spending(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One release about the rows of a table: labels (ε), features (noisy sums), or a model's scores (numbers a row)."""
+    """One release about the rows of a table: labels (ε), features (noisy sums), or exact numbers of each row, which are
+    a model's scores, or a job's predictions in training."""
 
     table: str
-    what: Literal["label", "features", "scores"]
+    what: Literal["label", "features", "scores", "predictions"]
     name: str  # no value of any row can be told from it
     epsilon: float = 0.0
     noise: float = 0.0
     steps: int = 0
     probability: float = 1.0
     numbers: int = 0
+    columns: tuple[str, ...] = ()  # behind the numbers; none: any
 
 
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,11 +45,29 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def knows(self, spending: Spending) -> bool:
         """Whether the very same was released before."""
-        return any((s.table, s.what, s.name) == (spending.table, spending.what, spending.name) for s in self.spendings)
+        return any((s.table, s.what, s.name) == _place(spending) for s in self.spendings)
 
     def plus(self, spending: Spending) -> Account:
-        """The account after a release."""
+        """The account after a release; of a job's predictions, the most that it was told."""
+        if spending.what == "predictions":
+            others = [s for s in self.spendings if (s.table, s.what, s.name) != _place(spending)]
+            earlier = [s.numbers for s in self.spendings if (s.table, s.what, s.name) == _place(spending)]
+            if max(earlier, default=0) >= spending.numbers:
+                return self
+            return Account((*others, spending))
         return self if self.knows(spending) else Account((*self.spendings, spending))
+
+    def shown(self, table: str, columns: Sequence[str], but: str = "") -> int:
+        """How many exact numbers of each row have left that some of these columns are behind, in all jobs but one."""
+        wanted = set(columns)
+        return sum(
+            s.numbers
+            for s in self.spendings
+            if s.table == table
+            and s.what in ("scores", "predictions")
+            and s.name != but
+            and (not s.columns or not wanted or wanted & set(s.columns))
+        )
 
     def spent(self, table: str, what: str, delta: float = 0.0) -> float:
         """ε of labels, ε at δ of features, or how many numbers each row has been scored by."""
@@ -71,6 +92,10 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
+def _place(spending: Spending) -> tuple[str, str, str]:
+    return spending.table, spending.what, spending.name
+
+
 def without_noise(table: str, what: Literal["label", "features"]) -> PolicyError:
     """The refusal of a job that asks for something with a budget as it is."""
     return PolicyError(
@@ -79,4 +104,4 @@ def without_noise(table: str, what: Literal["label", "features"]) -> PolicyError
     )
 
 
-_PLURAL = {"label": "labels", "features": "features", "scores": "scores"}
+_PLURAL = {"label": "labels", "features": "features", "scores": "scores", "predictions": "predictions"}

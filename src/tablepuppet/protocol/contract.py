@@ -113,6 +113,7 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     label_privacy: LabelPrivacy | None = None
     feature_privacy: FeaturePrivacy | None = None
     prediction_privacy: PredictionPrivacy = PredictionPrivacy()
+    allow_reconstruction: bool = False  # whether exact predictions of a private job may be enough to tell its features
     split: tuple[float, float] = (0.0, 0.0)  # fractions of test and validation rows
     disclosures: tuple[Disclosure, ...] = ()
     days: int = 30  # how long an approval of it lasts at most

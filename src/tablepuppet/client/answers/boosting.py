@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +18,7 @@ from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.exchange import Bins, Codes, Key, Union
 from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.client.exposure import reads, unknowns
 from tablepuppet.client.part import Part
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, TransportError
@@ -167,8 +169,10 @@ def _bits(
     own: ClientState, request: trees.AskRows | trees.AskOwnRows, rules: Sequence[trees.SplitRule]
 ) -> trees.RowBits:
     columns = _raw(own, request, request.rows)
-    table = own.tables.use(request.job, request.scan).table
-    own.owner.splits(table, rules, len(columns))
+    if own.owner.limits_scores:
+        place = (own, request.job, request.scan, request.columns)
+        table = own.tables.use(request.job, request.scan).table
+        own.owner.splits(table, reads(*place), rules, partial(unknowns, *place))
     return trees.RowBits(right=answers(columns, rules))
 
 

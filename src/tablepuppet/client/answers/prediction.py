@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from functools import partial
 
 from tablepuppet import protocol as m
+from tablepuppet.client.exposure import reads, unknowns
 from tablepuppet.client.sizes import check_model, check_outputs
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import TransportError
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.tables.encoding import encode, encoded_width
+from tablepuppet.tables.encoding import encode
 
 
 def score_rows(own: ClientState, request: m.ScoreRows) -> m.Scores:
@@ -38,9 +37,10 @@ def _score(
     """h of the rows asked for."""
     pairs = [own.column(request.job, request.scan, c) for c in request.columns]
     features = encode([c for c, _ in pairs], [i for _, i in pairs], request.rows, encoders)
-    table = own.tables.use(request.job, request.scan).table
-    width = sum(_real_width(encoder, column) for encoder, (column, _) in zip(encoders, pairs, strict=True))
-    own.owner.scores(table, (encoders, spec, outputs), theta, width)
+    if own.owner.limits_scores:
+        place = (own, request.job, request.scan, request.columns)
+        table = own.tables.use(request.job, request.scan).table
+        own.owner.scores(table, reads(*place), (encoders, spec, outputs), theta, partial(unknowns, *place))
     check_outputs(outputs, features.rows)
     check_model(spec, features.width, outputs)
     if not spec.is_linear:
@@ -51,15 +51,6 @@ def _score(
     if len(theta) != features.width:
         raise TransportError(f"the parameters are for {len(theta)} columns, and there are {features.width}")
     return m.Scores(values=features.dot(theta))
-
-
-def _real_width(encoder: m.Encoder, column: pa.ChunkedArray) -> int:
-    """How many columns a feature is encoded to, without categories that no row has: a server may invent those."""
-    if isinstance(encoder, m.NumberEncoder):
-        return encoded_width(encoder)
-    distinct = pc.unique(pc.cast(column, pa.large_string()))
-    known = pc.sum(pc.is_in(distinct, value_set=pa.array(encoder.categories, pa.large_string()))).as_py() or 0
-    return int(known) + encoder.has_missing + encoder.has_other
 
 
 def send_identifiers(own: ClientState, request: m.SendIdentifiers) -> m.Identifiers:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tablepuppet import protocol as m
 from tablepuppet.client import row_rules
+from tablepuppet.client.answers import training
 from tablepuppet.client.state import ClientState
 from tablepuppet.memory import give_back
 from tablepuppet.tables.labels import LabelNoise, Split, read_labels, read_weights
@@ -95,6 +96,9 @@ def send_weights(own: ClientState, request: m.SendWeights) -> m.Weights:
 
 
 def close_job(own: ClientState, request: m.CloseJob) -> m.Done:
+    for (job, _), part in own.parts.items():
+        if job == request.job and part.shown:
+            own.owner.exposed(training.shown(own, part, part.shown))
     own.tables.close(request.job)
     own.parts = {key: part for key, part in own.parts.items() if key[0] != request.job}
     return m.Done()

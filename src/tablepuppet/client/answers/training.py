@@ -13,6 +13,8 @@ from tablepuppet.algorithms.base import PartSetup
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.algorithms.registry import algorithm_of
+from tablepuppet.client.exposure import reads, unknowns
+from tablepuppet.client.owner import Shown
 from tablepuppet.client.part import Kept, Part
 from tablepuppet.client.sizes import check_model, check_options, check_outputs
 from tablepuppet.client.state import ClientState
@@ -151,8 +153,20 @@ def _count_shown(own: ClientState, part: Part, times: int = 1) -> None:
     assert part.setup is not None
     assert part.train is not None
     is_noisy = part.setup.private is not None and part.setup.private.privacy.prediction_bound > 0
-    part.shown += 0 if is_noisy else times * part.setup.outputs
-    own.owner.predictions(part.shown, part.train.width)
+    after = part.shown + (0 if is_noisy else times * part.setup.outputs)
+    contract = own.keeper.contract(part.request.job)
+    forbids = contract is not None and contract.feature_privacy is not None and not contract.allow_reconstruction
+    if not is_noisy and own.owner.limits_predictions(forbids):
+        opened = part.request
+        own.owner.predictions(shown(own, part, after), unknowns(own, opened.job, opened.scan, opened.columns))
+    part.shown = after
+
+
+def shown(own: ClientState, part: Part, numbers: int) -> Shown:
+    """The exact numbers of each row that left a part."""
+    opened = part.request
+    columns = reads(own, opened.job, opened.scan, opened.columns)
+    return Shown(own.tables.use(opened.job, opened.scan).table, f"{opened.job} {opened.part}", columns, numbers)
 
 
 def keep(own: ClientState, request: m.Keep) -> m.Done:

@@ -1,0 +1,145 @@
+"""Exact numbers of a row, over all jobs: before they are enough to know it, there are no more of them."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+from tablepuppet import protocol as m
+from tablepuppet.algorithms.boosting import messages as trees
+from tablepuppet.client.client import Client
+from tablepuppet.client.policy import Policy
+from tablepuppet.errors import PolicyError
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.protocol.contract import BlockTerms, Column, ScanTerms, fingerprint
+from tablepuppet.tables.source import open_source
+from tablepuppet.tables.store import ClientTables
+
+ROWS, NAMES = 400, ("a", "b", "c", "d", "e", "f", "g", "h")
+QUERY = f"SELECT {', '.join('p.' + name for name in NAMES)}, p.y FROM people p"
+
+
+def people() -> pa.Table:
+    random = np.random.default_rng(2)
+    columns: dict[str, Any] = {"id": np.arange(ROWS)} | {name: random.normal(size=ROWS) for name in NAMES}
+    groups = {"gender": random.choice(["f", "m"], ROWS), "age": random.integers(0, 7, ROWS)}
+    return pa.table(columns | groups | {"job": random.integers(0, 21, ROWS), "y": random.normal(size=ROWS)})
+
+
+def train(owners: tp.Federation, query: str = QUERY, seed: int = 0, **options: Any) -> tp.Result:
+    given: dict[str, Any] = {"label": "y", "algorithm": "sgd", "epochs": 1, "batch_size": None} | options
+    return owners.train(query, seed=seed, **given)
+
+
+def test_many_short_jobs_show_no_more_than_a_long_one() -> None:
+    """Nine jobs of one epoch, each below the limit by itself, gave away all features to fourteen digits."""
+    with tp.Federation({"people": people()}, policies={"people": Policy(allow_reconstruction=False)}) as owners:
+        account = owners._clients["people"].account
+        for seed in range(2):
+            train(owners, seed=seed)
+        with pytest.raises(PolicyError, match=r"8 exact numbers of each row.*rule allow_reconstruction"):
+            train(owners, seed=2)
+        assert account.account.shown("people", ["people.a"]) < len(NAMES)
+        with pytest.raises(PolicyError, match="allow_reconstruction"):  # a part of the columns is no other table
+            train(owners, "SELECT p.a, p.b, p.y FROM people p")
+        with pytest.raises(PolicyError, match="allow_reconstruction"):  # nor is the same column ten times
+            train(owners, f"SELECT {', '.join(f'p.a * {k} AS x{k}' for k in range(1, 11))}, p.y FROM people p")
+
+
+def test_what_jobs_have_shown_counts_when_an_owner_becomes_strict() -> None:
+    with tp.Federation({"people": people()}) as owners:
+        train(owners, epochs=12)
+        client = owners._clients["people"]
+        shown = client.account.account.shown("people", ["people.h"])
+        assert shown >= len(NAMES)
+        assert client.account.account.shown("people", ["people.job"]) == 0
+        train(owners, epochs=12)
+        assert client.account.account.shown("people", ["people.h"]) == 2 * shown
+
+
+def test_one_number_tells_columns_with_few_values() -> None:
+    query = "SELECT p.gender, CAST(p.age AS VARCHAR) AS age, p.job, p.y FROM people p"
+    strict = tp.Federation({"people": people()}, policies={"people": Policy(allow_reconstruction=False)})
+    with strict as owners, pytest.raises(PolicyError, match="and 1 may be enough"):
+        train(owners, query)
+    private = {"features": {"epsilon": 1.0, "cap": 2, "bounds": {"job": (0, 20)}}}
+    with tp.Federation({"people": people()}) as owners:  # the job itself promises that rows stay unknown
+        with pytest.raises(PolicyError, match="allow_reconstruction"):
+            train(owners, query, privacy=private)
+        train(owners, query, privacy=private | {"allow_reconstruction": True})
+
+
+def over_a_network(**rules: Any) -> Client:
+    return Client("people", ClientTables({"people": open_source(people(), "people")}), Policy(**rules))
+
+
+def propose(client: Client, texts: list[str], model: str) -> str:
+    job = secrets.token_hex(8)
+    scan = ScanTerms(0, "people", tuple(Column(text, ("feature",)) for text in texts), None)
+    block = BlockTerms("people", 0, tuple(range(len(texts))), model=model)
+    contract = m.Contract(purpose="predict", asker="analyst", label="y", scans=(scan,), blocks=(block,))
+    client.answer(m.OpenScan(job=job, scan=0, table="people", columns=texts))
+    client.answer(m.ProposeContract(job=job, contract=contract))
+    return job
+
+
+def score(client: Client, texts: list[str], theta: Any, encoders: Any = None, rows: int = ROWS) -> Any:
+    plain = m.NumberEncoder(mean=np.zeros(1), scale=np.ones(1), fill=np.zeros(1), has_missing=False)
+    given: list[Any] = [plain] * len(texts) if encoders is None else encoders
+    spec, outputs = ModelSpec(kind="linear"), theta.shape[1]
+    job = propose(client, texts, fingerprint(given, theta, spec, outputs))
+    return client.answer(
+        m.ScoreRows(
+            job=job, scan=0, columns=list(range(len(texts))), rows=np.arange(rows), encoders=given, theta=theta,
+            model=spec, name="people", outputs=outputs,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rules", [{"minimum_rows": 50, "keys_in_plain": False}, {"allow_reconstruction": False}])
+def test_a_model_that_somebody_made_up_does_not_read_rows(rules: dict[str, Any]) -> None:
+    """θ = identity with as many outputs as features returned the features, and the first model was not looked at."""
+    with pytest.raises(PolicyError, match=r"5 exact numbers of each row.*allow_reconstruction"):
+        score(over_a_network(**rules), [f'"{name}"' for name in NAMES[:5]], np.eye(5))
+    client = over_a_network(**rules)
+    score(client, [f'"{name}"' for name in NAMES[:5]], np.eye(5)[:, :3])
+    with pytest.raises(PolicyError, match="allow_reconstruction"):
+        score(client, [f'"{name}"' for name in NAMES[:5]], np.eye(5)[:, 3:])
+
+
+def test_invented_categories_and_repeated_columns_do_not_lift_the_limit() -> None:
+    many = m.CategoryEncoder(categories=["f", "m", *(f"x{k}" for k in range(500))], has_missing=False, has_other=False)
+    client = over_a_network()
+    with pytest.raises(PolicyError, match="allow_reconstruction"):
+        score(client, ['"gender"'], np.eye(502)[:, :1], [many])
+    with pytest.raises(PolicyError, match="allow_reconstruction"):
+        score(client, ['"a"', *(f'"a" * {k}' for k in range(2, 9))], np.eye(8)[:, :1])
+
+
+def test_splits_that_somebody_made_up_do_not_read_rows() -> None:
+    client = over_a_network()
+    job = propose(client, ['"gender"', '"a"'], "")
+    rule = trees.SplitRule(0, 0, False, None, ["f"], False, False, [])
+    with pytest.raises(PolicyError, match="allow_reconstruction"):
+        client.answer(trees.AskRows(job=job, scan=0, columns=[0, 1], rows=np.arange(ROWS), rules=[rule]))
+
+
+def test_few_rows_are_not_scored() -> None:
+    with pytest.raises(PolicyError, match="minimum_rows"):
+        score(over_a_network(minimum_rows=50, allow_reconstruction=True), ['"a"', '"b"'], np.eye(2)[:, :1], rows=1)
+
+
+def test_keys_are_shown_beside_predictions_only_where_they_may_leave() -> None:
+    hidden = {"keys_in_plain": False, "minimum_rows": 20}
+    with tp.Federation({"people": people()}, policies={"people": Policy(**hidden)}) as owners:
+        result = train(owners)
+        with pytest.raises(PolicyError, match="rule identifiers"):
+            owners.predict(result, key="id")
+        assert owners.predict(result, key=[]).num_rows == ROWS
+    with tp.Federation({"people": people()}, policies={"people": Policy(identifiers=True, **hidden)}) as owners:
+        assert owners.predict(train(owners), key="id").num_rows == ROWS

@@ -135,7 +135,7 @@ def test_few_rows_are_not_scored() -> None:
 
 
 def test_keys_are_shown_beside_predictions_only_where_they_may_leave() -> None:
-    hidden = {"keys_in_plain": False, "minimum_rows": 20}
+    hidden: dict[str, Any] = {"keys_in_plain": False, "minimum_rows": 20}
     with tp.Federation({"people": people()}, policies={"people": Policy(**hidden)}) as owners:
         result = train(owners)
         with pytest.raises(PolicyError, match="rule identifiers"):

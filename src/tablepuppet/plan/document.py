@@ -141,7 +141,9 @@ def _exposure(plan: Plan) -> str:
             exposure.block,
             f"{exposure.numbers:,}",
             f"{exposure.width:,}",
-            "enough to reconstruct it" if exposure.reconstructs else "fewer than its features, and yet enough for columns with few values",
+            "enough to reconstruct it"
+            if exposure.reconstructs
+            else "fewer than its features, and yet enough for columns with few values",
         ]
         for exposure in plan.exposures
     ]

@@ -79,7 +79,7 @@ Case = tuple[Callable[[Path], Any], str]
 CASES: dict[str, Case] = {
     # where the table lies
     "a server that is not there": (lambda _: run(items=tp.source(URL, table="items")), "cannot be reached; check host"),
-    "a URL of an unknown kind": (lambda _: run(items=tp.source("oracle://h/d", table="t")), "known are duckdb"),
+    "a URL of an unknown kind": (lambda _: run(items=tp.source("oracle://h/d", table="t")), "known are abfs"),
     "a URL without a table": (lambda _: run(items=tp.source(URL)), "say which table of postgresql://127.0.0.1:1/shop"),
     "a table of a file": (lambda f: run(items=tp.source(f / "i.csv", table="t")), "a file is one table"),
     "a credential that is not set": (

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.object_store import s3_address, web_address
 
 from tablepuppet.errors import SourceError
 from tablepuppet.tables.source import Source, open_source, source
@@ -143,3 +144,35 @@ def test_the_order_of_rows_is_that_of_the_file_whatever_its_length(tmp_path: Pat
     numbers = np.random.default_rng(0).permutation(200_000)
     opened = csv(tmp_path, "a\n" + "\n".join(map(str, numbers)) + "\n")
     assert opened.read(["a"], "a % 3 = 0")["c0"].to_numpy().tolist() == numbers[numbers % 3 == 0].tolist()
+
+
+def test_a_file_that_lies_elsewhere_is_fetched_again_when_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "items.csv"
+    file.write_text("a\n1\n", encoding="utf-8")
+    opened = open_source(f"{web_address(tmp_path)}/items.csv", "items")
+    assert opened.read(["a"], None)["c0"].to_pylist() == [1]
+    file.write_text("a\n22\n33\n", encoding="utf-8")
+    with pytest.raises(SourceError, match="table items has changed since the job began"):
+        opened.read(["a"], None)
+    opened.describe()  # another job begins
+    assert opened.read(["a"], None)["c0"].to_pylist() == [22, 33]
+    file.unlink()
+    with pytest.raises(SourceError, match="table items"):
+        opened.describe()
+    opened.close()
+
+
+def test_a_store_that_refuses_is_named_without_its_credentials(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    with pytest.raises(SourceError, match=r"s3://bucket/items cannot be fetched \(there is no such file\)") as refused:
+        open_source(s3_address(tmp_path).format("bucket/items"), "items")
+    assert "secret" not in str(refused.value)
+    with pytest.raises(SourceError, match=r"the server answers 404"):
+        open_source(f"{web_address(tmp_path)}/nothing.csv", "items")
+    with pytest.raises(SourceError, match="needs the environment variable NOT_SET"):
+        open_source("s3://ann:${NOT_SET}@bucket/items", "items")
+
+
+def test_a_database_without_its_driver_names_the_package() -> None:
+    with pytest.raises(SourceError, match="pip install adbc-driver-snowflake"):
+        open_source(source("snowflake://ann:secret@account/db", table="items"), "items")

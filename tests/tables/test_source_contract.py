@@ -18,9 +18,11 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from tests.mysql import MySQLDatabase
+from tests.object_store import s3_address, web_address
 from tests.postgres import Database
 
 from tablepuppet.errors import SourceError
+from tablepuppet.tables import adbc
 from tablepuppet.tables.source import Source, open_source, source
 
 ROWS = 50_000
@@ -107,6 +109,32 @@ def pandas_frame(_: Path) -> object:
     return frame.set_index(frame["id"][::-1].rename(None))  # an index without a name is no column and no order
 
 
+def json_lines(folder: Path) -> object:
+    with duckdb.connect() as connection:
+        connection.register("given", TABLE)
+        connection.execute(f"COPY (SELECT * FROM given) TO '{folder / 'items.jsonl'}' (FORMAT json)")
+    return folder / "items.jsonl"
+
+
+def web_file(folder: Path) -> object:
+    parquet_file(folder)
+    return f"{web_address(folder)}/items.parquet"
+
+
+def s3_folder(folder: Path) -> object:
+    (folder / "bucket" / "items").mkdir(parents=True)
+    parquet_folder(folder / "bucket" / "items")
+    return source(s3_address(folder).format("bucket/items"))
+
+
+def adbc_table(database: Database, monkeypatch: pytest.MonkeyPatch) -> object:
+    """PostgreSQL through what Snowflake, BigQuery and Flight SQL go through."""
+    database.ingest("items", TABLE)
+    kind = adbc._Kind("adbc_driver_postgresql", lambda url: ((url.replace("flightsql", "postgresql"),), {}), "postgres")
+    monkeypatch.setitem(adbc.DRIVERS, "flightsql", kind)
+    return source(database.url.replace("postgresql", "flightsql", 1), table="items")
+
+
 MAKERS: dict[str, Callable[[Path], object]] = {
     "arrow": lambda _: TABLE,
     "batch": lambda _: TABLE.combine_chunks().to_batches()[0],
@@ -118,6 +146,9 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "folder": parquet_folder,
     "glob": parquet_glob,
     "csv": csv_file,
+    "json": json_lines,
+    "web": web_file,
+    "s3": s3_folder,
     "feather": feather_file,
     "stream": arrow_stream,
     "duckdb": duckdb_file,
@@ -125,10 +156,16 @@ MAKERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.fixture(params=[*MAKERS, "postgresql", "mysql"], scope="module")
+@pytest.fixture(params=[*MAKERS, "postgresql", "adbc", "mysql"], scope="module")
 def items(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
     if request.param == "postgresql":
         given = postgres_table(request.getfixturevalue("postgres")())
+    elif request.param == "adbc":
+        with pytest.MonkeyPatch.context() as patch:
+            opened = open_source(adbc_table(request.getfixturevalue("postgres")(), patch), "items")
+            yield opened
+            opened.close()
+        return
     elif request.param == "mysql":
         owner: MySQLDatabase = request.getfixturevalue("mysql")()
         owner.ingest("items", TABLE, key="id")

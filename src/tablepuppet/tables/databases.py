@@ -29,11 +29,13 @@ from msgspec.structs import replace
 from tablepuppet.errors import SourceError
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables import duck
+from tablepuppet.tables.adbc import DRIVERS, Adbc
 from tablepuppet.tables.changes import FileSource
 from tablepuppet.tables.memory import check_names, open_memory
 from tablepuppet.tables.mysql import MySQL
 from tablepuppet.tables.postgresql import PostgreSQL
 from tablepuppet.tables.pushdown import Dialect, OwnerColumn, PushDown, push_down
+from tablepuppet.tables.remote import STORES, WEB, open_remote
 from tablepuppet.tables.source import Source, SourceSpec, redacted
 from tablepuppet.tables.sqlite import SQLite
 
@@ -147,17 +149,28 @@ Opener = Callable[[SourceSpec, str, str], Source]  # where, its table, the name 
 
 
 def is_database_url(url: str) -> bool:
-    """Whether this is scheme://…; a path is not."""
-    return "://" in url
+    """Whether this is scheme://…, and no file of a store; a path is not."""
+    return "://" in url and not is_remote_url(url)
+
+
+def is_remote_url(url: str) -> bool:
+    """Whether this is a file, or a folder, that lies elsewhere."""
+    return url.partition("://")[0].lower() in (*WEB, *STORES) and "://" in url
+
+
+def open_remote_url(url: str, name: str) -> Source:
+    """Opens such a file, with the credentials that its URL names."""
+    return open_remote(expanded(url, name), url, name)
 
 
 def open_database(spec: SourceSpec, name: str) -> Source:
     """Opens a table of a database."""
     scheme = spec.url.partition("://")[0].lower()
     if scheme not in OPENERS:
+        known = ", ".join(sorted([*OPENERS, *WEB, *STORES]))
         raise SourceError(
-            f"table {name}: {redacted(spec.url)} cannot be read; known are {', '.join(sorted(OPENERS))}:// URLs, "
-            "paths of Parquet, CSV and Arrow files, and DataFrames"
+            f"table {name}: {redacted(spec.url)} cannot be read; known are {known}:// "
+            "URLs, paths of Parquet, CSV, JSON lines and Arrow files, and DataFrames"
         )
     if spec.query is not None:
         return open_memory(_RUNNERS[scheme](spec, spec.query, name), name)
@@ -176,6 +189,14 @@ def _open_sqlite(spec: SourceSpec, table: str, name: str) -> Source:
 
 def _open_mysql(spec: SourceSpec, table: str, name: str) -> Source:
     return DatabaseSource(name, MySQL(expanded(spec.url, name), table, name))
+
+
+def _open_adbc(spec: SourceSpec, table: str, name: str) -> Source:
+    return DatabaseSource(name, Adbc(expanded(spec.url, name), table, name))
+
+
+def _run_adbc(spec: SourceSpec, query: str, name: str) -> pa.Table:
+    return Adbc(expanded(spec.url, name), "", name).run(query)
 
 
 def _run_postgresql(spec: SourceSpec, query: str, name: str) -> pa.Table:
@@ -228,6 +249,7 @@ OPENERS: Final[Mapping[str, Opener]] = {
     "postgres": _open_postgresql,
     "postgresql": _open_postgresql,
     "sqlite": _open_sqlite,
+    **dict.fromkeys(DRIVERS, _open_adbc),
 }
 _RUNNERS: Final[Mapping[str, Callable[[SourceSpec, str, str], pa.Table]]] = {
     "duckdb": _run_duckdb,
@@ -236,4 +258,5 @@ _RUNNERS: Final[Mapping[str, Callable[[SourceSpec, str, str], pa.Table]]] = {
     "postgres": _run_postgresql,
     "postgresql": _run_postgresql,
     "sqlite": _run_sqlite,
+    **dict.fromkeys(DRIVERS, _run_adbc),
 }

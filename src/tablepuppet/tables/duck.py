@@ -170,6 +170,12 @@ def from_csv(name: str, files: Sequence[str]) -> DuckSource:
     return _created(name, f"CREATE TABLE {_RELATION} AS SELECT * FROM {reader}", files, ())
 
 
+def from_json(name: str, files: Sequence[str]) -> DuckSource:
+    """A source over files with one JSON object a line: read now, in full, and never again."""
+    reader = f"read_json({_list(files)}, format='newline_delimited', sample_size=-1)"
+    return _created(name, f"CREATE TABLE {_RELATION} AS SELECT * FROM {reader}", files, ())
+
+
 def csv_header(name: str, file: str) -> list[str]:
     """The first line of a CSV file, as it stands."""
     with _connect() as connection:

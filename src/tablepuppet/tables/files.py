@@ -1,13 +1,13 @@
-"""Tables in files: Parquet (one file, a folder or a glob), CSV, Arrow IPC (.feather, .arrow).
+"""Tables in files: Parquet (one file, a folder or a glob), CSV, JSON lines, Arrow IPC (.feather, .arrow).
 
 In: a path. Out: a Source. Several files are one table, in the order of their sorted paths.
-Parquet is read where it lies; CSV is read once, in full, so that its types are those of all rows.
+Parquet is read where it lies; CSV and JSON are read once, in full, so that its types are those of all rows.
 """
 
 from __future__ import annotations
 
 import glob
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +20,7 @@ from tablepuppet.tables.source import Source
 
 _PARQUET = (".parquet", ".parq", ".pq")
 _CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_JSON = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 _SEPARATORS = (",", ";", "\t", "|")
 _IPC = (".feather", ".arrow", ".ipc")
 
@@ -34,19 +35,24 @@ def open_path(path: str, name: str) -> Source:
             why = f"cannot be looked at ({error.strerror}); check its rights"
             raise SourceError(f"table {name}: {path} {why}") from None
 
-    return FileSource(name, find, lambda files: _open(path, files, name))
+    return FileSource(name, find, lambda files: open_files(path, files, name))
 
 
-def _open(path: str, files: list[str], name: str) -> Source:
+def open_files(path: str, files: list[str], name: str) -> Source:
+    """Opens files that are one table, by their ending; `path` is what the user called them."""
     if all(file.lower().endswith(_PARQUET) for file in files):
         return _open_parquet(files, name)
     if all(file.lower().endswith(_CSV) for file in files):
         return _open_csv(files, name)
+    if all(file.lower().endswith(_JSON) for file in files):
+        opened = duck.from_json(name, files)
+        check_names([column.name for column in opened.describe()], name)
+        return opened
     if len(files) == 1 and files[0].lower().endswith(_IPC):
         return open_memory(_read_ipc(files[0], name), name)
     raise SourceError(
         f"table {name}: {path} is not of a known kind; give Parquet ({', '.join(_PARQUET)}), "
-        f"CSV ({', '.join(_CSV)}) or one Arrow file ({', '.join(_IPC)}), by that ending"
+        f"CSV ({', '.join(_CSV)}), JSON lines ({', '.join(_JSON)}) or one Arrow file ({', '.join(_IPC)}), by its ending"
     )
 
 
@@ -56,7 +62,7 @@ def _find(path: str, name: str) -> list[str]:
     if here.is_file():
         return [str(here.resolve())]
     if here.is_dir():
-        found = [str(file.resolve()) for file in here.rglob("*") if _is_data(file, here)]
+        found = [str(file.resolve()) for file in here.rglob("*") if file.is_file() and is_data(file.relative_to(here))]
         if not found:
             raise SourceError(f"table {name}: the folder {path} holds no Parquet file; name a file or a glob")
         return sorted(found)
@@ -68,10 +74,10 @@ def _find(path: str, name: str) -> list[str]:
     raise SourceError(f"table {name}: there is no file {path} (looked in {Path.cwd()}); check the path")
 
 
-def _is_data(file: Path, folder: Path) -> bool:
+def is_data(file: PurePath) -> bool:
     """A Parquet file, and not one that a writer left unfinished beside the data, such as _temporary/part.parquet."""
-    hidden = any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
-    return file.is_file() and not hidden and file.name.lower().endswith(_PARQUET)
+    hidden = any(part.startswith((".", "_")) for part in file.parts)
+    return not hidden and file.name.lower().endswith(_PARQUET)
 
 
 def _open_parquet(files: list[str], name: str) -> Source:

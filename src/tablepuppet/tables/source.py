@@ -91,7 +91,7 @@ def redacted(url: str) -> str:
 def open_source(value: object, name: str) -> Source:
     """Opens what the user gave as a source of table `name`."""
     # Here, because each family is built on the types above.
-    from tablepuppet.tables import databases, files, memory
+    from tablepuppet.tables import databases, memory
 
     if isinstance(value, SourceSpec):
         if databases.is_database_url(value.url):
@@ -102,9 +102,17 @@ def open_source(value: object, name: str) -> Source:
                 f"table {name}: {given} was given for the file {redacted(value.url)}; "
                 "a file is one table: leave the argument out"
             )
-        return files.open_path(value.url, name)
+        return _open_file(value.url, name)
     if isinstance(value, str) and databases.is_database_url(value):
         return databases.open_database(SourceSpec(value), name)
     if isinstance(value, (str, Path)):
-        return files.open_path(str(value), name)
+        return _open_file(str(value), name)
     return memory.open_memory(value, name)
+
+
+def _open_file(path: str, name: str) -> Source:
+    from tablepuppet.tables import databases, files
+
+    if databases.is_remote_url(path):
+        return databases.open_remote_url(path, name)
+    return files.open_path(path, name)

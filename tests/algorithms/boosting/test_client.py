@@ -22,15 +22,12 @@ def _half() -> ClientHalf:
     return open_block(0, table, Boosting()).parts[0]
 
 
+def _piece(rows: int = 1, cells: int = 0) -> list[Pairs]:
+    """Ten pairs: steps of rows, one cell, g from −5 up, h of one."""
+    return [pack(10, [np.full(10, rows), np.full(10, cells), np.arange(10) - 5, None])]
+
+
 def _outline(**change: Any) -> Outline:
-    pieces = [
-        Pairs(
-            pack(np.ones(10, np.int64)),
-            pack(np.zeros(10, np.int64)),
-            pack(np.arange(10) - 5),
-            pack(np.ones(10, np.int64)),
-        )
-    ]
     plain = Outline(
         unit=(1.0, 1.0),
         left=np.array([-1], np.int32),
@@ -39,7 +36,7 @@ def _outline(**change: Any) -> Outline:
         block=np.array([-1], np.int32),
         key=np.array([-1], np.int32),
         to_left=np.array([False]),
-        pieces=pieces,
+        pieces=_piece(),
     )
     return replace(plain, **change)
 
@@ -50,25 +47,21 @@ def test_a_client_answers_with_the_best_split_of_its_rows() -> None:
     assert np.unpackbits(found.keys[0].right, count=13).tolist() == [0] * 5 + [1] * 6 + [0, 0]
 
 
-def _piece(**change: Any) -> list[Pairs]:
-    return [replace(_outline().pieces[0], **change)]
-
-
 @pytest.mark.parametrize(
     "check",
     [
         Check(np.array([True, True]), [], [_outline()]),
-        Check(np.array([True]), [Union(0, np.zeros((1, 1), np.uint8))], [_outline()]),
-        Check(np.array([True]), [Union(7, np.zeros((1, 1), np.uint8))], [_outline()]),
+        Check(np.array([True]), [Union(0, 1, np.zeros((1, 1), np.uint8))], [_outline()]),
+        Check(np.array([True]), [Union(7, 1, np.zeros((1, 1), np.uint8))], [_outline()]),
         Check(np.array([True]), [], [_outline(left=np.array([0], np.int32))]),
         Check(np.array([True]), [], [_outline(left=np.array([5], np.int32))]),
         Check(np.array([True]), [], [_outline(left=np.zeros(0, np.int32))]),
         Check(np.array([True]), [], [_outline(gain=np.zeros(3))]),
         Check(np.array([True]), [], [_outline(block=np.array([0], np.int32), key=np.array([4], np.int32))]),
-        Check(np.array([True]), [], [_outline(pieces=_piece(rows=pack(np.full(10, 2))))]),
-        Check(np.array([True]), [], [_outline(pieces=_piece(rows=pack(np.full(10, -1))))]),
-        Check(np.array([True]), [], [_outline(pieces=_piece(cells=pack(np.full(10, 1))))]),
-        Check(np.array([True]), [], [_outline(pieces=_piece(g=pack(np.zeros(9, np.int64))))]),
+        Check(np.array([True]), [], [_outline(pieces=_piece(rows=2))]),
+        Check(np.array([True]), [], [_outline(pieces=_piece(rows=-1))]),
+        Check(np.array([True]), [], [_outline(pieces=_piece(cells=1))]),
+        Check(np.array([True]), [], [_outline(pieces=[replace(_piece()[0], size=2000)])]),
     ],
 )
 def test_a_check_that_does_not_fit_is_refused(check: Check) -> None:

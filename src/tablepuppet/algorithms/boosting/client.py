@@ -15,7 +15,7 @@ from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Codes, Key
 from tablepuppet.algorithms.boosting.exchange import Check, NewKey, Objections, Outline
 from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, Split
-from tablepuppet.algorithms.boosting.packing import unpack
+from tablepuppet.algorithms.boosting.packing import CHUNK, words_of
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -54,17 +54,12 @@ class ClientHalf:
         out = np.zeros((cells, columns.bins, 2), np.int64)
         row = -1
         for piece in outline.pieces:
-            rows = unpack(piece.rows)
-            if not len(rows):
-                continue
-            rows[0] += row
-            np.cumsum(rows, out=rows)
-            row = int(rows[-1])
-            own, g, h = unpack(piece.cells), unpack(piece.g), unpack(piece.h)
-            fits = len(rows) == len(own) == len(g) == len(h) and rows.min() >= 0 and rows.max() < len(self.train)
-            if not fits or own.min() < 0 or own.max() >= cells:
-                raise TransportError("sums are of rows or cells that there are not")
-            kernels.histogram_of_pairs(rows, own, g, h, self.train, columns.offsets, out)
+            if piece.size:
+                words, starts = words_of(piece)
+                held = (words, CHUNK, piece.size, kernels.fixed_type(piece.least), kernels.fixed_type(piece.widths))
+                row = kernels.count_pairs(*held, starts, row, self.train, columns.offsets, out)
+                if row < 0:
+                    raise TransportError("sums are of rows or cells that there are not")
         return out
 
 

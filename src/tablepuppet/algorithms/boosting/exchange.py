@@ -67,22 +67,16 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left: tuple[int, ...] = ()  # codes of categories
 
 
-class Packed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Integers, packed."""
+class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Some (row, cell) pairs in order of rows, then cells: four arrays, packed (packing.py).
+
+    They are rows, each less the one before (the first of all less −1), cells, Σg and Σh.
+    """
 
     size: int
-    least: NDArray[np.int64]
+    least: NDArray[np.int64]  # of each array and chunk
     widths: NDArray[np.uint8]
-    bits: NDArray[np.uint8]
-
-
-class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Some (row, cell) pairs in order of rows, then cells."""
-
-    rows: Packed  # each less the one before; the first of all less −1
-    cells: Packed
-    g: Packed
-    h: Packed
+    words: NDArray[np.int64]
 
 
 class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,9 +94,10 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Union(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A set of categories that the server made of sets it knew: those whose membership in the column's keys is one of
-    `rows` (a row each, an entry per key of the column)."""
+    `rows` (a row each, a bit per key of the column, packed)."""
 
     column: int
+    keys: int  # of the column, that clients told
     rows: NDArray[np.uint8]
 
 

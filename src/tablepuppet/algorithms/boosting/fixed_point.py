@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.errors import TrainingError
 from tablepuppet.models.losses import Logistic, Loss, Squared
 from tablepuppet.models.losses.weighted import Weighted
@@ -24,7 +23,6 @@ from tablepuppet.models.losses.weighted import Weighted
 Array = NDArray[np.float64]
 Integers = NDArray[np.signedinteger[Any]]
 _SHARD = 1 << 15
-_NONE = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,46 +51,48 @@ def derivatives(loss: Loss, scores: Array, labels: Labels, bits: int) -> list[De
     """In fixed point, for each output. `scores` is (joined rows, outputs)."""
     dtype: type[np.signedinteger[Any]] = np.int16 if bits == 16 else np.int32
     is_constant = loss.is_quadratic and labels.weights is None
-    if loss.outputs == 1 and isinstance(loss, Squared | Logistic):
-        return [_compiled(loss, scores[:, 0], labels, bits, dtype, is_constant)]
     extents = np.zeros((loss.outputs, 2))
     shards = [(a, min(a + _SHARD, len(scores))) for a in range(0, len(scores), _SHARD)]
     for start, stop in shards:
-        g, h = _plain(loss, scores, labels, start, stop)
-        extents = np.maximum(extents, np.stack([np.abs(g).max(axis=0), h.max(axis=0)], axis=1))
+        g, h = _exact(loss, scores, labels, start, stop)
+        most_g = np.maximum(g.max(axis=0), -g.min(axis=0))
+        extents = np.maximum(extents, np.stack([most_g, h.max(axis=0)], axis=1))
     scales = [_scales(extent, bits, is_constant) for extent in extents.tolist()]
     out = [Derivatives(np.empty(len(scores), dtype), np.empty(len(scores), dtype), (1 / a, 1 / b)) for a, b in scales]
     for start, stop in shards:
-        g, h = _plain(loss, scores, labels, start, stop)
+        g, h = _exact(loss, scores, labels, start, stop)
         for k, (own, (by_g, by_h)) in enumerate(zip(out, scales, strict=True)):
-            kernels.fixed_point(np.ascontiguousarray(g[:, k]), by_g, np.iinfo(dtype).min, own.g[start:stop])
-            kernels.fixed_point(np.ascontiguousarray(h[:, k]), by_h, 1, own.h[start:stop])
+            own.g[start:stop] = _rounded(g[:, k], by_g)
+            own.h[start:stop] = np.maximum(_rounded(h[:, k], by_h), 1.0)
     return out
 
 
-def _compiled(
-    loss: Loss, scores: Array, labels: Labels, bits: int, dtype: type[np.signedinteger[Any]], is_constant: bool
-) -> Derivatives:
-    """The same for the two losses that most runs have, without arrays of floating-point derivatives."""
-    is_squared = isinstance(loss, Squared)
-    extent = kernels.squared_extent if is_squared else kernels.logistic_extent
-    fixed = kernels.squared_fixed if is_squared else kernels.logistic_fixed
-    index = kernels.fixed_type(np.zeros(0, np.int32) if labels.index is None else labels.index)
-    weights = kernels.fixed_type(_NONE if labels.weights is None else labels.weights)
-    values, held = kernels.fixed_type(labels.values), np.ascontiguousarray(scores)
-    scales = _scales(extent(held, values, index, 0, weights), bits, is_constant)
-    g: Integers = np.empty(len(held), dtype)
-    h: Integers = np.empty(len(held), dtype)
-    fixed(held, values, index, 0, weights, np.array(scales), g, h)
-    return Derivatives(g, h, (1 / scales[0], 1 / scales[1]))
+def _exact(loss: Loss, scores: Array, labels: Labels, start: int, stop: int) -> tuple[Array, Array]:
+    """g and h of some joined rows, (rows, outputs) each."""
+    own = slice(start, stop) if labels.index is None else labels.index[start:stop]
+    y, weights = labels.values[own], None if labels.weights is None else labels.weights[own]
+    if isinstance(loss, Squared | Logistic):  # as most are: without the value of the loss, which costs a logarithm
+        a = scores[start:stop]
+        if isinstance(loss, Squared):
+            g, h = a - y[:, None], np.ones_like(a)
+        else:
+            with np.errstate(over="ignore"):
+                p = np.exp(-a)
+            p += 1.0
+            np.divide(1.0, p, out=p)
+            g, h = p - y[:, None], p - p * p
+        return (g, h) if weights is None else (g * weights[:, None], h * weights[:, None])
+    weighted = loss if weights is None else Weighted(loss, weights)
+    _, g, curvature = weighted.derivatives(scores[start:stop], y, wants_curvature=True)
+    assert curvature is not None
+    return g, curvature
 
 
-def _plain(loss: Loss, scores: Array, labels: Labels, start: int, stop: int) -> tuple[Array, Array]:
-    rows = labels.numbers(start, stop)
-    own = loss if labels.weights is None else Weighted(loss, labels.weights[rows])
-    _, g, h = own.derivatives(scores[start:stop], labels.values[rows], wants_curvature=True)
-    assert h is not None
-    return g, h
+def _rounded(values: Array, scale: float) -> Array:
+    """⌊v·scale + ½⌋"""
+    out = values * scale
+    out += 0.5
+    return np.floor(out, out=out)
 
 
 def _scales(extent: Sequence[float], bits: int, is_constant: bool) -> tuple[float, float]:

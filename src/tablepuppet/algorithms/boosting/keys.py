@@ -73,15 +73,18 @@ class KeyBook:
 
     def add_unions(self, unions: Sequence[Union]) -> None:
         """Sets that the server made of those it knows."""
+        packed: dict[int, list[bytes]] = {}
         for union in unions:
             if not 0 <= union.column < len(self.columns.kinds) or self.columns.kinds[union.column] != SORTED:
                 raise TransportError("a union of categories is of a column that has none")
             own = self._marks.get(union.column, [])
-            if union.rows.ndim != 2 or not own or union.rows.shape[1] != len(own):
+            fits = union.rows.ndim == 2 and union.rows.dtype == np.uint8 and union.rows.shape[1] == (len(own) + 7) // 8
+            if not own or not fits or union.keys != len(own):
                 raise TransportError("a union of categories does not fit the keys that are known")
-            marks = np.packbits(np.stack(own), axis=0)
-            wanted = np.packbits(union.rows, axis=1).T
-            inside = (marks[:, :, None] == wanted[:, None, :]).all(axis=0).any(axis=1)
+            if union.column not in packed:
+                packed[union.column] = [row.tobytes() for row in np.packbits(np.stack(own, axis=1), axis=1)]
+            wanted = {row.tobytes() for row in union.rows}
+            inside = [row in wanted for row in packed[union.column]]
             self.add(Key(union.column, left=tuple(np.flatnonzero(inside).tolist())), is_told=False)
 
     def news(self, objections: Sequence[Objection]) -> tuple[list[Objection], list[Key]]:
@@ -118,27 +121,32 @@ class KeyBook:
         found = []
         allowed = check.columns.astype(np.uint8)
         for number, (outline, cells) in enumerate(zip(check.trees, histograms, strict=True)):
-            sums = node_sums(outline, cells)
-            for node in np.flatnonzero(outline.asks).tolist():
-                best = self.best(sums[node], outline.unit, allowed)
-                objection = self._against(outline, number, node, best, sums[node])
+            asked = np.flatnonzero(outline.asks)
+            sums = node_sums(outline, cells)[asked]
+            for node, own, best in zip(asked.tolist(), sums, self.best(sums, outline.unit, allowed), strict=True):
+                objection = self._against(outline, number, node, best, own)
                 if objection is not None:
                     found.append(objection)
         return found
 
-    def best(self, sums: Sums, unit: tuple[float, float], allowed: NDArray[np.uint8]) -> tuple[float, Split] | None:
-        """The split of a node with the largest gain."""
-        order = np.zeros(256, np.int64)
-        columns = self.columns
-        gain, column, at, to_left = kernels.best_split(
-            sums, columns.offsets, columns.kinds, allowed, np.array(unit), self.rules, order
-        )
-        if column < 0:
-            return None
-        if columns.kinds[column] == NUMBER:
-            return gain, Split(Key(column, border=at), bool(to_left))
-        left = sorted(order[:at].tolist()) if columns.kinds[column] == SORTED else [at]
-        return gain, Split(Key(column, left=tuple(left)))
+    def best(
+        self, sums: Sums, unit: tuple[float, float], allowed: NDArray[np.uint8]
+    ) -> list[tuple[float, Split] | None]:
+        """Of each of some nodes the split with the largest gain."""
+        columns, count = self.columns, len(sums)
+        gain, found, order = np.empty(count), np.empty((count, 5), np.int64), np.empty((count, 256), np.uint8)
+        layout = (columns.offsets, columns.kinds, allowed, np.array(unit), self.rules)
+        kernels.best_splits(sums, *layout, gain, found, order)
+        return [
+            None if f[0] < 0 else (g, self._split(f[0], f[1], f[2], o))
+            for g, f, o in zip(gain.tolist(), found.tolist(), order, strict=True)
+        ]
+
+    def _split(self, column: int, at: int, to_left: int, order: NDArray[np.uint8]) -> Split:
+        if self.columns.kinds[column] == NUMBER:
+            return Split(Key(column, border=at), bool(to_left))
+        left = sorted(order[:at].tolist()) if self.columns.kinds[column] == SORTED else [at]
+        return Split(Key(column, left=tuple(left)))
 
     def _against(
         self, outline: Outline, tree: int, node: int, best: tuple[float, Split] | None, sums: Sums
@@ -176,15 +184,11 @@ class KeyBook:
         return set(order[: len(split.key.left)].tolist()) == set(split.key.left)
 
 
-def node_sums(outline: Outline, cells: Sums) -> list[Sums]:
+def node_sums(outline: Outline, cells: Sums) -> Sums:
     """The histogram of every node: a cell's own, or the sum of its children's."""
-    left = outline.left.tolist()
-    sums: list[Sums] = [cells[0]] * len(left)
-    cell = len(cells)
-    for node in range(len(left) - 1, -1, -1):
-        if left[node] < 0:
-            cell -= 1
-            sums[node] = cells[cell]
-        else:
-            sums[node] = sums[left[node]] + sums[left[node] + 1]
+    sums = np.empty((len(outline.left), *cells.shape[1:]), np.int64)
+    sums[outline.left < 0] = cells
+    for node in np.flatnonzero(outline.left >= 0)[::-1].tolist():
+        left = int(outline.left[node])
+        np.add(sums[left], sums[left + 1], out=sums[node])
     return sums

@@ -1,7 +1,7 @@
 """What the server knows of a block's rows: the bits of keys that were told, as coarse bins.
 
 In: keys with a bit per row. Out: a code per row and column that tells apart what the keys do, and nothing finer; so the
-server finds the best split among keys that it knows as a client does among all (kernels.best_split).
+server finds the best split among keys that it knows as a client does among all (kernels.best_splits).
 
     numbers             code 0 missing, then 1 + the number of known borders below
     one against rest    code c: the c-th category that was told, 0 all others
@@ -10,6 +10,7 @@ server finds the best split among keys that it knows as a client does among all 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +33,7 @@ class Choice:
     key: int
     to_left: bool = False
     left: tuple[int, ...] = ()  # atoms, of a set that has no key yet
+    sums: tuple[int, int] | None = None  # Σg and Σh of the left side, where the server counted them
 
     def comes_before(self, other: Choice | None) -> bool:
         """Larger gains first, then earlier blocks."""
@@ -43,87 +45,96 @@ class _Column:
     """What is known of one column."""
 
     kind: int
-    codes: Codes
+    place: int  # among the columns of known codes
     missing: int = -1  # the key that says which numbers are missing
     borders: list[int] = field(default_factory=list)  # keys of numbers, ascending; of one-hot categories, as told
     above: list[int] = field(default_factory=list)  # rows above each border
-    told: list[int] = field(default_factory=list)  # keys of sorted categories that clients told
     size: int = 1  # atoms
+    told: list[int] = field(default_factory=list)  # keys of sorted categories that clients told
     keys: list[int] = field(default_factory=list)  # of sorted categories: all, told or made here
     by_set: dict[bytes, int] = field(default_factory=dict)  # of sorted categories: which atoms go right → the key
+    marks: NDArray[np.bool_] | None = None  # of sorted categories: (atoms, told keys), whether it goes right
+
+    @property
+    def bins(self) -> int:
+        if self.kind == SORTED:
+            return self.size
+        return len(self.borders) + (2 if self.kind == NUMBER else 1)
 
 
 class KnownBlock:
-    """One block."""
+    """One block. `codes` has a row for each training row, one that an outer join did not find, and held-out rows."""
 
     def __init__(self, block: int, kinds: NDArray[np.uint8], rows: int, held: int) -> None:
         self.block, self.kinds = block, kinds
         self.rows, self.held = rows, held  # training rows (without the missed one), and held-out ones
         self.keys: list[tuple[int, bool]] = []  # column, and whether a client told it
+        self.told = 0  # bits of each row that the server has been told
         self.columns: dict[int, _Column] = {}
         self.sets: dict[int, NDArray[np.bool_]] = {}  # of keys of categories: for each code, whether it goes right
         self.unions: list[Union] = []  # that the client does not know of yet
-        self._train, self._held = np.zeros((rows + 1, 0), np.uint8), np.zeros((held + 1, 0), np.uint8)
-        self._layout = Columns.of([], [])
-
-    @property
-    def told(self) -> int:
-        """Bits of each row that the server has been told."""
-        return sum(is_told for _, is_told in self.keys)
-
-    @property
-    def active(self) -> list[int]:
-        return sorted(self.columns)
-
-    @property
-    def layout(self) -> Columns:
-        return self._layout
-
-    @property
-    def train(self) -> Codes:
-        return self._train
+        self.codes = np.zeros((rows + 1 + held, 0), np.uint8)  # with room for columns to come
+        self.layout = Columns.of([], [])
+        self._active: list[int] = []  # known columns, ascending
 
     def learn(self, keys: list[NewKey]) -> None:
         """Takes in keys that a client told."""
+        size = len(self.codes)
         for new in keys:
             if not 0 <= new.column < len(self.kinds):
                 raise TransportError("a key is of a column that there is not")
-            size = self.rows + 1 + self.held
             if len(new.right) != (size + 7) // 8:
                 raise TransportError("a key does not have a bit for every row")
-            right = np.unpackbits(new.right, count=size).view(np.bool_)
-            self._learn(len(self.keys), new, right)
+            self._learn(len(self.keys), new, np.unpackbits(new.right, count=size).view(np.bool_))
             self.keys.append((new.column, True))
+            self.told += 1
         if keys:
-            self._stack()
+            known = [self.columns[number] for number in self._active]
+            kinds = [KNOWN_ONE_HOT if c.kind == ONE_HOT else c.kind for c in known]
+            self.layout = Columns.of(kinds, [c.bins for c in known])
+
+    def _column(self, number: int) -> _Column:
+        """A column, with codes of its own."""
+        if number not in self.columns:
+            count, kind = len(self.columns), int(self.kinds[number])
+            place = sum(other < number for other in self._active)
+            if count == self.codes.shape[1]:
+                more = np.zeros((len(self.codes), min(len(self.kinds), max(1, 2 * count))), np.uint8)
+                more[:, :count] = self.codes
+                self.codes = more
+            for other in self._active[place:]:
+                self.columns[other].place += 1
+            self.codes[:, place + 1 : count + 1] = self.codes[:, place:count].copy()
+            self.codes[:, place] = 1 if kind == NUMBER else 0
+            self.columns[number] = _Column(kind, place)
+            self._active.insert(place, number)
+        return self.columns[number]
 
     def _learn(self, number: int, new: NewKey, right: NDArray[np.bool_]) -> None:
-        kind = int(self.kinds[new.column])
-        if new.column not in self.columns:
-            first = 1 if kind == NUMBER else 0
-            self.columns[new.column] = _Column(kind, np.full(len(right), first, np.uint8))
-        column = self.columns[new.column]
-        if kind == NUMBER and new.is_missing:
+        column = self._column(new.column)
+        codes = self.codes[:, column.place]
+        if column.kind == NUMBER and new.is_missing:
             column.missing = number
-            column.codes[right] = 0
-        elif kind == NUMBER:
-            right = right & (column.codes > 0)
+            codes *= ~right
+        elif column.kind == NUMBER:
+            right &= codes > 0
             above = int(np.count_nonzero(right))
             place = sum(a > above for a in column.above)
             column.borders.insert(place, number)
             column.above.insert(place, above)
-            column.codes[right] += 1
-        elif kind == ONE_HOT:
+            codes += right
+        elif column.kind == ONE_HOT:
             column.borders.append(number)
-            column.codes[~right] = len(column.borders)
-            self.sets[number] = np.array([c != len(column.borders) for c in range(256)])
+            codes[...] = np.where(right, codes, np.uint8(len(column.borders)))
+            self.sets[number] = np.arange(256) != len(column.borders)
         else:
             self._refine(column, number, right)
 
     def _refine(self, column: _Column, number: int, right: NDArray[np.bool_]) -> None:
         """Atoms that a new set cuts in two become two."""
-        both = column.codes.astype(np.int64) * 2 + right
-        found, codes = np.unique(both, return_inverse=True)
+        codes = self.codes[:, column.place]
+        both = codes * np.uint16(2) + right
+        found = np.flatnonzero(np.bincount(both, minlength=512))
         if len(found) > 256:
             raise TransportError("a column of categories has more of them than its client said")
         parent, rest = found // 2, np.ones(256 - len(found), np.bool_)
@@ -131,24 +142,16 @@ class KnownBlock:
         if len(found) > column.size:
             for key in column.keys:
                 self.sets[key] = np.append(self.sets[key][parent], rest)
-        column.codes = codes.astype(np.uint8)
-        column.size = len(found)
+            renumbered = np.zeros(512, np.uint8)
+            renumbered[found] = np.arange(len(found))
+            codes[...] = renumbered[both]
+            column.size = len(found)
         column.told.append(number)
         column.keys.append(number)
         column.by_set = {}
         for key in column.keys:
             column.by_set.setdefault(self.sets[key].tobytes(), key)
-
-    def _stack(self) -> None:
-        """Codes of all known columns side by side."""
-        known = [self.columns[c] for c in self.active]
-        sizes = [len(c.borders) + (2 if c.kind == NUMBER else 1) if c.kind != SORTED else c.size for c in known]
-        self._layout = Columns.of([KNOWN_ONE_HOT if c.kind == ONE_HOT else c.kind for c in known], sizes)
-        stacked = np.stack([c.codes for c in known], axis=1)
-        self._train = np.ascontiguousarray(stacked[: self.rows + 1])
-        self._held = np.ascontiguousarray(
-            np.concatenate([stacked[self.rows + 1 :], stacked[self.rows : self.rows + 1]])
-        )
+        column.marks = np.stack([self.sets[key] for key in column.told], axis=1)
 
     def best(
         self,
@@ -157,25 +160,34 @@ class KnownBlock:
         allowed: NDArray[np.bool_],
         rules: NDArray[np.float64],
         *,
-        sets: bool,
-    ) -> Choice | None:
-        """The best split of a node among known keys; without `sets`, sorted categories are left out."""
-        order = np.zeros(256, np.int64)
-        may = allowed[self.active].astype(np.uint8)
+        sets: bool = True,
+    ) -> list[Choice | None]:
+        """The best split of each of some nodes among known keys; without `sets`, sorted categories are left out."""
+        may = allowed[self._active].astype(np.uint8)
         if not sets:
-            may[self._layout.kinds == SORTED] = 0
-        gain, place, at, to_left = kernels.best_split(
-            sums, self._layout.offsets, self._layout.kinds, may, np.array(unit), rules, order
+            may[self.layout.kinds == SORTED] = 0
+        gain, found, order = (
+            np.empty(len(sums)),
+            np.empty((len(sums), 5), np.int64),
+            np.empty((len(sums), 256), np.uint8),
         )
+        layout = self.layout
+        kernels.best_splits(sums, layout.offsets, layout.kinds, may, np.array(unit), rules, gain, found, order)
+        return [self._choice(g, *f, o) for g, f, o in zip(gain.tolist(), found.tolist(), order, strict=True)]
+
+    def _choice(
+        self, gain: float, place: int, at: int, to_left: int, g: int, h: int, order: NDArray[np.uint8]
+    ) -> Choice | None:
         if place < 0:
             return None
-        column = self.columns[self.active[place]]
+        number = self._active[place]
+        column = self.columns[number]
         if column.kind == NUMBER:
             key = column.borders[at - 1] if at <= len(column.borders) else column.missing
-            return None if key < 0 else Choice(gain, self.block, key, bool(to_left))
+            return None if key < 0 else Choice(gain, self.block, key, bool(to_left), sums=(g, h))
         if column.kind == ONE_HOT:
-            return Choice(gain, self.block, column.borders[at - 1])
-        return Choice(gain, self.block, -1 - self.active[place], left=tuple(sorted(order[:at].tolist())))
+            return Choice(gain, self.block, column.borders[at - 1], sums=(g, h))
+        return Choice(gain, self.block, -1 - number, left=tuple(sorted(order[:at].tolist())), sums=(g, h))
 
     def settled(self, choice: Choice) -> Choice:
         """A choice with a key: a set of atoms becomes a union that the client will be told of."""
@@ -186,30 +198,31 @@ class KnownBlock:
         right = np.ones(256, np.bool_)
         right[list(choice.left)] = False
         known = column.by_set.get(right.tobytes())
-        if known is not None:
-            return Choice(choice.gain, self.block, known)
-        marks = np.stack([self.sets[key][list(choice.left)] for key in column.told], axis=1).astype(np.uint8)
-        self.unions.append(Union(number, marks))
-        made = len(self.keys)
-        self.sets[made], column.by_set[right.tobytes()] = right, made
-        column.keys.append(made)
-        self.keys.append((number, False))
-        return Choice(choice.gain, self.block, made)
+        if known is None:
+            assert column.marks is not None
+            marks = np.packbits(column.marks[list(choice.left)], axis=1)
+            self.unions.append(Union(number, len(column.told), marks))
+            known = len(self.keys)
+            self.sets[known], column.by_set[right.tobytes()] = right, known
+            column.keys.append(known)
+            self.keys.append((number, False))
+        return Choice(choice.gain, self.block, known, sums=choice.sums)
 
     def missing_key(self, key: int) -> int:
         """The key that says which values of a key's column are missing; −1: none."""
         return self.columns[self.keys[key][0]].missing
 
-    def splits_by(self, choice: Choice, *, held: bool = False) -> tuple[Codes, int, Codes]:
-        """Codes of training rows (then the missed one) or of held-out rows, the column of them that a choice looks at,
-        and for each code whether it goes right."""
-        number = self.keys[choice.key][0]
-        column = self.columns[number]
-        right = np.zeros(256, np.uint8)
-        if column.kind == NUMBER:
-            place = len(column.borders) if choice.key == column.missing else column.borders.index(choice.key)
-            right[place + 2 :] = 1
-            right[0] = not choice.to_left
-        else:
-            right[:] = self.sets[choice.key]
-        return self._held if held else self._train, self.active.index(number), right
+    def splits_by(self, choices: Sequence[Choice]) -> tuple[Sums, Codes]:
+        """Of each choice the column of codes that it looks at, and for each code whether it goes right."""
+        right = np.zeros((len(choices), 256), np.uint8)
+        places = np.empty(len(choices), np.int64)
+        for own, (k, choice) in zip(right, enumerate(choices), strict=True):
+            column = self.columns[self.keys[choice.key][0]]
+            places[k] = column.place
+            if column.kind == NUMBER:
+                border = len(column.borders) if choice.key == column.missing else column.borders.index(choice.key)
+                own[border + 2 :] = 1
+                own[0] = not choice.to_left
+            else:
+                own[:] = self.sets[choice.key]
+        return places, right

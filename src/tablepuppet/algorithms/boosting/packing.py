@@ -1,49 +1,67 @@
 """Whole numbers in as few bits as their range needs: what pairs of rows and cells travel as.
 
-In: an array of integers. Out: bits, chunk by chunk: the least value of a chunk, a width, and every value less the
-least at that width. A constant takes no bits at all.
+In: four arrays of integers of one length. Out: words, array after array and chunk by chunk: the least value of a chunk,
+a width, and every value less the least at that width. A constant takes no bits at all.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.exchange import Packed
+from tablepuppet.algorithms.boosting.exchange import Pairs
 from tablepuppet.errors import TransportError
 
-_CHUNK = 1024
+Sums = NDArray[np.int64]
+CHUNK = 1024  # a multiple of 64: chunks begin with a word
 _MOST = 1 << 34  # values of one array that anybody may claim
+_STREAMS = 4
 
 
-def pack(values: NDArray[np.int64]) -> Packed:
-    """The packed form of some integers.
+def pack(size: int, streams: Sequence[NDArray[Any] | None]) -> Pairs:
+    """The packed form of steps, cells, g and h; None: ones.
 
-    >>> pack(np.array([7, 7, 7])).bits.size, unpack(pack(np.array([5, -3, 900]))).tolist()
-    (0, [5, -3, 900])
+    >>> found = pack(3, [None, np.array([5, 3, 900]), np.array([7, 7, 7]), np.array([-1, 0, 1])])
+    >>> found.widths.ravel().tolist(), unpack(found)[1].tolist()
+    ([0, 10, 0, 2], [5, 3, 900])
     """
-    chunks = -(-len(values) // _CHUNK)
-    least, widths = np.zeros(chunks, np.int64), np.zeros(chunks, np.uint8)
-    held = np.ascontiguousarray(values, np.int64)
-    bits = kernels.widths_of(held, _CHUNK, least, widths)
-    out = np.zeros((bits + 7) // 8, np.uint8)
-    kernels.pack(held, _CHUNK, least, widths, out)
-    return Packed(len(held), least, widths, out)
+    chunks = -(-size // CHUNK)
+    least, widths = np.ones((_STREAMS, chunks), np.int64), np.zeros((_STREAMS, chunks), np.uint8)
+    words = []
+    for stream, values in enumerate(streams):
+        if values is None:
+            continue
+        count = kernels.widths_of(values, CHUNK, least[stream], widths[stream])
+        if count:
+            words.append(np.empty(count, np.uint64))
+            kernels.pack(values, CHUNK, least[stream], widths[stream], words[-1])
+    joined = np.concatenate(words) if words else np.zeros(0, np.uint64)
+    return Pairs(size, least, widths, joined.view(np.int64))
 
 
-def unpack(packed: Packed) -> NDArray[np.int64]:
-    """The integers; a packing whose parts do not fit each other is refused."""
-    chunks = -(-packed.size // _CHUNK) if 0 <= packed.size < _MOST else -1
-    is_typed = packed.least.dtype == np.int64 and packed.widths.dtype == packed.bits.dtype == np.uint8
-    if not is_typed or len(packed.least) != chunks or len(packed.widths) != chunks or packed.widths.max(initial=0) > 64:
+def words_of(pairs: Pairs) -> tuple[NDArray[np.uint64], Sums]:
+    """The words of a packing, and where those of each array begin; one whose parts do not fit each other is refused."""
+    chunks = -(-pairs.size // CHUNK) if 0 <= pairs.size < _MOST else -1
+    is_typed = pairs.least.dtype == pairs.words.dtype == np.int64 and pairs.widths.dtype == np.uint8
+    shape = (_STREAMS, chunks)
+    if not is_typed or pairs.least.shape != shape or pairs.widths.shape != shape or pairs.words.ndim != 1:
         raise TransportError("packed integers do not follow the protocol")
-    counts = np.full(chunks, _CHUNK, np.int64)
+    counts = np.full(chunks, CHUNK, np.int64)
     if chunks:
-        counts[-1] = packed.size - (chunks - 1) * _CHUNK
-    if len(packed.bits) != (int(counts @ packed.widths.astype(np.int64)) + 7) // 8:
+        counts[-1] = pairs.size - (chunks - 1) * CHUNK
+    ends = np.cumsum(((pairs.widths * counts + 63) // 64).sum(axis=1))
+    if len(pairs.words) != ends[-1] or pairs.widths.max(initial=0) > 64:
         raise TransportError("packed integers do not follow the protocol")
-    out = np.empty(packed.size, np.int64)
-    bits, least, widths = (kernels.fixed_type(a) for a in (packed.bits, packed.least, packed.widths))
-    kernels.unpack(bits, _CHUNK, least, widths, out)
+    return kernels.fixed_type(pairs.words.view(np.uint64)), np.append(0, ends[:-1])
+
+
+def unpack(pairs: Pairs) -> Sums:
+    """The four arrays, a line each."""
+    words, starts = words_of(pairs)
+    out = np.empty((_STREAMS, pairs.size), np.int64)
+    kernels.unpack(words, CHUNK, kernels.fixed_type(pairs.least), kernels.fixed_type(pairs.widths), starts, out)
     return out

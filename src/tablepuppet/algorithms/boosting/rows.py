@@ -1,13 +1,14 @@
 """Joined rows as boosting sees them: row numbers per block, and sums of (row, cell) pairs.
 
 In: p_i of every block, g and h in fixed point, and the cell of every joined row. Out: Σ(g, h) of each pair that occurs,
-ordered by row, a piece at a time, so that nothing here is as long as the joined table.
+ordered by row, packed a piece at a time, so that nothing here is as long as the joined table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ from tablepuppet.algorithms.boosting.fixed_point import Derivatives
 from tablepuppet.algorithms.boosting.packing import pack
 
 RowNumbers = NDArray[np.signedinteger[Any]]
+Cells = NDArray[np.uint16]
 Sums = NDArray[np.int64]
 NO_CELL = 65_535
 _PAIRS = 1 << 17  # of a piece
 _ENTRIES = 1 << 20  # sums that are scattered into at a time, at least
+_FOLDABLE = 1 << 16  # joined rows of one row whose 16-bit sums stay within half of 32 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,52 +35,82 @@ class BlockIndex:
     rows: int
     index: RowNumbers  # empty: the identity
     is_sorted: bool
+    most: int  # joined rows that one row is in, at the most
 
     @classmethod
     def of(cls, rows: int, index: RowNumbers | None, *, is_sorted: bool) -> BlockIndex:
-        numbers: RowNumbers = np.zeros(0, np.int32) if index is None else index
-        return cls(rows, kernels.fixed_type(numbers), is_sorted or index is None)
+        if index is None:
+            return cls(rows, kernels.fixed_type(np.zeros(0, np.int32)), True, 1)
+        counts = np.zeros(rows + 1, np.int64)
+        for start in range(0, len(index), _ENTRIES):
+            counts += np.bincount(index[start : start + _ENTRIES] + 1, minlength=rows + 1)
+        return cls(rows, kernels.fixed_type(index), is_sorted, int(counts.max(initial=1)))
 
-    def pairs(self, cell: NDArray[np.uint16], cells: int, given: Derivatives) -> Iterator[Sums]:
-        """Rows, cells, Σ g and Σ h of pairs in order, a line each; joined rows without a row here have row n_i."""
-        return self._in_order(cell, cells, given) if self.is_sorted else self._scattered(cell, cells, given)
+    def folds(self, given: Derivatives) -> bool:
+        """Whether Σg and Σh of a row fit into one 64-bit number."""
+        return given.g.itemsize == 2 and self.most <= _FOLDABLE
 
-    def _in_order(self, cell: NDArray[np.uint16], cells: int, given: Derivatives) -> Iterator[Sums]:
-        start = 0
-        while start < len(cell):
-            out = np.empty((4, max(_PAIRS, cells)), np.int64)
-            if len(self.index):
-                count, start = kernels.pairs_in_order(self.index, cell, given.g, given.h, cells, start, out)
-            else:
-                stop = min(start + _PAIRS, len(cell))
-                count = kernels.pairs_of_each(cell, given.g, given.h, cells, start, stop, out)
-                start = stop
-            yield out[:, :count]
+    def pairs(self, starts: Sequence[int], cell: Cells, cells: int, given: Derivatives) -> list[list[Pairs]]:
+        """The pairs of each part of the block, whose rows begin where `starts` says and count from there. Joined rows
+        without a row here have row n_i, of the last part."""
+        borders = [*starts, self.rows + 1]
+        if not self.is_sorted:
+            return self._scattered(borders, cell, cells, given)
+        if not len(self.index):
+            parts = ((a, min(b, len(cell))) for a, b in pairwise(borders))
+            return [list(_each(cell[a:b], cells, given.g[a:b], given.h[a:b])) for a, b in parts]
+        places = [*np.searchsorted(self.index, borders[:-1]).tolist(), len(cell)]
+        return [
+            list(self._in_order(start, a, b, cell, cells, given))
+            for start, (a, b) in zip(starts, pairwise(places), strict=True)
+        ]
 
-    def _scattered(self, cell: NDArray[np.uint16], cells: int, given: Derivatives) -> Iterator[Sums]:
-        together = max(1, max(_ENTRIES, len(cell) // 4) // cells)
+    def _in_order(self, first: int, at: int, stop: int, cell: Cells, cells: int, given: Derivatives) -> Iterator[Pairs]:
+        room, row = _Room(max(_PAIRS, cells)), first - 1
+        while at < stop:
+            count, at, row = kernels.pairs_in_order(
+                self.index, cell, given.g, given.h, cells, at, stop, row, room.steps, room.cells, room.sums
+            )
+            yield from room.packed(count)
+
+    def _scattered(self, borders: list[int], cell: Cells, cells: int, given: Derivatives) -> list[list[Pairs]]:
+        together = min(self.rows + 1, max(1, max(_ENTRIES, len(cell) // 4) // cells))
         emitted = max(1, _PAIRS // cells)
+        room = _Room(min(emitted, together) * cells)
+        scattered = np.zeros((together, cells, 1 if self.folds(given) else 2), np.int64)
+        pieces: list[list[Pairs]] = [[] for _ in borders[1:]]
+        rows = [start - 1 for start in borders[:-1]]
         for first in range(0, self.rows + 1, together):
             last = min(first + together, self.rows + 1)
-            sums = np.zeros((last - first, cells, 2), np.int64)
-            kernels.scatter_cells(self.index, self.rows, cell, given.g, given.h, cells, first, last, sums)
-            for begin in range(0, last - first, emitted):
-                out = np.empty((4, min(emitted, last - first - begin) * cells), np.int64)
-                count = kernels.emit_cells(sums[begin : begin + emitted], first + begin, out)
-                yield out[:, :count]
+            kernels.scatter_cells(self.index, self.rows, cell, given.g, given.h, cells, first, last, scattered)
+            for part, (start, stop) in enumerate(pairwise(borders)):
+                for begin in range(max(first, start), min(last, stop), emitted):
+                    some = scattered[begin - first : min(begin + emitted, last, stop) - first]
+                    count, rows[part] = kernels.emit_cells(some, begin, rows[part], room.steps, room.cells, room.sums)
+                    pieces[part] += room.packed(count)
+        return pieces
 
 
-def cut_pairs(pairs: Iterator[Sums], starts: list[int]) -> list[list[Pairs]]:
-    """The pairs of each part of a block: its rows begin where `starts` says, and count from there."""
-    pieces: list[list[Pairs]] = [[] for _ in starts]
-    last = [-1] * len(starts)
-    for found in pairs:
-        borders = [*np.searchsorted(found[0], starts).tolist(), found.shape[1]]
-        for part, start in enumerate(starts):
-            own = found[:, borders[part] : borders[part + 1]]
-            if own.shape[1]:
-                rows = own[0] - start
-                steps = np.diff(rows, prepend=last[part])
-                last[part] = int(rows[-1])
-                pieces[part].append(Pairs(pack(steps), pack(own[1]), pack(own[2]), pack(own[3])))
-    return pieces
+class _Room:
+    """Pairs on their way into a packing."""
+
+    def __init__(self, size: int) -> None:
+        self.steps, self.cells = np.empty(size, np.int32), np.empty(size, np.uint16)
+        self.sums = np.empty((2, size), np.int64)
+
+    def packed(self, count: int) -> list[Pairs]:
+        g, h = self.sums[:, :count]
+        return [pack(count, [self.steps[:count], self.cells[:count], g, h])] if count else []
+
+
+def _each(cell: Cells, cells: int, g: NDArray[Any], h: NDArray[Any]) -> Iterator[Pairs]:
+    """The pairs of rows that are in one joined row each, in order."""
+    if len(cell) and int(cell.max()) < cells:  # all of them: they are packed from where they lie
+        for start in range(0, len(cell), _PAIRS):
+            own = slice(start, min(start + _PAIRS, len(cell)))
+            yield pack(own.stop - start, [None, cell[own], g[own], h[own]])
+        return
+    room, at, row = _Room(min(_PAIRS, max(1, len(cell)))), 0, -1
+    while at < len(cell):
+        count, at, row = kernels.pairs_of_each(cell, g, h, cells, at, row, room.steps, room.cells, room.sums)
+        yield from room.packed(count)

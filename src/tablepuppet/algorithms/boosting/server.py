@@ -16,15 +16,14 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.exchange import Check, Objections, Outline
 from tablepuppet.algorithms.boosting.fixed_point import Labels, derivatives
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.rows import BlockIndex, RowNumbers, cut_pairs
+from tablepuppet.algorithms.boosting.rows import BlockIndex, RowNumbers
 from tablepuppet.algorithms.boosting.sampling import allowed_columns, sampled_rows
-from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth
+from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, Route, add_leaves
 from tablepuppet.errors import TransportError
 from tablepuppet.models.losses import Loss
 
@@ -101,8 +100,9 @@ class BoostingServer:
             answers = yield self._checks(growing, plans, columns)
             found = self._by_node(answers, plans)
             self._learn(answers)
-            for tree in growing:
-                tree.forget_sums()
+            if any(answer.keys for answer in answers):
+                for tree in growing:
+                    tree.forget_sums()
             roots = [_mended(tree, better) for tree, better in zip(growing, found, strict=True)]
 
     def _checks(self, growing: Sequence[GrowingTree], plans: Sequence[Plan], columns: Columns) -> list[list[Check]]:
@@ -115,7 +115,7 @@ class BoostingServer:
             cells = tree.mark_cells(outline, numbers, cell)
             for block, (index, starts) in enumerate(zip(self.indices, self.starts, strict=True)):
                 own = replace(outline, key=np.where(outline.block == block, outline.key, -1).astype(np.int32))
-                for part, pieces in enumerate(cut_pairs(index.pairs(cell, cells, tree.given), starts)):
+                for part, pieces in enumerate(index.pairs(starts, cell, cells, tree.given)):
                     outlines[block][part].append(replace(own, pieces=pieces))
         checks = []
         for block, known in enumerate(self.blocks):
@@ -150,46 +150,51 @@ class BoostingServer:
     def _finished(self, output: int, growing: GrowingTree, rows: RowNumbers) -> Tree:
         """The tree; its values are added to all scores."""
         tree, numbers = as_tree(growing.nodes, growing.given.unit, self.options.l2, self.options.learning_rate)
-        for number, value, left in zip(numbers, tree.value, tree.left, strict=True):
-            if left < 0:
-                node = growing.nodes[number]
-                kernels.add_value(growing.order[node.start : node.stop], value, self.scores[:, output])
+        growing.add_values(tree, numbers, self.scores[:, output])
         if len(rows) < len(self.scores):
             others = np.ones(len(self.scores), np.bool_)
             others[rows] = False
             left_out = np.flatnonzero(others).astype(rows.dtype)
-            self._route(tree, left_out, self.indices, self.scores[:, output], held=False)
+            self._route(tree, left_out, self.indices, self.scores[:, output], is_held=False)
         for side in self.held:
             everyone = np.arange(len(side.scores), dtype=np.int32)
-            self._route(tree, everyone, side.indices, side.scores[:, output], held=True)
+            self._route(tree, everyone, side.indices, side.scores[:, output], is_held=True)
         return tree
 
     def cut(self, trees: int, start: Array) -> None:
         """Forgets all but the first trees; scores, which begin with `start`, are added up anew."""
         del self.trees[trees:]
         sides = [(self.indices, self.scores, False), *((h.indices, h.scores, True) for h in self.held)]
-        for indices, scores, held in sides:
+        for indices, scores, is_held in sides:
             scores[...] = start
             for group in self.trees:
                 for output, tree in enumerate(group):
                     rows = np.arange(len(scores), dtype=self._spare.dtype)
-                    self._route(tree, rows, indices, scores[:, output], held=held)
+                    self._route(tree, rows, indices, scores[:, output], is_held=is_held)
 
-    def _route(self, tree: Tree, rows: RowNumbers, indices: Sequence[BlockIndex], scores: Array, *, held: bool) -> None:
-        """Adds a tree's values to the scores of joined rows that it was not grown on."""
+    def _route(
+        self, tree: Tree, rows: RowNumbers, indices: Sequence[BlockIndex], scores: Array, *, is_held: bool
+    ) -> None:
+        """Adds a tree's values to the scores of joined rows that it was not grown on, level by level."""
         spare = np.empty_like(rows)
-        borders = {0: (0, len(rows))}
-        for node, left in enumerate(tree.left):
-            start, stop = borders.pop(node)
-            own = rows[start:stop]
-            if left < 0:
-                kernels.add_value(own, tree.value[node], scores)
-                continue
-            choice = Choice(0.0, tree.block[node], tree.key[node], tree.to_left[node])
-            index = indices[choice.block]
-            how = self.blocks[choice.block].splits_by(choice, held=held)
-            middle = start + kernels.part_rows(own, index.index, index.rows, *how, spare)
-            borders[left], borders[left + 1] = (start, middle), (middle, stop)
+        segments = {0: (0, len(rows))}
+        level = [0]
+        while level:
+            leaves = [n for n in level if tree.left[n] < 0]
+            add_leaves(rows, [segments[n] for n in leaves], [tree.value[n] for n in leaves], scores)
+            below: list[int] = []
+            for number, (block, index) in enumerate(zip(self.blocks, indices, strict=True)):
+                own = [n for n in level if tree.left[n] >= 0 and tree.block[n] == number]
+                if not own:
+                    continue
+                route = Route(block, index, is_held)
+                how = [Choice(0.0, number, tree.key[n], tree.to_left[n]) for n in own]
+                borders = route.part(rows, [segments[n] for n in own], how, spare)
+                for n, border in zip(own, borders.tolist(), strict=True):
+                    left, (start, stop) = tree.left[n], segments[n]
+                    segments[left], segments[left + 1] = (start, border), (border, stop)
+                    below += [left, left + 1]
+            level = below
 
 
 def _mended(tree: GrowingTree, better: dict[int, _Better]) -> list[int]:
@@ -202,7 +207,7 @@ def _mended(tree: GrowingTree, better: dict[int, _Better]) -> list[int]:
         best = better[number].best
         tree.undo(number)
         if better[number].is_void:  # others were asked whether they have more than a gain that nobody has
-            known = tree.best(number, sets=False)
+            known = tree.best([number], sets=False)[0]
             best = known if known is not None and known.comes_before(best) else best
             again.append(number)
         if best is not None:

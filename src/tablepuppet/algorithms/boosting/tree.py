@@ -1,7 +1,8 @@
 """A tree while it grows: the joined rows of its nodes, and histograms over what the server knows.
 
 In: derivatives in fixed point and known blocks. Out: nodes. The joined rows of a node lie side by side in one array of
-row numbers; a split parts them. Of two children the one with fewer rows is counted, the other is its parent less it.
+row numbers; a split parts them, unless its children are leaves by depth. Of two children the one with fewer rows is
+counted, the other is its parent less it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.exchange import Outline
+from tablepuppet.algorithms.boosting.exchange import Codes, Outline
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
+from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, RowNumbers
 
 Sums = NDArray[np.int64]
@@ -31,6 +33,7 @@ class Node:
     g: int
     h: int
     left: int = -1  # its right child has the next number
+    border: int = -1  # where the rows of its right child begin
     choice: Choice | None = None
     is_gone: bool = False  # another split of an ancestor took its place
 
@@ -48,7 +51,7 @@ class Growth:
 
 
 class GrowingTree:
-    """One tree."""
+    """One tree. Its nodes are split level by level, all of a level together."""
 
     def __init__(
         self,
@@ -62,10 +65,9 @@ class GrowingTree:
     ) -> None:
         self.growth, self.blocks, self.indices, self.given = growth, blocks, indices, given
         self.order, self.allowed, self.spare = order, allowed, spare
-        g, h = kernels.totals(order, given.g, given.h)
-        self.nodes = [Node(0, len(order), 0, int(g), int(h))]
+        whole = self._totals([(0, len(order))])[0]
+        self.nodes = [Node(0, len(order), 0, *whole)]
         self._sums: dict[int, list[Sums]] = {}
-        self._per_row: dict[int, Sums] = {}  # zero between uses
 
     def is_open(self, number: int) -> bool:
         return self.growth.is_open(self.nodes[number], self.given.unit)
@@ -79,23 +81,30 @@ class GrowingTree:
         forced = forced or {}
         level = [n for n in numbers if self.is_open(n)]
         while level:
-            below = []
+            free = [n for n in level if n not in forced]
+            found = dict(zip(free, self.best(free), strict=True)) | {n: forced[n] for n in level if n in forced}
+            chosen: dict[int, Choice] = {}
             for number in level:
-                choice = forced.get(number) or self.best(number)
+                choice = found[number]
                 self.nodes[number].choice = choice
                 if choice is not None:
-                    below += self._split(number, self.blocks[choice.block].settled(choice))
+                    chosen[number] = self.nodes[number].choice = self.blocks[choice.block].settled(choice)
+            below = self._split(chosen)
+            for number in level:
                 self._sums.pop(number, None)
             level = below
 
-    def best(self, number: int, *, sets: bool = True) -> Choice | None:
-        """The best split of a node among all known keys."""
-        best: Choice | None = None
-        for block, sums in zip(self.blocks, self._histograms(number), strict=True):
-            if len(sums):
-                found = block.best(sums, self.given.unit, self.allowed[block.block], self.growth.rules, sets=sets)
-                if found is not None and found.comes_before(best):
-                    best = found
+    def best(self, numbers: Sequence[int], *, sets: bool = True) -> list[Choice | None]:
+        """The best split of each of these nodes among all known keys."""
+        best: list[Choice | None] = [None] * len(numbers)
+        if not numbers:
+            return best
+        self._count([n for n in numbers if n not in self._sums])
+        for number, block in enumerate(self.blocks):
+            if block.layout.bins:
+                sums = np.stack([self._sums[n][number] for n in numbers])
+                found = block.best(sums, self.given.unit, self.allowed[number], self.growth.rules, sets=sets)
+                best = [f if f is not None and f.comes_before(b) else b for f, b in zip(found, best, strict=True)]
         return best
 
     def undo(self, number: int) -> None:
@@ -109,57 +118,93 @@ class GrowingTree:
                     below.append(self.nodes[child].left)
         self.nodes[number].left, self.nodes[number].choice = -1, None
 
-    def _split(self, number: int, choice: Choice) -> list[int]:
-        """The children of a node that may be split again."""
-        node = self.nodes[number]
-        node.choice = choice
-        rows = self.order[node.start : node.stop]
-        index = self.indices[choice.block]
-        how = self.blocks[choice.block].splits_by(choice)
-        border = node.start + kernels.part_rows(rows, index.index, index.rows, *how, self.spare)
-        is_left_small = border - node.start <= node.stop - border
-        small = (node.start, border) if is_left_small else (border, node.stop)
-        g, h = map(int, kernels.totals(self.order[slice(*small)], self.given.g, self.given.h))
-        one, other = (g, h), (node.g - g, node.h - h)
-        left, right_sums = (one, other) if is_left_small else (other, one)
-        node.left = len(self.nodes)
-        self.nodes.append(Node(node.start, border, node.depth + 1, *left))
-        self.nodes.append(Node(border, node.stop, node.depth + 1, *right_sums))
-        children = [node.left, node.left + 1]
-        if any(map(self.is_open, children)):
-            few, many = children if is_left_small else children[::-1]
-            sums, whole = self._count(few), self._histograms(number)
-            self._sums[few] = sums
-            self._sums[many] = [a - b for a, b in zip(whole, sums, strict=True)]
-        return [child for child in children if self.is_open(child)]
+    def _split(self, chosen: Mapping[int, Choice]) -> list[int]:
+        """Gives nodes children; those that may be split again. Rows of a last level stay where they are."""
+        self._part([n for n in chosen if not self._is_last(n)])
+        unknown = [n for n, choice in chosen.items() if choice.sums is None]
+        sums = dict(zip(unknown, self._left_totals(unknown), strict=True))
+        counted, halved, below = [], [], []
+        for number, choice in chosen.items():
+            node = self.nodes[number]
+            g, h = choice.sums or sums[number]
+            node.left = len(self.nodes)
+            depth = node.depth + 1
+            self.nodes.append(Node(node.start, node.border, depth, g, h))
+            self.nodes.append(Node(node.border, node.stop, depth, node.g - g, node.h - h))
+            own = [n for n in (node.left, node.left + 1) if self.is_open(n)]
+            below += own
+            if own:
+                left_is_small = node.border - node.start <= node.stop - node.border
+                small, large = (node.left, node.left + 1) if left_is_small else (node.left + 1, node.left)
+                if number in self._sums and (large in own or small in own):
+                    counted.append(small)
+                    if large in own:
+                        halved.append((number, small, large))
+                else:
+                    counted += own
+        self._count(counted)
+        for number, small, large in halved:
+            self._sums[large] = [a - b for a, b in zip(self._sums[number], self._sums[small], strict=True)]
+        return below
 
-    def _histograms(self, number: int) -> list[Sums]:
-        if number not in self._sums:
-            self._sums[number] = self._count(number)
-        return self._sums[number]
+    def _is_last(self, number: int) -> bool:
+        return self.nodes[number].depth + 1 == self.growth.depth
 
-    def _count(self, number: int) -> list[Sums]:
-        """Σ(g, h) of a node per bin of every block: over its joined rows, or over the block's, whichever are fewer."""
-        node = self.nodes[number]
-        rows = self.order[node.start : node.stop]
-        return [self._count_block(block, rows) for block in self.blocks]
+    def _part(self, numbers: Sequence[int]) -> None:
+        """Parts the rows of nodes by the splits that they have."""
+        for block in range(len(self.blocks)):
+            own = [self.nodes[n] for n in numbers if _choice(self.nodes[n]).block == block]
+            if own:
+                segments = [(node.start, node.stop) for node in own]
+                how = [_choice(node) for node in own]
+                borders = self._route(block).part(self.order, segments, how, self.spare)
+                for node, border in zip(own, borders.tolist(), strict=True):
+                    node.border = border
 
-    def _count_block(self, block: KnownBlock, rows: RowNumbers) -> Sums:
-        layout, codes, index = block.layout, block.train, self.indices[block.block]
-        out = np.zeros((layout.bins, 2), np.int64)
-        columns = codes.shape[1]
-        if not columns:
-            return out
-        given = self.given
-        if len(rows) * (columns - 1) <= index.rows * (columns + 1) or not len(index.index):
-            kernels.histogram_of_joined(rows, index.index, index.rows, codes, layout.offsets, given.g, given.h, out)
-        else:
-            if block.block not in self._per_row:
-                self._per_row[block.block] = np.zeros((index.rows + 1, 2), np.int64)
-            sums = self._per_row[block.block]
-            kernels.collapse(rows, index.index, index.rows, given.g, given.h, sums)
-            kernels.histogram_of_rows(sums, codes, layout.offsets, out)
-        return out
+    def _route(self, block: int) -> Route:
+        return Route(self.blocks[block], self.indices[block], is_held=False)
+
+    def _totals(self, segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Σg and Σh of some rows."""
+        out = np.zeros((len(segments), 2), np.int64)
+        kernels.sum_nodes(self.order, np.array(segments, np.int64).reshape(-1, 2), self.given.g, self.given.h, out)
+        return [(g, h) for g, h in out.tolist()]
+
+    def _left_totals(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
+        """Σg and Σh of what goes left in nodes whose splits others counted."""
+        last = [n for n in numbers if self._is_last(n)]
+        self._part(last)  # their rows may lie in any order
+        return self._totals([(self.nodes[n].start, self.nodes[n].border) for n in numbers])
+
+    def _count(self, numbers: Sequence[int]) -> None:
+        """Σ(g, h) of nodes per bin of every block."""
+        if not numbers:
+            return
+        segments = np.array([(self.nodes[n].start, self.nodes[n].stop) for n in numbers], np.int64)
+        found = []
+        for block, index in zip(self.blocks, self.indices, strict=True):
+            out = np.zeros((len(numbers), block.layout.bins, 2), np.int64)
+            if block.layout.bins:
+                g, h = self.given.g, self.given.h
+                how = (index.index, index.rows, block.codes, block.layout.offsets, g, h, index.folds(self.given))
+                kernels.count_nodes(self.order, segments, *how, out)
+            found.append(out)
+        for place, number in enumerate(numbers):
+            self._sums[number] = [out[place] for out in found]
+
+    def add_values(self, tree: Tree, numbers: Sequence[int], scores: NDArray[np.float64]) -> None:
+        """Adds the values of the leaves to the scores of their rows; `numbers` are the tree's nodes here."""
+        own = [self.nodes[n] for n in numbers]
+        leaves = [k for k, left in enumerate(tree.left) if left < 0 and own[k].depth < self.growth.depth]
+        add_leaves(self.order, [(own[k].start, own[k].stop) for k in leaves], [tree.value[k] for k in leaves], scores)
+        last = [k for k, left in enumerate(tree.left) if left >= 0 and self._is_last(numbers[k])]
+        for block in range(len(self.blocks)):
+            some = [k for k in last if tree.block[k] == block]
+            if some:
+                segments = [(own[k].start, own[k].stop) for k in some]
+                values = [tree.value[tree.left[k] : tree.left[k] + 2] for k in some]
+                how = [_choice(own[k]) for k in some]
+                self._route(block).add(self.order, segments, how, values, scores)
 
     # -- what clients are asked ------------------------------------------------------------
 
@@ -191,8 +236,54 @@ class GrowingTree:
 
     def mark_cells(self, outline: Outline, numbers: Sequence[int], cell: NDArray[np.uint16]) -> int:
         """Writes the cell of every joined row; how many cells there are."""
-        cell[...] = NO_CELL
-        cells = [n for n, left in zip(numbers, outline.left.tolist(), strict=True) if left < 0]
-        for place, number in enumerate(cells):
-            kernels.mark(self.order[self.nodes[number].start : self.nodes[number].stop], place, cell)
+        cells = [self.nodes[n] for n, left in zip(numbers, outline.left.tolist(), strict=True) if left < 0]
+        segments = np.array([(node.start, node.stop) for node in cells], np.int64)
+        if int((segments[:, 1] - segments[:, 0]).sum()) < len(cell):
+            cell[...] = NO_CELL
+        kernels.mark_nodes(self.order, segments, cell)
         return len(cells)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """How joined rows, of training or held out, find their side of a block's splits."""
+
+    block: KnownBlock
+    index: BlockIndex
+    is_held: bool
+
+    def part(
+        self, order: RowNumbers, segments: Sequence[tuple[int, int]], how: Sequence[Choice], spare: RowNumbers
+    ) -> Sums:
+        """Parts the rows of every segment; where the right sides begin."""
+        borders = np.empty(len(segments), np.int64)
+        kernels.part_nodes(order, np.array(segments, np.int64), *self._where(how), spare, borders)
+        return borders
+
+    def add(
+        self,
+        order: RowNumbers,
+        segments: Sequence[tuple[int, int]],
+        how: Sequence[Choice],
+        values: Sequence[Sequence[float]],
+        scores: NDArray[np.float64],
+    ) -> None:
+        """Adds one of two values to the scores of every segment's rows."""
+        kernels.add_split(order, np.array(segments, np.int64), *self._where(how), np.array(values), scores)
+
+    def _where(self, how: Sequence[Choice]) -> tuple[RowNumbers, int, int, Codes, Sums, Codes]:
+        rows = self.block.rows
+        return (self.index.index, rows + 1 if self.is_held else 0, rows, self.block.codes, *self.block.splits_by(how))
+
+
+def add_leaves(
+    order: RowNumbers, segments: Sequence[tuple[int, int]], values: Sequence[float], scores: NDArray[np.float64]
+) -> None:
+    """Adds a value to the scores of every segment's rows."""
+    if segments:
+        kernels.add_values(order, np.array(segments, np.int64), np.array(values), scores)
+
+
+def _choice(node: Node) -> Choice:
+    assert node.choice is not None
+    return node.choice

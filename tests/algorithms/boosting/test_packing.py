@@ -20,7 +20,7 @@ def test_packed_integers_come_back(values: np.ndarray) -> None:
 
 @given(st.integers(1, 2500), st.integers(0, 16), st.sampled_from([np.int64, np.int32]))
 def test_values_take_the_bits_of_their_range(count: int, bits: int, dtype: type) -> None:
-    values = np.random.default_rng(count).integers(0, 2**bits, count).astype(dtype)
+    values: np.ndarray = np.random.default_rng(count).integers(0, 2**bits, count).astype(dtype)
     packed = pack(count, [None, values, None, None])
     assert packed.words.nbytes <= count * bits / 8 + 16
     assert np.array_equal(unpack(packed)[1], values)

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.exchange import NUMBER, Bins, CategoryBins, Codes, Key, NumberBins
 
 Array = NDArray[np.float64]
-__all__ = ["Bins", "CategoryBins", "Codes", "Columns", "Key", "NumberBins", "category_bins", "number_bins"]
+__all__ = ["Bins", "CategoryBins", "Codes", "Columns", "Key", "NumberBins", "Splits", "category_bins", "number_bins"]
 
 
 def number_bins(values: Array, weights: Array, most: int) -> NumberBins:
@@ -80,3 +81,30 @@ class Columns:
     def is_missing(self, key: Key) -> bool:
         """Whether the key says no more than which values are missing."""
         return bool(self.kinds[key.column] == NUMBER) and key.border == self.size(key.column) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Splits:
+    """The best split of each of some nodes, as kernels.best_splits finds them."""
+
+    gain: Array
+    found: NDArray[
+        np.int64
+    ]  # (nodes, 5): column (−1: none), bin, whether missing values go left, Σg and Σh of the left
+    order: Codes  # (nodes, 256): of sorted categories, those that go left come first
+
+    @classmethod
+    def of(
+        cls,
+        sums: NDArray[np.int64],
+        columns: Columns,
+        allowed: NDArray[np.uint8],
+        unit: tuple[float, float],
+        rules: Array,
+    ) -> Splits:
+        """From (Σg, Σh) of every node and bin."""
+        count = len(sums)
+        out = cls(np.empty(count), np.empty((count, 5), np.int64), np.empty((count, 256), np.uint8))
+        how = (columns.offsets, columns.kinds, allowed, np.array(unit), rules)
+        kernels.best_splits(sums, *how, out.gain, out.found, out.order)
+        return out

@@ -40,6 +40,13 @@ _LOW = 0xFFFFFFFF
 
 
 @exact
+def _row(index: Integers, j: Any, base: int, missed: int) -> Any:
+    """The row of codes that a joined row has."""
+    r = np.int64(index[j]) if len(index) else np.int64(j)
+    return r + base if r >= 0 else np.int64(missed)
+
+
+@exact
 def part_nodes(
     order: Integers,
     segments: Sums,
@@ -58,11 +65,10 @@ def part_nodes(
     """
     for k in range(len(segments)):
         start, stop, column = segments[k, 0], segments[k, 1], columns[k]
-        left, others = start, 0
+        left, others = start, np.int64(0)
         for t in range(start, stop):
             j = order[t]
-            r = np.int64(index[j]) if len(index) else np.int64(j)
-            r = r + base if r >= 0 else missed
+            r = _row(index, j, base, missed)
             side = np.int64(right[k, codes[r, column]])
             order[left] = j  # both are written and one of them counts: no branch to guess
             spare[others] = j
@@ -91,8 +97,7 @@ def add_split(
         column = columns[k]
         for t in range(segments[k, 0], segments[k, 1]):
             j = order[t]
-            r = np.int64(index[j]) if len(index) else np.int64(j)
-            r = r + base if r >= 0 else missed
+            r = _row(index, j, base, missed)
             scores[j] += values[k, right[k, codes[r, column]]]
 
 
@@ -178,8 +183,7 @@ def _count_joined(
         for begin in range(0, len(rows), _FEW):
             for t in range(begin, min(len(rows), begin + _FEW)):
                 j = rows[t]
-                r = np.int64(index[j]) if len(index) else np.int64(j)
-                r = r if r >= 0 else missed
+                r = _row(index, j, 0, missed)
                 both = (np.int64(g[j]) << 32) + h[j]
                 for f in range(columns):
                     folded[offsets[f] + codes[r, f]] += both
@@ -187,8 +191,7 @@ def _count_joined(
         return
     for t in range(len(rows)):
         j = rows[t]
-        r = np.int64(index[j]) if len(index) else np.int64(j)
-        r = r if r >= 0 else missed
+        r = _row(index, j, 0, missed)
         for f in range(columns):
             place = offsets[f] + codes[r, f]
             out[place, 0] += g[j]
@@ -201,13 +204,11 @@ def _collapse(rows: Integers, index: Integers, missed: int, g: Integers, h: Inte
     if sums.shape[1] == 1:
         for t in range(len(rows)):
             j = rows[t]
-            r = np.int64(index[j])
-            sums[r if r >= 0 else missed, 0] += (np.int64(g[j]) << 32) + h[j]
+            sums[_row(index, j, 0, missed), 0] += (np.int64(g[j]) << 32) + h[j]
         return
     for t in range(len(rows)):
         j = rows[t]
-        r = np.int64(index[j])
-        r = r if r >= 0 else missed
+        r = _row(index, j, 0, missed)
         sums[r, 0] += g[j]
         sums[r, 1] += h[j]
 
@@ -288,11 +289,11 @@ def pairs_in_order(
     steps: Integers,
     own: NDArray[np.uint16],
     sums: Sums,
-) -> tuple[int, int, int]:
+) -> tuple[int, int, Any]:
     """The same for joined rows start ≤ j < stop whose row numbers never fall."""
     here = np.zeros((cells, 2), np.int64)
     touched = np.empty(cells, np.int64)
-    count, j, last = 0, start, before
+    count, j, last = 0, start, np.int64(before)
     while j < stop:
         row = np.int64(index[j])
         several, began = 0, j
@@ -337,8 +338,7 @@ def scatter_cells(
     folds = out.shape[2] == 1
     for j in range(len(cell)):
         c = cell[j]
-        r = np.int64(index[j])
-        r = r if r >= 0 else missed
+        r = _row(index, j, 0, missed)
         if c < cells and first <= r < last:
             if folds:
                 out[r - first, c, 0] += (np.int64(g[j]) << 32) + h[j]
@@ -420,7 +420,7 @@ def pack(values: Integers, chunk: int, least: Sums, widths: Codes, out: NDArray[
 
 
 @exact
-def _unpack_chunk(words: NDArray[np.uint64], place: int, bits: int, least: int, out: Sums, count: int) -> int:
+def _unpack_chunk(words: NDArray[np.uint64], place: Any, bits: Any, least: Any, out: Sums, count: int) -> Any:
     """The next values, into `out`; where the words after them begin."""
     if bits == 0:
         for t in range(count):
@@ -533,7 +533,7 @@ def best_splits(
 @exact
 def _best(
     sums: Sums, offsets: Integers, kinds: Codes, allowed: Codes, unit: Array, rules: Array, found: Sums, order: Codes
-) -> float:
+) -> Any:
     penalty, least_h, best = rules[0], rules[1], rules[2]
     found[0] = -1
     total_g, total_h = np.int64(0), np.int64(0)

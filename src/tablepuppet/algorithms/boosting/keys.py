@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.bins import Columns, Key
+from tablepuppet.algorithms.boosting.bins import Columns, Key, Splits
 from tablepuppet.algorithms.boosting.exchange import NUMBER, SORTED, Check, Outline, Union
 from tablepuppet.errors import TransportError
 
@@ -123,30 +122,24 @@ class KeyBook:
         for number, (outline, cells) in enumerate(zip(check.trees, histograms, strict=True)):
             asked = np.flatnonzero(outline.asks)
             sums = node_sums(outline, cells)[asked]
-            for node, own, best in zip(asked.tolist(), sums, self.best(sums, outline.unit, allowed), strict=True):
-                objection = self._against(outline, number, node, best, own)
+            splits = Splits.of(sums, self.columns, allowed, outline.unit, self.rules)
+            is_best = (splits.found[:, 0] >= 0) & (splits.gain >= outline.gain[asked])
+            is_own = outline.block[asked] == self.block
+            for place in np.flatnonzero(is_best | is_own).tolist():
+                objection = self._against(outline, number, int(asked[place]), self._best(splits, place), sums[place])
                 if objection is not None:
                     found.append(objection)
         return found
 
-    def best(
-        self, sums: Sums, unit: tuple[float, float], allowed: NDArray[np.uint8]
-    ) -> list[tuple[float, Split] | None]:
-        """Of each of some nodes the split with the largest gain."""
-        columns, count = self.columns, len(sums)
-        gain, found, order = np.empty(count), np.empty((count, 5), np.int64), np.empty((count, 256), np.uint8)
-        layout = (columns.offsets, columns.kinds, allowed, np.array(unit), self.rules)
-        kernels.best_splits(sums, *layout, gain, found, order)
-        return [
-            None if f[0] < 0 else (g, self._split(f[0], f[1], f[2], o))
-            for g, f, o in zip(gain.tolist(), found.tolist(), order, strict=True)
-        ]
-
-    def _split(self, column: int, at: int, to_left: int, order: NDArray[np.uint8]) -> Split:
-        if self.columns.kinds[column] == NUMBER:
-            return Split(Key(column, border=at), bool(to_left))
-        left = sorted(order[:at].tolist()) if self.columns.kinds[column] == SORTED else [at]
-        return Split(Key(column, left=tuple(left)))
+    def _best(self, splits: Splits, place: int) -> tuple[float, Split] | None:
+        column, at, to_left, _, _ = splits.found[place].tolist()
+        if column < 0:
+            return None
+        gain, kind = float(splits.gain[place]), self.columns.kinds[column]
+        if kind == NUMBER:
+            return gain, Split(Key(column, border=at), bool(to_left))
+        left = sorted(splits.order[place, :at].tolist()) if kind == SORTED else [at]
+        return gain, Split(Key(column, left=tuple(left)))
 
     def _against(
         self, outline: Outline, tree: int, node: int, best: tuple[float, Split] | None, sums: Sums

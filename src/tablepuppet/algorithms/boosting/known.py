@@ -1,7 +1,7 @@
 """What the server knows of a block's rows: the bits of keys that were told, as coarse bins.
 
 In: keys with a bit per row. Out: a code per row and column that tells apart what the keys do, and nothing finer; so the
-server finds the best split among keys that it knows as a client does among all (kernels.best_splits).
+server finds the best split among keys that it knows as a client does among all (bins.Splits).
 
     numbers             code 0 missing, then 1 + the number of known borders below
     one against rest    code c: the c-th category that was told, 0 all others
@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.bins import Codes, Columns
+from tablepuppet.algorithms.boosting.bins import Codes, Columns, Splits
 from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, ONE_HOT, SORTED, NewKey, Union
 from tablepuppet.errors import TransportError
 
@@ -161,33 +160,26 @@ class KnownBlock:
         rules: NDArray[np.float64],
         *,
         sets: bool = True,
-    ) -> list[Choice | None]:
+    ) -> Splits:
         """The best split of each of some nodes among known keys; without `sets`, sorted categories are left out."""
         may = allowed[self._active].astype(np.uint8)
         if not sets:
             may[self.layout.kinds == SORTED] = 0
-        gain, found, order = (
-            np.empty(len(sums)),
-            np.empty((len(sums), 5), np.int64),
-            np.empty((len(sums), 256), np.uint8),
-        )
-        layout = self.layout
-        kernels.best_splits(sums, layout.offsets, layout.kinds, may, np.array(unit), rules, gain, found, order)
-        return [self._choice(g, *f, o) for g, f, o in zip(gain.tolist(), found.tolist(), order, strict=True)]
+        return Splits.of(sums, self.layout, may, unit, rules)
 
-    def _choice(
-        self, gain: float, place: int, at: int, to_left: int, g: int, h: int, order: NDArray[np.uint8]
-    ) -> Choice | None:
+    def choice(self, splits: Splits, node: int) -> Choice | None:
+        """One of the splits that were found."""
+        place, at, to_left, g, h = splits.found[node].tolist()
         if place < 0:
             return None
-        number = self._active[place]
+        gain, number = float(splits.gain[node]), self._active[place]
         column = self.columns[number]
         if column.kind == NUMBER:
             key = column.borders[at - 1] if at <= len(column.borders) else column.missing
             return None if key < 0 else Choice(gain, self.block, key, bool(to_left), sums=(g, h))
         if column.kind == ONE_HOT:
             return Choice(gain, self.block, column.borders[at - 1], sums=(g, h))
-        return Choice(gain, self.block, -1 - number, left=tuple(sorted(order[:at].tolist())), sums=(g, h))
+        return Choice(gain, self.block, -1 - number, left=tuple(splits.order[node, :at].tolist()), sums=(g, h))
 
     def settled(self, choice: Choice) -> Choice:
         """A choice with a key: a set of atoms becomes a union that the client will be told of."""

@@ -100,9 +100,9 @@ class BoostingServer:
             answers = yield self._checks(growing, plans, columns)
             found = self._by_node(answers, plans)
             self._learn(answers)
-            if any(answer.keys for answer in answers):
+            for block in (number for number, answer in enumerate(answers) if answer.keys):
                 for tree in growing:
-                    tree.forget_sums()
+                    tree.forget_sums(block)
             roots = [_mended(tree, better) for tree, better in zip(growing, found, strict=True)]
 
     def _checks(self, growing: Sequence[GrowingTree], plans: Sequence[Plan], columns: Columns) -> list[list[Check]]:

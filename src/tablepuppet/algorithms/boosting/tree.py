@@ -67,14 +67,15 @@ class GrowingTree:
         self.order, self.allowed, self.spare = order, allowed, spare
         whole = self._totals([(0, len(order))])[0]
         self.nodes = [Node(0, len(order), 0, *whole)]
-        self._sums: dict[int, list[Sums]] = {}
+        self._sums: dict[int, dict[int, Sums]] = {}  # by node, then block
 
     def is_open(self, number: int) -> bool:
         return self.growth.is_open(self.nodes[number], self.given.unit)
 
-    def forget_sums(self) -> None:
-        """The blocks' bins have changed."""
-        self._sums.clear()
+    def forget_sums(self, block: int) -> None:
+        """A block's bins have changed."""
+        for sums in self._sums.values():
+            sums.pop(block, None)
 
     def grow(self, numbers: Sequence[int], forced: Mapping[int, Choice] | None = None) -> None:
         """Splits these nodes and all below them by the best known keys, or by those that are forced."""
@@ -89,23 +90,23 @@ class GrowingTree:
                 self.nodes[number].choice = choice
                 if choice is not None:
                     chosen[number] = self.nodes[number].choice = self.blocks[choice.block].settled(choice)
-            below = self._split(chosen)
-            for number in level:
-                self._sums.pop(number, None)
-            level = below
+            level = self._split(chosen)
 
     def best(self, numbers: Sequence[int], *, sets: bool = True) -> list[Choice | None]:
         """The best split of each of these nodes among all known keys."""
-        best: list[Choice | None] = [None] * len(numbers)
         if not numbers:
-            return best
-        self._count([n for n in numbers if n not in self._sums])
-        for number, block in enumerate(self.blocks):
-            if block.layout.bins:
-                sums = np.stack([self._sums[n][number] for n in numbers])
-                found = block.best(sums, self.given.unit, self.allowed[number], self.growth.rules, sets=sets)
-                best = [f if f is not None and f.comes_before(b) else b for f, b in zip(found, best, strict=True)]
-        return best
+            return []
+        self._count(numbers)
+        asked = [block for block in self.blocks if block.layout.bins]
+        if not asked:
+            return [None] * len(numbers)
+        found = []
+        for block in asked:
+            sums = np.stack([self._sums[n][block.block] for n in numbers])
+            found.append(block.best(sums, self.given.unit, self.allowed[block.block], self.growth.rules, sets=sets))
+        gains = np.stack([np.where(splits.found[:, 0] >= 0, splits.gain, -1.0) for splits in found])
+        first = np.argmax(gains, axis=0).tolist()  # of equal gains the earliest block's
+        return [asked[f].choice(found[f], place) for place, f in enumerate(first)]
 
     def undo(self, number: int) -> None:
         """A node without what was below it."""
@@ -123,28 +124,24 @@ class GrowingTree:
         self._part([n for n in chosen if not self._is_last(n)])
         unknown = [n for n, choice in chosen.items() if choice.sums is None]
         sums = dict(zip(unknown, self._left_totals(unknown), strict=True))
-        counted, halved, below = [], [], []
+        below, family = [], []
         for number, choice in chosen.items():
             node = self.nodes[number]
             g, h = choice.sums or sums[number]
             node.left = len(self.nodes)
-            depth = node.depth + 1
-            self.nodes.append(Node(node.start, node.border, depth, g, h))
-            self.nodes.append(Node(node.border, node.stop, depth, node.g - g, node.h - h))
+            self.nodes.append(Node(node.start, node.border, node.depth + 1, g, h))
+            self.nodes.append(Node(node.border, node.stop, node.depth + 1, node.g - g, node.h - h))
             own = [n for n in (node.left, node.left + 1) if self.is_open(n)]
             below += own
             if own:
                 left_is_small = node.border - node.start <= node.stop - node.border
-                small, large = (node.left, node.left + 1) if left_is_small else (node.left + 1, node.left)
-                if number in self._sums and (large in own or small in own):
-                    counted.append(small)
-                    if large in own:
-                        halved.append((number, small, large))
-                else:
-                    counted += own
-        self._count(counted)
-        for number, small, large in halved:
-            self._sums[large] = [a - b for a, b in zip(self._sums[number], self._sums[small], strict=True)]
+                family.append(
+                    (number, node.left, node.left + 1) if left_is_small else (number, node.left + 1, node.left)
+                )
+        self._count([small for _, small, _ in family])
+        for number, small, large in family:
+            whole, part = self._sums.get(number, {}), self._sums[small]
+            self._sums[large] = {block: sums - part[block] for block, sums in whole.items()}
         return below
 
     def _is_last(self, number: int) -> bool:
@@ -177,20 +174,17 @@ class GrowingTree:
         return self._totals([(self.nodes[n].start, self.nodes[n].border) for n in numbers])
 
     def _count(self, numbers: Sequence[int]) -> None:
-        """Σ(g, h) of nodes per bin of every block."""
-        if not numbers:
-            return
-        segments = np.array([(self.nodes[n].start, self.nodes[n].stop) for n in numbers], np.int64)
-        found = []
+        """Σ(g, h) of nodes per bin of every block, as far as they are not known."""
         for block, index in zip(self.blocks, self.indices, strict=True):
-            out = np.zeros((len(numbers), block.layout.bins, 2), np.int64)
-            if block.layout.bins:
-                g, h = self.given.g, self.given.h
-                how = (index.index, index.rows, block.codes, block.layout.offsets, g, h, index.folds(self.given))
-                kernels.count_nodes(self.order, segments, *how, out)
-            found.append(out)
-        for place, number in enumerate(numbers):
-            self._sums[number] = [out[place] for out in found]
+            own = [n for n in numbers if block.block not in self._sums.setdefault(n, {})]
+            if own:
+                out = np.zeros((len(own), block.layout.bins, 2), np.int64)
+                if block.layout.bins:
+                    segments = np.array([(self.nodes[n].start, self.nodes[n].stop) for n in own], np.int64)
+                    how = (index.index, index.rows, block.codes, block.layout.offsets, self.given.g, self.given.h)
+                    kernels.count_nodes(self.order, segments, *how, index.folds(self.given), out)
+                for place, number in enumerate(own):
+                    self._sums[number][block.block] = out[place]
 
     def add_values(self, tree: Tree, numbers: Sequence[int], scores: NDArray[np.float64]) -> None:
         """Adds the values of the leaves to the scores of their rows; `numbers` are the tree's nodes here."""

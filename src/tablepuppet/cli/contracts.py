@@ -12,7 +12,7 @@ from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.contract.text import contract_lines
 from tablepuppet.network.settings import read_client
 from tablepuppet.tables.approvals import Approvals, Decision
-from tablepuppet.tables.owner_log import Entry, OwnerLog, read_log
+from tablepuppet.tables.owner_log import Entry, read_log
 from tablepuppet.tables.owner_log import verify as verify_log
 
 ContractArgument = Annotated[
@@ -49,7 +49,7 @@ def approve(
     days: DaysOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Approve a contract that waits; the job goes on when it is submitted again.
+    """Approve a contract that waits; the job goes on by itself.
 
     [bold]Example:[/bold] tablepuppet approve 1f0c93ab --client client.toml --for once
     """
@@ -77,8 +77,7 @@ def _decide(
     approvals = Approvals(folder)
     contract = approvals.find(name)
     decision: Decision = approvals.decide(name, is_approved=is_approved, scope=scope, days=days)
-    word: Literal["approved", "denied"] = "approved" if is_approved else "denied"
-    OwnerLog(folder / "decisions.jsonl").write(word, "", contract.hash, {"scope": scope, "until": decision.until})
+    word = "approved" if is_approved else "denied"
     screen.show(f"Contract {contract.hash[:16]} is {word} until {decision.until}.")
     screen.show_json(lambda: {"contract": contract.hash, "decision": word, "scope": scope, "until": decision.until})
 

@@ -25,6 +25,7 @@
     keys = ["item_id", "card_id"]
     labels = ["returned"]
     filters = ["quantity"]       # columns whose values a WHERE may look at; by default the keys
+    texts = ["comment"]          # features that name nearly every row, and may leave as names of categories
 
 In: such a file's rules (`read_policy`), then every request before it is answered. Out: nothing, or
 PolicyError: one sentence that names the rule.
@@ -63,10 +64,11 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     keys: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     filters: tuple[str, ...] | None = None
+    texts: tuple[str, ...] = ()
 
     def allowed(self, role: str) -> frozenset[str]:
         """The columns that may play a role, in lower case."""
-        names = {"features": self.features, "keys": self.keys, "labels": self.labels}.get(role)
+        names = {"features": self.features, "keys": self.keys, "labels": self.labels, "texts": self.texts}.get(role)
         if names is None:
             names = self.keys if self.filters is None else self.filters
         return frozenset(name.lower() for name in names)

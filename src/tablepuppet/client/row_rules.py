@@ -11,16 +11,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet import protocol as m
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError
 from tablepuppet.protocol.contract import Contract, ScanTerms
+from tablepuppet.tables.columns import STRING_KINDS
 from tablepuppet.tables.conditions import smallest_group
 from tablepuppet.tables.labels import Split
 from tablepuppet.tables.row_sets import Keys, Kind, Sketch, keys_of
 from tablepuppet.tables.store import TableConditions
+
+_FEW_NAMES = 20  # texts that are taken for categories, however few rows there are
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,9 +37,14 @@ class RowSet:
     sketch: Sketch
 
 
-def is_on(own: ClientState) -> bool:
+def applies(own: ClientState) -> bool:
     """Whether the owner's policy asks which rows a job is about."""
-    return max(own.policy.minimum_rows, own.policy.difference) > 1 and not own.owner.is_restoring
+    return max(own.policy.minimum_rows, own.policy.difference) > 1
+
+
+def is_on(own: ClientState) -> bool:
+    """Whether it is asked now; what a checkpoint lives again was judged before."""
+    return applies(own) and not own.owner.is_restoring
 
 
 def look_over(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet], list[str]]:
@@ -42,7 +52,6 @@ def look_over(own: ClientState, job: str, contract: Contract) -> tuple[list[RowS
     sets: list[RowSet] = []
     notes: list[str] = []
     for scan in contract.scans:
-        own.tables.identify(job, scan.scan)
         try:
             tables = own.tables.conditions(job, scan.scan, scan.numbers("split"))
         except PolicyError as error:  # of a query whose conditions cannot be placed
@@ -56,6 +65,31 @@ def look_over(own: ClientState, job: str, contract: Contract) -> tuple[list[RowS
         if contract.purpose != "predict":  # scores of single rows are what it is for; others limit those
             sets.append(_compared(own, scan.table, "rows", keys_of(own.tables.row_ids(job, scan.scan)), sets, notes))
     return sets, list(dict.fromkeys(notes))
+
+
+def check_texts(own: ClientState, job: str, contract: Contract) -> None:
+    """Refuses a feature that names nearly every row: its values would leave as names of categories."""
+    for scan in contract.scans if contract.training is not None else ():
+        for number in scan.numbers("feature"):
+            values, info = own.column(job, scan.scan, number)
+            if info.kind in STRING_KINDS and _names_rows(values) and not _may_leave(own, job, scan, number):
+                raise _refused(
+                    f"nearly every row of {scan.table} has its own {info.name}, and as a feature the texts themselves "
+                    "would leave as names of categories; make groups of them (CASE, left(…, 1)), embed them at their "
+                    f"owner (tp.embed), or ask the owner to grant it under tables.{scan.table}",
+                    "texts",
+                )
+
+
+def _names_rows(values: pa.ChunkedArray) -> bool:
+    distinct = pc.count_distinct(values, mode="only_valid").as_py()
+    return bool(distinct > _FEW_NAMES and 2 * distinct > len(values) - values.null_count)
+
+
+def _may_leave(own: ClientState, job: str, scan: ScanTerms, number: int) -> bool:
+    rules = own.policy.tables.get(scan.table)
+    granted = frozenset() if rules is None else rules.allowed("texts")
+    return {name.lower() for name in own.tables.use(job, scan.scan).columns[number]} <= granted
 
 
 def keep(own: ClientState, sets: list[RowSet]) -> None:

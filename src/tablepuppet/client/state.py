@@ -52,6 +52,7 @@ class ClientState:
         self.owner = Owner(self.policy, self.account, is_in_process=self.may_reveal)
         self.keeper = Keeper(self.policy.minimum_rows)
         self.told: dict[str, Counter[str]] = {}  # by job: what left
+        self.waiting: dict[tuple[str, str], tuple[str, ...]] = {}  # jobs and contracts that a person was told of
 
     def column(self, job: str, scan: int, column: int) -> tuple[pa.ChunkedArray, ColumnInfo]:
         """The values of a scan's column, and its kind."""

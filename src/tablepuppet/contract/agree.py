@@ -18,6 +18,6 @@ def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> None:
     if waiting:
         whom = "; ".join(f"{a.waits_for or client} (contract {a.contract[:16]})" for client, a in waiting.items())
         raise ApprovalError(
-            f"the job waits for a person to approve it: {whom}. Nothing was read. Ask them to run `tablepuppet "
-            "approve` with the contract's name, and submit the job again"
+            f"the job waits for a person to approve it: {whom}. Nothing was read. They run `tablepuppet approve` with "
+            "the contract's name; over a network the job then goes on by itself, in one process run it again"
         )

@@ -57,9 +57,11 @@ class Round(Envelope, frozen=True):
 
 
 class Waiting(Envelope, frozen=True):
-    """News: who is away, and for how many more seconds the run waits; nobody: it goes on."""
+    """News: who is away, and for how many more seconds the run waits, or whose approval it waits for; nobody: it goes
+    on."""
 
     clients: dict[str, float]
+    approval: str = ""
 
 
 class Finished(Envelope, frozen=True):

@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tablepuppet import train as story
-from tablepuppet.errors import JobError, RunInterruptedError, TablePuppetError, TransportError
+from tablepuppet.errors import ApprovalError, JobError, RunInterruptedError, TablePuppetError, TransportError
 from tablepuppet.memory import memory_limit
 from tablepuppet.network.control import Failed, Kind, Waiting
 from tablepuppet.network.journal import Journal, RunTransport
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 _KEPT = 50  # finished runs whose results stay
 _QUEUED = 100  # runs of one user that wait
 _DEATHS = 2  # of a run's processes, after which it is set aside
+_ASK_AGAIN = (1.0, 30.0)  # seconds between two looks whether a person has approved: at first, and later on
+_APPROVAL = 30 * 86400.0  # seconds after which nobody has
 _SHARE = 0.7  # of the memory, for the process of a run
 
 
@@ -111,7 +114,8 @@ class Coordinator:
             raise JobError(f"run {run.id} is of {run.owner}, who alone can stop it, or an administrator")
         run.keeps_state = keep
         run.stop.set()
-        if run.state in ("queued", "interrupted") and not keep:
+        is_aside = run.state in ("queued", "interrupted") or (run.state == "waiting" and run is not self._current)
+        if is_aside and not keep:
             run.move("cancelled", "cancelled by its user", waits=False)
             self._switchboard.forget(run.id)
         return run
@@ -221,9 +225,29 @@ class Coordinator:
                 self._fail(run, JobError(f"the run is set aside: {error}{times}"))
             except RunInterruptedError as error:
                 self._interrupt(run, error)
+            except ApprovalError as error:
+                self._await_approval(run, error)
             except TablePuppetError as error:
                 self._fail(run, error)
             return
+
+    def _await_approval(self, run: Run, error: ApprovalError) -> None:
+        """Puts a run aside that waits for a person, and looks again in a while; it holds nothing until then."""
+        self._switchboard.forget(run.id)
+        if run.journal is not None:
+            run.journal.unlink(missing_ok=True)  # nothing was read: it begins anew
+        waited = time.time() - run.submitted
+        if waited > _APPROVAL:
+            self._fail(run, ApprovalError(f"{error}; nobody did within {_APPROVAL / 86400:.0f} days"))
+            return
+        is_news, run.approval = run.approval != str(error), str(error)
+        run.move("waiting", str(error), on_full=self._waits_for_room)
+        if is_news:
+            log.info("run %s waits for approval", run.id)
+            run.tell(Waiting(clients={}, approval=run.approval))
+        again = threading.Timer(min(max(_ASK_AGAIN[0], waited / 10), _ASK_AGAIN[1]), self._queue.put, (run,))
+        again.daemon = True
+        again.start()
 
     def _interrupt(self, run: Run, error: RunInterruptedError) -> None:
         if self._is_closing and run.folder is not None:

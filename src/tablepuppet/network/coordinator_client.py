@@ -97,7 +97,7 @@ class CoordinatorClient:
                         on_round(from_frame(frames[0]))
                     seen = max(seen, news.round)
                 elif isinstance(news, c.Waiting):
-                    _say(news.clients, on_waiting)
+                    _say(news, on_waiting)
                 elif isinstance(news, c.Finished):
                     return from_frame(frames[0])
                 elif isinstance(news, c.Failed):
@@ -165,10 +165,12 @@ class CoordinatorClient:
                 pause = min(2 * pause, 5.0)
 
 
-def _say(clients: dict[str, float], on_waiting: OnWaiting | None) -> None:
+def _say(news: c.Waiting, on_waiting: OnWaiting | None) -> None:
     if on_waiting is not None:
-        on_waiting(clients)
-    for client, seconds in clients.items():
+        on_waiting(news.clients)
+    if news.approval:
+        log.warning("%s", printable(news.approval))
+    for client, seconds in news.clients.items():
         log.warning("waiting for client %s, at most %.0f s", client, seconds)
 
 

@@ -56,6 +56,7 @@ class Run:
     rounds: int = 0
     steps: int = 0
     waiting: dict[str, float] = field(default_factory=dict)
+    approval: str = ""  # whose approval it waits for, in words
     result: Frame | None = None
     error: Failed | None = None
 
@@ -83,8 +84,8 @@ class Run:
                 self._watchers.append(news)
             if self.is_over:
                 news.put(self._last())
-            elif self.waiting:
-                news.put((Waiting(clients=self.waiting), []))
+            elif self.waiting or self.approval:
+                news.put((Waiting(clients=self.waiting, approval=self.approval), []))
         return news
 
     def unfollow(self, news: queue.SimpleQueue[NewsItem]) -> None:

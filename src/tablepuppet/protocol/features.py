@@ -49,6 +49,7 @@ class CategoryStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     categories: list[str]
     weights: Array
     missing: float
+    is_cut: bool = False  # whether the owner left names out that few rows hold
 
 
 class FeatureStatistics(Message, frozen=True):

@@ -21,6 +21,7 @@ import msgspec
 
 from tablepuppet.errors import PolicyError
 from tablepuppet.protocol.contract import Contract, canonical
+from tablepuppet.tables.owner_log import OwnerLog
 
 Scope = Literal["once", "contract", "asker"]
 _HASH = re.compile(r"[0-9a-f]{8,64}")
@@ -121,6 +122,11 @@ class Approvals:
         of = use_of(contract) if scope == "asker" else contract.hash
         decision = Decision(of, scope, is_approved, until, notes=self.notes(contract))
         self._write([d for d in self._read() if d.name != of] + [decision])
+        if self._folder is not None:
+            detail = {"scope": scope, "until": decision.until, "notes": list(decision.notes)}
+            OwnerLog(self._folder / "decisions.jsonl").write(
+                "approved" if is_approved else "denied", "", contract.hash, detail
+            )
         return decision
 
     def _read(self) -> list[Decision]:

@@ -66,11 +66,15 @@ def raw_columns(columns: Sequence[pa.ChunkedArray], infos: Sequence[ColumnInfo])
     return found
 
 
-def sketch(column: RawColumn, weights: Array, most: int) -> Sketch:
-    """At most `most` values with weights, from which number_bins makes what it would of them all; or categories."""
+def sketch(column: RawColumn, weights: Array, most: int, least: int = 1) -> Sketch:
+    """At most `most` values with weights, from which number_bins makes what it would of them all; or categories.
+
+    No name that fewer than `least` rows hold is among them, nor a value for every fewer rows.
+    """
     if column.values is None:
-        names, counts = _categories(column, weights)
-        return CategorySketch(categories=names, weights=counts)
+        names, counts, is_cut = _categories(column, weights, least)
+        return CategorySketch(categories=names, weights=counts, is_cut=is_cut)
+    most = max(1, min(most, len(weights) // least))
     present = ~np.isnan(column.values) & (weights > 0)
     distinct, where = np.unique(column.values[present], return_inverse=True)
     counts = np.bincount(where, weights[present], len(distinct)).astype(np.float64)
@@ -96,14 +100,16 @@ def merged_bins(sketches: Sequence[Sketch], most: int) -> Bins:
         for name, weight in zip(one.categories, one.weights.tolist(), strict=True):
             total[name] = total.get(name, 0.0) + weight
     names = sorted(total)
-    return category_bins(names, np.array([total[n] for n in names]), most)
+    is_cut = any(isinstance(one, CategorySketch) and one.is_cut for one in sketches)
+    return category_bins(names, np.array([total[n] for n in names]), most, is_cut)
 
 
-def own_bins(column: RawColumn, weights: Array, most: int) -> Bins:
+def own_bins(column: RawColumn, weights: Array, most: int, least: int = 1) -> Bins:
     """The bins of a column that one client holds alone."""
     if column.values is not None:
-        return number_bins(column.values, weights, most)
-    return category_bins(*_categories(column, weights), most)
+        return number_bins(column.values, weights, max(2, min(most, len(weights) // least)))
+    names, counts, is_cut = _categories(column, weights, least)
+    return category_bins(names, counts, most, is_cut)
 
 
 def codes_of(column: RawColumn, bins: Bins) -> Codes:
@@ -154,15 +160,17 @@ def _goes_right(columns: dict[tuple[int, int], RawColumn], rule: SplitRule) -> N
     return ~np.append(is_left, rule.null_left)[column.codes]
 
 
-def _categories(column: RawColumn, weights: Array) -> tuple[list[str], Array]:
-    """The categories of rows that take part, in order, and their weights."""
+def _categories(column: RawColumn, weights: Array, least: int) -> tuple[list[str], Array, bool]:
+    """The categories of `least` or more rows that take part, in order, their weights, and whether there are others."""
     assert column.names is not None
     assert column.codes is not None
     counts = np.bincount(column.codes.astype(np.intp) + 1, weights, len(column.names) + 1)[1:]
-    seen = np.flatnonzero(counts > 0)
+    held = np.bincount(column.codes[weights > 0].astype(np.intp) + 1, minlength=len(column.names) + 1)[1:]
+    seen = np.flatnonzero((counts > 0) & (held >= least))
+    is_cut = bool(((counts > 0) & (held < least)).any())
     names = column.names.take(pa.array(seen)).to_pylist()
     order = sorted(range(len(names)), key=names.__getitem__)
-    return [names[i] for i in order], counts[seen][order].astype(np.float64)
+    return [names[i] for i in order], counts[seen][order].astype(np.float64), is_cut
 
 
 __all__ = [

@@ -95,12 +95,14 @@ def _number_encoder(statistics: NumberStatistics, standardize: bool) -> NumberEn
 
 def _category_encoder(statistics: CategoryStatistics, max_categories: int | None) -> CategoryEncoder:
     categories = statistics.categories
-    has_other = max_categories is not None and len(categories) > max_categories
-    if has_other:
+    is_long = max_categories is not None and len(categories) > max_categories
+    if is_long:
         # A stable sort of the sorted names: equal weights go by name.
         heaviest = np.argsort(-statistics.weights, kind="stable")[:max_categories]
         categories = [categories[i] for i in np.sort(heaviest)]
-    return CategoryEncoder(categories=categories, has_missing=statistics.missing > 0, has_other=has_other)
+    return CategoryEncoder(
+        categories=categories, has_missing=statistics.missing > 0, has_other=is_long or statistics.is_cut
+    )
 
 
 def _encode_numbers(

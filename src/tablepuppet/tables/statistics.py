@@ -32,9 +32,12 @@ Statistics = NumberStatistics | CategoryStatistics
 
 
 def statistics(
-    column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, weights: NDArray[Any] | None
+    column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, weights: NDArray[Any] | None, least: int = 1
 ) -> Statistics:
-    """The statistics of a column over `rows` (None: all, in order), each counted `weights` times (None: once)."""
+    """The statistics of a column over `rows` (None: all, in order), each counted `weights` times (None: once).
+
+    Names of categories that fewer than `least` rows hold are left out.
+    """
     taken: RowNumbers = np.arange(len(column)) if rows is None else rows
     multiplicity = np.ones(len(taken)) if weights is None else np.asarray(weights, np.float64)
     exists = taken >= 0
@@ -43,7 +46,8 @@ def statistics(
         return _of_numbers(numbers(column, info)[taken], multiplicity, info)
     if info.kind in STRING_KINDS:
         distinct, codes = strings(column)
-        return _of_categories(distinct, codes[taken], multiplicity)
+        found = _of_categories(distinct, codes[taken], multiplicity)
+        return found if least <= 1 else _without_rare(found, distinct, codes[np.unique(taken)], least)
     raise SourceError(
         f"column {info.name} has type {info.detail or info.kind}, which cannot be a feature; "
         "leave it out, or CAST it to a number or to VARCHAR"
@@ -95,6 +99,15 @@ def _of_categories(distinct: pa.Array, codes: Codes, weights: Array) -> Category
     return _sorted(distinct.take(arrow(seen)), counts[seen], float(weights[codes < 0].sum()))
 
 
+def _without_rare(found: CategoryStatistics, distinct: pa.Array, codes: Codes, least: int) -> CategoryStatistics:
+    held = count_by_code(codes, np.ones(len(codes)), len(distinct))
+    often = distinct.take(arrow(np.flatnonzero(held >= least)))
+    is_kept = numpy_of(pc.index_in(arrow_texts(found.categories), value_set=often), missing=-1) >= 0
+    kept = np.flatnonzero(is_kept)
+    names = [found.categories[i] for i in kept.tolist()]
+    return CategoryStatistics(names, found.weights[kept], found.missing, is_cut=len(kept) < len(found.categories))
+
+
 def _merge_numbers(parts: Sequence[NumberStatistics]) -> NumberStatistics:
     missing = sum(part.missing for part in parts)
     # A part without values says nothing, not even how long its vectors are.
@@ -114,7 +127,8 @@ def _merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics
     named = pa.chunked_array([arrow_texts(part.categories) for part in parts], pa.large_string())
     distinct, codes = strings(named)
     weights = np.concatenate([part.weights for part in parts])
-    return _sorted(distinct, count_by_code(codes, weights, len(distinct)), sum(part.missing for part in parts))
+    found = _sorted(distinct, count_by_code(codes, weights, len(distinct)), sum(part.missing for part in parts))
+    return msgspec.structs.replace(found, is_cut=any(part.is_cut for part in parts))
 
 
 def _no_values(missing: float, size: int) -> NumberStatistics:
@@ -132,7 +146,7 @@ def _sorted(categories: pa.Array, weights: Array, missing: float) -> CategorySta
 def names_only(statistics: Statistics) -> Statistics:
     """Which categories there are, or how long vectors are: no count and no sum."""
     if isinstance(statistics, CategoryStatistics):
-        return CategoryStatistics(statistics.categories, np.zeros(len(statistics.categories)), 0.0)
+        return msgspec.structs.replace(statistics, weights=np.zeros(len(statistics.categories)), missing=0.0)
     zeros = np.zeros(statistics.mean.size)
     return NumberStatistics(weight=0.0, missing=0.0, mean=zeros, spread=zeros)
 
@@ -164,7 +178,9 @@ def first_totals(agreed: Sequence[Statistics], totals: Sequence[Array]) -> list[
     for common in agreed:
         counts = next(left)
         if isinstance(common, CategoryStatistics):
-            found.append(CategoryStatistics(common.categories, np.rint(counts[:-1]), float(np.rint(counts[-1]))))
+            found.append(
+                msgspec.structs.replace(common, weights=np.rint(counts[:-1]), missing=float(np.rint(counts[-1])))
+            )
         else:
             weight, missing = (float(count) for count in np.rint(counts))
             total = next(left)

@@ -37,10 +37,10 @@ def number_bins(values: Array, weights: Array, most: int) -> NumberBins:
     return NumberBins(_middle(distinct[places], distinct[places + 1]))
 
 
-def category_bins(categories: Sequence[str], weights: Array, most: int) -> CategoryBins:
-    """The heaviest categories, in the order given; of equal ones the first."""
-    if len(categories) <= most - 1:
-        return CategoryBins(list(categories))
+def category_bins(categories: Sequence[str], weights: Array, most: int, is_cut: bool = False) -> CategoryBins:
+    """The heaviest categories, in the order given; of equal ones the first. `is_cut`: there are others besides."""
+    if len(categories) <= most - 1 - is_cut:
+        return CategoryBins(list(categories), has_other=is_cut)
     heaviest = np.sort(np.argsort(-weights, kind="stable")[: most - 2])
     return CategoryBins([categories[i] for i in heaviest.tolist()], has_other=True)
 

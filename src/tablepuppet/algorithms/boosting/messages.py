@@ -30,6 +30,7 @@ class CategorySketch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 
     categories: list[str]
     weights: Array
+    is_cut: bool = False  # whether the owner left names out that few rows hold
 
 
 Sketch = NumberSketch | CategorySketch

@@ -57,7 +57,10 @@ class TreesPart:
 def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.FeatureSketches:
     part = own.part(request)
     weights = _weights(part, own)
-    columns = [sketch(c, weights, request.bins) for c in _raw(own, part.request, part.request.train_rows)]
+    columns = [
+        sketch(c, weights, request.bins, own.policy.minimum_rows)
+        for c in _raw(own, part.request, part.request.train_rows)
+    ]
     give_back()
     return trees.FeatureSketches(columns=columns)
 
@@ -69,7 +72,7 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     train = _raw(own, part.request, part.request.train_rows)
     held = _raw(own, part.request, part.request.test_rows)
     weights = _weights(part, own)
-    bins = request.bins or [own_bins(c, weights, request.algorithm.bins) for c in train]
+    bins = request.bins or [own_bins(c, weights, request.algorithm.bins, own.policy.minimum_rows) for c in train]
     if len(bins) != len(train):
         raise TransportError(f"bins of {len(bins)} columns were sent, and there are {len(train)}")
     codes, held_codes = (

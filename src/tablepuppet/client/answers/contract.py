@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tablepuppet import protocol as m
 from tablepuppet.client import row_rules
+from tablepuppet.client.policy import Policy
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError
 
@@ -11,16 +12,22 @@ from tablepuppet.errors import PolicyError
 def propose(own: ClientState, request: m.ProposeContract) -> m.Agreement:
     """The policy and the keeper have looked at it: what is left are budgets, and a person where the owner wants one."""
     contract, name = request.contract, request.contract.hash
-    if contract.label_privacy is not None:
-        for scan in contract.scans:
-            if scan.numbers("label"):
-                own.tables.identify(request.job, scan.scan)
+    for scan in contract.scans:
+        if row_rules.applies(own) or (contract.label_privacy is not None and scan.numbers("label")):
+            own.tables.identify(request.job, scan.scan)
     if own.owner.is_restoring:
-        own.keeper.agreed(request.job, contract)
+        earlier = own.approvals.decision(contract, request.job)
+        own.keeper.agreed(request.job, contract, is_excused=earlier is not None and bool(earlier.notes))
         return m.Agreement(contract=name, is_agreed=True)
-    own.log.write("proposed", request.job, name, {"asker": contract.asker, "purpose": contract.purpose})
+    told = own.waiting.get((request.job, name))
+    if told is not None and own.approvals.decision(contract, request.job, told) is None:  # asked again, and still open
+        return _waits(own, name)
+    if told is None:
+        own.log.write("proposed", request.job, name, {"asker": contract.asker, "purpose": contract.purpose})
     own.owner.contract(contract)
     sets, notes = row_rules.look_over(own, request.job, contract) if row_rules.is_on(own) else ([], [])
+    if not own.may_reveal or own.policy != Policy():  # in one process, whoever says nothing lets everything pass
+        row_rules.check_texts(own, request.job, contract)
     decision = own.approvals.decision(contract, request.job, tuple(notes)) if notes or own.policy.ask else None
     if decision is not None and not decision.is_approved:
         raise PolicyError("a person looked at the contract and denied it")
@@ -28,10 +35,17 @@ def propose(own: ClientState, request: m.ProposeContract) -> m.Agreement:
         own.approvals.wait(contract, tuple(notes))
         if not own.policy.ask:
             raise row_rules.few_rows(notes[0])
-        own.log.write("waiting", request.job, name, {"notes": notes})
-        return m.Agreement(contract=name, is_agreed=False, waits_for=f"the owner of {own.name}")
+        if told is None:
+            own.log.write("waiting", request.job, name, {"notes": notes})
+        own.waiting[request.job, name] = tuple(notes)
+        return _waits(own, name)
+    own.waiting.pop((request.job, name), None)
     row_rules.keep(own, sets)
     own.keeper.agreed(request.job, contract, is_excused=decision is not None and bool(decision.notes))
     rows = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
     own.log.write("agreed", request.job, name, {"tables": list(contract.tables), **({"rows": rows} if rows else {})})
     return m.Agreement(contract=name, is_agreed=True)
+
+
+def _waits(own: ClientState, name: str) -> m.Agreement:
+    return m.Agreement(contract=name, is_agreed=False, waits_for=f"the owner of {own.name}")

@@ -21,7 +21,7 @@ def open_part(own: ClientState, request: m.OpenPart) -> m.FeatureStatistics | m.
     columns = [own.column(request.job, request.scan, c) for c in request.columns]
     weights = None if request.multiplicity is None else request.multiplicity.astype(np.float64)
     wanted = columns if request.wants_statistics else []
-    found = [statistics(column, info, request.train_rows, weights) for column, info in wanted]
+    found = [statistics(column, info, request.train_rows, weights, own.policy.minimum_rows) for column, info in wanted]
     part.statistics = found if request.wants_moments else [without_moments(s) for s in found]
     give_back()
     if not request.wants_key:

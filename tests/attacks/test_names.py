@@ -1,0 +1,78 @@
+"""Names of categories: those that few rows hold stay at their owner, and so do texts that name the rows themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.privacy.test_runs import Tap
+
+import tablepuppet as tp
+from tablepuppet.client.policy import Policy, TableRules
+from tablepuppet.errors import PolicyError
+
+ROWS = 400
+RARE = "the only one of her kind"
+
+
+def people(seed: int = 0) -> pa.Table:
+    random = np.random.default_rng(seed)
+    cities = random.choice(["north", "south"], ROWS).astype(object)
+    cities[7] = RARE
+    cities[8:12] = "a handful"
+    texts = [f"{RARE}, review number {k} of {random.integers(1 << 40)}" for k in range(ROWS)]
+    columns: dict[str, Any] = {"id": np.arange(ROWS), "x": random.normal(size=ROWS), "city": cities, "review": texts}
+    return pa.table(columns | {"y": random.integers(0, 2, ROWS)})
+
+
+def sent(owners: tp.Federation, query: str, **options: Any) -> bytes:
+    """Everything that left owners in a run."""
+    tap = Tap(owners)
+    owners.train(query, label="y", **(options or {"epochs": 2}))
+    return b"".join(bytes(buffer) for frame in tap.up for buffer in (frame.header, *frame.buffers))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("algorithm", [None, tp.Boosting(trees=3)])
+def test_a_name_that_few_rows_hold_does_not_leave(parts: int, algorithm: Any) -> None:
+    tables: dict[str, Any] = {"people": [people(k) for k in range(parts)] if parts > 1 else people()}
+    given = {} if algorithm is None else {"algorithm": algorithm}
+    query = "SELECT p.x, p.city, p.y FROM people p"
+    with tp.Federation(tables) as owners:
+        assert RARE.encode() in sent(owners, query, **given) or algorithm is not None
+    with tp.Federation(tables, policies={"people": Policy(minimum_rows=20)}) as owners:
+        found = sent(owners, query, **given)
+    assert RARE.encode() not in found
+    assert b"a handful" not in found
+
+
+def test_rows_with_a_cut_name_are_other_rows_in_training_and_prediction() -> None:
+    with tp.Federation({"people": people()}, policies={"people": Policy(minimum_rows=20)}) as owners:
+        result = owners.train("SELECT p.x, p.city, p.y FROM people p", label="y", epochs=2)
+        (_, city) = result.model.blocks[0].encoders
+        assert city.categories == ["north", "south"]  # type: ignore[union-attr]
+        assert city.has_other  # type: ignore[union-attr]
+        assert owners.predict(result, key="id").num_rows == ROWS
+
+
+@pytest.mark.parametrize("verb", ["train", "explain"])
+def test_text_that_names_rows_is_refused_with_what_to_do_instead(verb: str) -> None:
+    query = "SELECT p.x, p.review, p.y FROM people p"
+    with tp.Federation({"people": people()}, policies={"people": Policy(keys_in_plain=False)}) as owners:
+        with pytest.raises(PolicyError, match=r"groups of them.*tp\.embed.*rule texts") as refused:
+            getattr(owners, verb)(query, label="y")
+        assert RARE not in str(refused.value)
+        owners.train("SELECT p.x, left(p.review, 3) AS begins, p.y FROM people p", label="y", epochs=2)
+    rules = TableRules(features=("x", "review"), keys=("id",), labels=("y",), texts=("review",))
+    with tp.Federation({"people": people()}, policies={"people": Policy(tables={"people": rules})}) as owners:
+        assert RARE.encode() in sent(owners, query)
+
+
+def test_a_policy_file_grants_texts(tmp_path: Path) -> None:
+    rules = '[tables.people]\nfeatures = ["x", "review"]\nkeys = ["id"]\nlabels = ["y"]\ntexts = ["review"]\n'
+    (tmp_path / "policy.toml").write_text(rules)
+    with tp.Federation({"people": people()}, policies={"people": tmp_path / "policy.toml"}) as owners:
+        owners.explain("SELECT p.x, p.review, p.y FROM people p", label="y")

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from tablepuppet.catalog import LabelColumns, bind
-from tablepuppet.catalog.serving import Key
+from tablepuppet.catalog.prediction_query import Key
 from tablepuppet.contract.agree import agree
 from tablepuppet.contract.build import job_contracts, key_contracts
 from tablepuppet.engine.encoders import block_widths

@@ -15,8 +15,8 @@ import tablepuppet as tp
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.client.client import ANSWERS
+from tablepuppet.client.masked_sums import Sealing
 from tablepuppet.client.policy import Policy
-from tablepuppet.client.sealing import Sealing
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, PrivacyError, TransportError
 from tablepuppet.protocol.codec import decode

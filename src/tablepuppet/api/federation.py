@@ -26,9 +26,9 @@ from tablepuppet.memory import fix_thresholds
 from tablepuppet.models.heads.making import known_head, offered_head
 from tablepuppet.models.modules import Builder
 from tablepuppet.plan.plan import Plan
-from tablepuppet.prediction.answer import at_threshold, check_file, write
 from tablepuppet.prediction.cache import PredictionCache, Predictor
 from tablepuppet.prediction.model import Model
+from tablepuppet.prediction.output import at_threshold, check_file, write
 from tablepuppet.prediction.predict import as_keys
 from tablepuppet.progress import showing
 from tablepuppet.transport.link import Link

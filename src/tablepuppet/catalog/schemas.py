@@ -25,7 +25,7 @@ from tablepuppet.protocol import ColumnInfo, DescribeTable, Message, TableSchema
 from tablepuppet.query.derived import base_tables
 from tablepuppet.query.ucq import Ucq, matches
 from tablepuppet.suggest import did_you_mean
-from tablepuppet.tables.allowed import AGGREGATES
+from tablepuppet.tables.guard import AGGREGATES
 from tablepuppet.transport.link import Link
 
 _SHOWN = 12

@@ -1,9 +1,14 @@
-"""A client's share of a block: its rows, its model, and what rounds change in it."""
+"""A client's share of a block: its rows, its model, and what rounds change in it.
+
+And what a server may make a client compute: models and options that fit this machine, or a refusal before anything is
+allocated or begun.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -13,9 +18,11 @@ from numpy.typing import NDArray
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.base import Figures, PartSetup
 from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.client.sealing import Sealing, SealState
+from tablepuppet.client.masked_sums import Sealing, SealState
 from tablepuppet.errors import TransportError
+from tablepuppet.memory import memory_limit
 from tablepuppet.models.features import Features
+from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.tables.statistics import Statistics
 
@@ -89,3 +96,35 @@ class Checkpoint(Struct, Generic[_State], frozen=True):
     showings: int = 0  # noisy predictions
     shown: int = 0  # exact ones
     asked: dict[str, int] = {}
+
+
+_MOST_OUTPUTS = 10_000  # classes
+_LARGEST_OPTION = 1_000_000  # steps, vectors kept: of an algorithm's options
+_COPIES = 16  # arrays of the size of predictions or parameters that training holds
+
+
+def check_outputs(outputs: int, rows: int) -> None:
+    """Refuses more outputs a row than any label has, or than memory holds."""
+    if not 1 <= outputs <= _MOST_OUTPUTS:
+        raise TransportError(f"a model of {outputs:,} outputs is refused; 1 to {_MOST_OUTPUTS:,} are allowed")
+    _check_bytes(8 * rows * outputs, "predictions")
+
+
+def check_model(spec: ModelSpec, width: int, outputs: int) -> None:
+    """Refuses layers that memory does not hold."""
+    sizes = (width, *spec.hidden, outputs)
+    _check_bytes(8 * sum((before + 1) * after for before, after in pairwise(sizes)), "parameters")
+
+
+def check_options(options: Any) -> None:
+    """Refuses options that would keep this machine busy for ever."""
+    for name in getattr(options, "__struct_fields__", ()):
+        value = getattr(options, name)
+        if isinstance(value, int) and value > _LARGEST_OPTION:
+            raise TransportError(f"{name} = {value:,} is refused; at most {_LARGEST_OPTION:,} is allowed")
+
+
+def _check_bytes(size: int, what: str) -> None:
+    most = memory_limit() // 2 // _COPIES
+    if size > most:
+        raise TransportError(f"{what} of {size:,} bytes are more than this client has memory for")

@@ -22,14 +22,14 @@ from tablepuppet.algorithms.boosting.model import compact
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
-from tablepuppet.algorithms.numerics.constant import best_intercept
+from tablepuppet.algorithms.numerics.intercept import best_intercept
 from tablepuppet.arrays import Array
+from tablepuppet.engine.convergence import Patience
 from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import open_parts
 from tablepuppet.engine.metrics import Measured, Metrics, by_side, measure_scores
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
-from tablepuppet.engine.verdict import Patience
 from tablepuppet.errors import TransportError
 from tablepuppet.mapping.mapping import Part, rows_here
 from tablepuppet.mapping.rows.index import RowIndex

@@ -10,11 +10,11 @@ import numpy as np
 
 from tablepuppet.algorithms.algorithm import PooledAlgorithm
 from tablepuppet.arrays import Array
+from tablepuppet.engine.convergence import judge
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import by_side, measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
-from tablepuppet.engine.verdict import judge
 from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.models.losses.weighted import Weighted
 from tablepuppet.models.metrics import Moment

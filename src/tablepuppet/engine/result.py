@@ -123,7 +123,7 @@ class Result:
     converged: bool = True  # whether more epochs would change little
     head: HeadModel | None = None  # None: a sum
     head_module: Any = field(default=None, repr=False)  # of a head of the user's own
-    notes: tuple[str, ...] = ()  # what is amiss, and how to go on (engine/verdict.py)
+    notes: tuple[str, ...] = ()  # what is amiss, and how to go on (engine/convergence.py)
     trees: tuple[tuple[Tree, ...], ...] = ()  # of a boosted model
     curves: dict[str, Curves] = field(
         default_factory=dict

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Figures, Problem, Server
 from tablepuppet.arrays import Array
+from tablepuppet.engine.convergence import Patience, judge
 from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, by_side, measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
-from tablepuppet.engine.verdict import Patience, judge
 from tablepuppet.errors import TrainingError, TransportError
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.memory import give_back

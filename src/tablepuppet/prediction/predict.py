@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.catalog.serving import Key, Servable, Wanted, bind_features
+from tablepuppet.catalog.prediction_query import Key, Servable, Wanted, bind_features
 from tablepuppet.contract.agree import agree
 from tablepuppet.contract.build import score_contracts
 from tablepuppet.errors import JobError, ModelError
@@ -22,9 +22,9 @@ from tablepuppet.mapping.mapping import Part
 from tablepuppet.mapping.new_rows import NewRows, map_new_rows
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.heads.making import trained_head
-from tablepuppet.prediction.answer import answer
 from tablepuppet.prediction.missing import Reachable
 from tablepuppet.prediction.model import Model
+from tablepuppet.prediction.output import answer
 from tablepuppet.prediction.trees import ask_bits, tree_scores
 from tablepuppet.protocol import Identifiers, Message, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
 from tablepuppet.protocol.contract import fingerprint

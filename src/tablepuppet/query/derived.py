@@ -17,7 +17,7 @@ from sqlglot import TokenType, exp
 from tablepuppet.query.position import refusal, word_before
 from tablepuppet.query.scalar import check_nodes
 from tablepuppet.query.ucq import Item, Source, matches
-from tablepuppet.tables.allowed import QUERY_NODES
+from tablepuppet.tables.guard import QUERY_NODES
 
 Ctes = Mapping[str, exp.CTE]  # by name in lower case
 

@@ -1,4 +1,4 @@
-"""Scales of masked sums: the server's half of sealing.py.
+"""Scales of masked sums: the server's half of client/masked_sums.py.
 
 In: the `Masked` answers of one block's parts. Out: their sum, or the scale at which they must be asked for again: one
 that fits the largest and still tells the smallest float apart. All that the server learns of a single part is the

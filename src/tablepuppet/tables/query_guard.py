@@ -24,8 +24,17 @@ from tablepuppet.errors import PolicyError
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.suggest import did_you_mean
 from tablepuppet.tables import duck
-from tablepuppet.tables.allowed import FUNCTIONS, QUERY_NODES
-from tablepuppet.tables.guard import MAX_DEPTH, MAX_LENGTH, check_call, parse_tree, refused, walk, written
+from tablepuppet.tables.guard import (
+    FUNCTIONS,
+    MAX_DEPTH,
+    MAX_LENGTH,
+    QUERY_NODES,
+    check_call,
+    parse_tree,
+    refused,
+    walk,
+    written,
+)
 from tablepuppet.tables.source import Source
 
 _WHAT = "query"

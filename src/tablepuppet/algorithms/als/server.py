@@ -20,7 +20,7 @@ from tablepuppet.algorithms.als.messages import AlsFigures, AlsUpdate
 from tablepuppet.algorithms.als.normal import Conjugate, solved_blocks
 from tablepuppet.algorithms.als.options import Als
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
-from tablepuppet.algorithms.numerics.constant import best_intercept
+from tablepuppet.algorithms.numerics.intercept import best_intercept
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError
 from tablepuppet.models.heads.base import Head

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, Problem
-from tablepuppet.algorithms.numerics.constant import best_intercept
+from tablepuppet.algorithms.numerics.intercept import best_intercept
 from tablepuppet.algorithms.numerics.search import Derivatives, Found, derivatives, hessian_step, minimise
 from tablepuppet.arrays import Array
 from tablepuppet.models.tally import Tally

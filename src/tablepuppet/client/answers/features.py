@@ -6,8 +6,8 @@ import numpy as np
 
 from tablepuppet import protocol as m
 from tablepuppet.client import row_rules
+from tablepuppet.client.masked_sums import Sealing
 from tablepuppet.client.part import Part
-from tablepuppet.client.sealing import Sealing
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.memory import give_back

@@ -7,7 +7,7 @@ from functools import partial
 
 from tablepuppet import protocol as m
 from tablepuppet.client.exposure import reads, unknowns
-from tablepuppet.client.sizes import check_model, check_outputs
+from tablepuppet.client.part import check_model, check_outputs
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import TransportError
 from tablepuppet.models.neural import NeuralModel

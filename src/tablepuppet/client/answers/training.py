@@ -15,8 +15,7 @@ from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.client.exposure import reads, unknowns
 from tablepuppet.client.owner import Shown
-from tablepuppet.client.part import Kept, Part
-from tablepuppet.client.sizes import check_model, check_options, check_outputs
+from tablepuppet.client.part import Kept, Part, check_model, check_options, check_outputs
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.models.linear import LinearModel, Model

@@ -13,7 +13,7 @@ from sklearn.dummy import DummyClassifier
 from tests.joined_rows import joined_rows
 
 import tablepuppet as tp
-from tablepuppet.engine.verdict import best_constant, constant_loss
+from tablepuppet.engine.convergence import best_constant, constant_loss
 
 QUERY = "SELECT a.y, a.u, b.v FROM a JOIN b ON a.id = b.id"
 

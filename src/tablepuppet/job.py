@@ -172,23 +172,14 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         weights = given["class_weight"].items()
         given["class_weight"] = {class_text(c): w.item() if isinstance(w, np.generic) else w for c, w in weights}
     given |= head_given(given.get("head", "sum"))
-    if (
-        algorithm in (None, DEFAULT)
-        and (given.get("l1") or given.get("signs"))
-        and given["head"] == "sum"
-        and model != "boosted"
-    ):
-        algorithm = KINKED[0].name
     if algorithm is None:
-        algorithm = usual_algorithm(given["head"], model)
+        algorithm = usual_algorithm(given["head"], model, is_sparse=bool(given.get("l1") or given.get("signs")))
     own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options"}
     values = {name: value for name, value in given.items() if name in own - {"privacy", "engine"}}
     values["loss_options"] = dict(values.get("loss_options") or {})
     extra = {name: value for name, value in given.items() if name not in own}
     for option in [name for name in extra if name in loss_options()]:
         values["loss_options"][option] = extra.pop(option)
-    if algorithm == DEFAULT:  # some models have one of their own
-        algorithm = next((a.name for a in BY_NAME.values() if a.own_model == model), algorithm)
     declared = BY_NAME.get(algorithm) if isinstance(algorithm, str) else None
     if (
         declared is not None
@@ -252,14 +243,20 @@ def check_job(job: Job) -> None:
     _check_model(job, {})
 
 
-def usual_algorithm(head: str, model: str) -> str:
-    """The algorithm of a job that names none: of those that train its head and model, the most particular."""
-    if head == "sum":
-        return DEFAULT
+def usual_algorithm(head: str, model: str, *, is_sparse: bool = False) -> str:
+    """The algorithm of a job that names none: the model's own, of those for linear models the most particular.
+
+    Networks have the one that trains them under every head.
+    """
+    own = next((a.name for a in BY_NAME.values() if a.own_model == model), None)
+    if own is not None:
+        return own
     is_linear = model not in ("mlp", "module")
+    if head == "sum" and is_linear:
+        return KINKED[0].name if is_sparse else DEFAULT
     able = [a for a in FEDERATED if head in a.heads and (is_linear or not a.requires_linear)]
     able = [a for a in able if not (a.has_one_score and model == "softmax")]
-    return min(able, key=lambda a: len(a.heads)).name
+    return (min if is_linear else max)(able, key=lambda a: len(a.heads)).name
 
 
 def class_text(value: Any) -> str:

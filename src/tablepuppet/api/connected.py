@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.api.federation import Federation
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
@@ -47,7 +46,7 @@ class ConnectedFederation(Federation):
 
         `share`: other users who may wait for the result too.
         """
-        model, algorithm = options.pop("model", "auto"), options.pop("algorithm", DEFAULT)
+        model, algorithm = options.pop("model", "auto"), options.pop("algorithm", None)
         job = make_job(query, label=label, model=model, algorithm=algorithm, given=options)
         return self.submit_job(job, share=share, resume=resume)
 

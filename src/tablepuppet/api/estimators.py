@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.registry import BY_NAME, DEFAULT
+from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.api import Federation
 from tablepuppet.engine.result import Result
 from tablepuppet.errors import JobError, ModelError, TablePuppetError
@@ -51,7 +51,7 @@ class _RelationalEstimator:
     def __init__(
         self,
         model: Any = "auto",
-        algorithm: Any = DEFAULT,
+        algorithm: Any = None,
         *,
         l2: Any = 1e-4,
         test_fraction: float = 0.0,

@@ -11,3 +11,9 @@ Array = NDArray[np.float64]
 RowNumbers = NDArray[np.signedinteger[Any]]  # int32 where it fits, else int64
 Codes = NDArray[np.int32]  # of categories
 Integers = NDArray[np.int64]  # fixed point
+
+
+def fixed(array: Array) -> Array:
+    """The array, which nobody changes from now on: messages carry it without a copy."""
+    array.flags.writeable = False
+    return array

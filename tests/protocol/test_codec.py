@@ -14,6 +14,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.registry import ALGORITHMS, REQUESTS, RESPONSES
+from tablepuppet.arrays import fixed
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol.codec import Frame, decode, encode
 
@@ -50,6 +51,19 @@ def test_float32_halves_the_payload_and_comes_back_as_float64() -> None:
     np.testing.assert_allclose(received, 0.1, rtol=1e-7)
 
 
+@pytest.mark.parametrize("is_fixed", [False, True])
+@pytest.mark.parametrize("shape", [(0, 1), (7, 1), (3, 2)])
+def test_only_what_nobody_can_change_travels_without_a_copy(is_fixed: bool, shape: tuple[int, int]) -> None:
+    values = np.ones(shape)
+    sent = fixed(values) if is_fixed else values
+    received = decode(encode(m.Parameters(values=sent)), m.RESPONSES).values
+    assert np.shares_memory(received, values) == (is_fixed and values.size > 0)
+    assert not received.flags.writeable
+    seen = values[:]  # of an array that may still change
+    seen.flags.writeable = False
+    assert not np.shares_memory(decode(encode(m.Parameters(values=seen)), m.RESPONSES).values, values)
+
+
 @given(st.binary(max_size=200), st.lists(st.binary(max_size=50), max_size=3))
 def test_garbage_is_refused_as_a_protocol_error(header: bytes, buffers: list[bytes]) -> None:
     with pytest.raises(TransportError):
@@ -73,6 +87,6 @@ def test_an_array_that_claims_more_than_its_buffer_is_refused() -> None:
 def test_every_message_type_is_on_exactly_one_list() -> None:
     requests, responses = ({get_origin(t) or t for t in get_args(union)} for union in (REQUESTS, RESPONSES))
     common = {t for t in vars(m).values() if isinstance(t, type) and issubclass(t, m.Message) and t is not m.Message}
-    declared = {t for a in ALGORITHMS for t in (*a.requests, *a.answers)}
+    declared = {t for a in ALGORITHMS for t in (*a.requests, *a.own_requests, *a.answers)}
     assert not requests & responses
     assert requests | responses == common | declared

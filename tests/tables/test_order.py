@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablepuppet.tables.order import order_bits
+from tablepuppet.tables.order import in_order, order_bits
 
 
 @given(st.integers(0, 40), st.integers(0, 40))
@@ -14,6 +14,12 @@ def test_a_rows_bits_depend_on_its_place_and_not_on_who_holds_it(first: int, sec
     whole = order_bits(b"key", "orders", 7, 0, first + second)
     halves = [order_bits(b"key", "orders", 7, 0, first), order_bits(b"key", "orders", 7, first, second)]
     assert (np.concatenate(halves) == whole).all()
+
+
+@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9) | st.integers(2**63, 2**63 + 9), max_size=60))
+def test_rows_are_sorted_by_all_of_their_bits_and_then_by_place(given_bits: list[int]) -> None:
+    bits = np.array(given_bits, np.uint64)
+    assert (in_order(bits) == np.argsort(bits, kind="stable")).all()
 
 
 def test_another_key_seed_or_scan_gives_other_bits() -> None:

@@ -34,6 +34,10 @@ class Walkable(Protocol):
     @property
     def rows(self) -> int: ...
 
+    @property
+    def indices(self) -> Sequence[Any]:
+        """For each block, what is known of p_i: its rows, whether it is the identity."""
+
     def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = ...) -> None: ...
 
     def run(

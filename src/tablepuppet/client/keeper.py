@@ -19,6 +19,7 @@ from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.traffic import Exchanges, RunShape
+from tablepuppet.client.policy import distinct_rows
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.penalty import l2_of
 from tablepuppet.protocol.contract import BlockTerms, Contract, Purpose, Role, ScanTerms, Training, fingerprint
@@ -184,8 +185,8 @@ class Keeper:
             raise refused("means and spreads of a private job do not leave")
         rows = request.train_rows
         if rows is not None and not _training(contract).is_expanded:
-            exist = rows[rows >= 0]
-            if len(np.unique(exist)) != len(exist) or np.count_nonzero(rows < 0) > 1:
+            missing = np.count_nonzero(rows < 0)
+            if distinct_rows(rows) != len(rows) - missing or missing > 1:
                 raise refused("a row takes part once, however often it is joined")
         given = request.multiplicity
         if given is not None and (bool((given < 1).any()) or (rows is not None and len(given) != len(rows))):
@@ -326,8 +327,7 @@ class Keeper:
         job.scored[place] += 1
         if job.scored[place] > len(blocks):
             raise refused("a model is applied once")
-        rows = np.unique(request.rows[request.rows >= 0])
-        if 0 < len(rows) < self.minimum_rows:
+        if self.minimum_rows > 1 and 0 < distinct_rows(request.rows) < self.minimum_rows:
             raise PolicyError(
                 f"its policy refuses the request: a model is applied to at least {self.minimum_rows:,} distinct rows, "
                 "and fewer were asked for; ask for more (rule minimum_rows)"

@@ -243,7 +243,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def _minimum(self, request: m.OpenPart, use: Use) -> None:
         rows = request.train_rows
-        count = use(request.job, request.scan).rows() if rows is None else _distinct(rows)
+        count = use(request.job, request.scan).rows() if rows is None else distinct_rows(rows)
         if count < self.minimum_rows:
             raise _refused(
                 "minimum_rows",
@@ -308,9 +308,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise _refused(rule, why)
 
 
-def _distinct(rows: m.RowNumbers) -> int:
+def distinct_rows(rows: m.RowNumbers) -> int:
     """How many different rows; −1 is none. A server sends them ascending, and need not be believed."""
-    found = rows[rows >= 0]
+    found = rows if int(rows.min(initial=0)) >= 0 else rows[rows >= 0]
     return len(found) if bool((found[1:] > found[:-1]).all()) else len(np.unique(found))
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tablepuppet.algorithms.registry import DEFAULT
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.mapping.mapping import Joined
+from tablepuppet.mapping.rows.joined import by_label
 from tablepuppet.models.losses import Loss, metrics_by_name
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
@@ -46,23 +47,22 @@ def judge(prepared: Prepared, objectives: Sequence[float], metrics: dict[str, Me
 
 def best_constant(rows: Joined, loss: Loss) -> Array:
     """The scores of the best constant."""
-    seen, counts = _seen(rows, rows.weights)
-    return loss.best_constant(rows.labels[seen], counts)
+    return loss.best_constant(*_seen(rows, rows.weights))
 
 
 def constant_loss(rows: Joined, loss: Loss, constant: Array, weights: Array | None = None) -> float:
     """The mean loss of a constant on joined rows, from how many there are of each label."""
-    seen, counts = _seen(rows, weights)
-    scores = np.tile(constant, (len(seen), 1))
-    return float(counts @ loss.value(scores, rows.labels[seen]) / max(float(counts.sum()), 1e-300))
+    labels, counts = _seen(rows, weights)
+    scores = np.tile(constant, (len(labels), 1))
+    return float(counts @ loss.value(scores, labels) / max(float(counts.sum()), 1e-300))
 
 
-def _seen(rows: Joined, weights: Array | None) -> tuple[RowNumbers, Array]:
-    """The label rows that joined rows have, and how many they are."""
-    counts = rows.label_counts()
-    seen = np.flatnonzero(counts)
-    heavy = counts[seen].astype(np.float64)
-    return seen, heavy if weights is None else heavy * weights[seen]
+def _seen(rows: Joined, weights: Array | None) -> tuple[Array, Array]:
+    """The labels that joined rows have, and how many of them have each."""
+    found = by_label(rows.labels, rows.label_counts(), weights)
+    assert found.weights is not None
+    occurs = found.weights > 0
+    return found.labels[occurs], found.weights[occurs]
 
 
 def _last_fall(start: float, objectives: Sequence[float]) -> float:

@@ -145,7 +145,7 @@ class Features:
         out = np.zeros(self.width)
         squares = np.zeros(self.dense.shape[1])
         for chunk in _chunks(self.dense):
-            squares += weights[chunk] @ np.square(self.dense[chunk])
+            squares += np.ascontiguousarray(weights[chunk]) @ np.square(self.dense[chunk])
         out[self.dense_columns] = squares
         for codes, columns in self._categories():
             out[columns] = count_by_code(codes, weights, _size(columns))
@@ -195,8 +195,8 @@ def _dense_gram(dense: Array, weights: Array) -> Array:
     out = np.zeros((dense.shape[1], dense.shape[1]))
     # AᵀA of one array with itself is symmetric and takes half the work of AᵀB.
     is_square = bool((weights >= 0).all())
-    root = np.sqrt(weights) if is_square else weights
     for chunk in _chunks(dense):
-        weighted = root[chunk, None] * dense[chunk]
+        root = np.sqrt(weights[chunk]) if is_square else weights[chunk]
+        weighted = root[:, None] * dense[chunk]
         out += weighted.T @ (weighted if is_square else dense[chunk])
     return out

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol.arrow_stream import check_stream
@@ -80,7 +81,7 @@ def encode(message: msgspec.Struct, wire: Wire = "float64", *, keep_order: bool 
                 raise TransportError(f"arrays of type {sent.dtype} are not sent")
             if keep_order and sent.flags.f_contiguous and not sent.flags.c_contiguous:
                 return [add(sent.tobytes("F")), sent.dtype.str, list(sent.shape), value.dtype.str, "F"]
-            return [add(sent.tobytes()), sent.dtype.str, list(sent.shape), value.dtype.str]
+            return [add(_bytes(sent)), sent.dtype.str, list(sent.shape), value.dtype.str]
         if isinstance(value, pa.Table):
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, value.schema) as writer:
@@ -91,6 +92,13 @@ def encode(message: msgspec.Struct, wire: Wire = "float64", *, keep_order: bool 
 
     header = msgspec.msgpack.encode(message, enc_hook=hook)
     return Frame(bytes([_WIRES.index(wire)]) + header, buffers)
+
+
+def _bytes(array: NDArray[Any]) -> Buffer:
+    """An array's bytes: a copy, unless it owns its memory and nobody can change it (arrays.fixed)."""
+    if array.flags.writeable or array.base is not None or not array.flags.c_contiguous or not array.size:
+        return array.tobytes()
+    return array.data.cast("B")
 
 
 def decode(frame: Frame, types: Any, unpacked: int = LARGEST) -> Any:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Codes
+from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import SourceError
 from tablepuppet.protocol import ColumnInfo, Kind
 
@@ -73,11 +73,15 @@ _DTYPES: Final = {
     "float": np.dtype(np.float32),
     "double": np.dtype(np.float64),
 }
+_PIECE: Final = 1 << 16  # row numbers that are looked at together
 _PER_DAY: Final = {"s": 86_400.0, "ms": 86_400e3, "us": 86_400e6, "ns": 86_400e9}
 
 
 def numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
-    """Numbers, booleans (0, 1), dates and timestamps (days since 1970-01-01, UTC), vectors: (n, k) float64."""
+    """Numbers, booleans (0, 1), dates and timestamps (days since 1970-01-01, UTC), vectors: (n, k) float64.
+
+    Read-only where nothing had to be copied.
+    """
     kind = column.type
     if info.kind == "vector":
         return _vectors(column, info)
@@ -97,6 +101,16 @@ def strings(column: pa.ChunkedArray) -> tuple[pa.Array, Codes]:
     encoded = pc.cast(column, pa.large_string()).dictionary_encode().combine_chunks()
     codes = numpy_of(encoded.indices, missing=-1)
     return encoded.dictionary, codes.astype(np.int32, copy=False)
+
+
+def all_in_order(rows: RowNumbers | None, size: int) -> bool:
+    """Whether row numbers (None: just that) name each of `size` rows once, in order."""
+    if rows is None:
+        return True
+    if len(rows) != size:
+        return False
+    pieces = range(0, size, _PIECE)
+    return all(bool((rows[i : i + _PIECE] == np.arange(i, min(i + _PIECE, size))).all()) for i in pieces)
 
 
 def arrow(values: NDArray[Any]) -> pa.Array:
@@ -137,7 +151,7 @@ def arrow_texts(values: Sequence[str]) -> pa.Array:
 def _floats(column: pa.ChunkedArray) -> Array:
     # safe=False: an integer past 2⁵³ becomes the nearest float64.
     cast = pc.cast(column, pa.float64(), safe=False)
-    return np.array(numpy_of(cast, missing=np.nan)).reshape(-1, 1)
+    return numpy_of(cast, missing=np.nan).reshape(-1, 1)
 
 
 def _vectors(column: pa.ChunkedArray, info: ColumnInfo) -> Array:

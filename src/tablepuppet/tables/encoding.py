@@ -26,7 +26,15 @@ from tablepuppet.protocol import (
     NumberEncoder,
     NumberStatistics,
 )
-from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow_texts, numbers, numpy_of, strings
+from tablepuppet.tables.columns import (
+    NUMBER_KINDS,
+    STRING_KINDS,
+    all_in_order,
+    arrow_texts,
+    numbers,
+    numpy_of,
+    strings,
+)
 from tablepuppet.tables.statistics import Statistics, merge, statistics
 
 __all__ = ["encode", "encoder", "merge", "statistics"]
@@ -35,6 +43,7 @@ __all__ = ["encode", "encoder", "merge", "statistics"]
 # A column is constant if its deviation is this small beside its mean. Two-pass moments of a
 # constant leave about 1e-16; there is no absolute bound, for a column may be in tiny units.
 _CONSTANT = 1e-12
+_CHUNK = 1 << 15  # rows that are encoded at a time
 
 
 def encoder(statistics: Statistics, standardize: bool = True, max_categories: int | None = None) -> Encoder:
@@ -57,8 +66,9 @@ def encode(
     encoders: Sequence[Encoder],
 ) -> Features:
     """The encoded features of `rows` (None: all, in order; −1: a row of zeros)."""
-    if rows is None:
-        rows = np.arange(len(columns[0]) if columns else 0)
+    size = len(columns[0]) if columns else 0
+    given = size if rows is None else len(rows)
+    rows = None if all_in_order(rows, size) else rows
     for info, feature in zip(infos, encoders, strict=True):
         _check_kind(info, feature)
     starts = np.cumsum([0, *(encoded_width(feature) for feature in encoders)])
@@ -66,7 +76,7 @@ def encode(
         np.arange(starts[i], starts[i + 1]) for i, feature in enumerate(encoders) if isinstance(feature, NumberEncoder)
     ]
     dense_columns = np.concatenate([np.empty(0, np.int64), *places])
-    dense = np.zeros((len(rows), len(dense_columns)))
+    dense = np.zeros((given, len(dense_columns)))
     codes: list[Codes] = []
     code_columns: list[slice] = []
     start = 0
@@ -106,14 +116,26 @@ def _category_encoder(statistics: CategoryStatistics, max_categories: int | None
 
 
 def _encode_numbers(
-    column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers, feature: NumberEncoder, out: Array
+    column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, feature: NumberEncoder, out: Array
 ) -> None:
     """Writes the encoded numbers into `out`, which is zero."""
     size = feature.mean.size
-    exists = rows >= 0
     if info.kind == "vector":  # an owner without a single vector does not know their size
         info = msgspec.structs.replace(info, size=size)
-    values = numbers(column, info)[rows[exists]]
+    raw = numbers(column, info)
+    for start in range(0, len(out), _CHUNK):
+        here = out[start : start + _CHUNK]
+        if rows is None:
+            here[...] = _encoded(raw[start : start + _CHUNK], info, feature)
+        else:
+            numbered = rows[start : start + _CHUNK]
+            exists = numbered >= 0
+            here[exists] = _encoded(raw[numbered[exists]], info, feature)
+
+
+def _encoded(raw: Array, info: ColumnInfo, feature: NumberEncoder) -> Array:
+    """Some rows of a number or vector, encoded."""
+    values = raw.copy()
     if np.isinf(values).any():
         raise SourceError(f"column {info.name} contains infinity; filter such rows out, or use NULL")
     is_missing = np.isnan(values).any(axis=1)
@@ -122,12 +144,10 @@ def _encode_numbers(
     varies = feature.scale > 0
     values /= np.where(varies, feature.scale, 1.0)
     values[:, ~varies] = 0.0
-    out[exists, :size] = values
-    if feature.has_missing:
-        out[exists, size] = is_missing
+    return np.column_stack([values, is_missing]) if feature.has_missing else values
 
 
-def _encode_strings(column: pa.ChunkedArray, rows: RowNumbers, feature: CategoryEncoder) -> Codes:
+def _encode_strings(column: pa.ChunkedArray, rows: RowNumbers | None, feature: CategoryEncoder) -> Codes:
     size = len(feature.categories)
     null = size if feature.has_missing else -1
     unseen = size + feature.has_missing if feature.has_other else -1
@@ -135,6 +155,8 @@ def _encode_strings(column: pa.ChunkedArray, rows: RowNumbers, feature: Category
     known = pc.index_in(distinct, value_set=arrow_texts(feature.categories))
     # What each distinct string becomes, and behind them, where position −1 finds it, NULL.
     becomes = np.append(numpy_of(known, missing=unseen), null).astype(np.int32)
+    if rows is None:
+        return becomes[codes]
     out = np.full(len(rows), -1, np.int32)
     exists = rows >= 0
     out[exists] = becomes[codes[rows[exists]]]

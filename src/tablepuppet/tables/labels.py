@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import JobError, MappingError
 from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
@@ -47,7 +47,7 @@ class LabelNoise:
     rows: RowIds | None = None  # None: a row is its place at its owner
     label: str = ""
 
-    def applied(self, values: Array, classes: int | None, order: NDArray[np.int64] | None) -> Array:
+    def applied(self, values: Array, classes: int | None, order: RowNumbers | None) -> Array:
         """Noisy labels. The noise belongs to a row and to its label: asked for again, under whatever filter, it is the
         same; of another label, it is another."""
         named = f"{self.name} {classes} {self.privacy}"
@@ -71,14 +71,15 @@ def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bo
             )
         ordered = distinct.take(pc.sort_indices(distinct)).to_pylist()
         return LabelSummary(kind="class", classes=ordered, missing=column.null_count)
-    values = _label_numbers(column, info)
-    is_missing = np.isnan(values)
-    missing = int(is_missing.sum())
+    is_whole = pa.types.is_integer(column.type)  # few different ones, mostly
+    values = _label_numbers(pa.chunked_array([pc.unique(column)]) if is_whole else column, info)
+    absent = int(np.isnan(values).sum())
+    missing = column.null_count if is_whole else absent
     if info.kind == "boolean":
         return LabelSummary(kind="boolean", classes=[0.0, 1.0], missing=missing)
     if not wants_classes:
         return LabelSummary(kind="number", missing=missing)
-    present = np.sort(values)[: len(values) - missing]  # NaN comes last
+    present = np.sort(values)[: len(values) - absent]  # NaN comes last
     found = present[np.append(True, present[1:] != present[:-1])[: len(present)]]
     classes: list[str | float] = found.tolist() if len(found) <= MAX_NUMBER_CLASSES else []
     return LabelSummary(kind="number", classes=classes, missing=missing)
@@ -95,16 +96,14 @@ class Split:
     test_where: pa.ChunkedArray | None = None
     validation_where: pa.ChunkedArray | None = None
 
-    def test(self, rows: int, order: NDArray[np.int64] | None) -> NDArray[np.bool_]:
+    def test(self, rows: int, order: RowNumbers | None) -> NDArray[np.bool_]:
         """Which rows are kept for the test."""
         if self.test_where is not None:
             return holds_of(self.test_where)
         is_test = split(rows, self.offset, self.seed, self.test_fraction)
         return is_test if order is None else is_test[order]
 
-    def validation(
-        self, rows: int, order: NDArray[np.int64] | None, is_test: NDArray[np.bool_]
-    ) -> NDArray[np.bool_] | None:
+    def validation(self, rows: int, order: RowNumbers | None, is_test: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         """Which of the others are for validation; None: no row."""
         if self.validation_where is not None:
             return holds_of(self.validation_where) & ~is_test
@@ -121,7 +120,7 @@ def read_labels(
     info: ColumnInfo,
     classes: list[str | float] | None,
     sides: Split,
-    order: NDArray[np.int64] | None = None,
+    order: RowNumbers | None = None,
     noise: LabelNoise | None = None,
 ) -> Labels:
     """One label per row: its position in `classes`, or (None) the number itself; and which side the row is on.
@@ -133,6 +132,10 @@ def read_labels(
         values = _label_numbers(column, info)
     elif info.kind in STRING_KINDS:
         values = _string_classes(column, info, classes)
+    elif pa.types.is_integer(column.type) and len(column):
+        encoded = column.dictionary_encode().combine_chunks()
+        distinct = _number_classes(_label_numbers(pa.chunked_array([encoded.dictionary]), info), info, classes)
+        values = np.append(distinct, np.nan)[numpy_of(encoded.indices, missing=-1)]  # the last entry is for −1: NULL
     else:
         values = _number_classes(_label_numbers(column, info), info, classes)
     if noise is not None:

@@ -26,7 +26,16 @@ from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.models.features import count_by_code
 from tablepuppet.protocol import CategoryStatistics, ColumnInfo, NumberStatistics
-from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow, arrow_texts, numbers, numpy_of, strings
+from tablepuppet.tables.columns import (
+    NUMBER_KINDS,
+    STRING_KINDS,
+    all_in_order,
+    arrow,
+    arrow_texts,
+    numbers,
+    numpy_of,
+    strings,
+)
 
 Statistics = NumberStatistics | CategoryStatistics
 
@@ -38,16 +47,20 @@ def statistics(
 
     Names of categories that fewer than `least` rows hold are left out.
     """
-    taken: RowNumbers = np.arange(len(column)) if rows is None else rows
-    multiplicity = np.ones(len(taken)) if weights is None else np.asarray(weights, np.float64)
-    exists = taken >= 0
-    taken, multiplicity = taken[exists], multiplicity[exists]
+    taken = None if rows is None or all_in_order(rows, len(column)) else rows
+    count = len(column) if taken is None else len(taken)
+    multiplicity = np.ones(count) if weights is None else np.asarray(weights, np.float64)
+    if taken is not None and int(taken.min(initial=0)) < 0:
+        exists = taken >= 0
+        taken, multiplicity = taken[exists], multiplicity[exists]
     if info.kind in NUMBER_KINDS:
-        return _of_numbers(numbers(column, info)[taken], multiplicity, info)
+        values = numbers(column, info)
+        return _of_numbers(values if taken is None else values[taken], multiplicity, info)
     if info.kind in STRING_KINDS:
         distinct, codes = strings(column)
-        found = _of_categories(distinct, codes[taken], multiplicity)
-        return found if least <= 1 else _without_rare(found, distinct, codes[np.unique(taken)], least)
+        found = _of_categories(distinct, codes if taken is None else codes[taken], multiplicity)
+        different = codes if taken is None else codes[np.unique(taken)] if least > 1 else codes[:0]
+        return found if least <= 1 else _without_rare(found, distinct, different, least)
     raise SourceError(
         f"column {info.name} has type {info.detail or info.kind}, which cannot be a feature; "
         "leave it out, or CAST it to a number or to VARCHAR"
@@ -86,8 +99,10 @@ def _of_numbers(values: Array, weights: Array, info: ColumnInfo) -> NumberStatis
         return _no_values(missing, values.shape[1])
     with np.errstate(over="ignore", invalid="ignore"):  # looked at below, with a better message
         mean = weights @ values / weight
-        mean += weights @ (values - mean) / weight  # takes back the rounding of the first pass
-        spread = weights @ np.square(values - mean)
+        centred = values - mean
+        mean += weights @ centred / weight  # takes back the rounding of the first pass
+        np.subtract(values, mean, out=centred)
+        spread = weights @ np.square(centred, out=centred)
     if not np.isfinite(spread).all():
         raise SourceError(f"column {info.name} has numbers too large to square; divide it by a power of ten")
     return NumberStatistics(weight=weight, missing=missing, mean=mean, spread=spread)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.protocol import ColumnInfo, OpenScan, ScanSchema, TableSchema
 from tablepuppet.tables.columns import arrow, holds_of
@@ -54,7 +55,7 @@ class _Scan:
     rows: pa.Table | None = None
     name: str = ""
     table: str = ""
-    order: NDArray[np.int64] | None = None  # for each row, its position at the owner; None: the same
+    order: RowNumbers | None = None  # for each row, its position at the owner; None: the same
     is_identified: bool = False  # whether each row is known again in other jobs
     ids: NDArray[np.uint64] | None = None
 
@@ -172,7 +173,7 @@ class ClientTables:
             opened.ids = None if opened.ids is None else opened.ids[opened.order]
             return (bits[opened.order] ^ np.uint64(1 << 63)).view(np.int64) if wants_bits else None
 
-    def order(self, job: str, scan: int) -> NDArray[np.int64] | None:
+    def order(self, job: str, scan: int) -> RowNumbers | None:
         """For each row of a scan, its position at the owner; None: the same."""
         with self._lock:
             return self._opened(job, scan).order

@@ -1,6 +1,6 @@
 """In process: clients in threads, each behind the same frames that a network would carry.
 
-Nothing but a frame's bytes passes between server and client, so no array can alias.
+Nothing but a frame's bytes passes between server and client: copies, or what nobody can change (arrays.fixed).
 """
 
 from __future__ import annotations

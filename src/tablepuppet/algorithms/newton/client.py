@@ -16,7 +16,7 @@ from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonU
 from tablepuppet.algorithms.numerics.conjugate import WIDE, Products
 from tablepuppet.algorithms.numerics.spectrum import Spectrum
 from tablepuppet.algorithms.numerics.subspace import Trail
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, fixed
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.protocol import Combined, Done, Move, Partial, Predictions
 
@@ -119,5 +119,5 @@ def _gram(setup: PartSetup, message: NewtonUpdate) -> Array:
 
 def _predicted(setup: PartSetup, state: NewtonState, direction: Array) -> tuple[NewtonState, Answer]:
     trail = state.trail.towards(direction)
-    answer = Predictions(values=setup.model.predict(direction), products=trail.products())
+    answer = Predictions(values=fixed(setup.model.predict(direction)), products=trail.products())
     return msgspec.structs.replace(state, trail=trail), answer

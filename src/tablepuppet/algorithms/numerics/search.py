@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, fixed
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.tally import Tally, tally
 from tablepuppet.privacy.labels import Channel
@@ -54,13 +54,19 @@ class Found:
 
 
 def derivative_step(
-    shard: Any, *, loss: Loss, intercept: Array, channel: Channel | None, wants_curvature: bool
+    shard: Any, *, loss: Loss, intercept: Array, channel: Channel | None, wants_curvature: bool, apart: Sequence[bool]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """∂ℓ/∂a, and ∂²ℓ/∂a² where it is asked for; and what metrics are made of, now that the scores are at hand."""
+    """∂ℓ/∂a, and ∂²ℓ/∂a² where it is asked for; and what metrics are made of, now that the scores are at hand.
+
+    Blocks get both side by side, for a row that is far away is then fetched once; those marked `apart` one by one.
+    """
     scores = np.add(shard.scores, intercept, out=shard.scores)
     total, gradient, curvature = loss.derivatives(scores, shard.labels, wants_curvature=wants_curvature)
     sums = tally(loss, scores, shard.labels, channel, total) | {"residual": gradient.sum(axis=0)}
-    return (gradient if curvature is None else (gradient, curvature),), sums
+    if curvature is None:
+        return (gradient,), sums
+    both = (gradient, curvature)
+    return [[gradient if alone else both for alone in apart], [curvature if alone else () for alone in apart]], sums
 
 
 def derivatives(
@@ -69,12 +75,17 @@ def derivatives(
     """One walk over all joined rows."""
     joined, loss = problem.joined, problem.loss
     given: dict[str, Any] = {"loss": loss, "channel": problem.channel, "wants_curvature": wants_curvature}
-    done = joined.run(derivative_step, predictions, signals=1, intercept=intercept, **given)
-    signals, curvatures = done.signals[0], None
-    if wants_curvature:
-        for i, both in enumerate(signals):  # one block at a time: they are as large as the tables
-            signals[i] = np.ascontiguousarray(both.T)
-        signals, curvatures = ([both.reshape(2, -1, loss.outputs)[k] for both in signals] for k in range(2))
+    apart = [index.is_identity for index in joined.indices]  # as large as the joined table: nothing is to be copied
+    done = joined.run(
+        derivative_step, predictions, signals=1 + wants_curvature, intercept=intercept, apart=apart, **given
+    )
+    signals, curvatures = done.signals[0], done.signals[1] if wants_curvature else None
+    for i, alone in enumerate(apart):
+        if alone:
+            for found in done.signals:
+                fixed(found[i])
+        elif curvatures is not None:
+            signals[i], curvatures[i] = np.ascontiguousarray(signals[i].T).reshape(2, -1, loss.outputs)
     sums = done.sums
     total = sums["weighted"] if "weighted" in sums else sums["loss"]
     return Derivatives(total / joined.rows, signals, curvatures, sums.pop("residual"), sums)
@@ -125,7 +136,7 @@ def minimise(
     `vectors[i]` holds h_i and its directions, newest first; `start` gives up the derivatives at h, so that they go as
     soon as others are known; `hessian` is that of the mean loss.
     """
-    at = start()
+    here = start()
     sizes = [len(block) - 1 for block in vectors]
     borders = np.cumsum([0, *sizes])
     outputs = len(intercept)
@@ -152,7 +163,9 @@ def minimise(
         hessian[a:b, a:b] += l2 * gram[1:, 1:]
     alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(outputs, np.bool_)])
     point, predictions = np.zeros(borders[-1] + outputs), [block[0] for block in vectors]
-    value, slope = total(point, at)
+    value, slope = total(point, here)
+    at: Derivatives | None = here
+    del here
     first = value
     newest = [a for a, size in zip(borders[:-1], sizes, strict=True) if size]
     decrement = 0.5 * (-float(slope[newest].sum()) + _intercept_gap(slope, hessian, borders[-1]))
@@ -165,16 +178,19 @@ def minimise(
         for halving in range(_HALVINGS):  # the full Newton step, halved until F falls
             new = point + step / 2**halving
             moved = [_combined(block, c) for block, c in zip(vectors, split(new), strict=True)]
-            there = evaluate(moved, intercept + new[borders[-1] :])
-            reached, new_slope = total(new, there)
+            at = None  # as large as the tables, and rarely wanted again
+            at = evaluate(moved, intercept + new[borders[-1] :])
+            reached, new_slope = total(new, at)
             if reached <= max(value - 1e-4 * expected / 2**halving, value + 1e-15 * abs(value)):
                 break
         else:
+            at = None
             break
-        point, value, slope, predictions, at = new, reached, new_slope, moved, there
+        point, value, slope, predictions = new, reached, new_slope, moved
         if is_quadratic:
             break
-    return Found(split(point), intercept + point[borders[-1] :], predictions, at, value, decrement)
+    chosen = intercept + point[borders[-1] :]
+    return Found(split(point), chosen, predictions, at or evaluate(predictions, chosen), value, decrement)
 
 
 def _combined(block: Sequence[Array], coefficients: Array) -> Array:

@@ -9,7 +9,7 @@ both halves apply them, and so neither sends what the other already knows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -169,17 +169,15 @@ class Tracker:
         )
         hessian, scale = self._hessian, 1.0 / problem.joined.rows
         for i, (a, slots) in enumerate(zip(first, self._slots, strict=False)):
-            images, found = [signal[i] for signal in done.signals], np.array([*new, *last])
-            if known is not None:  # a block's own directions and the intercept need no walk
-                images += [known[i] * columns[i], known[i]]
+            found = np.array([*new, *last])
+            if known is not None:
                 found = np.concatenate([*rows[:i], *rows[i + 1 :], rows[i], last])
-            for slot, vector in slots.items():
-                if outputs == 1:
-                    products = np.concatenate([image.T @ vector[:, 0] for image in images])
-                else:
-                    products = np.array([np.vdot(image, vector) for image in images])
-                here = found[: len(products)]
-                hessian[here, a + slot] = hessian[a + slot, here] = scale * products
+            for image in _images(i, done.signals, known, columns):
+                here, found = np.split(found, [image.shape[1] // outputs])
+                for slot, vector in slots.items():
+                    products = image.T @ vector[:, 0] if outputs == 1 else np.vdot(image, vector)
+                    hessian[here, a + slot] = hessian[a + slot, here] = scale * products
+                del image
         place = np.ix_([*new, *last], last)
         hessian[place] = scale * done.sums["intercept"]
         hessian.T[place] = hessian[place]
@@ -223,6 +221,19 @@ def _moved(gram: Array, coefficients: Array) -> Array:
     change = np.eye(len(gram))
     change[0, 1:] = coefficients
     return change @ gram @ change.T
+
+
+def _images(
+    block: int, signals: Sequence[list[Array]], known: Sequence[Array] | None, columns: Sequence[Array]
+) -> Iterator[Array]:
+    """What the Hessian makes of new directions and the intercept, per row of a block: one by one, for each is as large
+    as the table. A block's own directions and the intercept need no walk where the curvature of its rows is known."""
+    for signal in signals:
+        yield signal[block]
+        signal[block] = signal[block][:0].copy()
+    if known is not None:
+        yield known[block] * columns[block]
+        yield known[block]
 
 
 def _beside(vectors: Sequence[Array], like: Array) -> Array:

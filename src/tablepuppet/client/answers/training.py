@@ -34,7 +34,8 @@ def start_part(own: ClientState, request: Start) -> m.Started:
     check_model(request.model, part.train.width, request.outputs)
     check_options(request.algorithm)
     given = part.request.multiplicity
-    multiplicity = np.ones(part.train.rows) if given is None else given.astype(np.float64)
+    one = np.broadcast_to(np.float64(1.0), part.train.rows)  # takes no memory
+    multiplicity = one if given is None else given.astype(np.float64)
     weights = multiplicity if request.weights is None else request.weights[:, 0]
     if request.signs and len(request.signs) != part.train.width:
         raise TransportError(f"{len(request.signs)} signs were sent for {part.train.width} columns")

@@ -67,7 +67,7 @@ class RowIndex:
 
     def restore(self, values: NDArray[T]) -> NDArray[T]:
         """Values in the order of walks, per row."""
-        if self.order is None:
+        if self.order is None or not values.size:
             return values
         out = np.empty_like(values)
         loops().put(out.reshape(self.rows, -1), values.reshape(self.rows, -1), self.order)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.mapping.rows.index import RowIndex, count_rows, distinct
+from tablepuppet.mapping.rows.index import RowIndex, count_rows, distinct, pieces
 from tablepuppet.mapping.walk.collapse import SharedTotals
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, empty_sums, gather_scatter_for
 from tablepuppet.mapping.walk.lane import walk_lane
@@ -150,7 +150,7 @@ class JoinedRows:
     def label_counts(self) -> RowNumbers:
         """How many joined rows have their label from each label row."""
         p = self.label_index
-        return np.ones(p.rows, np.int32) if p.index is None else count_rows(p.index, p.rows)
+        return np.broadcast_to(np.int32(1), p.rows) if p.index is None else count_rows(p.index, p.rows)
 
     def by_label(self) -> JoinedRows:
         """The different labels, each as heavy as all joined rows that have it."""
@@ -229,14 +229,17 @@ def lanes_of(rows: int, scattered: int) -> list[Lane]:
 def by_label(labels: Array, counts: RowNumbers, weights: Array | None) -> JoinedRows:
     """The different labels, each as heavy as all joined rows that have it, in one block: while nothing is
     predicted, sums over them are sums over all joined rows. `counts`: joined rows per label row."""
-    heavy = counts.astype(np.float64)
-    if weights is not None:
-        heavy *= weights
     found = np.unique(labels)
-    if len(found) == len(labels):
-        found = labels
+    if weights is None and len(found) < len(labels):
+        heavy: Array = np.zeros(len(found))
+        for here in pieces(len(labels)):
+            heavy += np.bincount(np.searchsorted(found, labels[here]), counts[here], len(found))
     else:
-        heavy = np.bincount(np.searchsorted(found, labels), heavy, len(found)).astype(np.float64, copy=False)
+        heavy = np.asarray(counts * (1.0 if weights is None else weights), np.float64)
+        if len(found) == len(labels):
+            found = labels
+        else:
+            heavy = np.asarray(np.bincount(np.searchsorted(found, labels), heavy, len(found)), np.float64)
     identity = RowIndex(len(found), None, is_sorted=True)
     return JoinedRows(len(found), (identity,), identity, found, weights=heavy)
 

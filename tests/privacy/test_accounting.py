@@ -55,10 +55,10 @@ def test_a_row_takes_part_with_the_probability_that_any_of_its_joined_rows_is_dr
 def test_a_row_that_takes_part_twice_pays_twice() -> None:
     both = Ledger((release(steps=300), release(steps=700)))
     assert both.epsilon("features", "users", "outsider") == pytest.approx(release().spent(), rel=1e-3)
-    assert "all 2 together" in both.lines()[-1]
+    assert "all tables' parameters: ε = 1.8" in both.lines()[-1]
     with pytest.raises(PrivacyError, match=r"would spend ε = 1\.8"):
         check_budget(both, None, 1.5)
-    noise = composed_noise(1.0, 1e-5, ((50, 0.1), (50, 0.4)))
+    noise = composed_noise(1.0, 1e-5, (Mechanism(1.0, 50, 0.1), Mechanism(1.0, 50, 0.4)))
     assert composed_epsilon((Mechanism(noise, 50, 0.1), Mechanism(noise, 50, 0.4)), 1e-5) <= 1.0
     assert composed_epsilon((Mechanism(noise, 50, 0.1), Mechanism(noise, 50, 0.4)), 1e-5) > 0.98
     assert noise > gaussian_noise(1.0, 1e-5, 50, 0.4)

@@ -65,7 +65,7 @@ def test_the_audit_catches_a_quarter_of_the_noise(monkeypatch: pytest.MonkeyPatc
 
 def test_the_audit_catches_a_missing_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     def unclipped(self: LinearModel, theta: Any, signal: Any, clip: float, *given: Any) -> Any:
-        return self.gradient(theta, signal, *given)
+        return self.gradient(theta, signal, *given[:2])
 
     monkeypatch.setattr(LinearModel, "clipped_gradient", unclipped)
     assert surprise(monkeypatch) < ALARM

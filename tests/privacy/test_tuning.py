@@ -43,7 +43,7 @@ def test_a_clip_lies_between_once_and_three_times_what_a_row_typically_sends() -
     quiet, loud = steps(noise=1e-3), steps(noise=1e5)
     (first, _), (second, _) = tuned([quiet, loud], 1.5, 1.0, None)
     assert (first, second) == pytest.approx((3 * typical, typical))
-    assert [clip for clip, _ in tuned([quiet, loud], 1.5, 1.0, 0.25)] == [0.25, 0.25]
+    assert [clip for clip, _ in tuned([quiet, loud], 1.5, 1.0, [0.25, 0.25])] == [0.25, 0.25]
 
 
 def test_everything_scales_with_the_labels() -> None:

@@ -211,6 +211,10 @@ class Algorithm(ABC, Generic[_Options]):
         """How gradients are noised, where `why_not_private` has no objection."""
         return PrivateForm()
 
+    def signal_change(self, options: _Options, loss: Loss, move: float, weight: float, *, is_linear: bool) -> float:
+        """How much a joined row's signal changes at most where its score moves by so much, in every round so far."""
+        return weight * loss.slope_change(move)
+
     # -- when to take it -------------------------------------------------------------------
 
     def merit(self, shape: Shape) -> Merit:

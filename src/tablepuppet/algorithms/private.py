@@ -36,7 +36,7 @@ class PrivateGradient:
         self.taken += 1
         if self.taken > self.privacy.limit:
             raise _past("gradients", self.privacy.limit)
-        total = model.clipped_gradient(theta, signal, self.privacy.clip, rows, draw)
+        total = model.clipped_gradient(theta, signal, self.privacy.clip, rows, draw, self.privacy.reach)
         noisy = noised(total.astype(np.float64), self.privacy.noise * self.privacy.clip, self.generator)
         return noisy.astype(total.dtype, copy=False)  # a network's numbers may be of 32 bits
 
@@ -60,8 +60,8 @@ class PrivateGradient:
 
     def shown(self, predictions: Array) -> Array:
         """Predictions as the server may see them."""
-        self.showings += self.privacy.prediction_bound > 0
-        if self.showings > self.privacy.prediction_limit and self.privacy.prediction_bound > 0:
+        self.showings += self.privacy.hides_predictions
+        if self.showings > self.privacy.prediction_limit and self.privacy.hides_predictions:
             raise _past("predictions", self.privacy.prediction_limit)
         return bounded(predictions, self.privacy, self.generator)
 

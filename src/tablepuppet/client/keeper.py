@@ -244,13 +244,13 @@ class Keeper:
         clips = privacy is not None and privacy.clips
         if clips != (contract.feature_privacy is not None):
             raise refused("gradients are noised as agreed, or not at all")
-        if is_local != (privacy is not None and privacy.prediction_bound > 0):
+        if is_local != (privacy is not None and privacy.hides_predictions):
             raise refused("predictions are noised as agreed, or not at all")
         has_form = algorithm_of(request.algorithm).why_not_private(request.algorithm) is None
         if privacy is not None and (not has_form or (clips and privacy.noise <= 0)):
             raise refused("what was agreed to be noised has no noise")
-        if privacy is not None and is_local and privacy.prediction_noise <= 0:
-            raise refused("what was agreed to be noised has no noise")
+        if privacy is not None and not 0 < privacy.prediction_bound < np.inf:
+            raise refused("under noise, predictions leave within bounds")
 
     def _step(self, job: _Job, contract: Contract, request: Any) -> None:
         part = _started(job, request.part)

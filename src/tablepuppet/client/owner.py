@@ -20,8 +20,10 @@ from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.client.policy import Policy
+from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.privacy.accounting import participation
+from tablepuppet.privacy.accounting import Mechanism
+from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.owner import Spending, without_noise
 from tablepuppet.tables.account_file import AccountFile
 
@@ -42,12 +44,31 @@ class Shown:
 
 
 @dataclass
+class Charged:
+    """What a job's noisy steps on a table are in the account."""
+
+    spends: tuple[Mechanism, ...]
+    name: str = field(default_factory=lambda: secrets.token_hex(16))
+    told: float = 0.0  # of the parts so far: steps over σ²
+
+    def check(self, privacy: GradientPrivacy, most: int, *, is_local: bool) -> None:
+        """The server counts no less than the table's parts will do: their noise, steps, samples and joined rows."""
+        self.told += privacy.limit / privacy.noise**2
+        rate = privacy.rate if is_local else privacy.batch_rate
+        counted = sum(m.steps / m.noise**2 for m in self.spends)
+        is_low = any(m.probability < rate or (not is_local and m.joined < most) for m in self.spends)
+        if privacy.spends != self.spends or is_low or counted < self.told * (1 - 1e-9):
+            raise PolicyError("the job counts less privacy than its noisy steps cost: its noise is not what it says")
+
+
+@dataclass
 class Owner:
     """An owner's policy and account."""
 
     policy: Policy
     account: AccountFile = field(default_factory=AccountFile)
     is_in_process: bool = False  # server and client are one process: there is nobody to hide from
+    charged: dict[tuple[str, str], Charged] = field(default_factory=dict)  # by job and table
     is_restoring: bool = False  # a checkpoint is lived again: what it released was written down then
 
     def contract(self, contract: m.Contract) -> None:
@@ -67,7 +88,7 @@ class Owner:
         """Noisy labels are about to leave."""
         assert request.privacy is not None
         spending = Spending(table=table, what="label", name=release, epsilon=request.privacy.epsilon)
-        self.account.spend(spending, self.policy.budget.get(table))
+        self.account.spend(spending, budget=self.policy.budget.get(table))
 
     def plain_label(self, table: str) -> None:
         """Labels are about to leave as they are."""
@@ -84,16 +105,22 @@ class Owner:
             return
         if self.is_restoring:
             return
-        joined = participation(privacy.batch_rate, int(multiplicity.max(initial=1.0)))
-        spending = Spending(
-            table=table,
-            what="features",
-            name=secrets.token_hex(16),
-            noise=privacy.noise,
-            steps=privacy.limit,
-            probability=privacy.rate if request.algorithm.samples_at_clients else joined,
-        )
-        self.account.spend(spending, budget)
+        # What a table's rows pay is one figure for all parts that a job makes of it.
+        charged = self.charged.setdefault((request.job, table), Charged(privacy.spends))
+        charged.check(privacy, int(multiplicity.max(initial=1.0)), is_local=request.algorithm.samples_at_clients)
+        spent = [
+            Spending(table=table, what="features", name=f"{charged.name}-{number}", **mechanism._asdict())
+            for number, mechanism in enumerate(privacy.spends)
+        ]
+        self.account.spend(*spent, budget=budget)
+        if privacy.hides_predictions:
+            noise = privacy.prediction_noise / (2.0 * privacy.prediction_bound)
+            name, steps = f"{charged.name}-{request.part}", privacy.prediction_limit
+            self.account.spend(Spending(table=table, what="noisy predictions", name=name, noise=noise, steps=steps))
+
+    def close(self, job: str) -> None:
+        """A job is over: one that comes under its name pays for itself."""
+        self.charged = {key: found for key, found in self.charged.items() if key[0] != job}
 
     def limits_predictions(self, forbids: bool) -> bool:
         """Whether exact predictions in training end before they tell a row; `forbids`: the job promises it."""

@@ -150,7 +150,7 @@ class _Training:
                 l1=job.l1,
                 signs=list(problem.signs[part.block]) if problem.signs else [],
                 seed=job.seed,
-                privacy=self.private.gradients[part.block],
+                privacy=self.private.of(part.block, self.plan.mapping.bound.scans[part.scan].table),
                 weights=None if weights is None else weights[part.block][part.train],
                 peers=self.union.peers(part),
                 spread=[] if problem.head is None else problem.head.head.spread(part.block),

@@ -1,13 +1,15 @@
 """Clipped gradients of a torch module without a gradient per row where that can be avoided.
 
-In: a module, its parameters by name, rows x and a signal Y. Out: Σ_k s_k (∂h_k/∂θ)ᵀ Y_k with s_k = min(1, C/‖·‖), by
-parameter. In a chain of dense layers the gradient of a row is an outer product per layer, δ aᵀ, whose norm is known
-from its factors: ‖g_k‖² = Σ_layers ‖δ‖² (‖a‖² + 1). Other modules get a gradient per row, few rows at a time.
+In: a module, its parameters by name, rows x and a signal Y. Out: Σ_k s_k (∂h_k/∂θ)ᵀ Y_k, by parameter, with
+s_k = min(1, C/‖·‖, R‖Y_k‖/‖·‖). In a chain of dense layers the gradient of a row is an outer product per layer, δ aᵀ,
+whose norm is known from its factors: ‖g_k‖² = Σ_layers ‖δ‖² (‖a‖² + 1). Other modules get a gradient per row, few rows
+at a time.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from math import inf
+from typing import TYPE_CHECKING, Any, cast
 
 from tablepuppet.errors import TrainingError
 from tablepuppet.models.modules import need_torch
@@ -19,10 +21,18 @@ if TYPE_CHECKING:
 _NUMBERS = 1 << 22  # in the gradients of the rows that are looked at together
 
 
-def clipped_sums(module: Module, parameters: dict[str, Tensor], x: Tensor, signal: Tensor, clip: float) -> list[Tensor]:
-    """The clipped sum, one tensor per parameter, in their order."""
+def clipped_sums(
+    module: Module, parameters: dict[str, Tensor], x: Tensor, signal: Tensor, clip: float, reach: float = inf
+) -> list[Tensor]:
+    """The clipped sum, one tensor per parameter, in their order; no summand is longer than `reach`·‖Y_k‖ either."""
     sums = _by_layers if is_dense_chain(module) else _by_rows
-    return sums(module, parameters, x, signal, clip)
+    most = (reach * (signal * signal).sum(1).sqrt()).nan_to_num(clip).clamp(max=clip)
+    return sums(module, parameters, x, signal, most)
+
+
+def _scale(squares: Tensor, most: Tensor) -> Tensor:
+    """What brings each row's norm to at most what it may be."""
+    return cast("Tensor", need_torch().where(squares > most * most, most / squares.clamp(min=1e-300).sqrt(), 1.0))
 
 
 def is_dense_chain(module: Module) -> bool:
@@ -33,7 +43,7 @@ def is_dense_chain(module: Module) -> bool:
     return all(type(layer) is nn.Linear or not list(layer.parameters()) for layer in module)
 
 
-def _by_layers(module: Module, parameters: dict[str, Tensor], x: Tensor, signal: Tensor, clip: float) -> list[Tensor]:
+def _by_layers(module: Module, parameters: dict[str, Tensor], x: Tensor, signal: Tensor, most: Tensor) -> list[Tensor]:
     torch = need_torch()
     layers: Any = module
     out, inputs, outputs = x, {}, {}
@@ -54,7 +64,7 @@ def _by_layers(module: Module, parameters: dict[str, Tensor], x: Tensor, signal:
             squares += own * (inputs[i].detach() ** 2).sum(1)
         if f"{i}.bias" in parameters:
             squares += own
-    scale = clip / squares.sqrt().clamp(min=clip)
+    scale = _scale(squares, most)
     found = {}
     for i, delta in deltas.items():
         scaled = delta * scale[:, None]
@@ -63,7 +73,7 @@ def _by_layers(module: Module, parameters: dict[str, Tensor], x: Tensor, signal:
     return [found[name] for name in parameters]
 
 
-def _by_rows(module: Module, parameters: dict[str, Tensor], x: Tensor, signal: Tensor, clip: float) -> list[Tensor]:
+def _by_rows(module: Module, parameters: dict[str, Tensor], x: Tensor, signal: Tensor, most: Tensor) -> list[Tensor]:
     torch = need_torch()
     held = {name: p.detach() for name, p in parameters.items()}
 
@@ -84,7 +94,7 @@ def _by_rows(module: Module, parameters: dict[str, Tensor], x: Tensor, signal: T
             ) from None
         gradients = [found[name] for name in held]
         squares = sum((g.flatten(1) ** 2).sum(1) for g in gradients)
-        scale = clip / torch.as_tensor(squares).sqrt().clamp(min=clip)
+        scale = _scale(torch.as_tensor(squares), most[start : start + size])
         for total, gradient in zip(totals, gradients, strict=True):
             total += torch.tensordot(scale, gradient, dims=1)
     return totals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -29,9 +30,15 @@ class Model(Protocol):
         """Σ_k (∂h_k/∂θ)ᵀ Y_k over some (or all) train rows."""
 
     def clipped_gradient(
-        self, theta: Array, signal: Array, clip: float, rows: RowNumbers | None = None, draw: int | None = None
+        self,
+        theta: Array,
+        signal: Array,
+        clip: float,
+        rows: RowNumbers | None = None,
+        draw: int | None = None,
+        reach: float = inf,
     ) -> Array:
-        """The same sum, each row's summand scaled down to a norm of at most `clip`."""
+        """The same sum, each row's summand scaled down to a norm of at most `clip` and `reach`·‖Y_k‖."""
 
     def predict_test(self, theta: Array) -> Array:
         """h of the test rows."""
@@ -66,10 +73,16 @@ class LinearModel:
         return self.train.transpose_dot(signal, rows)
 
     def clipped_gradient(
-        self, theta: Array, signal: Array, clip: float, rows: RowNumbers | None = None, draw: int | None = None
+        self,
+        theta: Array,
+        signal: Array,
+        clip: float,
+        rows: RowNumbers | None = None,
+        draw: int | None = None,
+        reach: float = inf,
     ) -> Array:
         norms = self.norms if self.norms is not None else self.train.row_norms()
-        scale = clip_scale(signal, norms if rows is None else norms[rows], clip)
+        scale = clip_scale(signal, norms if rows is None else norms[rows], clip, reach)
         return self.train.transpose_dot(signal * scale[:, None], rows)
 
     def predict_test(self, theta: Array) -> Array:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -164,9 +165,15 @@ class NeuralModel:
         return total
 
     def clipped_gradient(
-        self, theta: Array, signal: Array, clip: float, rows: RowNumbers | None = None, draw: int | None = None
+        self,
+        theta: Array,
+        signal: Array,
+        clip: float,
+        rows: RowNumbers | None = None,
+        draw: int | None = None,
+        reach: float = inf,
     ) -> Array:
-        """The same sum, each row's summand scaled down to a norm of at most `clip` (ghost.py)."""
+        """The same sum, each row's summand scaled down to a norm of at most `clip` and `reach`·‖Y_k‖ (ghost.py)."""
         torch = need_torch()
         self._load(theta)
         parameters = {name: p.detach() for name, p in self._trained.items()}
@@ -177,7 +184,7 @@ class NeuralModel:
                 weighted = given[place]
                 if self.exists[0] is not None:
                     weighted = weighted * torch.from_numpy(self.exists[0])[chunk][:, None]
-                sums = clipped_sums(self.module, parameters, self.train.matrix(chunk), weighted, clip)
+                sums = clipped_sums(self.module, parameters, self.train.matrix(chunk), weighted, clip, reach)
                 total += torch.cat([s.reshape(-1) for s in sums])
         return np.asarray(total.numpy())
 

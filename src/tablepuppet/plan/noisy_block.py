@@ -1,13 +1,12 @@
-"""One block under feature privacy: how many noisy steps, with how much noise, and what that releases.
+"""One block under feature privacy: how many noisy steps on which samples, and what its clients do to gradients.
 
-In: a job and its table mapping. Out: per block σ, what its clients do to gradients, and releases for the ledger. Steps,
-caps and rates are public (the join graph is), and so are labels that carry noise of their own or none: nothing here
-reads a feature.
+In: a job and its table mapping. Out: per block its steps and what its clients do to gradients (whole_model.py has the
+noise of all blocks). Steps, caps and rates are public (the join graph is), and so are labels that carry noise of their
+own or none: nothing here reads a feature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +16,14 @@ from tablepuppet.job import Job
 from tablepuppet.mapping.summary import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.penalty import l2_of
-from tablepuppet.privacy.accounting import composed_noise, participation
 from tablepuppet.privacy.gaussian import GradientPrivacy
-from tablepuppet.privacy.ledger import Release, Sampling
 from tablepuppet.privacy.options import FeaturePrivacy
 from tablepuppet.privacy.tuning import NoisySteps
 
 
 @dataclass(frozen=True, slots=True)
 class NoisyBlock:
-    """One block's steps, noise and releases."""
+    """One block's noisy steps."""
 
     job: Job
     features: FeaturePrivacy
@@ -37,9 +34,12 @@ class NoisyBlock:
     form: PrivateForm
     local: int  # steps in a row: inner rounds share those of an outer round
     steps: int  # in the whole run
+    outputs: int  # numbers that a row predicts
 
     @classmethod
-    def of(cls, job: Job, features: FeaturePrivacy, mapping: MappingSummary, number: int, rounds: int) -> NoisyBlock:
+    def of(
+        cls, job: Job, features: FeaturePrivacy, mapping: MappingSummary, number: int, rounds: int, outputs: int
+    ) -> NoisyBlock:
         block = mapping.blocks[number]
         most = max(1, block.most)  # at most the cap, where there is one
         mean = block.joined / block.rows if block.rows else 1.0
@@ -48,7 +48,7 @@ class NoisyBlock:
         )
         inner = form.inner_rounds if len(mapping.parts_of(number)) > 1 else 1
         local = -(-form.local_steps // inner)
-        return cls(job, features, mapping, number, most, mean, form, local, rounds * inner * local)
+        return cls(job, features, mapping, number, most, mean, form, local, rounds * inner * local, outputs)
 
     @property
     def l2(self) -> float:
@@ -82,16 +82,15 @@ class NoisyBlock:
         """What ‖x‖² is at most: every feature, or entry of a vector, lies within ±1 or is one-hot."""
         return float(sum(max(1, column.size) for column in self.mapping.bound.blocks[self.number].columns) or 1)
 
-    def noise(self, blocks: Sequence[NoisyBlock]) -> float:
-        """σ: enough for all that a row of each of the block's tables takes part in, here and in other blocks."""
-        if self.features.noise is not None:
-            return self.features.noise
-        assert self.features.epsilon is not None
-        found = []
-        for table in set(self.tables):
-            runs = [(b.steps, participation(b.rate, b.cap)) for b in blocks for t in b.tables if t == table]
-            found.append(composed_noise(self.features.epsilon, self.features.delta, tuple(sorted(runs))))
-        return max(found, default=1.0)
+    @property
+    def reach(self) -> float:
+        """R: how far a row's share of a sum may move, for each unit of its signal; no bound for a network's outputs."""
+        is_linear = self.job.spec.is_linear
+        return float(np.sqrt(self.squared_norm)) if is_linear or self.outputs == 1 else np.inf
+
+    @property
+    def name(self) -> str:
+        return self.mapping.bound.blocks[self.number].name
 
     def descent(self, noise: float, loss: Loss, squared_norms: float) -> NoisySteps:
         """The block's steps as their cost depends on them; `squared_norms` is the sum over all blocks."""
@@ -110,35 +109,13 @@ class NoisyBlock:
             momentum=form.momentum,
         )
 
-    def gradient(self, noise: float, clip: float, rate: float, shared: dict[str, Any] | None) -> GradientPrivacy:
+    def gradient(self, noise: float, clip: float, rate: float, shared: dict[str, Any]) -> GradientPrivacy:
         """What the block's clients do; `rate` is of a local step."""
-        given: dict[str, Any] = {"clip": clip, "noise": noise, "limit": self.steps, **(shared or {})}
+        given: dict[str, Any] = {"clip": clip, "noise": noise, "limit": self.steps, "reach": self.reach, **shared}
         if not self.is_local:
             return GradientPrivacy(batch_rate=self.rate, **given)
         rate = self.features.learning_rate or self.form.learning_rate or rate
         return GradientPrivacy(learning_rate=rate, steps=self.local, rate=self.features.sample, **given)
-
-    def releases(self, noise: float) -> list[Release]:
-        """What outsiders learn, and what the server learns of updates alone: of each table, as often as it is read."""
-        sampled: Sampling = "poisson" if self.rate < 1.0 else "none"
-        seen: Sampling = sampled if self.is_local or self.rate == 1.0 else "known"
-        given: dict[str, Any] = {
-            "what": "features",
-            "noise": noise,
-            "steps": self.steps,
-            "rate": self.rate,
-            "cap": self.cap,
-            "multiplicity": self.most,
-            "delta": self.features.delta,
-        }
-        what = "local steps" if self.is_local else "gradients"
-        how = f"noisy {what} of block {self.mapping.bound.blocks[self.number].name}"
-        found = []
-        for table in self.tables:
-            own, alone = f"{how}; own table's updates", f"{how} alone, predictions apart"
-            found.append(Release(observer="outsider", table=table, sampling=sampled, mechanism=own, **given))
-            found.append(Release(observer="server", table=table, sampling=seen, mechanism=alone, **given))
-        return found
 
 
 def outer_rounds(job: Job, mapping: MappingSummary) -> int:

@@ -52,6 +52,7 @@ class Plan:
     widths: tuple[int, ...] | None = None  # encoded columns of each block, once statistics are known
     unit: float = 1.0  # of a numeric label (ModelSpec.unit)
     slope: float = 1.0  # ∂ℓ/∂a of a typical training row, by which feature privacy clips
+    weight: float = 1.0  # the largest of any joined training row
 
     @property
     def spec(self) -> ModelSpec:
@@ -138,7 +139,7 @@ class Plan:
     @cached_property
     def private(self) -> PrivatePlan:
         """What clients do for the job's privacy; refuses what cannot be kept."""
-        return plan_privacy(self.job, self.mapping, self.loss, self.slope)
+        return plan_privacy(self.job, self.mapping, self.loss, self.slope, self.weight)
 
     @property
     def ledger(self) -> Ledger:

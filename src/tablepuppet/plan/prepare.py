@@ -52,8 +52,9 @@ def prepare(mapping: TableMapping, job: Job) -> Prepared:
     mapping = weighted(_unbiased(mapping, loss), job)
     _check_stopping(job, mapping, loss)
     check_penalties(job, mapping.bound.blocks)
-    slope = typical_slope(mapping, loss) if job.privacy.features is not None else 1.0
-    plan = Plan(job, summary, loss, unit=_unit(job, mapping, loss), slope=slope)
+    slope = typical_slope(mapping, loss) if job.is_private else 1.0
+    weight = 1.0 if mapping.train.weights is None else float(mapping.train.weights.max(initial=0.0))
+    plan = Plan(job, summary, loss, unit=_unit(job, mapping, loss), slope=slope, weight=weight)
     return Prepared(plan, mapping, expanded(mapping) if job.is_expanded else mapping)
 
 

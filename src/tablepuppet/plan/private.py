@@ -1,15 +1,18 @@
 """What a job's privacy means for its blocks: how much noise, over how many steps, for which ε.
 
 In: a job and a table mapping. Out: a `PrivatePlan`: what each block's clients do to gradients and predictions, and the
-ledger of what the job will spend (noisy_block.py has one block's share). Nothing here reads a feature.
+ledger of what the job will spend (noisy_block.py has one block's share, whole_model.py the noise of all). Nothing
+here reads a feature.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from tablepuppet.algorithms.registry import EXPANDED, FEDERATED, algorithm_of, named
 from tablepuppet.errors import PrivacyError
@@ -18,12 +21,13 @@ from tablepuppet.mapping.summary import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.disclosure import exchanges_of
 from tablepuppet.plan.noisy_block import NoisyBlock, outer_rounds, tables_of
-from tablepuppet.privacy.accounting import gaussian_noise
+from tablepuppet.plan.whole_model import WholeModel
+from tablepuppet.privacy.accounting import Mechanism, gaussian_noise
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.labels import true_epsilon
 from tablepuppet.privacy.ledger import Ledger, Release, check_budget
 from tablepuppet.privacy.options import PredictionPrivacy
-from tablepuppet.privacy.tuning import tuned
+from tablepuppet.privacy.tuning import NoisySteps, tuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +39,28 @@ class PrivatePlan:
     planned_rounds: int
     rounds: int  # outer rounds after which the budget is spent; no more are run
     rates: tuple[float, ...] = ()  # each block's learning rate of noisy batches, where the user gave none
+    spends: Mapping[str, tuple[Mechanism, ...]] = field(default_factory=dict)  # what rows of each table pay
 
     @property
     def is_noisy(self) -> bool:
         """Whether gradients are clipped and noised."""
         return any(g is not None and g.clips for g in self.gradients)
 
+    def of(self, block: int, table: str) -> GradientPrivacy | None:
+        """What clients do to gradients of a block, on rows of a table."""
+        found = self.gradients[block]
+        return found if found is None else msgspec.structs.replace(found, spends=self.spends.get(table, ()))
+
     def spent(self, rounds: int) -> Ledger:
         """The ledger after so many outer rounds."""
         return self.ledger.after(rounds / self.planned_rounds)
 
 
-def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float) -> PrivatePlan:
-    """Everything that follows from `privacy` before training; refuses what cannot be kept."""
+def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float = 1.0) -> PrivatePlan:
+    """Everything that follows from `privacy` before training; refuses what cannot be kept.
+
+    `slope`: ∂ℓ/∂a of a typical training row; `weight`: the largest of any row.
+    """
     _check(job)
     rounds = outer_rounds(job, mapping)
     features, predictions = job.privacy.features, job.privacy.predictions
@@ -55,21 +68,26 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float) ->
     numbers = range(len(mapping.bound.blocks))
     shown = exchanges_of(job, loss, mapping.train_rows).showings  # of one row in one block, evaluation included
     uses = Counter(table for number in numbers for table in tables_of(mapping, number))
-    shared = _shared_predictions(predictions, shown, max(uses.values(), default=1))
-    releases, rates = list(labels), []
+    most = max(uses.values(), default=1)
+    bound = predictions.bound or 0.5 * slope / loss.bound
+    shared = _shared_predictions(predictions, bound, shown, most)
+    releases: list[Release] = list(labels)
+    rates: list[float] = []
     gradients: list[GradientPrivacy | None]
+    spends: dict[str, tuple[Mechanism, ...]] = {}
     if features is None:
-        gradients = [None if shared is None else GradientPrivacy(clip=0.0, noise=0.0, **shared)] * len(numbers)
+        is_local = predictions.mode == "local"
+        gradients = [GradientPrivacy(clip=0.0, noise=0.0, **shared) if is_local else None] * len(numbers)
     else:
-        blocks = [NoisyBlock.of(job, features, mapping, number, rounds) for number in numbers]
-        noises = [block.noise(blocks) for block in blocks]
-        chosen = _tuned(blocks, noises, loss, slope)
-        gradients = [b.gradient(n, c, r, shared) for b, n, (c, r) in zip(blocks, noises, chosen, strict=True)]
-        releases += [r for block, noise in zip(blocks, noises, strict=True) for r in block.releases(noise)]
-        rates = [rate for _, rate in chosen]
-    if shared is not None:
-        most = max(uses.values(), default=1)
-        releases += [_prediction_release(t, predictions, shown * most, shown * uses[t]) for t in sorted(uses)]
+        blocks = [NoisyBlock.of(job, features, mapping, number, rounds, loss.outputs) for number in numbers]
+        model, deviations, rates = _calibrated(blocks, loss, slope, bound, weight)
+        given = zip(blocks, deviations, model.clips, rates, strict=True)
+        gradients = [b.gradient(n / c, c, r, shared) for b, n, c, r in given]
+        releases += model.releases(deviations, hides_predictions=predictions.mode == "local")
+        spends = {table: model.mechanisms(table, deviations) for table in model.tables}
+    if predictions.mode == "local":
+        for table in sorted(uses):
+            releases.append(_prediction_release(table, predictions, bound, shown * most, shown * uses[table]))
     ledger = Ledger(tuple(releases))
     budget = job.privacy.budget
     check_budget(Ledger(tuple(labels)), budget.label, None)
@@ -78,18 +96,30 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float) ->
         affordable = _affordable(ledger, budget.features, rounds)
         if affordable == 0 or features.epsilon is not None:
             check_budget(ledger, None, budget.features)
-    return PrivatePlan(tuple(gradients), ledger, rounds, affordable, tuple(rates))
+    return PrivatePlan(tuple(gradients), ledger, rounds, affordable, tuple(rates), spends)
 
 
-def _tuned(
-    blocks: Sequence[NoisyBlock], noises: Sequence[float], loss: Loss, slope: float
-) -> list[tuple[float, float]]:
-    """C and the learning rate of each block (privacy/tuning.py)."""
+def _calibrated(
+    blocks: Sequence[NoisyBlock], loss: Loss, slope: float, bound: float, weight: float
+) -> tuple[WholeModel, list[float], list[float]]:
+    """Clips, noise and learning rates of all blocks: clips by a rough figure of the noise (privacy/tuning.py)."""
     if not blocks:
-        return []
-    norms = sum(block.squared_norm for block in blocks)
-    descents = [block.descent(noise, loss, norms) for block, noise in zip(blocks, noises, strict=True)]
-    return tuned(descents, slope, loss.bound, blocks[0].features.clip)
+        return WholeModel((), (), 0.0, bound), [], []
+    job, given = blocks[0].job, blocks[0].features.clip
+    algorithm, norms = algorithm_of(job.options), sum(block.squared_norm for block in blocks)
+    change = algorithm.signal_change(job.options, loss, bound, weight, is_linear=job.spec.is_linear)
+
+    def steps(deviations: Sequence[float], clips: Sequence[float]) -> list[NoisySteps]:
+        return [b.descent(n / c, loss, norms) for b, n, c in zip(blocks, deviations, clips, strict=True)]
+
+    clips = [given] * len(blocks) if given is not None else None
+    if clips is None:
+        typical = [block.descent(1.0, loss, norms).typical(slope) for block in blocks]
+        rough = WholeModel(blocks, typical, change, bound).deviations(is_rough=True)
+        clips = [clip for clip, _ in tuned(steps(rough, typical), slope, loss.bound, None)]
+    model = WholeModel(blocks, clips, change, bound)
+    deviations = model.deviations()
+    return model, deviations, [rate for _, rate in tuned(steps(deviations, clips), slope, loss.bound, clips)]
 
 
 def _check(job: Job) -> None:
@@ -128,21 +158,17 @@ def _label_release(job: Job, mapping: MappingSummary) -> list[Release]:
     ]
 
 
-def _shared_predictions(predictions: PredictionPrivacy, shown: int, uses: int) -> dict[str, Any] | None:
-    """How predictions are noised in mode "local": a row is shown at most so often, in as many blocks as read it."""
+def _shared_predictions(predictions: PredictionPrivacy, bound: float, shown: int, uses: int) -> dict[str, Any]:
+    """What leaves of predictions: within H; under noise, at most so often of a row, in as many blocks as read it."""
     if predictions.mode == "trusted":
-        return None
+        return {"prediction_bound": bound}
     assert predictions.epsilon is not None
     noise = gaussian_noise(predictions.epsilon, predictions.delta, shown * uses, 1.0)
     # Another row in its place moves a prediction by at most 2H.
-    return {
-        "prediction_bound": predictions.bound,
-        "prediction_noise": noise * 2.0 * predictions.bound,
-        "prediction_limit": shown,
-    }
+    return {"prediction_bound": bound, "prediction_noise": noise * 2.0 * bound, "prediction_limit": shown}
 
 
-def _prediction_release(table: str, predictions: PredictionPrivacy, planned: int, shown: int) -> Release:
+def _prediction_release(table: str, predictions: PredictionPrivacy, bound: float, planned: int, shown: int) -> Release:
     """What a table's rows pay: the noise is for as many showings as the table that is read most often has."""
     assert predictions.epsilon is not None
     noise = gaussian_noise(predictions.epsilon, predictions.delta, planned, 1.0)
@@ -150,7 +176,7 @@ def _prediction_release(table: str, predictions: PredictionPrivacy, planned: int
         what="predictions",
         table=table,
         observer="server",
-        mechanism=f"predictions within ±{predictions.bound:g}, noised by their owner",
+        mechanism=f"predictions within ±{bound:.3g}, noised by their owner for any other row in its place",
         noise=noise,
         steps=shown,
         delta=predictions.delta,

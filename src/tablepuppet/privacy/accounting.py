@@ -2,31 +2,46 @@
 
 In: how often Gaussian mechanisms ran on the same rows, with which noise, under which sampling. Out: ε at δ, or σ.
 Nothing here draws.
+
+A base row moves its own table's sum by at most C, and other tables' sums through each of its joined rows. Where m of
+its κ joined rows are in a batch, m ~ Bin(κ, q), all sums together move by at most s(m) = (1/σ² + (m·partners)²)^½ in
+units of their noise: a mixture of Gaussians over m, which a row with fewer joined rows stays below.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tablepuppet.errors import PrivacyError
 
 if TYPE_CHECKING:
     import dp_accounting
 
-_LARGEST_NOISE, _LEAST_NOISE = 1e4, 0.05
+_LARGEST_NOISE, _LEAST_NOISE = 1e6, 0.05
 _COARSE = 1e-3
 _CLOSE = 1e-3  # how far above the least noise the chosen one may lie
 _ORDERS = (*range(2, 64), 80, 96, 128, 192, 256, 512)
+_RARE = 1e-14  # more joined rows in a batch than this likely count as all of them
 
 
 class Mechanism(NamedTuple):
-    """`steps` sums with noise σ, each over a Poisson sample that a row is in with some probability."""
+    """`steps` sums with noise, each over a Poisson sample that each of a row's `joined` rows is in with probability."""
 
-    noise: float
+    noise: float  # σ: the row's own table's sum moves by 1/σ
     steps: int
     probability: float = 1.0
+    joined: int = 1
+    partners: float = 0.0  # how far other tables' sums move for each joined row in the sample, in units of their noise
+
+    def moved(self, joined: int) -> float:
+        """s(m): how far all sums together move, in units of their noise."""
+        return math.hypot(1.0 / self.noise, joined * self.partners)
+
+    def scaled(self, noise: float) -> Mechanism:
+        """The same with so many times the noise."""
+        return self._replace(noise=noise * self.noise, partners=self.partners / noise)
 
 
 def participation(rate: float, cap: int) -> float:
@@ -39,12 +54,15 @@ def participation(rate: float, cap: int) -> float:
 
 
 def gaussian_event(mechanism: Mechanism) -> dp_accounting.DpEvent:
-    """The mechanism as dp-accounting knows it."""
+    """The mechanism as dp-accounting knows it; where other tables move, as if it were as far as it usually is."""
     import dp_accounting
 
-    step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(mechanism.noise)
-    if mechanism.probability < 1.0:
-        step = dp_accounting.PoissonSampledDpEvent(mechanism.probability, step)
+    mean = mechanism.joined * mechanism.probability
+    usual = min(mechanism.joined, math.ceil(mean + 2.0 * math.sqrt(mean)))
+    probability = participation(mechanism.probability, mechanism.joined)
+    step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(1.0 / mechanism.moved(usual))
+    if probability < 1.0:
+        step = dp_accounting.PoissonSampledDpEvent(probability, step)
     return dp_accounting.SelfComposedDpEvent(step, mechanism.steps)
 
 
@@ -59,48 +77,113 @@ def gaussian_epsilon(noise: float, steps: int, probability: float, delta: float,
 
 @lru_cache(maxsize=256)
 def composed_epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interval: float = 1e-4) -> float:
-    """ε at δ of all the mechanisms together, each of which saw the same row."""
+    """ε at δ of all the mechanisms together, each of which saw the same row; the row is there, or zero."""
     import dp_accounting  # takes a second to load: only jobs that claim something pay it
-    from dp_accounting import pld
 
-    taken = [m for m in mechanisms if m.steps]
+    taken = tuple(m for m in mechanisms if m.steps)
     if not taken:
         return 0.0
     if all(m.probability >= 1.0 for m in taken):  # Gaussians of noise σ_i are one of noise (Σ 1/σ_i²)^−½, known exactly
-        precision = sum(m.steps / m.noise**2 for m in taken)
-        return float(dp_accounting.get_epsilon_gaussian(1.0 / math.sqrt(precision), delta))
-    # The work grows with ε over the interval.
-    accountant = pld.PLDAccountant(value_discretization_interval=max(interval, 5e-5 * _rough(taken, delta)))
-    for mechanism in taken:
-        accountant.compose(gaussian_event(mechanism))
-    return float(accountant.get_epsilon(delta))
+        return float(dp_accounting.get_epsilon_gaussian(_one(taken), delta))
+    return float(_losses(taken, delta, interval).get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=256)
+def replacement_epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interval: float = 1e-4) -> float:
+    """ε at δ where any other row may stand in the row's place: it goes, and the other comes.
+
+    Both steps are (ε, δ₀)-DP, and together (2ε, (1 + e^ε) δ₀). Without sampling, all sums move twice as far.
+    """
+    import dp_accounting
+
+    taken = tuple(m for m in mechanisms if m.steps)
+    if not taken:
+        return 0.0
+    if all(m.probability >= 1.0 for m in taken):
+        return float(dp_accounting.get_epsilon_gaussian(0.5 * _one(taken), delta))
+    losses = _losses(taken, delta, interval)
+    single = float(losses.get_epsilon_for_delta(delta))
+    for _ in range(60):
+        at = delta / (1.0 + math.exp(single))
+        found = float(losses.get_epsilon_for_delta(at))
+        if found <= single:
+            return 2.0 * single
+        single = found * (1.0 + 1e-3)
+    return math.inf
+
+
+def _one(mechanisms: tuple[Mechanism, ...]) -> float:
+    """σ of the one Gaussian that all of them are together, where none samples."""
+    return 1.0 / math.sqrt(sum(m.steps * m.moved(m.joined) ** 2 for m in mechanisms))
+
+
+@lru_cache(maxsize=8)
+def _losses(mechanisms: tuple[Mechanism, ...], delta: float, interval: float) -> Any:
+    """The privacy loss distribution of all of them; the work grows with ε over the interval."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    steps = sum(m.steps for m in mechanisms)
+    is_mixed = any(m.partners and m.probability < 1.0 for m in mechanisms)
+    coarse = is_mixed * 0.025 / math.sqrt(steps)  # a mixture takes a root for every point; ε grows by about steps·grid²
+    given = {"value_discretization_interval": max(interval, coarse, 5e-5 * _rough(mechanisms, delta))}
+    total: Any = None
+    for mechanism in mechanisms:
+        if mechanism.partners and mechanism.probability < 1.0:
+            one = pld.from_mixture_gaussian_mechanism(1.0, *_mixture(mechanism), **given)
+        else:
+            probability = participation(mechanism.probability, mechanism.joined)
+            noise = 1.0 / mechanism.moved(mechanism.joined)
+            one = pld.from_gaussian_mechanism(noise, sampling_prob=probability, **given)
+        composed = one.self_compose(mechanism.steps)
+        total = composed if total is None else total.compose(composed)
+    return total
+
+
+def _mixture(mechanism: Mechanism) -> tuple[list[float], list[float]]:
+    """How far sums move, and how likely: of each number of joined rows in a batch; very many count as all."""
+    from scipy.stats import binom
+
+    most = min(mechanism.joined, int(binom.isf(_RARE, mechanism.joined, mechanism.probability)) + 1)
+    counts = [*range(most), mechanism.joined]
+    likely = [float(binom.pmf(m, mechanism.joined, mechanism.probability)) for m in range(most)]
+    likely.append(max(0.0, 1.0 - sum(likely)))
+    moved = [mechanism.moved(m) if m else 0.0 for m in counts]
+    kept = [(s, p) for s, p in zip(moved, likely, strict=True) if p > 0.0]
+    return [s for s, _ in kept], [p for _, p in kept]
 
 
 def gaussian_noise(epsilon: float, delta: float, steps: int, probability: float) -> float:
     """The least σ with which `steps` sampled Gaussian mechanisms stay within (ε, δ), to a thousandth and from above."""
-    return composed_noise(epsilon, delta, ((steps, probability),))
+    return composed_noise(epsilon, delta, (Mechanism(1.0, steps, probability),))
+
+
+def rough_noise(epsilon: float, delta: float, mechanisms: tuple[Mechanism, ...]) -> float:
+    """About how many times the noise is enough, in milliseconds."""
+    return _least(lambda noise: _rough(tuple(m.scaled(noise) for m in mechanisms), delta) > epsilon)
 
 
 @lru_cache(maxsize=64)
-def composed_noise(epsilon: float, delta: float, runs: tuple[tuple[int, float], ...]) -> float:
-    """The least σ for all the runs (steps, probability) on the same rows together.
+def composed_noise(epsilon: float, delta: float, mechanisms: tuple[Mechanism, ...]) -> float:
+    """How many times the noise of the mechanisms, all of them on the same rows, is just enough.
 
     Rényi's bound, which takes milliseconds, says where to look; privacy loss distributions, a few of them and none far
     from the answer, say what is enough.
     """
 
-    def of(noise: float) -> list[Mechanism]:
-        return [Mechanism(noise, steps, probability) for steps, probability in runs]
+    def of(noise: float) -> tuple[Mechanism, ...]:
+        return tuple(m.scaled(noise) for m in mechanisms)
 
     def exact(noise: float) -> float:
-        return composed_epsilon(tuple(of(noise)), delta, _COARSE)
+        return composed_epsilon(of(noise), delta, _COARSE)
 
-    high = _least(lambda noise: _rough(of(noise), delta) > epsilon)
-    if exact(high) > epsilon:
-        steps = sum(s for s, _ in runs)
-        raise PrivacyError(
-            f"no noise keeps {steps:,} steps within ε = {epsilon:g} at δ = {delta:g}; take fewer epochs or larger ε"
-        )
+    high = rough_noise(epsilon, delta, mechanisms)
+    while exact(high) > epsilon:
+        if high >= _LARGEST_NOISE or not any(m.partners for m in mechanisms):
+            steps = sum(m.steps for m in mechanisms)
+            raise PrivacyError(
+                f"no noise keeps {steps:,} steps within ε = {epsilon:g} at δ = {delta:g}; take fewer epochs or larger ε"
+            )
+        high *= 1.25
     low = high
     while exact(low) <= epsilon and low > _LEAST_NOISE:
         low, high = max(0.8 * low, _LEAST_NOISE), low
@@ -120,8 +203,8 @@ def _least(exceeds: object) -> float:
     return high
 
 
-def _rough(mechanisms: list[Mechanism], delta: float) -> float:
-    """ε by Rényi divergences: an upper bound, in milliseconds."""
+def _rough(mechanisms: tuple[Mechanism, ...], delta: float) -> float:
+    """ε by Rényi divergences, in milliseconds: an upper bound, where other tables do not move."""
     from dp_accounting import rdp
 
     accountant = rdp.RdpAccountant(orders=_ORDERS)

@@ -1,9 +1,11 @@
 """Clip and noise: a sum over rows of which no row can move more than C, plus Gaussian noise of σC.
 
-    s_k = min(1, C / (‖Y_k‖ ‖x_k‖)),   gradient = Xᵀ(s∘Y) + N(0, σ²C²)
+    s_k = min(1, C / (‖Y_k‖ ‖x_k‖), R / ‖x_k‖),   gradient = Xᵀ(s∘Y) + N(0, σ²C²)
 
 A row is a base row: what it sends through all its joined rows is already summed in Y_k, so that it is clipped once,
 whatever its multiplicity. The norm of a linear model's gradient is the product of two norms: no per-row tensor exists.
+R bounds how far a row's share moves with its signal: another table's row, whose prediction lies within ±H, can move the
+signal by a bounded amount, and so the sum.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from tablepuppet.arrays import Array
+from tablepuppet.privacy.accounting import Mechanism
 
 _GRID_BITS = 30  # of the noise's deviation; rounding a sum of d numbers moves it by less than √d·2⁻³⁰ deviations
 
@@ -29,22 +32,31 @@ class GradientPrivacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     steps: int = 1  # local steps in a row, of algorithms that sample at the clients
     rate: float = 1.0  # Poisson rate of base rows in a local step
     learning_rate: float = 0.0  # of a local step
+    reach: float = math.inf  # R: how far a row's share of a sum may move, for each unit of its signal
     prediction_bound: float = 0.0  # H: predictions are clipped to it; 0: they are sent as they are
-    prediction_noise: float = 0.0  # standard deviation of what is added to each
+    prediction_noise: float = 0.0  # standard deviation of what is added to each; 0: they are clipped only
     limit: int = 0  # noisy gradients in all; a client gives no more
     prediction_limit: int = 0  # how often predictions are shown under noise; a client shows them no more often
     batch_rate: float = 1.0  # Poisson rate of joined rows in a batch
+    spends: tuple[Mechanism, ...] = ()  # what the whole model tells of a row of this table, as the ledger counts it
 
     @property
     def clips(self) -> bool:
         """Whether gradients are clipped and noised; otherwise only predictions are."""
         return self.clip > 0
 
+    @property
+    def hides_predictions(self) -> bool:
+        """Whether predictions leave under noise."""
+        return self.prediction_noise > 0
 
-def clip_scale(signal: Array, row_norms: Array, clip: float) -> Array:
-    """s: what brings each row's gradient, of norm ‖Y_k‖‖x_k‖, to at most C."""
-    norms = np.sqrt(np.einsum("kc,kc->k", signal, signal)) * row_norms
-    return np.asarray(clip / np.maximum(norms, clip))
+
+def clip_scale(signal: Array, row_norms: Array, clip: float, reach: float = math.inf) -> Array:
+    """s: what brings each row's gradient, of norm ‖Y_k‖‖x_k‖, to at most C and R‖Y_k‖."""
+    signals = np.sqrt(np.einsum("kc,kc->k", signal, signal))
+    norms = signals * row_norms
+    most = np.minimum(clip, reach * signals) if math.isfinite(reach) else np.full_like(norms, clip)
+    return np.asarray(np.divide(most, norms, out=np.ones_like(norms), where=norms > most))
 
 
 class SecureGenerator(np.random.Generator):

@@ -2,6 +2,9 @@
 
 In: releases, frozen data that say which mechanism ran how often. Out: ε at δ per table and observer, lines of text,
 and a refusal where a budget would be overdrawn. An ε never stands without unit, observer, δ, sampling and cap.
+
+Two tables are neighbours where one base row's features are all zero in one of them, its keys and label staying: what
+rows join with each other is public. The figure for any other row in its place stands beside it.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from typing import Any, Literal, cast
 import msgspec
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, participation
+from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, replacement_epsilon
 
 Observer = Literal["everyone", "outsider", "server", "other clients"]
+Scope = Literal["model", "own", "others"]  # whose parameters a figure of features is about: all tables', or less
 Sampling = Literal["poisson", "known", "none"]  # known: Poisson, but this observer knows the batches
 
 
@@ -34,6 +38,8 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     multiplicity: int | None = None  # κ, or the largest multiplicity where there is no cap
     sampling: Sampling = "none"
     delta: float = 0.0
+    partners: float = 0.0  # how far other tables' sums move for each joined row, in units of their noise
+    scope: Scope = "model"
 
     def __post_init__(self) -> None:
         if self.rate < 1.0 and self.sampling == "none":
@@ -48,8 +54,8 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     @property
     def gaussian(self) -> Mechanism:
         """What ran, as the accountant counts it."""
-        probability = participation(self.rate, self.cap) if self.sampling == "poisson" else 1.0
-        return Mechanism(self.noise, self.steps, probability)
+        rate = self.rate if self.sampling == "poisson" else 1.0
+        return Mechanism(self.noise, self.steps, rate, self.cap, self.partners)
 
     def line(self) -> str:
         """The claim in words."""
@@ -67,14 +73,8 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return (
             f"{self.what} of {self.table}: ε = {self.spent():.4g}, δ = {self.delta:g} towards {_names(self.observer)}, "
             f"per base row of {self.table}{bound}; {self.steps:,} steps, σ = {self.noise:.4g}, {sampled} "
-            f"({self.mechanism}){self._scope()}"
+            f"({self.mechanism})" + (f"; {_SCOPES[self.scope]}" if self.what == "features" else "")
         )
-
-    def _scope(self) -> str:
-        """What a claim about features does not cover: a row also moves other tables' parameters."""
-        if self.what != "features":
-            return ""
-        return f"; own table's parameters only: it does not cover what rows of {self.table} do to other tables'"
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,22 +106,22 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def lines(self) -> list[str]:
         """The claims, one a line, and their sum where a table's rows pay for several."""
         lines = [release.line() for release in self.releases]
-        for observer in ("outsider", "server"):
-            for table in self.tables("features"):
-                same = [r for r in self.releases if (r.what, r.table, r.observer) == ("features", table, observer)]
-                if len(same) > 1:
-                    lines.append(
-                        f"features of {table}, all {len(same)} together: ε = {_together(same):.4g}, "
-                        f"δ = {same[0].delta:g} towards {_names(same[0].observer)}, per base row of {table}"
-                    )
         for table in self.tables("features"):
-            both = [r for r in self.releases if r.table == table and r.observer == "outsider"]
-            both += [r for r in self.releases if r.table == table and r.what == "predictions"]
-            if any(r.what == "predictions" for r in both):
+            told = [r for r in self.releases if (r.what, r.table, r.observer) == ("features", table, "outsider")]
+            if told:
+                delta, mechanisms = told[0].delta, tuple(r.gaussian for r in told)
                 lines.append(
-                    f"whole released model: ε = {_together(both):.4g}, δ = {min(r.delta for r in both):g} towards "
-                    f"outsiders, per base row of {table}: its own noisy updates, and other tables' through noisy "
-                    "predictions"
+                    f"released model, all tables' parameters: ε = {_together(told):.4g}, δ = {delta:g} towards "
+                    f"outsiders where the features of one base row of {table} are there or zero; "
+                    f"ε = {replacement_epsilon(mechanisms, delta):.4g} where they are any others"
+                )
+        for table in self.tables("predictions"):
+            shown = [r for r in self.releases if r.table == table and r.observer == "server"]
+            if any(r.what == "features" for r in shown):
+                lines.append(
+                    f"all that leaves of features of {table}: ε = {_together(shown):.4g}, "
+                    f"δ = {min(r.delta for r in shown):g} towards the server and all other clients, per base row of "
+                    f"{table}: noisy predictions, and noisy updates of its own"
                 )
         return lines
 
@@ -159,3 +159,10 @@ def _names(observer: Observer) -> str:
         "server": "the server",
         "other clients": "other clients",
     }[observer]
+
+
+_SCOPES: dict[Scope, str] = {
+    "model": "all tables' parameters",
+    "own": "own table's parameters only",
+    "others": "other tables' parameters only",
+}

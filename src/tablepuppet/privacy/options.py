@@ -50,7 +50,7 @@ class LabelPrivacy(_Part, frozen=True):
 
 
 class FeaturePrivacy(_Part, frozen=True):
-    """Released models are (ε, δ)-DP per base row of each table, by clipped gradients and Gaussian noise.
+    """Released models, all their blocks, are (ε, δ)-DP per base row of each table, by clipped gradients and noise.
 
     `cap`: at most so many joined rows per base row of a table take part in training (κ); a number for all tables, or
     one per table. None: no cap, and the largest multiplicity is accounted for. `noise`: σ in units of `clip`; None:
@@ -64,7 +64,7 @@ class FeaturePrivacy(_Part, frozen=True):
     cap: int | dict[str, int] | None = None
     noise: float | None = None
     local_steps: int = 20  # of an outer round, of algorithms that sample at the clients; inner rounds share them
-    sample: float = 0.05  # Poisson rate of base rows in a local step
+    sample: float = 1.0  # Poisson rate of base rows in a local step
     learning_rate: float | None = None  # of a local step, falling to 0; None: from the clip and the noise
     bounds: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
 
@@ -90,13 +90,14 @@ class FeaturePrivacy(_Part, frozen=True):
 class PredictionPrivacy(_Part, frozen=True):
     """What the server may see of predictions h, which read the raw rows in every round.
 
-    `trusted`: h as it is. `local`: h clipped to ±`bound`, with Gaussian noise for (ε, δ) over all rounds.
+    `trusted`: h as it is. `local`: h with Gaussian noise for (ε, δ) over all rounds. `bound`: H, to which h is clipped
+    in mode `local` and under feature privacy; None: half of the slope of the loss over its curvature, from labels.
     """
 
     mode: Literal["trusted", "local"] = "trusted"
     epsilon: float | None = None
     delta: float = 1e-5
-    bound: float = 1.0
+    bound: float | None = None
 
     def __post_init__(self) -> None:
         is_local = self.mode == "local"
@@ -105,7 +106,7 @@ class PredictionPrivacy(_Part, frozen=True):
         )
         self._check(self.epsilon is None or self.epsilon > 0, "predictions.epsilon must be above 0")
         self._check(0 < self.delta < 1, "predictions.delta must lie in (0, 1)")
-        self._check(0 < self.bound < 1e300, "predictions.bound must be above 0")
+        self._check(self.bound is None or 0 < self.bound < 1e300, "predictions.bound must be above 0")
 
 
 class Budget(_Part, frozen=True):

@@ -28,14 +28,21 @@ class Spending(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     a model's scores, or a job's predictions in training."""
 
     table: str
-    what: Literal["label", "features", "scores", "predictions"]
+    what: Literal["label", "features", "noisy predictions", "scores", "predictions"]
     name: str  # no value of any row can be told from it
     epsilon: float = 0.0
     noise: float = 0.0
     steps: int = 0
     probability: float = 1.0
+    joined: int = 1
+    partners: float = 0.0
     numbers: int = 0
     columns: tuple[str, ...] = ()  # behind the numbers; none: any
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Noisy sums, as the accountant counts them."""
+        return Mechanism(self.noise, self.steps, self.probability, self.joined, self.partners)
 
 
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,15 +54,16 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether the very same was released before."""
         return any((s.table, s.what, s.name) == _place(spending) for s in self.spendings)
 
-    def plus(self, spending: Spending) -> Account:
-        """The account after a release; of a job's predictions, the most that it was told."""
-        if spending.what == "predictions":
-            others = [s for s in self.spendings if (s.table, s.what, s.name) != _place(spending)]
-            earlier = [s.numbers for s in self.spendings if (s.table, s.what, s.name) == _place(spending)]
-            if max(earlier, default=0) >= spending.numbers:
-                return self
-            return Account((*others, spending))
-        return self if self.knows(spending) else Account((*self.spendings, spending))
+    def plus(self, *spendings: Spending) -> Account:
+        """The account after releases; of a job's predictions, the most that it was told."""
+        found = self.spendings
+        for spending in spendings:
+            earlier = [s for s in found if _place(s) == _place(spending)]
+            if spending.what == "predictions" and max((s.numbers for s in earlier), default=0) < spending.numbers:
+                found = (*(s for s in found if _place(s) != _place(spending)), spending)
+            elif not earlier and spending.what != "predictions":
+                found = (*found, spending)
+        return self if found == self.spendings else Account(found)
 
     def shown(self, table: str, columns: Sequence[str], but: str = "") -> int:
         """How many exact numbers of each row have left that some of these columns are behind, in all jobs but one."""
@@ -72,18 +80,19 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def spent(self, table: str, what: str, delta: float = 0.0) -> float:
         """ε of labels, ε at δ of features, or how many numbers each row has been scored by."""
         found = [s for s in self.spendings if (s.table, s.what) == (table, what)]
-        if what == "features":
-            return composed_epsilon(tuple(Mechanism(s.noise, s.steps, s.probability) for s in found), delta)
+        if what in ("features", "noisy predictions"):
+            return composed_epsilon(tuple(s.mechanism for s in found), delta)
         return sum(s.epsilon if what == "label" else float(s.numbers) for s in found)
 
-    def check(self, spending: Spending, budget: TableBudget) -> None:
-        """Refuses a release that would go past the owner's budget."""
+    def check(self, spendings: Sequence[Spending], budget: TableBudget) -> None:
+        """Refuses releases of one kind that would go past the owner's budget."""
+        spending = spendings[0]
         what = spending.what
         limit = budget.label if what == "label" else budget.features
-        if limit is None or self.knows(spending):
+        if limit is None or what == "noisy predictions" or all(self.knows(s) for s in spendings):
             return
         before = self.spent(spending.table, what, budget.delta)
-        after = self.plus(spending).spent(spending.table, what, budget.delta)
+        after = self.plus(*spendings).spent(spending.table, what, budget.delta)
         if after > limit * (1 + 1e-9):
             raise PolicyError(
                 f"its policy refuses the request: the budget of {_PLURAL[what]} of {spending.table} is ε = {limit:g} "
@@ -104,4 +113,10 @@ def without_noise(table: str, what: Literal["label", "features"]) -> PolicyError
     )
 
 
-_PLURAL = {"label": "labels", "features": "features", "scores": "scores", "predictions": "predictions"}
+_PLURAL = {
+    "label": "labels",
+    "features": "features",
+    "noisy predictions": "noisy predictions",
+    "scores": "scores",
+    "predictions": "predictions",
+}

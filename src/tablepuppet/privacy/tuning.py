@@ -39,17 +39,21 @@ class NoisySteps:
         length = self.rate / (1.0 - self.momentum)
         return float(curvature**2 * self.features * self.steps / 3.0 * (length * deviation) ** 2)
 
+    def typical(self, slope: float) -> float:
+        """t."""
+        return slope * math.sqrt(self.features) * self.rows
+
     def clip(self, slope: float, curvature: float, share: float) -> float:
         """C."""
-        typical = slope * math.sqrt(self.features) * self.rows
+        typical = self.typical(slope)
         affordable = math.sqrt(share / self.cost(1.0, slope, curvature))
         return min(max(affordable, typical), _LOOSEST * typical)
 
 
 def tuned(
-    blocks: Sequence[NoisySteps], slope: float, curvature: float, clip: float | None
+    blocks: Sequence[NoisySteps], slope: float, curvature: float, clips: Sequence[float] | None
 ) -> list[tuple[float, float]]:
-    """C and η of every block, each within its part of the share; a clip that is given stays.
+    """C and η of every block, each within its part of the share; clips that are given stay.
 
     >>> steps = NoisySteps(features=2.0, rows=1.0, noise=1.0, steps=100, divisor=1e6, rate=0.1)
     >>> [(round(c, 3), rate) for c, rate in tuned([steps], 1.0, 1.0, None)]
@@ -57,8 +61,8 @@ def tuned(
     """
     share = _SHARE / max(1, len(blocks))
     found = []
-    for block in blocks:
-        chosen = block.clip(slope, curvature, share) if clip is None else clip
+    for number, block in enumerate(blocks):
+        chosen = block.clip(slope, curvature, share) if clips is None else clips[number]
         cost = block.cost(chosen, slope, curvature)
         found.append((chosen, block.rate * min(1.0, math.sqrt(share / cost))))
     return found

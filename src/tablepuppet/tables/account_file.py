@@ -28,12 +28,12 @@ class AccountFile:
         self._lock = threading.Lock()
         self.account = Account() if path is None or not path.exists() else _read(path)
 
-    def spend(self, spending: Spending, budget: TableBudget | None = None) -> None:
-        """Writes a release down, or refuses it."""
+    def spend(self, *spendings: Spending, budget: TableBudget | None = None) -> None:
+        """Writes releases of one kind down, or refuses them."""
         with self._lock:
             if budget is not None:
-                self.account.check(spending, budget)
-            after = self.account.plus(spending)
+                self.account.check(spendings, budget)
+            after = self.account.plus(*spendings)
             if after is not self.account and self._path is not None:
                 _replace(self._path, msgspec.json.encode(after))
             self.account = after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf, isfinite, sqrt
 from typing import Any
 
 from tablepuppet.algorithms.admm import linear, neural
@@ -13,6 +14,7 @@ from tablepuppet.algorithms.numerics.conjugate import WIDE
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
 from tablepuppet.algorithms.traffic import Exchanges, OuterRound, RunShape, Wave, waves
 from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy
 from tablepuppet.protocol import Done
@@ -121,6 +123,21 @@ class AdmmAlgorithm(Algorithm[Admm]):
             blocks=blocks if options.variant == "sharing" else 1,
             learning_rate=None if is_linear else _NEURAL * options.first_local_rate,
         )
+
+    def signal_change(self, options: Admm, loss: Loss, move: float, weight: float, *, is_linear: bool) -> float:
+        """Of c = 2λ⁺ − λ, which remembers all rounds (docs/decisions/0047).
+
+        λ⁺ = ℓ'(u) and Δλ⁺ = g (ρΔa + Δλ)/(ρ + g) with some g of at most L: |Δλ| stays within L|Δa|, and |Δc| within
+        (2gρ + |g − ρ|L)/(ρ + g) of |Δa|, that is L|Δa| where ρ ≤ L.
+        """
+        if not loss.is_smooth:
+            return 3.0 * weight * loss.slope_change(move)  # λ lies within the slopes that there are
+        if not isfinite(loss.slope_change(move)):
+            return inf
+        most = weight * loss.bound
+        rho = options.start_rho(is_linear) * loss.typical_curvature
+        factor = most if rho <= most else most * (3.0 * rho - most) / (rho + most)
+        return factor * move * (1.0 if loss.outputs == 1 else sqrt(2.0))
 
     # -- when to take it -------------------------------------------------------------------
 

@@ -82,7 +82,7 @@ class Admm(AlgorithmOptions, frozen=True, tag="admm"):
         return msgspec.structs.replace(self, memory=0)
 
     def blinded(self) -> Admm:
-        return msgspec.structs.replace(self, memory=0, adapt=False, tolerance=0.0)
+        return msgspec.structs.replace(self, memory=0, adapt=False, tolerance=0.0, relax=1.0)
 
 
 class AdmmUpdate(Message, frozen=True):

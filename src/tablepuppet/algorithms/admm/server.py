@@ -149,9 +149,9 @@ class AdmmServer(Server):
         self._scales = [f.curvature for f in figures]
         if self._averages:
             self._tracker.begin(predictions, [False] * self.problem.blocks)
-        elif self.problem.has_intercept:
+        elif self.problem.has_intercept and not self.problem.is_private:
             self._tracker.intercept = best_intercept(self.problem, predictions)
-        elif self.problem.is_centred:
+        elif self.problem.has_intercept or self.problem.is_centred:  # from labels alone
             self._tracker.intercept = best_intercept(self.problem, self.problem.zeros())
         self._tracker.predictions = predictions
         self._restart()

@@ -100,5 +100,6 @@ def close_job(own: ClientState, request: m.CloseJob) -> m.Done:
         if job == request.job and part.shown:
             own.owner.exposed(training.shown(own, part, part.shown))
     own.tables.close(request.job)
+    own.owner.close(request.job)
     own.parts = {key: part for key, part in own.parts.items() if key[0] != request.job}
     return m.Done()

@@ -152,7 +152,7 @@ def _count_shown(own: ClientState, part: Part, times: int = 1) -> None:
     """Counts the exact numbers that leave of each row; the owner may say that it is enough."""
     assert part.setup is not None
     assert part.train is not None
-    is_noisy = part.setup.private is not None and part.setup.private.privacy.prediction_bound > 0
+    is_noisy = part.setup.private is not None and part.setup.private.privacy.hides_predictions
     after = part.shown + (0 if is_noisy else times * part.setup.outputs)
     contract = own.keeper.contract(part.request.job)
     forbids = contract is not None and contract.feature_privacy is not None and not contract.allow_reconstruction

@@ -79,6 +79,10 @@ class Loss(ABC):
         """In whose units ADMM's ρ begins."""
         return self.bound
 
+    def slope_change(self, move: float) -> float:
+        """How much ∂ℓ/∂a changes at most where a moves by so much; infinite where nothing bounds it."""
+        return self.bound * move
+
     # -- labels ----------------------------------------------------------------------------------
 
     def wrong_labels(self, labels: Array) -> str | None:

@@ -32,6 +32,9 @@ class Huber(Loss):
     def bound(self) -> float:
         return 1.0
 
+    def slope_change(self, move: float) -> float:
+        return min(move, 2.0 * self.delta)
+
     def value(self, scores: Array, labels: Array) -> Array:
         size = np.abs(scores[:, 0] - labels)
         inside = np.minimum(size, self.delta)

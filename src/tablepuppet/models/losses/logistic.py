@@ -32,6 +32,9 @@ class Logistic(Loss):
     def bound(self) -> float:
         return 0.25
 
+    def slope_change(self, move: float) -> float:
+        return min(0.25 * move, 1.0)
+
     def best_constant(self, labels: Array, weights: Array) -> Array:
         mean = float(weights @ labels) / max(float(weights.sum()), 1e-300)
         odds = np.clip(mean, 1e-12, 1.0 - 1e-12)  # labels that carry noise may have any mean

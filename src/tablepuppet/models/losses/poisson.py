@@ -6,6 +6,7 @@ The curvature eᵃ has no bound; `largest`, the largest label, is what it has wh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import numpy as np
@@ -41,6 +42,9 @@ class Poisson(Loss):
     @property
     def bound(self) -> float:
         return self.largest
+
+    def slope_change(self, move: float) -> float:
+        return inf
 
     @property
     def typical_curvature(self) -> float:

@@ -47,6 +47,9 @@ class Quantile(Loss):
     def bound(self) -> float:
         return 1.0 / self.spread
 
+    def slope_change(self, move: float) -> float:
+        return 1.0
+
     def best_constant(self, labels: Array, weights: Array) -> Array:
         order = np.argsort(labels, kind="stable")
         return np.array([_weighted_quantile(labels[order], weights[order], self.quantile)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import ClassVar
 
 import numpy as np
@@ -47,6 +48,9 @@ class Softmax(Loss):
     @property
     def bound(self) -> float:
         return 0.5
+
+    def slope_change(self, move: float) -> float:
+        return min(0.5 * move, sqrt(2.0))
 
     def best_constant(self, labels: Array, weights: Array) -> Array:
         shares = weights / max(float(weights.sum()), 1e-300)

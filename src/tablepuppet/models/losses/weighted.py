@@ -31,6 +31,9 @@ class Weighted(Loss):
     def bound(self) -> float:
         return self.plain.bound * float(self.weights.max(initial=0.0))
 
+    def slope_change(self, move: float) -> float:
+        return self.plain.slope_change(move) * float(self.weights.max(initial=0.0))
+
     @property
     def is_quadratic(self) -> bool:  # type: ignore[override]
         return self.plain.is_quadratic

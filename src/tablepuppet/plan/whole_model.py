@@ -1,0 +1,163 @@
+"""How far one base row moves all noisy sums of a run together, and the noise that this takes.
+
+    its own table b       C_b                        in a step whose sample it is in
+    another table b       m · min(2 C_b, D R_b)      where m of its joined rows take part: each moves the signal of
+                                                     a row of b by at most D, and its share by R_b times as much
+
+D is what the algorithm says of a score that moves by H, the bound of predictions. All blocks are noised, block b by S_b
+times one σ, and σ is the least with which no table's rows are told apart beyond (ε, δ): a claim about the whole model.
+In: noisy blocks, clips, H. Out: noise per block, mechanisms per table, releases. Nothing here reads a feature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tablepuppet.plan.noisy_block import NoisyBlock
+from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, composed_noise, rough_noise
+from tablepuppet.privacy.ledger import Release, Sampling
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """All blocks of a run under one σ."""
+
+    blocks: Sequence[NoisyBlock]
+    clips: Sequence[float]  # C
+    change: float  # D: of a joined row's signal, where a row of another table is zero instead
+    bound: float  # H
+
+    @cached_property
+    def tables(self) -> dict[str, Counter[int]]:
+        """The blocks that read each table, and how often."""
+        found: dict[str, Counter[int]] = {}
+        for number, block in enumerate(self.blocks):
+            for table in block.tables:
+                found.setdefault(table, Counter())[number] += 1
+        return dict(sorted(found.items()))
+
+    def joined(self, table: str) -> int:
+        """κ: joined rows that one base row has at most, over all that read it."""
+        return sum(self.blocks[number].most * times for number, times in self.tables[table].items())
+
+    def across(self, number: int) -> float:
+        """How far one joined row moves the sum of another table's block."""
+        return min(2.0 * self.clips[number], self.change * self.blocks[number].reach)
+
+    @cached_property
+    def scales(self) -> list[float]:
+        """S: noise grows with the root of the farthest that a table moves the block, at the least cost."""
+        found = []
+        for number, block in enumerate(self.blocks):
+            farthest = self.clips[number]
+            for table, uses in self.tables.items():
+                if set(uses) != {number}:
+                    usual = self.joined(table) * (1.0 if block.is_local else block.rate)
+                    farthest = max(farthest, max(1.0, usual) * self.across(number))
+            found.append(math.sqrt(farthest))
+        most = max((self.clips[i] / s for i, s in enumerate(found)), default=1.0)
+        return [s * most for s in found]
+
+    def mechanisms(self, table: str, deviations: Sequence[float]) -> tuple[Mechanism, ...]:
+        """What a row of a table goes through, with such noise in each block."""
+        uses, joined = self.tables[table], self.joined(table)
+        # A table that several blocks read moves a block both ways: noise is shared out between the two.
+        both = math.sqrt(2.0) if len(uses) > 1 else 1.0
+        own = {number: both * times * self.clips[number] / deviations[number] for number, times in uses.items()}
+        others = {
+            number: both * len(set(uses) - {number}) * self.across(number) / deviations[number]
+            for number in range(len(self.blocks))
+        }
+        first = self.blocks[next(iter(uses))]
+        if not first.is_local:  # one batch of joined rows for all blocks
+            noise, partners = 1.0 / _norm(own.values()), _norm(others.values())
+            return (Mechanism(noise, first.steps, first.rate, joined, partners),)
+        found = []
+        for number, moved in own.items():  # a row that a block has twice is sampled twice, each with half of the noise
+            block, times = self.blocks[number], uses[number]
+            found += [Mechanism(math.sqrt(times) / moved, block.steps, block.rate)] * times
+        steps = max(block.steps for block in self.blocks)
+        through = _norm(moved * joined * math.sqrt(self.blocks[n].steps / steps) for n, moved in others.items())
+        return (*found, Mechanism(1.0 / through, steps)) if through else tuple(found)
+
+    def deviations(self, *, is_rough: bool = False) -> list[float]:
+        """The noise of each block: enough for the rows of every table."""
+        features = self.blocks[0].features
+        if features.noise is not None:
+            return [features.noise * clip for clip in self.clips]
+        assert features.epsilon is not None
+        target = (features.epsilon, features.delta)
+        asked = {table: self.mechanisms(table, self.scales) for table in self.tables}
+        rough = {table: rough_noise(*target, mechanisms) for table, mechanisms in asked.items()}
+        if is_rough:
+            noise = max(rough.values(), default=1.0)
+        else:  # the table that seems to need most says how much; the others are asked whether it is enough for them
+            noise = 0.0
+            for table in sorted(rough, key=lambda table: -rough[table]):
+                enough = noise and composed_epsilon(tuple(m.scaled(noise) for m in asked[table]), target[1], 1e-3)
+                if not noise or enough > target[0]:
+                    noise = max(noise, composed_noise(*target, asked[table]))
+        return [(noise or 1.0) * scale for scale in self.scales]
+
+    def releases(self, deviations: Sequence[float], *, hides_predictions: bool) -> list[Release]:
+        """What outsiders learn from the whole model; where predictions are noisy, what others learn of own steps."""
+        found = []
+        for table, uses in self.tables.items():
+            names = ", ".join(self.blocks[number].name for number in uses)
+            mechanisms = self.mechanisms(table, deviations)
+            first = self.blocks[next(iter(uses))]
+            given: dict[str, Any] = {"what": "features", "table": table, "delta": first.features.delta}
+            given |= {"multiplicity": self.joined(table)}
+            for mechanism in mechanisms:
+                is_other = first.is_local and mechanism is mechanisms[-1] and len(mechanisms) > uses.total()
+                found.append(
+                    Release(
+                        observer="outsider",
+                        mechanism=_named(first, names, is_other=is_other, bound=self.bound),
+                        noise=mechanism.noise,
+                        steps=mechanism.steps,
+                        rate=mechanism.probability,
+                        cap=mechanism.joined,
+                        partners=mechanism.partners,
+                        sampling="poisson" if mechanism.probability < 1.0 else "none",
+                        scope=("others" if is_other else "own") if first.is_local else "model",
+                        **given,
+                    )
+                )
+            if hides_predictions:
+                found += [self._own(number, deviations[number], given) for number in uses.elements()]
+        return found
+
+    def _own(self, number: int, deviation: float, given: dict[str, Any]) -> Release:
+        """What the server and other clients learn of a table's own steps; the rest follows from noisy predictions."""
+        block = self.blocks[number]
+        seen: Sampling = "none" if block.rate == 1.0 else "poisson" if block.is_local else "known"
+        return Release(
+            observer="server",
+            mechanism=_named(block, block.name, is_other=False, bound=None),
+            noise=deviation / self.clips[number],
+            steps=block.steps,
+            rate=block.rate,
+            sampling=seen,
+            scope="own",
+            **given,
+        )
+
+
+def _named(block: NoisyBlock, names: str, *, is_other: bool, bound: float | None) -> str:
+    what = "local steps" if block.is_local else "gradients"
+    if is_other:
+        return f"noisy {what} of other tables, through predictions of {names} within ±{bound:.3g}"
+    through = (
+        "" if bound is None or block.is_local else f" and of other tables, through predictions within ±{bound:.3g}"
+    )
+    return f"noisy {what} of {names}{through}"
+
+
+def _norm(values: Any) -> float:
+    return math.sqrt(sum(value * value for value in values))

@@ -7,6 +7,7 @@ own or none: nothing here reads a feature.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +87,7 @@ class NoisyBlock:
     def reach(self) -> float:
         """R: how far a row's share of a sum may move, for each unit of its signal; no bound for a network's outputs."""
         is_linear = self.job.spec.is_linear
-        return float(np.sqrt(self.squared_norm)) if is_linear or self.outputs == 1 else np.inf
+        return math.sqrt(self.squared_norm) if is_linear or self.outputs == 1 else math.inf
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 import tablepuppet as tp
 from tablepuppet import protocol as m
+from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.registry import REQUESTS, RESPONSES
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.protocol.rules import ANSWERS
@@ -128,7 +129,50 @@ LIES: list[tuple[str, type, Lie, str]] = [
     ("items", m.Parameters, lambda a: replace(a, values=np.full_like(a.values, np.nan)), "Parameters.values"),
     ("items", m.Parameters, lambda a: replace(a, values=a.values[:-1].copy()), "Parameters.values"),
     ("items", m.Parameters, lambda a: m.Done(), "Done is no answer to Release"),
+    ("items", m.Parameters, lambda a: replace(a, values=a.values * 2), "Parameters.values have another norm"),
+    ("items", m.Predictions, lambda a: replace(a, values=a.values + 1e200), "Predictions.values"),
+    ("items", m.Predictions, lambda a: replace(a, products=np.ones(6)), "Predictions.products"),
+    ("items", m.Predictions, lambda a: m.Done(), "Done is no answer"),
+    ("items", m.Keys, lambda a: replace(a, check=b""), "Keys.check"),
+    ("items", m.Agreement, lambda a: replace(a, contract=""), "Agreement.contract"),
+    ("items", m.Started, lambda a: replace(a, figures={"curvature": 1.0, "other": 2.0}), "other figures|figures"),
+    ("orders[0]", m.Partial, lambda a: m.Partial(values=[]), "Partial.values"),
+    ("orders[0]", m.Partial, lambda a: m.Partial(values=[a.values[0][:-1].copy()]), "Partial.values"),
+    ("orders[0]", m.Partial, lambda a: m.Partial(values=[a.values[0] * np.nan]), "Partial.values"),
 ]
+OBJECTED: list[tuple[str, Callable[[Any], Any], str]] = [
+    ("a tree", lambda f: replace(f, tree=f.tree + 9), "found.tree is none"),
+    ("a node", lambda f: replace(f, node=f.node + 99), "found.node is none"),
+    ("a node twice", lambda f: _doubled(f), "found.node is objected to twice"),
+    ("a key", lambda f: replace(f, key=f.key + 300), "found.key is none"),
+    ("no key", lambda f: replace(f, key=f.key * 0 - 1), "found.key is missing"),
+    ("void", lambda f: replace(f, is_void=~f.is_void), "found.is_void is said of a split"),
+    ("a small gain", lambda f: replace(f, gain=f.gain * 0), "found.gain is not positive"),
+    ("a large gain", lambda f: replace(f, gain=f.gain * 1000), "claims a gain that its split does not have"),
+    ("a column", lambda f: replace(f, keys=_changed(f.keys, column=77)), "found.keys.column is none"),
+    ("bits", lambda f: replace(f, keys=_changed(f.keys, right=np.zeros(1, np.uint8))), "found.keys.right has shape"),
+    ("missing", lambda f: replace(f, keys=[replace(k, is_missing=True) for k in f.keys * 2]), "found.keys.is_missing"),
+]
+
+
+def _changed(keys: list[Any], **given: Any) -> list[Any]:
+    return [replace(keys[0], **given), *keys[1:]]
+
+
+def _doubled(found: Any) -> Any:
+    arrays = {n: np.concatenate([getattr(found, n)] * 2) for n in found.__struct_fields__ if n != "keys"}
+    return replace(found, **arrays)
+
+
+@pytest.mark.parametrize(("what", "lie", "says"), OBJECTED, ids=[what for what, _, _ in OBJECTED])
+def test_a_lie_about_splits_of_trees_is_refused(what: str, lie: Callable[[Any], Any], says: str) -> None:
+    with tp.Federation(data()) as federation:
+        objects = Liar(
+            federation._transport, "items", trees.TreeObjections, lambda a: trees.TreeObjections(found=lie(a.found))
+        )
+        federation._transport = objects  # type: ignore[assignment]
+        with pytest.raises(tp.TablePuppetError, match=f"client items.*{says}"):
+            federation.train(QUERY, label="y", algorithm="boosting", trees=2, depth=3)
 
 
 @pytest.mark.parametrize(("who", "kind", "lie", "says"), LIES, ids=lambda v: v if isinstance(v, str) else "")

@@ -21,6 +21,7 @@ from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.registry import REQUESTS, UPDATES
 from tablepuppet.client.answers import boosting, contract, features, prediction, setup, training
 from tablepuppet.client.part import Checkpoint
+from tablepuppet.client.request_rules import check_request
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, TablePuppetError
 from tablepuppet.memory import memory_limit
@@ -53,6 +54,7 @@ class Client(ClientState):
         try:
             self.policy.check(message, self.tables.use)
             self.keeper.check(message)
+            check_request(self, message)
             answer = ANSWERS[type(message)](self, message)
         except PolicyError as error:
             self._log_refusal(message, error)

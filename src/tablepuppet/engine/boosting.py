@@ -42,7 +42,7 @@ from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel
 from tablepuppet.protocol import Message
 from tablepuppet.server.boosting import TreeRounds
-from tablepuppet.server.union import UnionOperator
+from tablepuppet.server.union import UnionOperator, clients_of
 from tablepuppet.transport.link import Link
 
 _RECORDS = 20  # of a run, where nothing waits for each of them
@@ -95,7 +95,8 @@ def _server(
     ]
     blocks = []
     for number, (index, parts) in enumerate(zip(train.indices, union.blocks, strict=True)):
-        blocks.append(KnownBlock(number, kinds[number], index.rows, sum(len(p.test_rows) for p in parts)))
+        held_rows = sum(len(p.test_rows) for p in parts)
+        blocks.append(KnownBlock(number, kinds[number], index.rows, held_rows, clients_of(parts)))
     assert isinstance(job.options, Boosting)
     server = BoostingServer(
         options=job.options,
@@ -217,7 +218,7 @@ class _Training:
                     is_outer=self.rounds.is_outer[number],
                     mean=np.zeros(len(self.start)),
                     is_held=held[number],
-                    splits=() if held[number] else _rules(answers, len(keys[number])),
+                    splits=() if held[number] else _rules(answers, parts),
                 )
             )
         return Result(
@@ -253,9 +254,9 @@ class _Training:
         )
 
 
-def _rules(answers: Sequence[Message], keys: int) -> tuple[SplitRule, ...]:
+def _rules(answers: Sequence[Message], parts: Sequence[Part]) -> tuple[SplitRule, ...]:
     """What a block's keys mean: all its clients say the same."""
     found = [cast(Splits, a).rules for a in answers]
-    if any(len(rules) != keys for rules in found) or any(rules != found[0] for rules in found):
-        raise TransportError("the clients of one table do not agree on the splits of their trees")
+    if any(rules != found[0] for rules in found):
+        raise TransportError(f"{clients_of(parts)} of one table do not agree on the splits of their trees")
     return tuple(found[0]) if found else ()

@@ -182,7 +182,7 @@ class _Training:
             return [kind(c / problem.joined.rows) for c in union.largest_curvatures(widths)]
         sums = np.zeros((problem.blocks, len(kind.__struct_fields__)))
         for part in union.parts:
-            sums[part.block] += _values(kind, started[part.number].figures)
+            sums[part.block] += _values(kind, started[part.number].figures, part.client)
         if by == "summed" and any(union.is_masked):
             for block, total in union.sum_figures().items():
                 sums[block] = total
@@ -366,12 +366,12 @@ class _Training:
         )
 
 
-def _values(kind: type[Figures], told: dict[str, float]) -> Array:
+def _values(kind: type[Figures], told: dict[str, float], client: str) -> Array:
     """A part's figures; none where it held them back."""
     try:
         return np.array(msgspec.structs.astuple(msgspec.convert(told, kind)))
     except msgspec.ValidationError as error:
-        raise TransportError(f"a message does not follow the protocol: {error}") from None
+        raise TransportError(f"client {client} starts with other figures than the algorithm has: {error}") from None
 
 
 def _head(plan: Plan) -> TrainedHead | None:

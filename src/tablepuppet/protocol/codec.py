@@ -27,6 +27,8 @@ Buffer = bytes | memoryview
 _WIRES: tuple[Wire, ...] = get_args(Wire)  # a header's first byte is a place in this list
 LARGEST = 2**34  # bytes of the arrays of one message, unpacked
 _reading = threading.local()  # .buffers, .packing and .room (bytes) of the frame that a thread is decoding
+_ELEMENTS = {"float": "f", "uint8": "u", "bool": "b", "signedinteger": "i", "numpy.int": "i"}  # by what is declared
+_ANY = "fiub"
 _DTYPES = frozenset({"<f8", "<f4", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1"})
 
 
@@ -123,13 +125,15 @@ def _decoder(types: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(types, dec_hook=_beside_header)
 
 
-def _beside_header(kind: type, value: Any) -> Any:
+def _beside_header(declared: type, value: Any) -> Any:
     """An array or a table, which lies beside the header that this thread is reading."""
-    kind = get_origin(kind) or kind
+    kind = get_origin(declared) or declared
     if kind is np.ndarray:
         index, dtype, shape, original, *order = value
         if dtype not in _DTYPES or original not in _DTYPES or min(shape, default=0) < 0 or order not in ([], ["F"]):
             raise ValueError("unknown array type")
+        if np.dtype(original).kind not in _kinds(declared):
+            raise ValueError(f"an array of type {np.dtype(original)} stands where one of another type is due")
         raw = _take(index, math.prod(shape) * np.dtype(dtype).itemsize)
         array = np.frombuffer(raw, dtype=dtype).reshape(shape, order="F" if order else "C")
         if original == dtype:
@@ -142,6 +146,13 @@ def _beside_header(kind: type, value: Any) -> Any:
         with pa.ipc.open_stream(stream) as reader:
             return reader.read_all()
     raise ValueError("unknown field type")
+
+
+@cache
+def _kinds(declared: type) -> str:
+    """The kinds of elements that an array may have where this is declared."""
+    found = [kind for name, kind in _ELEMENTS.items() if name in str(declared)]
+    return "".join(found) or _ANY
 
 
 def _make_room(size: int) -> None:

@@ -22,9 +22,10 @@ MOST_CLASSES = 10_000
 MOST_CATEGORIES = 10_000_000
 LONGEST_TEXT = 65_536  # characters of a name, a category, a message
 LARGEST_COUNT = 2.0**62
+_LARGEST = 1e140  # of predictions and means
 _NUMBERS = frozenset("fiub")
+_NUMBER_KINDS = ("integer", "float", "decimal", "boolean", "date", "timestamp", "vector")
 _MOST_FIGURES = 100
-_STEP_ANSWERS = (m.Predictions, m.Partial, m.Masked, m.Done)
 
 
 class WrongError(ValueError):
@@ -52,11 +53,29 @@ class Part:
     train: int | None
     test: int
     total: float  # Σ G of the train rows
+    columns: list[m.ColumnInfo] = field(default_factory=list)  # of its features, where the scan told
     width: int | None = None
     outputs: int = 1
     theta: int | None = None
     is_linear: bool = True
     wanted: int | None = None  # rows whose predictions the update under way asked for
+    figures: dict[str, float] = field(default_factory=dict)  # of its start
+    has_trail: bool = False  # whether its steps combine earlier ones
+    vectors: int | None = None  # whose inner products come with predictions
+    norm: float | None = None  # ‖θ‖² at the last evaluation
+    summed: str = ""  # what is summed now
+    shapes: list[tuple[int | None, ...]] | None = None  # of its arrays; None: what an algorithm sums
+    scales: dict[str, list[int]] = field(default_factory=dict)  # of masked sums, by what is summed
+    kinds: Any = None  # of columns in bins
+    bins: int | None = None  # of all columns, where the server chose them
+    keys: list[tuple[int, bool]] = field(default_factory=list)  # of trees: column, and whether it says what is missing
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of its parameters, once they are known."""
+        if self.theta is None:
+            return None
+        return (self.theta, self.outputs) if self.is_linear else (self.theta,)
 
 
 @dataclass
@@ -82,6 +101,7 @@ Rule = Callable[[Any, Any, Known], None]
 _R = TypeVar("_R", bound=Rule)
 ANSWERS: dict[type[m.Message], tuple[type[m.Message], ...]] = {}  # request → its answers
 _RULES: dict[type[m.Message], Rule] = {}  # request → what its answer must be
+OWN: list[Rule] = []  # for requests that algorithms declare
 
 
 def check(request: m.Message, answer: m.Message, known: Known) -> None:
@@ -92,9 +112,8 @@ def check(request: m.Message, answer: m.Message, known: Known) -> None:
         return
     expected = ANSWERS.get(type(request))
     if expected is None:  # an algorithm's own, which may have answers of its own
-        is_own = type(answer) not in _RULED
-        require(is_own or isinstance(answer, _STEP_ANSWERS), type(answer).__name__, "is no answer to such a request")
-        _update(request, answer, known)
+        for rule in OWN:
+            rule(request, answer, known)
         return
     if not isinstance(answer, expected):
         names = " or ".join(kind.__name__ for kind in expected)
@@ -110,6 +129,11 @@ def answered_by(request: type[m.Message], *answers: type[m.Message]) -> Callable
         return rule
 
     return declare
+
+
+def is_ruled(answer: type[m.Message]) -> bool:
+    """Whether an answer belongs to some request by name."""
+    return any(answer in answers for answers in ANSWERS.values())
 
 
 # -- fields -----------------------------------------------------------------------------
@@ -143,6 +167,11 @@ def array(values: Any, name: str, shape: tuple[int | None, ...], *, kinds: froze
 def finite(values: Any, name: str, *, diverged: bool = False) -> None:
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise WrongError(name, "holds numbers that are not finite", diverged=diverged)
+
+
+def is_number(info: m.ColumnInfo) -> bool:
+    """Whether a feature of this kind is a number, or several."""
+    return info.kind in _NUMBER_KINDS
 
 
 def _columns(columns: list[m.ColumnInfo], name: str) -> None:
@@ -192,8 +221,8 @@ def _scan_schema(request: m.OpenScan, answer: m.ScanSchema, known: Known) -> Non
 
 @answered_by(m.ProposeContract, m.Agreement)
 def _agreement(request: m.ProposeContract, answer: m.Agreement, known: Known) -> None:
-    if answer.contract not in ("", request.contract.hash):
-        raise WrongError("contract", "names another contract than the one that was proposed")
+    require(answer.contract == request.contract.hash, "contract", "names another one than was proposed")
+    require(len(answer.waits_for) <= 1000, "waits_for", "is longer than 1,000 characters")
 
 
 @answered_by(m.CountRows, m.RowCount)
@@ -206,6 +235,9 @@ def _keys(request: m.SendKeys, answer: m.Keys, known: Known) -> None:
     rows = _rows(answer.rows, known.scan(request), known)
     _table(answer.columns, "columns", len(request.columns), rows)
     require(len(answer.check) <= 64, "check", "is longer than 64 bytes")
+    require(
+        bool(answer.check) or request.tokens != "hmac", "check", "is missing, without which keys cannot be compared"
+    )
     if request.tokens != "plain":
         for column in answer.columns.columns:
             kind = column.type
@@ -266,14 +298,17 @@ def _feature_statistics(request: m.OpenPart, answer: m.FeatureStatistics | m.Fea
     scan = known.scan(request)
     train = scan.rows if request.train_rows is None else len(request.train_rows)
     total = float(train or 0) if request.multiplicity is None else float(request.multiplicity.sum(dtype=np.float64))
-    known.parts[request.job, request.part] = Part(scan, train, len(request.test_rows), total)
+    infos = [scan.columns[column] for column in request.columns if column < len(scan.columns)]
+    known.parts[request.job, request.part] = Part(scan, train, len(request.test_rows), total, infos)
     is_masked = isinstance(answer, m.FeatureNames)
     require(is_masked == request.wants_key, "columns", "come with figures where none were asked for, or without them")
-    is_silent = is_masked and not answer.columns
+    is_silent = isinstance(answer, m.FeatureNames) and not answer.columns and answer.key is None
     due = len(request.columns) if request.wants_statistics else 0
     require(is_silent or len(answer.columns) == due, "columns", "are not those that were asked for")
     for statistics, column in zip(answer.columns, request.columns, strict=False):
         info = scan.columns[column] if column < len(scan.columns) else None
+        is_one = isinstance(statistics, m.NumberStatistics)
+        require(info is None or is_one == is_number(info), "columns", "are of other types than the scan said")
         if isinstance(statistics, m.NumberStatistics):
             _number_statistics(statistics, total, info)
         else:
@@ -293,6 +328,7 @@ def _number_statistics(statistics: m.NumberStatistics, total: float, info: m.Col
     require(size <= largest, "columns.mean", f"has {size:,} numbers where {largest:,} are due")
     array(statistics.spread, "columns.spread", (size,))
     finite(statistics.mean, "columns.mean")
+    require(not (np.abs(statistics.mean) > _LARGEST).any(), "columns.mean", "is too large to be squared")
     finite(statistics.spread, "columns.spread")
     require(not (statistics.spread < 0).any(), "columns.spread", "is negative")
 
@@ -311,16 +347,6 @@ def _category_statistics(statistics: m.CategoryStatistics, total: float) -> None
     require(not (statistics.weights < 0).any(), "columns.weights", "hold a negative count")
     # float32 on the wire rounds each of them
     _count(float(statistics.weights.sum()) + statistics.missing, "columns.weights", most * (1 + 1e-5))
-
-
-@answered_by(m.SumStatistics, m.Masked, m.Partial)
-def _summands(request: m.Message, answer: m.Masked | m.Partial, known: Known) -> None:
-    if isinstance(answer, m.Masked):
-        _masked(answer)
-        return
-    require(len(answer.values) <= MOST_COLUMNS, "values", f"are {len(answer.values):,} arrays")
-    for values in answer.values:
-        require(values.dtype.kind in _NUMBERS, "values", f"hold elements of type {values.dtype}")
 
 
 @answered_by(m.EncodeFeatures, m.Encoded)
@@ -359,13 +385,14 @@ def _started(request: m.StartPart[Any], answer: m.Started, known: Known) -> None
     if part is None:
         return
     part.outputs, part.is_linear, part.theta = request.outputs, request.model.is_linear, answer.width
+    part.figures, part.vectors = answer.figures, None
     if part.is_linear and part.width is not None:
         require(answer.width == part.width, "width", f"is {answer.width:,} where the part has {part.width:,} columns")
     elif part.width is not None:
         most = _most_parameters(request, part.width)
         require(answer.width <= most, "width", f"is {answer.width:,}, more than such a model has ({most:,})")
     if answer.values is not None:
-        _predictions_of(answer.values, "values", part.train, part.outputs)
+        predictions_of(answer.values, "values", part.train, part.outputs)
 
 
 def _most_parameters(request: m.StartPart[Any], width: int) -> int:
@@ -376,24 +403,12 @@ def _most_parameters(request: m.StartPart[Any], width: int) -> int:
     return sum((before + 1) * after for before, after in pairwise(sizes)) + request.outputs
 
 
-def _predictions_of(values: Any, name: str, rows: int | None, outputs: int | None) -> None:
+def predictions_of(values: Any, name: str, rows: int | None, outputs: int | None) -> None:
     array(values, name, (rows, outputs), kinds=frozenset("f"))
-    finite(values, name, diverged=True)
-
-
-@answered_by(m.MultiplyGram, m.Partial, m.Masked)
-def _gram(request: m.MultiplyGram, answer: m.Partial | m.Masked, known: Known) -> None:
-    _summands(request, answer, known)
-    if isinstance(answer, m.Masked) and not answer.values:
-        return
-    require(len(answer.values) == 1, "values", f"are {len(answer.values)} arrays where one is due")
-    array(answer.values[0], "values", request.vector.shape)
-
-
-@answered_by(m.SendFigures, m.Partial, m.Masked)
-def _figures(request: m.SendFigures, answer: m.Partial | m.Masked, known: Known) -> None:
-    _summands(request, answer, known)
-    require(all(v.size <= _MOST_FIGURES for v in answer.values), "values", "are more numbers than figures")
+    if (
+        values.size and not max(float(values.max()), -float(values.min())) <= _LARGEST
+    ):  # what is not a number is neither
+        raise WrongError(name, "holds numbers that are not finite, or too large to be squared", diverged=True)
 
 
 def _figures_of(figures: dict[str, float]) -> None:
@@ -403,65 +418,21 @@ def _figures_of(figures: dict[str, float]) -> None:
         require(bool(np.isfinite(value)), "figures", "hold a number that is not finite")
 
 
-@answered_by(m.Seal, m.Masked)
-def _sealed(request: m.Seal, answer: m.Masked, known: Known) -> None:
-    _masked(answer)
-
-
-def _masked(answer: m.Masked) -> None:
-    count = len(answer.kinds)
-    require(count <= MOST_COLUMNS, "kinds", f"are {count:,}, more than {MOST_COLUMNS:,}")
-    require(len(answer.exponents) == count, "exponents", "are not as many as there are arrays")
-    require(all(-1200 <= e <= 1200 for e in answer.exponents), "exponents", "are no exponents of floats")
-    require(len(answer.scales) in (0, count), "scales", "are not as many as there are arrays")
-    require(all(-1200 <= e <= 1200 for e in answer.scales), "scales", "are no exponents of floats")
-    require(len(answer.values) == len(answer.scales), "values", "are not as many as there are scales")
-    for values in answer.values:
-        require(values.dtype == np.int64, "values", f"hold elements of type {values.dtype}")
-
-
-@answered_by(m.Combined, m.Predictions, m.Partial, m.Masked)
-def _update(request: Any, answer: Any, known: Known) -> None:
-    """An algorithm's step: predictions of the rows that it asked for, or a summand."""
-    part = known.part(request)
-    if part is not None and not isinstance(request, m.Combined):
-        wanted = getattr(request, "next_rows", None)
-        part.wanted = part.train if wanted is None else len(wanted)
-    if isinstance(answer, m.Partial | m.Masked):
-        _summands(request, answer, known)
-        return
-    if not isinstance(answer, m.Predictions):
-        _own(answer)
-        return
-    rows, outputs = (None, None) if part is None else (part.wanted, part.outputs)
-    _predictions_of(answer.values, "values", rows, outputs)
-    require(answer.products.size <= 100_000, "products", "are too many")
-    require(answer.products.dtype.kind == "f", "products", f"have type {answer.products.dtype}")
-    finite(answer.products, "products", diverged=True)
-
-
-def _own(answer: m.Message) -> None:
-    """An answer that an algorithm declares itself, which its server half judges: arrays of it hold numbers."""
-    for name in answer.__struct_fields__:
-        value = getattr(answer, name)
-        for values in value if isinstance(value, list) else [value]:
-            if isinstance(values, np.ndarray):
-                require(values.dtype.kind in _NUMBERS, name, f"hold elements of type {values.dtype}")
-
-
 @answered_by(m.Evaluate, m.Evaluation)
 def _evaluation(request: m.Evaluate, answer: m.Evaluation, known: Known) -> None:
     part = known.part(request)
     if part is not None:
-        _predictions_of(answer.test, "test", part.test, part.outputs)
+        predictions_of(answer.test, "test", part.test, part.outputs)
     require((answer.train is not None) == request.train, "train", "is not what was asked for")
     if part is not None and answer.train is not None:
-        _predictions_of(answer.train, "train", part.train, part.outputs)
+        predictions_of(answer.train, "train", part.train, part.outputs)
     if not np.isfinite(answer.norm):
         raise WrongError("norm", "is not finite", diverged=True)
     require(answer.norm >= 0, "norm", "is negative")
     absolute = 0.0 if answer.absolute is None else answer.absolute
     require(bool(np.isfinite(absolute)) and absolute >= 0, "absolute", "is not a number from 0 up")
+    if part is not None:
+        part.norm = answer.norm
 
 
 @answered_by(m.Release, m.Parameters)
@@ -472,6 +443,10 @@ def _parameters(request: m.Release, answer: m.Parameters, known: Known) -> None:
         array(answer.values, "values", (part.width, part.outputs))
     elif part is not None and part.theta is not None:
         require(answer.values.size == part.theta, "values", f"are {answer.values.size:,} where {part.theta:,} are due")
+    if part is not None and part.norm is not None:
+        square = float(np.vdot(answer.values, answer.values))
+        is_same = abs(square - part.norm) <= 1e-3 * max(square, part.norm)  # float32 on the wire rounds them
+        require(is_same, "values", "have another norm than at the last evaluation")
 
 
 # -- prediction -------------------------------------------------------------------------
@@ -501,5 +476,3 @@ def _done(request: m.Message, answer: m.Done, known: Known) -> None:
 
 for _quiet in (m.Move, m.Keep, m.Restore, m.HoldPart, m.CloseJob):
     answered_by(_quiet, m.Done)(_done)
-
-_RULED = frozenset(kind for kinds in ANSWERS.values() for kind in kinds)  # answers that have a rule

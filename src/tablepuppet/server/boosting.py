@@ -33,7 +33,7 @@ from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.errors import TransportError
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.protocol import Message
-from tablepuppet.server.union import UnionOperator
+from tablepuppet.server.union import UnionOperator, clients_of
 from tablepuppet.tables.binning import merged_bins
 
 
@@ -109,7 +109,7 @@ class TreeRounds:
             if len(block) > 1:
                 sketches = [cast(FeatureSketches, answers[p.number][0]).columns for p in block]
                 if len({len(s) for s in sketches}) > 1:
-                    raise TransportError("the clients of one table hold vectors of different lengths; make them equal")
+                    raise TransportError(f"{clients_of(block)} hold vectors of different lengths; make them equal")
                 bins[number] = [merged_bins(column, self.options.bins) for column in zip(*sketches, strict=True)]
         return bins
 
@@ -125,7 +125,7 @@ class TreeRounds:
         sums = [cast(TreeSums, a).values for a in answers]
         shapes = {tuple(v.shape for v in own) for own in sums}
         if len(shapes) > 1:
-            raise TransportError("the clients of one table answer with sums of different sizes")
+            raise TransportError(f"{clients_of(self.union.blocks[number])} answer with sums of different sizes")
         with np.errstate(over="ignore"):  # masks wrap around
             total = [np.sum(np.stack(own), axis=0) for own in zip(*sums, strict=True)]
         return book.news(book.objections(check, total))
@@ -143,11 +143,15 @@ class TreeRounds:
         for number, own in keys.items():
             block = self.union.blocks[number]
             told_ = [cast(RevealedKeys, answers[p.number][0]).keys for p in block] if own else []
-            found[number] = [_joined(block, [keys_[k] for keys_ in told_]) for k in range(len(own))]
+            columns = self.books[number].columns
+            found[number] = [
+                _joined(block, [keys_[k] for keys_ in told_], is_missing=columns.is_missing(key))
+                for k, key in enumerate(own)
+            ]
         return found
 
 
-def _joined(block: Sequence[Part], keys: Sequence[NewKey]) -> NewKey:
+def _joined(block: Sequence[Part], keys: Sequence[NewKey], *, is_missing: bool) -> NewKey:
     """A key of a block, from those of its parts: training rows, the missed one, held-out rows."""
     train, held = [], []
     missed = np.zeros(1, np.uint8)
@@ -159,7 +163,7 @@ def _joined(block: Sequence[Part], keys: Sequence[NewKey]) -> NewKey:
         train.append(bits[:rows])
         missed = bits[rows : rows + 1]
         held.append(bits[rows + 1 :])
-    return NewKey(keys[0].column, keys[0].is_missing, np.packbits(np.concatenate([*train, missed, *held])))
+    return NewKey(keys[0].column, is_missing, np.packbits(np.concatenate([*train, missed, *held])))
 
 
 _NOBODY = KeyBook(-1, Columns.of([], []), np.zeros(0, np.bool_), np.zeros(5))

@@ -49,6 +49,8 @@ def summed(answers: Sequence[Any]) -> list[Array]:
         return next([np.full_like(v, np.nan) for v in a.values] for a in answers if isinstance(a, Partial))
     if not all(isinstance(a, Partial) and len(a.values) == len(answers[0].values) for a in answers):
         raise TransportError("the clients of one table do not answer alike")
+    if any([v.shape for v in a.values] != [v.shape for v in answers[0].values] for a in answers):
+        raise TransportError("the clients of one table do not answer alike")
     total = [v.copy() for v in answers[0].values]
     for other in answers[1:]:
         for t, v in zip(total, other.values, strict=True):

@@ -9,7 +9,8 @@ but the sum can be read, once all clients have agreed on its scale (scales.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ import numpy as np
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate
 from tablepuppet.algorithms.traffic import POWER_ROUNDS
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.errors import PrivacyError
+from tablepuppet.errors import PrivacyError, TransportError
 from tablepuppet.mapping.mapping import Part, TableMapping
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.privacy.options import Privacy
@@ -82,8 +83,10 @@ class UnionOperator:
                 answered = [pending[p.number][0] for p in block if p.number in pending]
                 if not any(isinstance(a, Partial | Masked) for a in answered):
                     continue
-                values = union_step(number, summed(answered))
-                scales = wanted_scales([a for a in answered if isinstance(a, Masked)])
+                with _naming(block):
+                    total = summed(answered)
+                    scales = wanted_scales([a for a in answered if isinstance(a, Masked)])
+                values = union_step(number, total)
                 requests += [(p, Combined(job=self.job, part=p.number, values=values, scales=scales)) for p in block]
             pending = self.exchange(requests, "training")
         return [self._gather(block, width, answers) for block, width in asked_of]
@@ -116,7 +119,11 @@ class UnionOperator:
         masked = [number for number, is_masked in enumerate(self.is_masked) if is_masked]
         answers = self.exchange([(p, message(p)) for number in masked for p in self.blocks[number]], "setup")
         answers = self._settled(answers, "setup")
-        return {n: summed([answers[p.number][0] for p in self.blocks[n]]) for n in masked}
+        found = {}
+        for number in masked:
+            with _naming(self.blocks[number]):
+                found[number] = summed([answers[p.number][0] for p in self.blocks[number]])
+        return found
 
     def largest_curvatures(self, widths: Sequence[int]) -> list[float]:
         """The largest eigenvalue of each block's T_iᵀ diag(G_i) T_i, by power iteration over its clients.
@@ -143,8 +150,9 @@ class UnionOperator:
         again: list[tuple[Part, Message]] = []
         for block in self.blocks:
             answered = [answers[p.number][0] for p in block if p.number in answers]
-            if not is_settled(answered):
-                scales = wanted_scales(cast(list[Masked], answered))
+            with _naming(block):
+                scales = None if is_settled(answered) else wanted_scales(cast(list[Masked], answered))
+            if scales is not None:
                 again += [(p, Seal(job=self.job, part=p.number, scales=scales)) for p in block]
         return answers | self.exchange(again, phase)
 
@@ -181,6 +189,21 @@ class UnionOperator:
             for number, answer in zip(owners[client], received, strict=True):
                 answers.setdefault(number, []).append(answer)
         return answers
+
+
+def clients_of(parts: Sequence[Part]) -> str:
+    """The clients of some parts, as a sentence names them."""
+    names = sorted({part.client for part in parts})
+    return f"client {names[0]}" if len(names) == 1 else f"clients {', '.join(names)}"
+
+
+@contextmanager
+def _naming(parts: Sequence[Part]) -> Iterator[None]:
+    """What is wrong with the answers of some parts together is said with their clients' names."""
+    try:
+        yield
+    except TransportError as error:
+        raise TransportError(f"{clients_of(parts)}: {error}; one of them does not tell the truth") from None
 
 
 def _within(rows: RowNumbers, inside: slice) -> slice:

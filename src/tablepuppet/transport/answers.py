@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
+import tablepuppet.protocol.sum_rules  # noqa: F401  it declares rules
 from tablepuppet import errors
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.registry import remedy

@@ -8,25 +8,33 @@ import numpy as np
 
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
+from tablepuppet.algorithms.boosting.exchange import FEW, NUMBER, ONE_HOT, Check, Objections
 from tablepuppet.protocol.rules import (
     LONGEST_TEXT,
     MOST_CATEGORIES,
     MOST_COLUMNS,
     Known,
+    Part,
     answered_by,
     array,
     finite,
+    is_number,
     require,
 )
 
 _BYTES = frozenset("u")
 _WHOLE = frozenset("i")
 _TRUTHS = frozenset("b")
+_CODES = 256  # of a column in bins
 
 
 @answered_by(trees.SketchFeatures, trees.FeatureSketches)
 def _sketches(request: trees.SketchFeatures, answer: trees.FeatureSketches, known: Known) -> None:
     require(len(answer.columns) <= MOST_COLUMNS, "columns", f"are more than {MOST_COLUMNS:,}")
+    part = known.part(request)
+    if part is not None and part.columns and all(info.kind != "vector" for info in part.columns):
+        numbers = [isinstance(column, trees.NumberSketch) for column in answer.columns]
+        require(numbers == [is_number(info) for info in part.columns], "columns", "are of other types than before")
     for column in answer.columns:
         if isinstance(column, trees.NumberSketch):
             array(column.values, "columns.values", (None,))
@@ -36,9 +44,9 @@ def _sketches(request: trees.SketchFeatures, answer: trees.FeatureSketches, know
         else:
             count = len(column.categories)
             require(count <= MOST_CATEGORIES, "columns.categories", f"are more than {MOST_CATEGORIES:,}")
-            require(
-                all(len(c) <= LONGEST_TEXT for c in column.categories), "columns.categories", "hold a text too long"
-            )
+            short = all(len(c) <= LONGEST_TEXT for c in column.categories)
+            require(short, "columns.categories", "hold a text too long")
+            require(len(set(column.categories)) == count, "columns.categories", "name one category twice")
         array(column.weights, "columns.weights", (count,))
         finite(column.weights, "columns.weights")
         require(bool((column.weights >= 0).all()), "columns.weights", "hold a negative number")
@@ -55,40 +63,82 @@ def _started(request: trees.StartTrees, answer: trees.TreesStarted, known: Known
     require(answer.limit is None or answer.limit >= 0, "limit", "is negative")
     part = known.part(request)
     if part is not None:
-        part.width = len(answer.kinds)
+        part.width, part.kinds, part.keys = len(answer.kinds), answer.kinds, []
+        part.bins = None if request.bins is None else sum(bins.size for bins in request.bins)
 
 
 @answered_by(trees.CheckTrees, trees.TreeObjections)
 def _objections(request: trees.CheckTrees, answer: trees.TreeObjections, known: Known) -> None:
     found = answer.found
-    array(found.tree, "tree", (None,), kinds=_WHOLE)
+    array(found.tree, "found.tree", (None,), kinds=_WHOLE)
     count = len(found.tree)
     for name, kinds in (("node", _WHOLE), ("gain", frozenset("f")), ("key", _WHOLE)):
-        array(getattr(found, name), name, (count,), kinds=kinds)
+        array(getattr(found, name), f"found.{name}", (count,), kinds=kinds)
     for name in ("to_left", "is_void"):
-        array(getattr(found, name), name, (count,), kinds=_TRUTHS)
-    finite(found.gain, "gain")
-    require(bool((found.gain >= 0).all()), "gain", "holds a negative number")
-    sizes = np.array([len(tree.left) for tree in request.check.trees], np.int64)
-    inside = (found.tree >= 0) & (found.tree < len(sizes))
-    require(bool(inside.all()), "tree", "is none that was asked about")
-    nodes = (found.node >= 0) & (found.node < sizes[found.tree]) if count else np.ones(0, np.bool_)
-    require(bool(nodes.all()), "node", "is none that was asked about")
-    _keys(found.keys, request, known)
+        array(getattr(found, name), f"found.{name}", (count,), kinds=_TRUTHS)
+    finite(found.gain, "found.gain")
+    part = known.part(request)
+    _learn(found.keys, "found.keys", request.check, part)
+    _against(found, request.check, part)
+
+
+def _against(found: Objections, check: Check, part: Part | None) -> None:
+    """Each objection is to a node that was asked about, once, and by a split that comes before the one it has."""
+    if not len(found.tree):
+        return
+    sizes = np.array([len(tree.left) for tree in check.trees], np.int64)
+    require(bool(((found.tree >= 0) & (found.tree < len(sizes))).all()), "found.tree", "is none that was asked about")
+    require(bool(((found.node >= 0) & (found.node < sizes[found.tree])).all()), "found.node", "is none of its tree's")
+    places = (np.cumsum(sizes) - sizes)[found.tree] + found.node
+    require(len(np.unique(places)) == len(places), "found.node", "is objected to twice")
+    asks, own, gain = (np.concatenate([getattr(t, n) for t in check.trees])[places] for n in ("asks", "key", "gain"))
+    require(bool(asks.all()), "found.node", "is none that was asked about")
+    has_split = found.key >= 0
+    require(bool((found.key >= -1).all()), "found.key", "is none of the part's")
+    if part is not None:
+        require(bool((found.key < len(part.keys)).all()), "found.key", "is none of the part's")
+        columns = np.array([column for column, _ in part.keys], np.int64)[found.key[has_split]]
+        require(bool(check.columns[columns].all()), "found.key", "is of a column that this tree may not use")
+    require(bool((has_split | found.is_void).all()), "found.key", "is missing, and there is nothing else to object")
+    require(bool((own[found.is_void] >= 0).all()), "found.is_void", "is said of a split that is not the part's own")
+    better = found.gain[~found.is_void] >= gain[~found.is_void]
+    require(bool(better.all()), "found.gain", "is less than that of the split that the node has")
+    require(bool((found.gain[has_split] > 0).all()), "found.gain", "is not positive")
+
+
+def _learn(keys: list[Any], name: str, check: Check | None, part: Part | None) -> None:
+    """Keys become known in the order in which both ends number them: the server's unions, then the client's own."""
+    _bits_of(keys, name, part)
+    if part is None:
+        return
+    if check is not None:
+        part.keys += [(union.column, False) for union in check.unions]
+    for key in keys:
+        before = [is_missing for column, is_missing in part.keys if column == key.column]
+        kind = NUMBER if part.kinds is None else int(part.kinds[key.column])
+        most = {NUMBER: _CODES - 1, ONE_HOT: FEW + 1}.get(kind)  # sets of categories may be many
+        require(most is None or len(before) < most, f"{name}.column", f"has more than {most} splits")
+        may_miss = kind == NUMBER and not any(before)
+        require(may_miss or not key.is_missing, f"{name}.is_missing", "is said of a column again, or of categories")
+        part.keys.append((key.column, key.is_missing))
 
 
 @answered_by(trees.SumTrees, trees.TreeSums)
 def _sums(request: trees.SumTrees, answer: trees.TreeSums, known: Known) -> None:
-    trees = request.check.trees
-    require(len(answer.values) == len(trees), "values", f"are of {len(answer.values)} trees where {len(trees)} are due")
-    for values, tree in zip(answer.values, trees, strict=True):
-        array(values, "values", (int(np.count_nonzero(tree.left < 0)), None, 2), kinds=_WHOLE)
+    asked = request.check.trees
+    require(len(answer.values) == len(asked), "values", f"are of {len(answer.values)} trees where {len(asked)} are due")
+    part = known.part(request)
+    bins = None if part is None else part.bins
+    for values, tree in zip(answer.values, asked, strict=True):
+        array(values, "values", (int(np.count_nonzero(tree.left < 0)), bins, 2), kinds=_WHOLE)
 
 
 @answered_by(trees.RevealKeys, trees.RevealedKeys)
 def _revealed(request: trees.RevealKeys, answer: trees.RevealedKeys, known: Known) -> None:
     require(len(answer.keys) == len(request.keys), "keys", "are not those that were asked for")
-    _keys(answer.keys, request, known)
+    _bits_of(answer.keys, "keys", known.part(request))
+    for asked, told in zip(request.keys, answer.keys, strict=True):
+        require(told.column == asked.column, "keys.column", "is not that of the key that was asked for")
 
 
 @answered_by(trees.ReleaseSplits, trees.Splits)
@@ -118,11 +168,10 @@ def _own_bits(request: trees.AskOwnRows, answer: trees.RowBits, known: Known) ->
     require(answer.right.shape[1] in (0, (len(request.rows) + 7) // 8), "right", "does not have a bit for every row")
 
 
-def _keys(keys: list[Any], request: Any, known: Known) -> None:
+def _bits_of(keys: list[Any], name: str, part: Part | None) -> None:
     """A bit for every row of the part, the one that does not exist, and held-out rows."""
-    part = known.part(request)
     rows = None if part is None or part.train is None else (part.train + 1 + part.test + 7) // 8
+    width = MOST_COLUMNS if part is None or part.width is None else part.width
     for key in keys:
-        array(key.right, "keys.right", (rows,), kinds=_BYTES)
-        width = MOST_COLUMNS if part is None or part.width is None else part.width
-        require(0 <= key.column < width, "keys.column", "is none of the part's")
+        array(key.right, f"{name}.right", (rows,), kinds=_BYTES)
+        require(0 <= key.column < width, f"{name}.column", "is none of the part's")

@@ -64,8 +64,8 @@ class _Column:
 class KnownBlock:
     """One block. `codes` has a row for each training row, one that an outer join did not find, and held-out rows."""
 
-    def __init__(self, block: int, kinds: NDArray[np.uint8], rows: int, held: int) -> None:
-        self.block, self.kinds = block, kinds
+    def __init__(self, block: int, kinds: NDArray[np.uint8], rows: int, held: int, owner: str = "its client") -> None:
+        self.block, self.kinds, self.owner = block, kinds, owner
         self.rows, self.held = rows, held  # training rows (without the missed one), and held-out ones
         self.keys: list[tuple[int, bool]] = []  # column, and whether a client told it
         self.told = 0  # bits of each row that the server has been told
@@ -81,9 +81,9 @@ class KnownBlock:
         size = len(self.codes)
         for new in keys:
             if not 0 <= new.column < len(self.kinds):
-                raise TransportError("a key is of a column that there is not")
+                raise self._wrong("column", "is none of the part's")
             if len(new.right) != (size + 7) // 8:
-                raise TransportError("a key does not have a bit for every row")
+                raise self._wrong("right", "does not have a bit for every row")
             self._learn(len(self.keys), new, np.unpackbits(new.right, count=size).view(np.bool_))
             self.keys.append((new.column, True))
             self.told += 1
@@ -109,6 +109,9 @@ class KnownBlock:
             self._active.insert(place, number)
         return self.columns[number]
 
+    def _wrong(self, field: str, what: str) -> TransportError:
+        return TransportError(f"{self.owner} tells of a split what cannot be: NewKey.{field} {what}")
+
     def _learn(self, number: int, new: NewKey, right: NDArray[np.bool_]) -> None:
         column = self._column(new.column)
         codes = self.codes[:, column.place]
@@ -119,10 +122,14 @@ class KnownBlock:
             right &= codes > 0
             above = int(np.count_nonzero(right))
             place = sum(a > above for a in column.above)
+            if (right & (codes <= place)).any() or not right[codes >= place + 2].all():
+                raise self._wrong("right", "is no border of the same numbers as those before")
             column.borders.insert(place, number)
             column.above.insert(place, above)
             codes += right
         elif column.kind == ONE_HOT:
+            if (codes[~right] > 0).any():
+                raise self._wrong("right", "holds rows of a category that was told before")
             column.borders.append(number)
             codes[...] = np.where(right, codes, np.uint8(len(column.borders)))
             self.sets[number] = np.arange(256) != len(column.borders)
@@ -135,7 +142,7 @@ class KnownBlock:
         both = codes * np.uint16(2) + right
         found = np.flatnonzero(np.bincount(both, minlength=512))
         if len(found) > 256:
-            raise TransportError("a column of categories has more of them than its client said")
+            raise self._wrong("right", "tells apart more categories than a column can have")
         parent, rest = found // 2, np.ones(256 - len(found), np.bool_)
         self.sets[number] = np.append((found & 1).astype(np.bool_), rest)
         if len(found) > column.size:
@@ -199,6 +206,10 @@ class KnownBlock:
             column.keys.append(known)
             self.keys.append((number, False))
         return Choice(choice.gain, self.block, known, sums=choice.sums)
+
+    def is_set(self, key: int) -> bool:
+        """Whether a key is a set of sorted categories."""
+        return bool(self.kinds[self.keys[key][0]] == SORTED) if key >= 0 else True
 
     def missing_key(self, key: int) -> int:
         """The key that says which values of a key's column are missing; −1: none."""

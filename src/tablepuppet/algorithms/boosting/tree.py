@@ -19,6 +19,7 @@ from tablepuppet.algorithms.boosting.fixed_point import Derivatives
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, RowNumbers
+from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
 
@@ -91,6 +92,8 @@ class GrowingTree:
                 if choice is not None:
                     chosen[number] = self.nodes[number].choice = self.blocks[choice.block].settled(choice)
             level = self._split(chosen)
+            for number in chosen.keys() & forced.keys():
+                self._check_gain(number, forced[number])
 
     def best(self, numbers: Sequence[int], *, sets: bool = True) -> list[Choice | None]:
         """The best split of each of these nodes among all known keys."""
@@ -143,6 +146,18 @@ class GrowingTree:
             whole, part = self._sums.get(number, {}), self._sums[small]
             self._sums[large] = {block: sums - part[block] for block, sums in whole.items()}
         return below
+
+    def _check_gain(self, number: int, choice: Choice) -> None:
+        """What a client claimed of its split is what the split does, now that its rows are known."""
+        node, (unit_g, unit_h), rules = self.nodes[number], self.given.unit, self.growth.rules
+        block = self.blocks[choice.block]
+        ridge = rules[0] + (rules[3] if block.is_set(choice.key) else 0.0)
+        sides = [self.nodes[child] for child in (node.left, node.left + 1)]
+        least = min(side.h for side in sides)
+        gain = sum((s.g * unit_g) ** 2 / (s.h * unit_h + ridge) for s in sides if s.h)
+        gain -= (node.g * unit_g) ** 2 / (node.h * unit_h + rules[0])
+        if least <= 0 or least * unit_h < rules[1] or abs(gain - choice.gain) > 1e-9 * max(abs(gain), 1.0):
+            raise TransportError(f"{block.owner} claims a gain that its split does not have: Objections.gain")
 
     def _is_last(self, number: int) -> bool:
         return self.nodes[number].depth + 1 == self.growth.depth

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
+from tablepuppet.algorithms.numerics.spectrum import eigenvalues
 from tablepuppet.arrays import Array, fixed
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.tally import Tally, tally
@@ -220,7 +221,7 @@ def _pseudo_solve(matrix: Array, right: Array) -> Array:
     """matrix⁺ right for a symmetric positive semi-definite matrix, after scaling its diagonal to 1."""
     scale = np.sqrt(np.maximum(np.diag(matrix), 0.0))
     inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
-    values, vectors = np.linalg.eigh(matrix * inverse * inverse[:, None])
+    values, vectors = eigenvalues(matrix * inverse * inverse[:, None])
     keep = values > 1e-8 * values.max(initial=0.0)
     along = vectors[:, keep].T @ (inverse * right)
     return np.asarray(inverse * (vectors[:, keep] @ (along / values[keep])))

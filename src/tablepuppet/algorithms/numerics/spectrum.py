@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tablepuppet.arrays import Array
+from tablepuppet.errors import TrainingError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +25,7 @@ class Spectrum:
     def of(cls, matrix: Array) -> Spectrum:
         if not len(matrix):
             return cls(np.zeros(0), np.zeros((0, 0)))
-        values, vectors = np.linalg.eigh(matrix)
+        values, vectors = eigenvalues(matrix)
         return cls(np.maximum(values, 0.0), vectors)
 
     def solve(self, scale: float, ridge: float, right: Array) -> Array:
@@ -36,3 +37,13 @@ class Spectrum:
         else:
             inverse[curved] = 1.0 / (scale * self.values[curved])
         return np.asarray(self.vectors @ (inverse[:, None] * (self.vectors.T @ right)))
+
+
+def eigenvalues(matrix: Array) -> tuple[Array, Array]:
+    """Eigenvalues and eigenvectors of a symmetric matrix; numbers that are none are a run that diverges."""
+    try:
+        return np.linalg.eigh(matrix)
+    except np.linalg.LinAlgError:
+        raise TrainingError(
+            "training diverged: second moments hold numbers that are not finite; look for extreme values in the columns"
+        ) from None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from tablepuppet.errors import ApprovalError
-from tablepuppet.escaping import printable
+from tablepuppet.formatting import printable
 from tablepuppet.protocol.contract import Agreement, Contract, ProposeContract
 from tablepuppet.transport.link import Link
 

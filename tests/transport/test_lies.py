@@ -39,6 +39,7 @@ TRAINED: Jobs = {
     "weights": {"query": QUERY, "label": "y", "epochs": 1, "weight": "abs(o.r)", "validation_fraction": 0.2},
     "admm": {"query": QUERY, "label": "y", "algorithm": "admm", "epochs": 2},
     "sgd": {"query": QUERY, "label": "y", "algorithm": "sgd", "epochs": 1},
+    "elastic": {"query": QUERY, "label": "y", "l1": 0.01, "epochs": 2},
     "a network": {"query": QUERY, "label": "y", "algorithm": "sgd", "model": "mlp", "epochs": 1},
     "als": {"query": PEOPLE, "label": "r", "head": "factor", "rank": 2, "algorithm": "als", "epochs": 2},
     "a head": {"query": PEOPLE, "label": "r", "head": "mlp", "algorithm": "sgd", "epochs": 1},

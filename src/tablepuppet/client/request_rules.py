@@ -163,8 +163,7 @@ def _move(own: ClientState, request: m.Move) -> None:
 
 def _coefficients(part: Part, given: Any) -> None:
     trail = getattr(part.state, "trail", None)
-    if trail is not None:
-        array(given, "coefficients", (1 + len(trail.constants) + len(trail.earlier),))
+    array(given, "coefficients", (1 if trail is None else 1 + len(trail.constants) + len(trail.earlier),))
 
 
 def _update(own: ClientState, request: Any) -> None:

@@ -99,6 +99,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True,
     stage: ClassVar[Stage | None] = None
     tells: ClassVar[Telling] = None
     repeats: ClassVar[bool] = False  # whether the answer says again what the last one said
+    keeps_trail: ClassVar[bool] = False  # whether predictions come with inner products of θ and all directions so far
 
 
 class Done(Message, frozen=True):

@@ -82,7 +82,7 @@ def _shaped(values: Any, part: Part | None, due: Shapes | None) -> None:
         for one, shape in zip(values, due, strict=True):
             array(one, "values", shape)
         return
-    require(1 <= len(values) <= 2, "values", f"are {len(values)} arrays where one or two are due")
+    require(1 <= len(values) <= 3, "values", f"are {len(values)} arrays where one to three are due")
     theta = None if part is None else part.shape
     if theta is None:
         return
@@ -129,7 +129,7 @@ def _update(request: Any, answer: Any, known: Known) -> None:
     if part is not None and not isinstance(request, m.Combined):
         wanted = getattr(request, "next_rows", None)
         part.wanted = part.train if wanted is None else len(wanted)
-        part.has_trail = hasattr(request, "coefficients")
+        part.has_trail = type(request).keeps_trail
     if isinstance(answer, m.Partial | m.Masked):
         _summands(answer, part, "training")
         return

@@ -89,6 +89,7 @@ class AdmmUpdate(Message, frozen=True):
     """Y of all train rows, and the weight of G‖h‖²/2. → Predictions | Partial | Masked"""
 
     stage: ClassVar[Stage] = "step"
+    keeps_trail: ClassVar[bool] = True
     tells: ClassVar[Telling] = (Tells("signal", "signals", is_per_row=True),)
     job: str
     part: int

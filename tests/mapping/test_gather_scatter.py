@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -9,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablepuppet.arrays import RowNumbers
-from tablepuppet.mapping.walk import compiled
+from tablepuppet.arrays import RowNumbers, Triangles
+from tablepuppet.mapping.rows.index import RowIndex
+from tablepuppet.mapping.rows.joined import JoinedRows
+from tablepuppet.mapping.walk import collapse, compiled
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, NumpyGatherScatter, gather_scatter_for
+from tablepuppet.mapping.walk.work import Shard, Signal, Sums
 from tablepuppet.models.compiler import COMPILED_FROM
 
 WAYS = [NumpyGatherScatter(), cast(GatherScatter, compiled)]
@@ -56,7 +60,7 @@ def test_scatter_counts_from_its_base(moves: GatherScatter) -> None:
     np.testing.assert_array_equal(out[:, 0], [1.0, 2.0])
 
 
-@pytest.mark.parametrize("columns", [1, 2, 3, 5])
+@pytest.mark.parametrize("columns", [1, 2, 3, 5, 40])
 def test_both_ways_give_the_same_bits(columns: int) -> None:
     rng = np.random.default_rng(columns)
     index = rng.integers(-1, 40, 3000).astype(np.int32)
@@ -70,3 +74,27 @@ def test_both_ways_give_the_same_bits(columns: int) -> None:
 def test_only_large_joins_load_the_compiled_loops() -> None:
     assert isinstance(gather_scatter_for(COMPILED_FROM - 1), NumpyGatherScatter)
     assert gather_scatter_for(COMPILED_FROM) is compiled
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_triangles_are_collapsed_as_if_they_were_written_out(
+    is_sorted: bool, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(4)
+    rows, joined = 50, 70_000
+    monkeypatch.setattr(collapse, "wins", lambda *_given, **_more: is_compiled)
+    drawn = rng.integers(0 if is_sorted else -1, rows, joined)
+    p = RowIndex.of(np.sort(drawn) if is_sorted else drawn, rows)
+    z, scale, beside = rng.normal(size=(joined, 3)), rng.random((joined, 1)), rng.normal(size=(joined, 2))
+    table = JoinedRows(joined, (p,), RowIndex(joined, None, is_sorted=True), np.arange(float(joined)))
+
+    def step(shard: Shard) -> tuple[Sequence[Signal], Sums]:
+        here = shard.labels.astype(np.int64)
+        return ([(beside[here], Triangles(z[here], scale[here]))],), {}
+
+    found = table.run(step, [np.zeros((rows, 1))], signals=1).signals[0][0]
+    outer = (scale[:, :, None] * z[:, :, None] * z[:, None, :])[:, *np.triu_indices(3)]
+    expected = np.zeros((rows + 1, 8))
+    np.add.at(expected, p.numbers(joined), np.concatenate([beside, outer], axis=1))
+    np.testing.assert_allclose(found, expected[:rows], atol=1e-9)

@@ -110,6 +110,7 @@ class Algorithm(ABC, Generic[_Options]):
     has_expanded_form: ClassVar[bool] = False  # whether it also runs as a VFL baseline, on expanded blocks
     has_one_score: ClassVar[bool] = False  # whether it trains one score a row only: numbers and two classes
     takes_turns: ClassVar[bool] = False  # whether a round is one block's, and an epoch a round for each of them
+    learns_shrinkage: ClassVar[bool] = False  # of a head, where the user leaves it open
     uses_batches: ClassVar[bool] = False  # whether `batch_size` means something
     requires_curvature: ClassVar[bool] = False  # of the loss: one with kinks has none
     uses_proximal_map: ClassVar[bool] = False  # of the loss, which takes long
@@ -122,7 +123,7 @@ class Algorithm(ABC, Generic[_Options]):
         return self.options.name
 
     @property
-    def uses(self) -> Literal["curvature", "proximal map", "gradient"]:
+    def uses(self) -> Literal["curvature", "proximal map", "gradient", "bound"]:
         """What of the loss it goes by: some losses take more epochs then."""
         return "curvature" if self.requires_curvature else "proximal map" if self.uses_proximal_map else "gradient"
 

@@ -53,7 +53,7 @@ class _RelationalEstimator:
         model: Any = "auto",
         algorithm: Any = None,
         *,
-        l2: Any = 1e-4,
+        l2: Any = None,
         test_fraction: float = 0.0,
         validation_fraction: float = 0.0,
         patience: int | None = None,

@@ -129,7 +129,7 @@ class Federation:
         label: str,
         model: Any = "auto",
         algorithm: Any = None,
-        l2: float | Mapping[str, float] = 1e-4,
+        l2: float | Mapping[str, float] | None = None,
         test_fraction: float = 0.15,
         validation_fraction: float = 0.0,
         patience: int | None = None,

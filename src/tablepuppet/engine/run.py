@@ -295,15 +295,18 @@ class _Training:
         return loss + (penalty if head is None else self.head_penalty(head, squares)), metrics
 
     def head_penalty(self, trained: TrainedHead, squares: float) -> float:
-        """½ u² (β Σ ‖θ‖² + λ/N Σ_j Σ_i ‖h_i‖²), the head's own parameters among θ; `squares`: of the blocks'."""
+        """½ u² (β Σ ‖θ‖² + (λ Σ_j ‖h_i‖² + c Σ_k ‖h_i‖²)/N), the head's parameters among θ; `squares`: the blocks'."""
         spec = trained.head.spec
         squares += float(np.vdot(trained.own, trained.own))
-        weights = self.mapping.train.collapsed_weights() if spec.shrinkage else None
-        shrunk = 0.0
-        for number, values in enumerate(self.contributions):
+        penalties, shrunk = trained.penalties, 0.0
+        if penalties is None and spec.shrinkage:
+            penalties = [(np.full(k, spec.shrinkage), np.zeros(k)) for k in spec.widths]
+        weights = self.mapping.train.collapsed_weights() if penalties is not None else None
+        for number, (per_joined, per_row) in enumerate(penalties or ()):
             share = self.problem.multiplicity[number] if weights is None else weights[number][:, 0]
-            shrunk += float(share @ np.einsum("nk,nk->n", values, values)) / self.problem.joined.rows
-        return 0.5 * spec.unit**2 * (max(self.problem.ridges) * squares + spec.shrinkage * shrunk)
+            squared = np.square(self.contributions[number])
+            shrunk += float((share @ squared) @ per_joined + squared.sum(axis=0) @ per_row)
+        return 0.5 * spec.unit**2 * (max(self.problem.ridges) * squares + shrunk / self.problem.joined.rows)
 
     def _mean(self, block: int) -> Array:
         """A block's mean contribution; nothing exact is released of a private one."""

@@ -62,7 +62,8 @@ class Plan:
     @property
     def head(self) -> HeadSpec:
         """How scores come from what the blocks say."""
-        return head_spec(self.job, len(self.mapping.bound.blocks), self.loss.outputs, self.unit)
+        blocks, learns = len(self.mapping.bound.blocks), self.algorithm.learns_shrinkage
+        return head_spec(self.job, blocks, self.loss.outputs, self.unit, learns=learns)
 
     @property
     def algorithm(self) -> Algorithm[Any]:

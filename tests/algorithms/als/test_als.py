@@ -110,6 +110,46 @@ def test_ids_alone_are_matrix_factorisation_and_take_one_inner_round(clients: in
     assert "als" in str(plan)
 
 
+def sparse_ratings(noise: float, rows: int = 2500, users: int = 200, items: int = 120) -> dict[str, pa.Table]:
+    random = np.random.default_rng(11)
+    u, i = random.integers(0, users, rows), random.integers(0, items, rows)
+    p, q = random.normal(size=(users, 2)), random.normal(size=(items, 2))
+    biases = random.normal(size=users)[u] + random.normal(size=items)[i]
+    signal = 0.0 if noise > 1 else (p[u] * q[i]).sum(axis=1)
+    y = 100.0 * (biases + signal + noise * random.normal(size=rows))
+    return {
+        "ratings": pa.table({"u": u, "i": i, "stars": y}),
+        "users": pa.table({"u": np.arange(users), "uid": [f"u{k}" for k in range(users)]}),
+        "items": pa.table({"i": np.arange(items), "iid": [f"i{k}" for k in range(items)]}),
+    }
+
+
+def test_shrinkage_is_learned_where_nothing_is_said() -> None:
+    """Much where vectors would be noise, little where they explain nearly everything."""
+    with tp.Federation(sparse_ratings(2.0)) as owner:
+        factor = owner.train(QUERY, label="stars", head="factor")
+        sums = owner.train(QUERY, label="stars")
+    assert factor.metrics["test"]["rmse"] < 1.01 * sums.metrics["test"]["rmse"]
+    assert factor.history[-1].residuals["noise"] * factor.plan.unit == pytest.approx(200.0, rel=0.15)
+    with tp.Federation(ratings()) as owner:
+        factor = owner.train(QUERY, label="stars", head="factor", rank=4)
+    assert factor.metrics["test"]["rmse"] < 0.2
+    assert factor.history[-1].residuals["noise"] * factor.plan.unit == pytest.approx(0.1, rel=0.3)
+
+
+def test_a_learned_shrinkage_is_the_same_for_any_split_of_a_table() -> None:
+    whole: dict[str, Any] = ratings()
+    parts = whole | {"users": [whole["users"].slice(20 * k, 20) for k in range(3)]}
+    found = []
+    for held in (whole, parts):
+        with tp.Federation(held) as owner:
+            found.append(owner.train(QUERY, label="stars", head="factor", rank=3, epochs=4))
+    one, three = found
+    assert one.objective == pytest.approx(three.objective, rel=1e-9)
+    for left, right in zip(one.blocks, three.blocks, strict=True):
+        np.testing.assert_allclose(left.theta, right.theta, rtol=0, atol=1e-8)
+
+
 def test_als_says_what_it_cannot_train() -> None:
     with federation() as owner:
         given: dict[str, Any] = {"algorithm": "als", "epochs": 1}
@@ -126,4 +166,9 @@ def test_factors_are_trained_by_als_where_nothing_else_is_said_and_networks_by_s
         assert owner.explain(query, head="factor", **given).job.algorithm == "als"
         assert owner.explain(query, head="mlp", **given).job.algorithm == "sgd"
         assert owner.explain(query, head="factor", model="mlp", **given).job.algorithm == "sgd"
+        assert owner.explain(query, model="mlp", **given).job.algorithm == "sgd"
         assert owner.explain(query, **given).job.algorithm == "newton"
+        assert owner.explain(query, head="factor", **given).job.epochs == 12
+        assert "at most 12 epochs" in str(owner.explain(query, head="factor", **given))
+        estimator = tp.RelationalRegressor(head="factor", rank=2).fit(owner, query, "number")
+    assert estimator.result_.plan.job.algorithm == "als"

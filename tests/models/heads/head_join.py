@@ -66,7 +66,7 @@ class Oracle:
             loss = F.cross_entropy(a, y.long())
         own = [] if self.head is None else list(self.head.parameters())
         loss = loss + 0.5 * l2_of(self.job.l2, "", "") * sum(p.square().sum() for p in (*self.thetas, *own))
-        return loss + 0.5 * self.spec.shrinkage * sum(v.square().sum(dim=1).mean() for v in h)
+        return loss + 0.5 * (self.spec.shrinkage or 0.0) * sum(v.square().sum(dim=1).mean() for v in h)
 
     def train(self, optimizer: Any) -> Oracle:
         own = [] if self.head is None else list(self.head.parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from tests.algorithms.neural_join import JOINS, federation
 from tests.models.heads.head_join import SEED, Oracle, trained
 
 import tablepuppet as tp
+from tablepuppet.models.heads.making import make_head
+from tablepuppet.models.heads.spec import HeadSpec
 
 torch = pytest.importorskip("torch")
 
@@ -154,3 +157,15 @@ def test_explain_knows_the_bytes_of_wider_blocks() -> None:
     assert planned.rounds == result.traffic.rounds
     assert planned.bytes == pytest.approx(result.traffic.bytes, rel=0.05)
     assert [e.numbers for e in result.plan.exposures] == [9 * e.numbers for e in of_the_sum.exposures]
+
+
+def test_shards_that_pass_a_network_head_in_threads_do_not_meet_in_its_module() -> None:
+    head = make_head(HeadSpec(kind="mlp", widths=(3, 3), hidden=(8,), dtype="float64"), seed=1)
+    random = np.random.default_rng(2)
+    vectors = [random.normal(size=head.initial().shape) for _ in range(40)]
+    h = [random.normal(size=(50, 3)) for _ in range(2)]
+    alone = [head.combine(own, h) for own in vectors]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            together = list(pool.map(lambda own: head.combine(own, h), vectors))
+            assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit
 from tablepuppet.algorithms.als.client import client_start, client_step
@@ -31,7 +31,12 @@ class AlsAlgorithm(Algorithm[Als]):
     heads = ("factor",)
     has_one_score = True
     takes_turns = True
+    learns_shrinkage = True
     stops_when_flat = True
+
+    @property
+    def uses(self) -> Literal["bound"]:
+        return "bound"  # of the curvature, whatever the loss
 
     def chooses_steps(self, options: Als, *, is_linear: bool, features: Any) -> bool:
         return True

@@ -10,15 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.models.features import Features
 
-_CHUNK = 1 << 15  # rows, or columns, of K × K matrices at a time
+_CHUNK = 1 << 12  # rows, or columns, of K × K matrices at a time: they stay in the cache
 
 
 def packed_width(size: int) -> int:
     return size * (size + 1) // 2
+
+
+def diagonal(size: int) -> NDArray[np.int64]:
+    """Where the diagonal lies in a packed triangle.
+
+    >>> diagonal(3).tolist()
+    [0, 3, 5]
+    """
+    return np.cumsum([0, *range(size, 1, -1)])
 
 
 def unpacked(packed: Array, size: int) -> Array:
@@ -36,8 +46,21 @@ def products(features: Features, packed: Array, theta: Array) -> Array:
     pulled = np.empty_like(h)
     for start in range(0, len(h), _CHUNK):
         some = slice(start, start + _CHUNK)
-        pulled[some] = np.einsum("nab,nb->na", unpacked(packed[some], h.shape[1]), h[some])
+        pulled[some] = multiplied(packed[some], h[some])
     return features.transpose_dot(pulled)
+
+
+def multiplied(packed: Array, h: Array) -> Array:
+    """M_k h_k of each row, from upper triangles: (n, K)."""
+    size, first = h.shape[1], 0
+    columns, out = np.ascontiguousarray(packed.T), np.zeros((size, len(h)))
+    across = np.ascontiguousarray(h.T)
+    for row in range(size):
+        triangle = columns[first : first + size - row]
+        out[row] += np.einsum("an,an->n", triangle, across[row:])
+        out[row + 1 :] += triangle[1:] * across[row]
+        first += size - row
+    return np.ascontiguousarray(out.T)
 
 
 def diagonal_blocks(features: Features, packed: Array) -> Array:

@@ -21,7 +21,7 @@ class Als(AlgorithmOptions, frozen=True, tag="als"):
     name: ClassVar[str] = "als"
     tolerance: float = 1e-6
     solver_steps: int = 50
-    solver_tolerance: float = 1e-4
+    solver_tolerance: float = 1e-2
 
     def __post_init__(self) -> None:
         self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")

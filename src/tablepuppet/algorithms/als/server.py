@@ -1,7 +1,7 @@
 """Alternating least squares over tables: a round is the best step of one block, given the others.
 
     server   z_j = (1, Σ_{l≠i} v_l),  r = ∂ℓ/∂score;  for each row k of block i, over its joined rows j:
-             s_k = Σ z r + λ Σ h_i,   M_k = L Σ z zᵀ + λ Σ I
+             s_k = Σ z r + (λ n_k + c) h_i,   M_k = L Σ z zᵀ + (λ n_k + c) I       (shrinkage.py)
     client   the step of Θ_i from these (client.py); sends h_i = (b_i, v_i) of its rows
 
 For squared loss (L = 1) that is the least-squares solution of block i; for logistic loss L = ¼ bounds the curvature,
@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.als.messages import AlsFigures, AlsUpdate
-from tablepuppet.algorithms.als.normal import Conjugate, solved_blocks
+from tablepuppet.algorithms.als.normal import Conjugate, diagonal, solved_blocks
 from tablepuppet.algorithms.als.options import Als
+from tablepuppet.algorithms.als.shrinkage import FixedShrinkage, LearnedShrinkage
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
 from tablepuppet.algorithms.numerics.intercept import best_intercept
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Triangles
 from tablepuppet.errors import JobError
 from tablepuppet.models.heads.base import Head
 from tablepuppet.models.losses import Loss
@@ -30,21 +31,15 @@ from tablepuppet.models.losses import Loss
 def join_step(
     shard: Any, *, loss: Loss, bound: float, intercept: Array, head: Head, block: int
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """s and M of one block's rows, side by side; the others get nothing."""
-    h, spec = shard.columns, head.spec
-    own = h[block]
-    slope = loss.gradient(head.combine(np.zeros(0), h) + intercept, shard.labels) / spec.unit
-    z = np.ones_like(own)
+    """Σ z r and L Σ z zᵀ of one block's rows, side by side; the others get nothing."""
+    h = shard.columns
+    scores = head.combine(np.zeros(0), h) + intercept
+    slope = loss.gradient(scores, shard.labels) / head.spec.unit
+    z = np.ones_like(h[block])
     z[:, 1:] = sum(values[:, 1:] for number, values in enumerate(h) if number != block)
-    weights = np.ones((len(own), 1)) if shard.weights is None else shard.weights[:, None]
-    signal = slope * z + spec.shrinkage * weights * own
-    rows, columns = np.triu_indices(own.shape[1])
-    curvature = (bound * weights * z)[:, rows]
-    curvature *= z[:, columns]
-    curvature[:, rows == columns] += spec.shrinkage * weights
     signals: list[Any] = [()] * len(h)
-    signals[block] = (signal, curvature)
-    return (signals,), {}
+    signals[block] = (slope * z, Triangles(z, bound if shard.weights is None else bound * shard.weights[:, None]))
+    return (signals,), {"value": float(loss.value(scores, shard.labels).sum())}
 
 
 class AlsServer(Server):
@@ -62,6 +57,14 @@ class AlsServer(Server):
         self._figures: Sequence[AlsFigures] = ()
         self._turn = 0
         self._solvers: dict[int, Conjugate] = {}
+        spec, loss = problem.head.head.spec, problem.loss
+        self._shrinkage: FixedShrinkage | LearnedShrinkage
+        if spec.shrinkage is not None:
+            self._shrinkage = FixedShrinkage(spec.shrinkage, spec.widths[0])
+        else:
+            scale = 2.0 / spec.unit**2 if loss.is_in_label_units else 0.0
+            self._shrinkage = LearnedShrinkage(spec.widths[0], problem.rows, problem.widths, loss.bound, scale)
+        self._appearances: list[Array] = []
 
     @property
     def intercept(self) -> Array:
@@ -76,6 +79,10 @@ class AlsServer(Server):
 
     def begin(self, predictions: list[Array], figures: Sequence[AlsFigures]) -> None:
         self._values, self._figures = list(predictions), figures
+        joined: Any = self.problem.joined
+        weights = joined.collapsed_weights()
+        counts = self.problem.multiplicity if weights is None else [w[:, 0] for w in weights]
+        self._appearances = [np.asarray(n, np.float64) for n in counts]
         if self.problem.has_intercept:
             self._intercept = best_intercept(self.problem, self.problem.zeros())
 
@@ -94,12 +101,26 @@ class AlsServer(Server):
             head=self.problem.head.head,
             block=block,
         )
-        width = self._values[block].shape[1]
-        found = done.signals[0][block]
-        given: dict[str, Array | None] = {"signal": found[:, :width], "curvature": found[:, width:]}
         updates: list[BlockUpdate | None] = [None] * self.problem.blocks
-        updates[block] = BlockUpdate(AlsUpdate, given)
+        updates[block] = BlockUpdate(AlsUpdate, self._shrunk(done.signals[0][block], done.sums["value"]))
         return updates
+
+    def _shrunk(self, found: Array, value: float) -> dict[str, Array | None]:
+        """s and M of the rows of the block in turn, from their sums over joined rows."""
+        block, h, appearances = self._turn, self._values[self._turn], self._appearances[self._turn]
+        width = h.shape[1]
+        shrinkage, rows = self._shrinkage, self.problem.joined.rows
+        if isinstance(shrinkage, LearnedShrinkage):
+            shrinkage.see_loss(value / rows, rows)
+        per_joined, per_row = shrinkage.weights(block)
+        penalty = appearances[:, None] * per_joined + per_row
+        signal, matrices = found[:, :width] + penalty * h, found[:, width:]
+        matrices[:, diagonal(width)] += penalty
+        if isinstance(shrinkage, LearnedShrinkage):
+            shrinkage.see_matrices(block, matrices, penalty, appearances)
+            assert self.problem.head is not None
+            self.problem.head.penalties = [shrinkage.weights(number) for number in range(self.problem.blocks)]
+        return {"signal": signal, "curvature": matrices}
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """A direction to be multiplied (two arrays, the second empty), or the step (one array)."""
@@ -120,4 +141,10 @@ class AlsServer(Server):
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         self._values[self._turn] = answers[0].values
+        if isinstance(self._shrinkage, LearnedShrinkage):
+            self._shrinkage.see_values(self._turn, answers[0].values)
         self._turn = (self._turn + 1) % self.problem.blocks
+
+    def residuals(self) -> dict[str, float]:
+        """The label's noise, as far as it was learned."""
+        return {"noise": self._shrinkage.noise} if isinstance(self._shrinkage, LearnedShrinkage) else {}

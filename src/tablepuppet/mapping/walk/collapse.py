@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Triangles
 from tablepuppet.mapping.rows.index import RowIndex
-from tablepuppet.mapping.walk.gather_scatter import GatherScatter, Place, empty_sums
-from tablepuppet.mapping.walk.work import Columns, Signal
+from tablepuppet.mapping.walk.gather_scatter import GatherScatter, Place, empty_sums, loops
+from tablepuppet.mapping.walk.work import Column, Columns, Signal
+from tablepuppet.models.compiler import is_installed, wins
 
+_PIECE = 1024  # joined rows of Triangles that are written out at a time: they stay in the cache
 Collapsed = list[list[tuple[int, Array]]]  # by signal and block: from which row on something is to be added
 
 
@@ -109,16 +111,36 @@ class LaneSums:
         return _Target(0, whole, self._start + shared, low, np.zeros((1, width)))
 
     def _add(
-        self, p: RowIndex, target: _Target, columns: tuple[Array, ...], place: Place, start: int, stop: int
+        self, p: RowIndex, target: _Target, columns: tuple[Column, ...], place: Place, start: int, stop: int
     ) -> None:
-        moves, middle = self._moves, min(max(start, target.shared), stop)
+        middle = min(max(start, target.shared), stop)
         if middle > start and target.edge is not None:
             first = tuple(c[: middle - start] for c in columns)
-            p.collapse_add(moves, target.edge, target.low, first, p.place(moves, start, middle))
-            columns, place = tuple(c[middle - start :] for c in columns), p.place(moves, middle, stop)
+            self._collapse(p, target.edge, target.low, first, p.place(self._moves, start, middle), start)
+            columns, place = tuple(c[middle - start :] for c in columns), p.place(self._moves, middle, stop)
         if middle < stop and columns:
-            p.collapse_add(moves, target.out, target.base, columns, place)
+            self._collapse(p, target.out, target.base, columns, place, middle)
+
+    def _collapse(
+        self, p: RowIndex, out: Array, base: int, columns: tuple[Column, ...], place: Place, start: int
+    ) -> None:
+        """Adds columns of joined rows from `start` on; triangles behind them as they are made."""
+        whole = tuple(c for c in columns if isinstance(c, np.ndarray))
+        last = columns[-1] if columns else None
+        if not isinstance(last, Triangles):
+            p.collapse_add(self._moves, out, base, whole, place)
+            return
+        rows = len(last.z)
+        if p.index is not None and is_installed() and wins(self._joined_rows, is_dear=True):
+            before = np.ascontiguousarray(np.concatenate(whole, axis=1))
+            index = p.index[start : start + rows]
+            loops().add_triangles(out, base, index, before, last.scale * last.z, last.z)
+            return
+        for first in range(0, rows, _PIECE):
+            some = slice(first, min(first + _PIECE, rows))
+            piece = (*(c[some] for c in whole), last[some].written_out())
+            p.collapse_add(self._moves, out, base, piece, p.place(self._moves, start + some.start, start + some.stop))
 
 
-def _columns(signal: Columns) -> tuple[Array, ...]:
+def _columns(signal: Columns) -> tuple[Column, ...]:
     return signal if isinstance(signal, tuple) else (signal,)

@@ -116,3 +116,21 @@ def put(out: NDArray[Any], values: NDArray[Any], order: RowNumbers) -> None:
     for j in range(len(order)):
         for k in range(out.shape[1]):
             out[order[j], k] = values[j, k]
+
+
+@kernel
+def add_triangles(out: Array, base: int, index: RowNumbers, values: Array, scaled: Array, z: Array) -> None:
+    """out[index[j] − base] += the j-th values, and behind them the upper triangle of scaled_j z_jᵀ."""
+    size = z.shape[1]
+    for j in range(len(index)):
+        i = index[j] - base
+        if index[j] < 0:
+            continue
+        place = values.shape[1]
+        for k in range(place):
+            out[i, k] += values[j, k]
+        for row in range(size):
+            left = scaled[j, row]
+            for column in range(row, size):
+                out[i, place] += left * z[j, column]
+                place += 1

@@ -14,10 +14,13 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import _sparsetools
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.mapping.walk import plain
 from tablepuppet.models.compiler import is_installed, wins
+
+_FEW = 3  # columns up to which NumPy adds one after the other; more are added row by row, as by a sparse product
 
 Place = Any  # row numbers as one way of moving wants them; of a block in order, a slice
 
@@ -54,7 +57,8 @@ def loops() -> Any:
 
 def empty_sums(rows: int, columns: int, joined_rows: int) -> Array:
     """Sums per row to begin with, as the faster way wants them: loops fetch a far row once, NumPy goes by columns."""
-    return np.zeros((rows, columns), order="C" if is_installed() and wins(joined_rows) else "F")
+    is_by_row = columns > _FEW or (is_installed() and wins(joined_rows))
+    return np.zeros((rows, columns), order="C" if is_by_row else "F")
 
 
 def preload(rows: int) -> None:
@@ -109,7 +113,18 @@ class NumpyGatherScatter:
             index, columns = index[is_there], [values[is_there] for values in columns]
         if base:
             index = index - base
+        if out.shape[1] > _FEW and out.flags.c_contiguous:
+            values = np.ascontiguousarray(columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1))
+            _add_rows(out, index, values)
+            return
         into = iter(out.T)
         for values in columns:
             for column in values.T:  # whole columns: `add.at` is fast along one axis only
                 np.add.at(next(into), index, column)
+
+
+def _add_rows(out: Array, index: NDArray[np.intp], values: Array) -> None:
+    """out[index[j]] += values[j], in order: SciPy's loop of a product with a one-hot matrix, which adds in place."""
+    count, columns = values.shape
+    starts, ones = np.arange(count + 1, dtype=np.intp), np.ones(count)
+    _sparsetools.csc_matvecs(len(out), count, columns, starts, index, ones, values.reshape(-1), out.reshape(-1))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Triangles
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,8 @@ class Shard:
 Sums = dict[str, Any]
 Lane = Sequence[tuple[int, int]]  # the borders of its shards
 LaneResult = tuple[list[list[tuple[int, Array]]], Sums]  # collapsed signals by block, each from some row on; sums
-Columns = Array | tuple[Array, ...]  # (rows, k), whole or as arrays side by side
+Column = Array | Triangles
+Columns = Array | tuple[Column, ...]  # (rows, k), whole or as arrays side by side
 Signal = Columns | list[Columns]  # to be collapsed to every block, or what each of them gets
 JoinStep = Callable[..., tuple[Sequence[Signal], Sums]]
 

@@ -42,6 +42,9 @@ class TrainedHead:
 
     head: Head
     own: Array
+    penalties: Sequence[tuple[Array, Array]] | None = (
+        None  # of each block's h²: per joined row, per row; None: the spec's
+    )
 
     @property
     def data(self) -> HeadModel:

@@ -13,7 +13,7 @@ from tablepuppet.models.heads.spec import HeadKind, HeadSpec
 from tablepuppet.suggest import nearest
 
 HEADS = tuple(h for h in get_args(HeadKind) if h != "module")
-_RANK, _WIDTH, _HIDDEN, _SHRINKAGE = 16, 16, (32,), 0.08
+_RANK, _WIDTH, _HIDDEN, _SHRINKAGE = 16, 16, (32,), 0.05
 _OWN = {
     "rank": ("factor",),
     "widths": ("mlp", "module"),
@@ -81,8 +81,8 @@ def check_head(job: Any, given: dict[str, Any], *, is_trained: bool, trained_by:
             raise JobError(rule)
 
 
-def head_spec(job: Any, blocks: int, outputs: int, unit: float) -> HeadSpec:
-    """The head of a job over so many blocks."""
+def head_spec(job: Any, blocks: int, outputs: int, unit: float, *, learns: bool = False) -> HeadSpec:
+    """The head of a job over so many blocks; `learns`: whether its algorithm learns a shrinkage that is left open."""
     if job.head == "sum":
         return HeadSpec(outputs=outputs, widths=(outputs,) * blocks)
     if job.head == "factor":
@@ -93,7 +93,8 @@ def head_spec(job: Any, blocks: int, outputs: int, unit: float) -> HeadSpec:
         widths = job.widths
     else:
         widths = (job.widths or _WIDTH,) * blocks
-    shrinkage = (_SHRINKAGE if job.head == "factor" else 0.0) if job.shrinkage is None else job.shrinkage
+    usual = None if learns else _SHRINKAGE if job.head == "factor" else 0.0
+    shrinkage = usual if job.shrinkage is None else job.shrinkage
     return HeadSpec(
         kind=job.head,
         outputs=outputs,

@@ -9,8 +9,9 @@ vector, and it draws no random numbers and mixes no rows, so that shards of join
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,16 @@ class NetworkHead:
 
     spec: HeadSpec
     module: Module
+    _shapes: dict[str, Any] = field(init=False)  # of the parameters that are trained
+    _copies: threading.local = field(init=False)
+
+    def __post_init__(self) -> None:
+        shapes = {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
+        object.__setattr__(self, "_shapes", shapes)
+        object.__setattr__(self, "_copies", threading.local())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NetworkHead, (self.spec, self.module)
 
     def initial(self) -> Array:
         return np.asarray(flat_parameters(self.module), np.float64)
@@ -72,15 +83,17 @@ class NetworkHead:
         return inputs
 
     def _split(self, own: Array) -> dict[str, Tensor]:
-        """The vector as the module's parameters: shards pass in threads, and none may write into the module."""
+        """The vector as the module's parameters."""
         torch = need_torch()
-        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         flat = torch.tensor(own, dtype=getattr(torch, self.spec.dtype))
-        pieces = torch.split(flat, [p.numel() for p in trained.values()])
-        return {n: piece.view(p.shape).detach() for (n, p), piece in zip(trained.items(), pieces, strict=True)}
+        pieces = torch.split(flat, [shape.numel() for shape in self._shapes.values()])
+        return {n: piece.view(shape).detach() for (n, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
 
     def _call(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        out: Tensor = need_torch().func.functional_call(self.module, parameters, (inputs,))
+        """A call puts the parameters into the module for a while: shards pass in threads, each has a copy of it."""
+        if not hasattr(self._copies, "module"):
+            self._copies.module = copy.deepcopy(self.module)
+        out: Tensor = need_torch().func.functional_call(self._copies.module, parameters, (inputs,))
         return out
 
     def _scores(self, out: Tensor) -> Array:

@@ -18,7 +18,7 @@ class HeadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     outputs: int = 1  # d_c, scores per joined row
     widths: tuple[int, ...] = ()  # k_i
     unit: float = 1.0  # of a numeric label: scores are so many times what the head computes
-    shrinkage: float = 0.0  # λ of ½ λ Σ_i ‖h_i‖² per joined row
+    shrinkage: float | None = 0.0  # λ of ½ λ Σ_i ‖h_i‖² per joined row; None: the algorithm learns it
     hidden: tuple[int, ...] = ()  # layers of a network
     activation: Activation = "relu"
     dtype: Dtype = "float32"  # of a network's arithmetic

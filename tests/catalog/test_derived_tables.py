@@ -194,11 +194,42 @@ def test_tables_that_one_owner_holds_may_meet_in_a_subquery() -> None:
     np.testing.assert_allclose(np.sort(found), fitted(pooled(query)), rtol=1e-8)
 
 
-def test_groups_over_rows_of_several_clients_are_refused_with_the_reason() -> None:
+WHOLE_GROUPS = ["groups", "with, having, filter, left join", "window functions", "qualify", "distinct", "case in a sum"]
+
+
+@pytest.mark.parametrize("name", WHOLE_GROUPS)
+def test_groups_that_lie_with_one_client_each_are_computed_there(name: str) -> None:
+    odd = TABLES["transactions"]["account_id"] % 2 == 1
+    with tp.Federation(TABLES | {"transactions": [TABLES["transactions"][odd], TABLES["transactions"][~odd]]}) as split:
+        result = split.train(QUERIES[name], label="y", model="linear", l2=0.0, test_fraction=0.0, epochs=60)
+        found = np.sort(split.predict(result, QUERIES[name])["prediction"].to_numpy())
+    with tp.Federation(TABLES) as whole:
+        same = whole.train(QUERIES[name], label="y", model="linear", l2=0.0, test_fraction=0.0, epochs=60)
+        expected = np.sort(whole.predict(same, QUERIES[name])["prediction"].to_numpy())
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", WHOLE_GROUPS)
+def test_groups_with_rows_of_several_clients_are_refused_with_the_reason(name: str) -> None:
+    halves = [TABLES["transactions"][:1_000], TABLES["transactions"][1_000:]]
+    with (
+        tp.Federation(TABLES | {"transactions": halves}) as federation,
+        pytest.raises(tp.TablePuppetError, match="some groups of account_id have rows of transactions with several"),
+    ):
+        federation.train(QUERIES[name], label="y")
+
+
+def test_what_is_over_rows_of_several_clients_is_refused_with_the_reason() -> None:
     halves = [TABLES["transactions"][:1_000], TABLES["transactions"][1_000:]]
     with tp.Federation(TABLES | {"transactions": halves}) as federation:
-        with pytest.raises(tp.TablePuppetError, match="each would compute this over its own rows only"):
-            federation.explain(QUERIES["groups"], label="y")
+        for name in ("order and limit", "union inside"):
+            with pytest.raises(tp.TablePuppetError, match="each would compute this over its own rows only"):
+                federation.explain(QUERIES[name], label="y")
+        by_kind = """SELECT a.age, t.n, a.y FROM accounts a
+            JOIN (SELECT kind, max(account_id) AS id, count(*) AS n FROM transactions GROUP BY kind) t
+              ON t.id = a.account_id"""
+        with pytest.raises(tp.TablePuppetError, match="Join it on kind"):
+            federation.explain(by_kind, label="y")
         row_by_row = """SELECT a.age, t.half, a.y FROM accounts a
             JOIN (SELECT account_id, amount / 2 AS half FROM transactions WHERE kind = 'in') t USING (account_id)"""
         result = federation.train(row_by_row, label="y", model="linear", l2=0.0, test_fraction=0.0)

@@ -26,7 +26,12 @@ class Scan:
     columns: tuple[ColumnInfo, ...]  # the type of each expression, as its clients report it
     withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
     query: str | None = None  # over the clients' tables, `table` among them, whose rows are read instead of a table's
+    groups: tuple[str, ...] | None = None  # of such a query: columns of which a value must lie with one client
     spelled: tuple[ScanTexts, ...] = ()  # per client: the expressions and the filter as it was sent them
+
+    def keeps_groups(self, column: int) -> bool:
+        """Whether rows that are equal in this column must all lie with one client."""
+        return self.groups is not None and self.expressions[column].strip('"').lower() in self.groups
 
 
 class ScanTexts(NamedTuple):

@@ -54,6 +54,29 @@ def check_keys(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan]
                 right = scans[branch.scans[key.right]].columns[right_column]
                 if key_type(left) is None or key_type(left) != key_type(right):
                     raise _keys_differ(ucq, branch.resolved, key, left, right)
+    check_groups(ucq, branches, scans)
+
+
+def check_groups(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan]) -> None:
+    """A subquery that several clients compute in groups is joined on what its groups have in common."""
+    for branch in branches:
+        joined = {
+            (relation, column)
+            for join, columns in zip(branch.resolved.tree.joins, branch.key_columns, strict=True)
+            for key, (left, right) in zip(join.on, columns, strict=True)
+            for relation, column in ((key.left, left), (key.right, right))
+        }
+        for relation, number in enumerate(branch.scans):
+            scan = scans[number]
+            if scan.groups is None or any(scan.keeps_groups(c) for r, c in joined if r == relation):
+                continue
+            raise refuse(
+                ucq,
+                f"the rows of {scan.table} lie with {len(scan.clients)} clients, and each computes "
+                f"{branch.resolved.aliases[relation]} over its own rows only. Join it on {' or '.join(scan.groups)}: "
+                "then it can be seen whether each group lies with one client",
+                None,
+            )
 
 
 def _keys_differ(ucq: Ucq, branch: ResolvedBranch, key: KeyEquality, left: ColumnInfo, right: ColumnInfo) -> QueryError:

@@ -132,6 +132,7 @@ def _typed(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]) ->
         tuple(columns),
         shape.withholding,
         shape.query,
+        shape.groups,
         spelled,
     )
 

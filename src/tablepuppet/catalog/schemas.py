@@ -20,6 +20,7 @@ from sqlglot import exp
 
 from tablepuppet.catalog.kinds import merged_column, type_name
 from tablepuppet.catalog.texts import refuse
+from tablepuppet.catalog.whole_groups import group_columns
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol import ColumnInfo, DescribeTable, Message, TableSchema
 from tablepuppet.query.derived import base_tables
@@ -85,8 +86,8 @@ def find_table(ucq: Ucq, name: exp.Identifier, tables: Mapping[str, tuple[str, .
     return table
 
 
-def owned_query(ucq: Ucq, query: exp.Query, tables: Mapping[str, tuple[str, ...]]) -> tuple[str, str]:
-    """The first table of a derived query, and the query's text with every table as its owner calls it."""
+def owned_query(ucq: Ucq, query: exp.Query, tables: Mapping[str, tuple[str, ...]]) -> _Read:
+    """The first table of a derived query, the query's text with every table as its owner calls it, and its groups."""
     own = query.copy()
     bases = base_tables(own)
     names = [find_table(ucq, base.this, tables) for base in bases]
@@ -103,35 +104,26 @@ def owned_query(ucq: Ucq, query: exp.Query, tables: Mapping[str, tuple[str, ...]
             owners = f"{', '.join(tables[first])}; {', '.join(tables[name])}"
             message = f"this subquery reads {first} and {name}, which lie with different owners ({owners}). {advice}"
             raise refuse(ucq, message, base)
-    if len(tables[first]) > 1:
-        _check_rowwise(ucq, query, first, tables[first])
+    groups = _groups(ucq, query, first, tables[first]) if len(tables[first]) > 1 else None
     for base, name in zip(bases, names, strict=True):
         if base.args.get("alias") is None:
             base.set("alias", exp.TableAlias(this=base.this.copy()))
         base.set("this", exp.Identifier(this=name, quoted=True))
-    return first, own.sql("duckdb", identify=True, comments=False)
+    return _Read(first, own.sql("duckdb", identify=True, comments=False), groups)
 
 
-def _check_rowwise(ucq: Ucq, query: exp.Query, table: str, clients: tuple[str, ...]) -> None:
-    """Each client of a shared table sees its own rows only."""
-    selects = list(query.find_all(exp.Select))
-    found = query.find(*_OVER_ROWS, *AGGREGATES) or (selects[1] if _nests_in_conditions(query) else None)
-    if found is not None:
+def _groups(ucq: Ucq, query: exp.Query, table: str, clients: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Columns whose values must each lie with one client of a shared table; None: no row depends on another."""
+    found = group_columns(query)
+    if found is not None and not found:
         raise refuse(
             ucq,
             f"the rows of {table} lie with {len(clients)} clients, and each would compute this over its own rows only. "
-            "Let one of them offer the summed-up table, or select the column itself",
-            found,
+            "Group by a key of the join, each value of which lies with one client; or let one of them offer the "
+            "summed-up table, or select the column itself",
+            query.find(*_OVER_ROWS, *AGGREGATES) or query,
         )
-
-
-def _nests_in_conditions(query: exp.Query) -> bool:
-    """Whether a condition looks rows up: x IN (SELECT …), EXISTS, a scalar subquery."""
-    return any(
-        select.find_ancestor(exp.In, exp.Exists, exp.Where, exp.Having) is not None
-        for select in query.find_all(exp.Select)
-        if select is not query
-    )
+    return None if found is None else tuple(sorted(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +137,7 @@ class TableShape:
     infos: Mapping[str, Mapping[str, ColumnInfo]]  # what each client says of them
     withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
     query: str | None = None  # over one owner's tables, `name` among them, whose rows are meant instead of a table's
+    groups: tuple[str, ...] | None = None  # of such a query: columns of which a value must lie with one client
 
     def differences(self) -> str:
         """A sentence about everything in which the clients differ, where it is more than one thing."""
@@ -163,6 +156,7 @@ class _Read(NamedTuple):
 
     table: str
     query: str | None
+    groups: tuple[str, ...] | None = None  # see TableShape
 
 
 def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[Origin, TableShape]:
@@ -173,7 +167,7 @@ def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dic
             if source.derived is None:
                 named[source.origin] = _Read(find_table(ucq, source.table, tables), None)
             else:
-                named[source.origin] = _Read(*owned_query(ucq, source.derived, tables))
+                named[source.origin] = owned_query(ucq, source.derived, tables)
     used = list(dict.fromkeys(named.values()))
     asked: dict[str, list[_Read]] = {}
     for read in used:
@@ -199,6 +193,7 @@ def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dic
             _shape(read.table, tables[read.table], {c: columns[read, c] for c in tables[read.table]}),
             withholding=tuple(withholding.get(read, ())),
             query=read.query,
+            groups=read.groups,
         )
         for read in used
     }

@@ -71,6 +71,7 @@ def gather_keys(
     received = [[cast(Keys, next(answers[client])) for client in scan.clients] for scan in bound.scans]
     _check_keys(bound, received)
     tables = _plain(received, wanted) if tokens == "plain" else _numbered(received, wanted, domains)
+    _check_groups(bound, received, tables)
     keys = [
         ScanKeys(sum(k.rows for k in given), table, _merged([k.order for k in given]), is_numbered=tokens != "plain")
         for given, table in zip(received, tables, strict=True)
@@ -96,6 +97,29 @@ def _check_keys(bound: BoundQuery, received: Sequence[Sequence[Keys]]) -> None:
             f"the clients do not share one secret: {', '.join(strangers)} has another than {', '.join(most)}, so that "
             "their keys never meet; give all clients the same secret, and start them again"
         )
+
+
+def _check_groups(bound: BoundQuery, received: Sequence[Sequence[Keys]], tables: Sequence[pa.Table]) -> None:
+    """Groups that clients computed each by itself are whole: no key of theirs lies with two clients."""
+    for scan, given, table in zip(bound.scans, received, tables, strict=True):
+        names = [name for name in table.column_names if scan.keeps_groups(int(name[1:]))]
+        if scan.groups is None or len(given) < 2:
+            continue
+        holder = np.repeat(np.arange(len(given)), [keys.rows for keys in given])
+        if not any(_lies_apart(table.column(name), holder) for name in names):
+            joined = " or ".join(scan.expressions[int(name[1:])].strip('"') for name in names)
+            raise MappingError(
+                f"some groups of {joined} have rows of {scan.table} with several of its clients "
+                f"({', '.join(scan.clients)}), and each computed the subquery over its own rows only; let one of them "
+                "offer the summed-up table, or select the column itself"
+            )
+
+
+def _lies_apart(keys: pa.ChunkedArray, holder: NDArray[np.int64]) -> bool:
+    """Whether no key lies with two holders; NULL never meets anything."""
+    pairs = pa.table({"key": keys, "holder": holder}).filter(pc.is_valid(keys))
+    holders = pairs.group_by("key").aggregate([("holder", "min"), ("holder", "max")])
+    return bool(pc.all(pc.equal(holders["holder_min"], holders["holder_max"])).as_py() in (True, None))
 
 
 def _offsets(bound: BoundQuery, link: Link, job: str) -> list[dict[str, int]]:

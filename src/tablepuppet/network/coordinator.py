@@ -1,4 +1,4 @@
-"""The coordinator: runs jobs one after another over the clients that are connected.
+"""The coordinator: runs jobs one after another over the clients that are connected, users in turn.
 
 In: jobs that users submit. Out: news and results, to whoever asked and to nobody else. What a run computes, it computes
 in a process of its own (run_process.py); this one only carries messages and keeps the journal. A run that was under way
@@ -9,7 +9,6 @@ to be resumed; one whose process died twice is set aside.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -20,10 +19,10 @@ from tablepuppet import train as story
 from tablepuppet.errors import ApprovalError, JobError, RunInterruptedError, TablePuppetError, TransportError
 from tablepuppet.memory import memory_limit
 from tablepuppet.network.control import Failed, Kind, Waiting
-from tablepuppet.network.journal import Journal, RunTransport
+from tablepuppet.network.journal import GivesWayError, Journal, RunTransport, Turn
 from tablepuppet.network.records import lock_folder, make_folder
 from tablepuppet.network.run_process import RunDiedError, RunProcess
-from tablepuppet.network.runs import Run
+from tablepuppet.network.runs import Run, RunQueue
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.switchboard import Switchboard
 from tablepuppet.version import __version__
@@ -50,6 +49,7 @@ class Coordinator:
         administrators: Collection[str] = (),
         memory: int | None = None,
         compute: float = 3600.0,
+        turn: float = 30.0,
     ) -> None:
         self._tables, self._switchboard, self._patience = tables, switchboard, patience
         self._administrators = frozenset(administrators)
@@ -57,7 +57,9 @@ class Coordinator:
         make_folder(self._folder)
         self._folder_lock = lock_folder(folder)
         self._runs: dict[str, Run] = {}
-        self._queue: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
+        self._queue = RunQueue()
+        self._compute, self._turn = compute, turn
+        self._turns: dict[str, Turn] = {}  # by run
         self._lock = threading.RLock()
         self._current: Run | None = None
         self._is_closing = False
@@ -153,7 +155,7 @@ class Coordinator:
     def close(self) -> None:
         """Ends; the run under way goes on when the coordinator starts again."""
         self._is_closing = True
-        self._queue.put(None)
+        self._queue.close()
         with self._lock:
             if self._current is not None:
                 self._current.keeps_state = True
@@ -208,6 +210,7 @@ class Coordinator:
                 with self._lock:
                     self._current = None
                 if run.id not in self.live():
+                    self._turns.pop(run.id, None)
                     self._switchboard.forget(run.id)
 
     def _work_on(self, run: Run) -> None:
@@ -223,6 +226,10 @@ class Coordinator:
                     continue
                 times = "" if error.is_final or run.deaths < _DEATHS else f" {run.deaths} times"
                 self._fail(run, JobError(f"the run is set aside: {error}{times}"))
+            except GivesWayError as error:
+                log.warning("run %s: %s", run.id, error)
+                run.move("queued", str(error), on_full=self._waits_for_room)
+                self._queue.put(run)
             except RunInterruptedError as error:
                 self._interrupt(run, error)
             except ApprovalError as error:
@@ -296,4 +303,7 @@ class Coordinator:
             self.bytes_down += sum(f.size for frames in down.values() for f in frames)
             self.bytes_up += sum(f.size for frames in up.values() for f in frames)
 
-        return RunTransport(run.id, self._switchboard, journal, self._patience, on_waiting, run.stop.is_set, on_step)
+        turn = self._turns.setdefault(run.id, Turn(self._turn, self._compute, self._queue.has_any))
+        return RunTransport(
+            run.id, self._switchboard, journal, self._patience, on_waiting, run.stop.is_set, on_step, turn
+        )

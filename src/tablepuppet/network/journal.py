@@ -12,6 +12,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from tablepuppet.errors import RunInterruptedError, TrainingError
@@ -132,6 +134,36 @@ def _unwritable(error: OSError) -> RunInterruptedError:
     )
 
 
+class GivesWayError(RunInterruptedError):
+    """A client keeps the run waiting, and others wait for their turn: it goes on after them."""
+
+
+@dataclass
+class Turn:
+    """How long a run may keep others waiting; it outlives a run's lives."""
+
+    seconds: float = inf  # that it waits for a client while other runs are queued
+    longest: float = inf  # that a client may take to answer
+    others_wait: Callable[[], bool] = lambda: False
+    asked: tuple[int, float] = (0, 0.0)  # the step that it is at, and when it was asked first
+
+    def since(self, step: int) -> float:
+        if self.asked[0] != step:
+            self.asked = (step, time.monotonic())
+        return self.asked[1]
+
+    def check(self, began: float, silent: Sequence[str], *, can_go_on: bool) -> None:
+        """Ends a wait that has lasted too long."""
+        now, names = time.monotonic(), ", ".join(silent)
+        if now - self.asked[1] > self.longest:
+            raise RunInterruptedError(
+                f"no answer of {names} for {now - self.asked[1]:.0f} s, longer than a client may take (`compute` under "
+                "[server]); ask its owner, then train the same job again with --resume (resume=True)"
+            )
+        if can_go_on and now - began > self.seconds and self.others_wait():
+            raise GivesWayError(f"no answer of {names} for {now - began:.0f} s, and others wait for their turn")
+
+
 class RunTransport:
     """A run's line to its clients: numbered requests, answers kept in a journal."""
 
@@ -144,8 +176,11 @@ class RunTransport:
         on_waiting: OnWaiting,
         is_cancelled: Callable[[], bool],
         on_step: Callable[[int, Mapping[str, Sequence[Frame]], Mapping[str, Sequence[Frame]]], None],
+        turn: Turn | None = None,
     ) -> None:
         self._run, self._switchboard, self._journal = run, switchboard, journal
+        self._turn = turn if turn is not None else Turn()
+        self._began, self._polls = 0.0, False  # when this life asked last, and whether answers matter
         self._patience, self._on_waiting, self._is_cancelled = patience, on_waiting, is_cancelled
         self._on_step = on_step
         self._step = 0
@@ -184,18 +219,25 @@ class RunTransport:
             client: (Request(run=self._run, step=step, after=self._last.get(client, 0)), sent)
             for client, sent in frames.items()
         }
+        self._began, self._polls = time.monotonic(), not patience
         return self._switchboard.ask(
             requests,
             patience=patience,
             on_waiting=self._on_waiting,
             on_pause=self._settle,
             is_cancelled=self._is_cancelled,
+            since=self._turn.since(step) if patience else None,
         )
 
-    def _settle(self) -> None:
+    def _settle(self, silent: Sequence[str]) -> None:
         """Nothing happens for a while."""
         if self._journal is not None:
             self._journal.finish()
+        if self._polls:
+            if time.monotonic() - self._began > self._turn.seconds:  # whoever does not answer is left out
+                raise RunInterruptedError(f"no answer of {', '.join(silent)}")
+            return
+        self._turn.check(self._began, silent, can_go_on=self._journal is not None)
 
     def _keep(self, journal: Journal, requests: int, answers: Mapping[str, Sequence[Frame]]) -> None:
         """A full disk is waited for, as long as an absent client would be."""

@@ -37,6 +37,45 @@ class Card(Envelope, frozen=True):
     version: str = ""
 
 
+class RunQueue:
+    """Runs that wait: users in turn, each user's in the order in which they came. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._runs: list[Run] = []
+        self._served: dict[str, int] = {}  # by user: when a run of its began last
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    def put(self, run: Run) -> None:
+        with self._changed:
+            self._runs.append(run)
+            self._changed.notify()
+
+    def get(self) -> Run | None:
+        """The next run, once there is one; None: the queue is closed."""
+        with self._changed:
+            while True:
+                self._runs = [run for run in self._runs if not run.is_over]
+                if self._is_closed:
+                    return None
+                if self._runs:
+                    break
+                self._changed.wait()
+            run = min(self._runs, key=lambda r: self._served.get(r.owner, 0))
+            self._runs.remove(run)
+            self._served[run.owner] = max(self._served.values(), default=0) + 1
+            return run
+
+    def has_any(self) -> bool:
+        with self._changed:
+            return any(not run.is_over for run in self._runs)
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+
 @dataclass(eq=False)
 class Run:
     """A run, from its submission to its end."""

@@ -42,6 +42,7 @@ class Server:
             administrators=settings.administrators,
             memory=server.memory,
             compute=server.compute,
+            turn=server.turn,
         )
         roles: dict[str, Role] = dict.fromkeys(settings.clients, "client")
         roles |= dict.fromkeys(settings.users, "user")

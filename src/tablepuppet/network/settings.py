@@ -28,10 +28,11 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     revoked: str = "certs/revoked.txt"
     state: str = "state/server"  # runs and their journals
     wait: float = 600.0  # seconds that a run waits for a client that is away
+    turn: float = 30.0  # seconds that a run waits for a client before other runs have their turn
     heartbeat: float = 5.0
     limit: int = LIMIT  # bytes of one message, or what the memory allows if that is less
     memory: int | None = None  # bytes that a run may take; None: 70 % of the machine's or the container's
-    compute: float = 3600.0  # seconds that a run may compute between two questions to clients
+    compute: float = 3600.0  # seconds that a run may compute between two questions, or a client before it answers
 
 
 class UserSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

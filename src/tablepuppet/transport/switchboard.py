@@ -23,6 +23,7 @@ from tablepuppet.transport.stream import Stream
 
 log = logging.getLogger(__name__)
 _UNASKED = 1 << 20  # bytes of a parcel of a client that was asked nothing
+OnPause = Callable[[Sequence[str]], None]  # nothing happened for a while; who has not answered
 OnWaiting = Callable[[dict[str, float]], None]  # who is away, and for how many more seconds they are waited for
 
 
@@ -165,14 +166,19 @@ class Switchboard:
         *,
         patience: float,
         on_waiting: OnWaiting,
-        on_pause: Callable[[], None],
+        on_pause: OnPause,
         is_cancelled: Callable[[], bool],
+        since: float | None = None,
     ) -> dict[str, list[Frame]]:
-        """Every client's reply; who is away longer than `patience` ends the run, resumably."""
-        began = time.monotonic()
+        """Every client's reply; who is away longer than `patience` ends the run, resumably.
+
+        `since`: when it was asked first, if it is asked again.
+        """
+        now = time.monotonic()
+        began = now if since is None else since
         with self._changed:
             for client, (request, frames) in requests.items():
-                self._asked[client] = _Asked(request, frames, began)
+                self._asked[client] = _Asked(request, frames, now)
             lines = {client: self._lines[client] for client in requests if client in self._lines}
             for line in lines.values():
                 line.expect(True)
@@ -193,10 +199,12 @@ class Switchboard:
         began: float,
         patience: float,
         on_waiting: OnWaiting,
-        on_pause: Callable[[], None],
+        on_pause: OnPause,
         is_cancelled: Callable[[], bool],
     ) -> dict[str, list[Frame]]:
         said: set[str] = set()
+        pause = min(1.0, self.heartbeat)
+        paused = time.monotonic()
         while True:
             replies = {c: self._asked[c].reply for c in requests}
             done = {c: r for c, r in replies.items() if r is not None}
@@ -218,8 +226,11 @@ class Switchboard:
             if set(away) != said:
                 said = set(away)
                 on_waiting({c: patience - s for c, s in away.items()})
-            if not self._changed.wait(min(1.0, self.heartbeat)):
-                on_pause()
+            self._changed.wait(pause)
+            now = time.monotonic()
+            if now - paused >= pause:  # whoever comes and goes meanwhile wakes us, too
+                paused = now
+                on_pause([client for client in replies if self._asked[client].reply is None])
 
     def _drop_silent(self, now: float) -> None:
         """Three heartbeats missed: the connection is dead, whatever TCP still believes."""

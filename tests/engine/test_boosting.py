@@ -159,6 +159,7 @@ def test_weights_count_as_copies_of_a_row() -> None:
     [
         ({"model": "linear", "algorithm": "boosting"}, "use both, or neither"),
         ({"model": "boosted", "algorithm": "sgd"}, "use both, or neither"),
+        ({"model": "boosted", "algorithm": "newton"}, "use both, or neither"),
         ({"model": "boosted", "epochs": 3}, "set trees instead"),
         ({"model": "boosted", "hidden": (4,)}, "no meaning for boosted trees"),
         ({"model": "boosted", "tress": 3}, "trees"),

@@ -8,10 +8,9 @@ from __future__ import annotations
 from functools import cache
 from importlib.util import find_spec
 
-from tablepuppet.errors import JobError
-
 COMPILED_FROM = 1 << 22  # joined rows from which compiled kernels are worth loading
 
+TREES_HINT = "pip install 'tablepuppet[fast]', at the server and at owners: compiled loops grow the same trees faster"
 HINT = "pip install 'tablepuppet[fast]' compiles the loops over so many joined rows: shorter epochs, in long runs"
 
 
@@ -19,12 +18,6 @@ HINT = "pip install 'tablepuppet[fast]' compiles the loops over so many joined r
 def is_installed() -> bool:
     """Whether kernels can be compiled here."""
     return find_spec("numba") is not None
-
-
-def need_compiler() -> None:
-    """Boosted trees are grown by compiled loops alone."""
-    if not is_installed():
-        raise JobError("boosted trees need the compiler of kernels on this machine: pip install 'tablepuppet[fast]'")
 
 
 def wins(joined_rows: int, *, is_dear: bool = False) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.algorithms.boosting.joins import central, draw_join, splits_by_path, train
 
+from tablepuppet.algorithms.boosting import kernels, plain
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.sampling import allowed_columns, sampled_rows
 
@@ -103,3 +104,18 @@ def test_clients_of_a_table_give_the_trees_of_one(seed: int) -> None:
         server, _, _ = train(join, options)
         found.append((server.trees, server.scores.tolist()))
     assert found[0] == found[1] == found[2]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(["strict", "lazy"]))
+def test_numpy_grows_the_trees_of_the_compiled_loops(seed: int, checks: str) -> None:
+    join, options = draw_join(np.random.default_rng(seed)), _options(np.random.default_rng(seed), checks=checks)
+    server, _, rounds = train(join, options)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in set(kernels.__all__) - {"fixed_type"}:
+            patch.setattr(kernels, name, getattr(plain, name))
+        other, _, other_rounds = train(join, options)
+    assert other.trees == server.trees
+    assert np.array_equal(other.scores, server.scores)
+    assert np.array_equal(other.held[0].scores, server.held[0].scores)
+    assert other_rounds == rounds

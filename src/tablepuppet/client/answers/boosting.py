@@ -23,7 +23,6 @@ from tablepuppet.client.part import Part
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.memory import give_back
-from tablepuppet.models.compiler import need_compiler
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.tables.binning import RawColumn, answers, codes_of, own_bins, raw_columns, rule_of, sketch
 from tablepuppet.tables.part_store import BlockPart
@@ -66,7 +65,6 @@ def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.Fe
 
 
 def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStarted:
-    need_compiler()
     part = own.part(request)
     own.owner.trees(own.tables.use(request.job, part.request.scan).table)
     train = _raw(own, part.request, part.request.train_rows)

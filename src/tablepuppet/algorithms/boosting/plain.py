@@ -381,10 +381,10 @@ def _categories(
 ) -> None:
     is_sorted = kind == SORTED
     is_there = own[..., 1] > 0
-    left, places = own, np.zeros(0)
+    left, places = own, np.zeros((0, 0), np.int64)
     if is_sorted:
         ratio = np.where(is_there, own[..., 0] * unit[0] / (own[..., 1] * unit[1] + rules[4]), np.inf)
-        places = np.argsort(ratio, axis=1, kind="stable")
+        places = np.asarray(np.argsort(ratio, axis=1, kind="stable"), np.int64)
         is_there = np.take_along_axis(is_there, places, axis=1)
         left = np.cumsum(np.take_along_axis(own, places[..., None], axis=1), axis=1)
     ridge = float(rules[0] + rules[3]) if is_sorted else float(rules[0])

@@ -13,7 +13,7 @@ from tests.scenarios import Scenario, scenarios, slices
 
 import tablepuppet as tp
 from tablepuppet.client.policy import Policy
-from tablepuppet.errors import JobError, PolicyError
+from tablepuppet.errors import JobError, ModelError, PolicyError
 
 JOB: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 8, "depth": 4, "min_child_weight": 3.0}
 
@@ -195,3 +195,40 @@ def test_an_owner_tells_no_more_splits_than_its_policy_allows() -> None:
     result = federation.train(QUERY.format("y"), label="y", model="boosted", trees=20, depth=4)
     assert max(len(block.splits) for block in result.blocks) <= 3
     assert result.history[-1].residuals["splits"] <= 6
+
+
+@pytest.mark.parametrize("label", ["y", "late", "level"])
+def test_lightgbm_predicts_the_same_from_an_exported_model(tmp_path: Path, label: str) -> None:
+    lightgbm = pytest.importorskip("lightgbm")
+    federation, query = tp.Federation(shop()), QUERY.format(label)
+    result = federation.train(query, label=label, model="boosted", trees=20, depth=5, test_fraction=0.1)
+    codes = result.model.save_lightgbm(tmp_path / "trees.txt")
+    assert list(codes) == ["o.quantity", "i.price", "i.kind"]
+    with duckdb.connect() as connection:
+        for name, table in shop().items():
+            connection.register(name, table)
+        joined = connection.sql(QUERY.format(label).replace("SELECT", "SELECT o.id,") + " ORDER BY o.id").df()
+    kinds = codes["i.kind"]
+    assert kinds is not None
+    other = len(kinds) + 1
+    numbered = [0 if k is None or k != k else kinds.get(k, other) for k in joined["kind"]]
+    rows = np.column_stack([joined["quantity"], joined["price"], np.array(numbered, np.float64)])
+    found = lightgbm.Booster(model_file=str(tmp_path / "trees.txt")).predict(rows)
+    answered = federation.predict(result, query, key=["o.id"]).to_pandas().sort_values("id")
+    if label == "y":
+        np.testing.assert_allclose(found, answered["prediction"], rtol=0, atol=1e-9)
+    else:
+        columns = [c for c in answered.columns if c.startswith("probability")]
+        expected = answered[columns].to_numpy()
+        np.testing.assert_allclose(found, expected if label == "level" else expected[:, -1], rtol=0, atol=1e-9)
+
+
+def test_only_released_trees_are_exported(tmp_path: Path) -> None:
+    federation, query = tp.Federation(shop()), QUERY.format("late")
+    held = federation.train(query, label="late", model="boosted", trees=2, release=False)
+    with pytest.raises(ModelError, match="stay with their owners"):
+        held.model.save_lightgbm(tmp_path / "trees.txt")
+    linear = federation.train(query, label="late", epochs=2)
+    with pytest.raises(ModelError, match="boosted trees alone"):
+        linear.model.save_lightgbm(tmp_path / "trees.txt")
+    assert not (tmp_path / "trees.txt").exists()

@@ -174,6 +174,19 @@ class Model:
         target = as_path(path, "an ONNX graph", ModelError)
         write_whole(target, lambda file: file.write_bytes(graph), "an ONNX graph", ModelError)
 
+    def save_lightgbm(self, path: str | Path) -> dict[str, dict[str, int] | None]:
+        """Writes boosted trees as LightGBM's text; what stands for the strings of each feature, None for numbers.
+
+        Rows have the features in the order of the answer. A missing number is NaN, a missing string 0, and one that is
+        not named in the answer one more than the last.
+        """
+        from tablepuppet.prediction.export.lightgbm import to_lightgbm
+
+        text, codes = to_lightgbm(self)
+        target = as_path(path, "LightGBM's trees", ModelError)
+        write_whole(target, lambda file: file.write_text(text, encoding="utf-8"), "LightGBM's trees", ModelError)
+        return codes
+
     def to_sklearn(self) -> PooledModel:
         """An estimator of scikit-learn over rows that already lie together: a frame with the features by name."""
         from tablepuppet.prediction.export.pooled import pooled_model

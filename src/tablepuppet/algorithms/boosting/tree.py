@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,16 +40,21 @@ class Node:
     is_gone: bool = False  # another split of an ancestor took its place
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Growth:
     """What bounds a tree."""
 
     depth: int
     rules: NDArray[np.float64]  # λ, least Σh, least gain, further λ of categories, smoothing
 
+    @cached_property
+    def least(self) -> float:
+        """Σh of a node that may be split."""
+        return 2 * float(self.rules[1])
+
     def is_open(self, node: Node, unit: tuple[float, float]) -> bool:
         """Whether a node may be split."""
-        return node.depth < self.depth and node.h * unit[1] >= 2 * self.rules[1]
+        return node.depth < self.depth and node.h * unit[1] >= self.least
 
 
 class GrowingTree:

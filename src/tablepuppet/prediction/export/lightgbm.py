@@ -103,7 +103,8 @@ def _tree(
     inner = tree.splits
     leaves = [n for n, left in enumerate(tree.left) if left < 0]
     numbers = {n: k for k, n in enumerate(inner)} | {n: -1 - k for k, n in enumerate(leaves)}
-    feature, threshold, decision, sets = [], [], [], []
+    feature, threshold, decision = [], [], []
+    sets: list[list[int]] = []
     for n in inner:
         rule = model.blocks[tree.block[n]].splits[tree.key[n]]
         place = places[tree.block[n], rule.feature, rule.entry]

@@ -13,6 +13,7 @@ line now and then); False: never. A thread writes, so that time is seen to pass 
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -44,7 +45,7 @@ class Bar:
     def on_round(self, event: RoundEvent) -> None:
         """Takes note of a round."""
         self._done, self._total = event.round, event.rounds
-        if event.record is not None:
+        if event.record is not None and not math.isnan(event.record.objective):
             self.note = f", objective {event.record.objective:.6g}"
 
     def line(self) -> str:

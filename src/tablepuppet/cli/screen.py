@@ -76,7 +76,7 @@ class Screen:
 
             def on_round(event: RoundEvent) -> None:
                 bar.update(task, completed=event.round, total=event.rounds)
-                if event.record is not None:
+                if event.record is not None and not math.isnan(event.record.objective):
                     bar.update(task, note=f"objective {event.record.objective:.6g}")
 
             yield on_round

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,12 +91,12 @@ def show_result(screen: Screen, result: Result) -> None:
     spent.add_row(
         job.algorithm,
         str(len(result.history)) if result.epoch == len(result.history) else f"{result.epoch} of {len(result.history)}",
-        f"{result.objective:.6g}",
+        "" if math.isnan(result.objective) else f"{result.objective:.6g}",
         f"{traffic.rounds:,}",
         size(traffic.bytes),
         *(seconds(traffic.seconds(name)) for name in ("us-uk", "us-us")),
     )
-    screen.show(quality, "", spent, *(f"Note: {note}" for note in result.notes))
+    screen.show(*([quality, ""] if names else []), spent, *(f"Note: {note}" for note in result.notes))
 
 
 def _figure(value: float) -> str:

@@ -68,6 +68,12 @@ def _drawing(objectives: Sequence[float]) -> str:
     )
 
 
+_NO_FIGURES = (
+    "metrics and the objective of a private job come from exact predictions, and stay with the server; measure the "
+    "model on rows of your own"
+)
+
+
 @dataclass(frozen=True)
 class EpochRecord(Mapping[str, Any]):
     """The state of a run after one epoch; a mapping too, so that pandas.DataFrame(history) works."""
@@ -93,6 +99,10 @@ class EpochRecord(Mapping[str, Any]):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def without_figures(self) -> EpochRecord:
+        """The same without what was measured on rows."""
+        return replace(self, objective=math.nan, metrics={}, residuals={})
+
 
 @dataclass(frozen=True, slots=True)
 class RoundEvent:
@@ -102,6 +112,12 @@ class RoundEvent:
     round: int
     rounds: int  # planned in all
     record: EpochRecord | None
+
+    def released(self, *, is_private: bool) -> RoundEvent:
+        """What leaves the server while a job runs: of a private one, no figure that comes from exact predictions."""
+        if not is_private or self.record is None:
+            return self
+        return replace(self, record=self.record.without_figures())
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +144,14 @@ class Result:
     curves: dict[str, Curves] = field(
         default_factory=dict
     )  # of a classifier, by side: confusion, calibration, thresholds
+
+    def released(self) -> Result:
+        """What leaves the server: of a private job, no figure that comes from exact predictions and has no ε."""
+        if not self.plan.job.is_private:
+            return self
+        history = tuple(record.without_figures() for record in self.history)
+        notes = (_NO_FIGURES,)
+        return replace(self, objective=math.nan, metrics={}, history=history, notes=notes, converged=True, curves={})
 
     @property
     def withheld(self) -> tuple[str, ...]:
@@ -156,9 +180,11 @@ class Result:
     def __repr__(self) -> str:
         side = "test" if self.metrics.get("test") else "train"
         first = {metric.name for metric in self.plan.loss.metrics if metric.is_headline}
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics[side].items() if name in first)
+        found = self.metrics.get(side, {})
+        shown = "".join(f", {name} {value:.4g}" for name, value in found.items() if name in first)
         job = self.plan.job
-        return f"Result({job.model} by {job.algorithm}: {side} {shown}; {self._took()})"
+        quality = f"{side} {shown[2:]}; " if found else ""
+        return f"Result({job.model} by {job.algorithm}: {quality}{self._took()})"
 
     def _took(self) -> str:
         """What was reached, and what it took."""
@@ -175,10 +201,8 @@ class Result:
             kept, whole = sum(int((theta != 0).sum()) for theta in sizes), sum(theta.size for theta in sizes)
             ran += f", {kept:,} of {whole:,} weights not zero"
         withheld = f"; weights of {', '.join(self.withheld)} withheld" if self.withheld else ""
-        return (
-            f"objective {self.objective:.6g}; {ran}, {self.traffic.rounds:,} rounds, "
-            f"{size(self.traffic.bytes)}{withheld}"
-        )
+        objective = "" if math.isnan(self.objective) else f"objective {self.objective:.6g}; "
+        return f"{objective}{ran}, {self.traffic.rounds:,} rounds, {size(self.traffic.bytes)}{withheld}"
 
     def __str__(self) -> str:
         """The same, and below it what is amiss."""

@@ -255,6 +255,7 @@ def _outcome(pipe: Pipe, begin: Begin, asked: Any, cache: PredictionCache, memor
         return story.explain(asked, tables, link, begin.run)
 
     def end_round(event: RoundEvent) -> None:
-        pipe.send(RoundEnded(round=event.round, rounds=event.rounds), [to_frame(event)])
+        shown = event.released(is_private=asked.is_private)
+        pipe.send(RoundEnded(round=event.round, rounds=event.rounds), [to_frame(shown)])
 
-    return story.train(asked, tables, link, end_round, begin.run)
+    return story.train(asked, tables, link, end_round, begin.run).released()

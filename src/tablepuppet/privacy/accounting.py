@@ -78,13 +78,11 @@ def gaussian_epsilon(noise: float, steps: int, probability: float, delta: float,
 @lru_cache(maxsize=256)
 def composed_epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interval: float = 1e-4) -> float:
     """ε at δ of all the mechanisms together, each of which saw the same row; the row is there, or zero."""
-    import dp_accounting  # takes a second to load: only jobs that claim something pay it
-
     taken = tuple(m for m in mechanisms if m.steps)
     if not taken:
         return 0.0
     if all(m.probability >= 1.0 for m in taken):  # Gaussians of noise σ_i are one of noise (Σ 1/σ_i²)^−½, known exactly
-        return float(dp_accounting.get_epsilon_gaussian(_one(taken), delta))
+        return _gaussian_epsilon(_one(taken), delta)
     return float(_losses(taken, delta, interval).get_epsilon_for_delta(delta))
 
 
@@ -94,13 +92,11 @@ def replacement_epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interva
 
     Both steps are (ε, δ₀)-DP, and together (2ε, (1 + e^ε) δ₀). Without sampling, all sums move twice as far.
     """
-    import dp_accounting
-
     taken = tuple(m for m in mechanisms if m.steps)
     if not taken:
         return 0.0
     if all(m.probability >= 1.0 for m in taken):
-        return float(dp_accounting.get_epsilon_gaussian(0.5 * _one(taken), delta))
+        return _gaussian_epsilon(0.5 * _one(taken), delta)
     losses = _losses(taken, delta, interval)
     single = float(losses.get_epsilon_for_delta(delta))
     for _ in range(60):
@@ -110,6 +106,15 @@ def replacement_epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interva
             return 2.0 * single
         single = found * (1.0 + 1e-3)
     return math.inf
+
+
+def _gaussian_epsilon(noise: float, delta: float) -> float:
+    """Of one Gaussian; with next to no noise, ε is as large as it is and no reason to warn."""
+    import dp_accounting  # takes a second to load: only jobs that claim something pay it
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        return float(dp_accounting.get_epsilon_gaussian(noise, delta))
 
 
 def _one(mechanisms: tuple[Mechanism, ...]) -> float:

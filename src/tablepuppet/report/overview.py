@@ -71,7 +71,7 @@ def _epochs(run: RunRecord) -> str:
 def tiles(run: RunRecord, networks: Mapping[str, Network]) -> str:
     """The few figures one looks for first."""
     side = "test" if run.metrics.get("test") else "train"
-    first = [(f"{side} {TITLES.get(m, m)}", number(v, 4)) for m, v in run.metrics[side].items()]
+    first = [(f"{side} {TITLES.get(m, m)}", number(v, 4)) for m, v in run.metrics.get(side, {}).items()]
     training = run.traffic.training
     name, net = next(iter(networks.items()))
     figures = [

@@ -96,7 +96,9 @@ def show_result(screen: Screen, result: Result) -> None:
         size(traffic.bytes),
         *(seconds(traffic.seconds(name)) for name in ("us-uk", "us-us")),
     )
-    screen.show(*([quality, ""] if names else []), spent, *(f"Note: {note}" for note in result.notes))
+    if names:
+        screen.show(quality, "")
+    screen.show(spent, *(f"Note: {note}" for note in result.notes))
 
 
 def _figure(value: float) -> str:

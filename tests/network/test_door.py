@@ -18,7 +18,7 @@ from tablepuppet.network.control import FROM_ANYBODY
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
 from tablepuppet.transport import certs, watch
-from tablepuppet.transport.parcels import Assembler, Room
+from tablepuppet.transport.envelopes import Assembler, Room
 
 
 @pytest.fixture

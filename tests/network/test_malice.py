@@ -18,8 +18,8 @@ from tablepuppet.protocol.contract import Column, ScanTerms
 from tablepuppet.tables.approvals import Approvals
 from tablepuppet.tables.owner_log import verify
 from tablepuppet.transport import envelopes as e
+from tablepuppet.transport.envelopes import LIMIT
 from tablepuppet.transport.flight import Door, FlightDoor, Identity
-from tablepuppet.transport.parcels import LIMIT
 from tablepuppet.transport.stream import Stream
 
 RUN = "0123456789abcdef"

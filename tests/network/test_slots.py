@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tablepuppet.errors import TransportError
 from tablepuppet.network.slots import Slots
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.transport.parcels import Envelope
+from tablepuppet.transport.envelopes import Envelope
 
 
 class Step(Envelope, frozen=True):

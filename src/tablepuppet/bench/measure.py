@@ -2,6 +2,10 @@
 
 In: a case, and an algorithm or the name of a baseline (pooled.py). Out: Figures.
 Clients run in this process too; the time in which the server waits for them is told apart.
+
+Besides, the server's step by itself, of an algorithm that keeps something per joined row: its seconds, how many cores
+it kept busy, and the time in which one thread copies the bytes that it must move at least once: row numbers, the one
+value that is kept per joined row, read and written, labels, and for each row of the tables a prediction and a signal.
 """
 
 from __future__ import annotations
@@ -10,18 +14,76 @@ import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from tablepuppet.algorithms.base import Problem
 from tablepuppet.api import Federation
 from tablepuppet.bench.cases import Case, make_case
 from tablepuppet.bench.figures import L2, Figures, copy_seconds, peak
 from tablepuppet.bench.pooled import FITS, pooled
-from tablepuppet.bench.steps import moved_bytes, server_step
 from tablepuppet.job import make_job
 from tablepuppet.mapping.mapping import rows_here
+from tablepuppet.mapping.rows.joined import JoinedRows
+from tablepuppet.models.penalty import l2_of
+from tablepuppet.plan.prepare import Prepared
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.train import prepare_job, train
 from tablepuppet.transport.link import Link, Transport
+
+_TIMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStep:
+    """What one server step takes."""
+
+    seconds: float
+    cores: float  # CPU seconds per second
+    limit: float  # seconds to copy what must move
+
+    @property
+    def ratio(self) -> float:
+        return self.seconds / self.limit
+
+
+def server_step(prepared: Prepared) -> ServerStep:
+    """The fastest of a few server steps, from predictions as large as a trained model's."""
+    plan, joined = prepared.plan, rows_here(prepared.mapping.train)
+    rng = np.random.default_rng(0)
+    problem = Problem(
+        loss=plan.loss,
+        l2=[l2_of(plan.job.l2, block.name, block.table) for block in plan.mapping.bound.blocks],
+        joined=joined,
+        rows=tuple(index.rows for index in joined.indices),
+        clients=(1,) * len(joined.indices),
+        multiplicity=prepared.mapping.multiplicity,
+        epochs=1,
+        batch_size=None,
+        seed=0,
+    )
+    before = set(joined.state)
+    server = plan.algorithm.server(problem, plan.algorithm.options())
+    predictions = [0.3 * rng.normal(size=(n, plan.loss.outputs)) for n in problem.rows]
+    server.begin(predictions, [plan.algorithm.public_figures(1)] * problem.blocks)
+    found = []
+    for _ in range(_TIMES + 1):  # the first compiles
+        began, cpu = time.perf_counter(), time.process_time()
+        server.join_step()
+        seconds = time.perf_counter() - began
+        found.append((seconds, (time.process_time() - cpu) / seconds))
+    for name in set(joined.state) - before:
+        del joined.state[name]
+    seconds, cores = min(found[1:])
+    return ServerStep(seconds, cores, copy_seconds(moved_bytes(joined)))
+
+
+def moved_bytes(joined: JoinedRows) -> int:
+    """What one pass over joined rows moves, with labels as bytes and the state of a row in single precision."""
+    numbers = sum(p.index is not None for p in joined.indices)
+    return joined.rows * (4 * numbers + 8) + len(joined.labels) + 16 * sum(p.rows for p in joined.indices)
 
 
 def measure(name: str, rows: int, folder: Path | None, algorithm: str, model: str, epochs: int) -> Figures:

@@ -11,8 +11,7 @@ import typer
 from tablepuppet.cli import certs, contracts, processes
 from tablepuppet.cli.bench import bench
 from tablepuppet.cli.demo import demo
-from tablepuppet.cli.export import export
-from tablepuppet.cli.predict import predict
+from tablepuppet.cli.predict import export, predict
 from tablepuppet.cli.report import report
 from tablepuppet.cli.train import explain, submit, train, wait
 from tablepuppet.version import __version__

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tablepuppet.transport.envelopes import FROM_CLIENT, Challenge, Goodbye, Heartbeat, Hello, Refused, Welcome
-from tablepuppet.transport.parcels import Envelope
+from tablepuppet.transport.envelopes import (
+    FROM_CLIENT,
+    Challenge,
+    Envelope,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Refused,
+    Welcome,
+)
 
 Kind = Literal["train", "explain", "profile", "predict", "evaluate"]
 State = Literal["queued", "running", "waiting", "finished", "failed", "interrupted", "cancelled"]

@@ -26,8 +26,7 @@ from tablepuppet.network.records import is_full, make_folder, open_private, read
 from tablepuppet.network.slots import Slots
 from tablepuppet.protocol import CloseJob, Done, Failure
 from tablepuppet.protocol.codec import Frame, encode
-from tablepuppet.transport.envelopes import Request
-from tablepuppet.transport.parcels import Envelope
+from tablepuppet.transport.envelopes import Envelope, Request
 
 log = logging.getLogger(__name__)
 _RUN = re.compile(r"[0-9a-f]{16}")

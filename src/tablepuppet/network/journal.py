@@ -30,8 +30,7 @@ from tablepuppet.network.records import (
     write_whole,
 )
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.transport.envelopes import Request
-from tablepuppet.transport.parcels import Envelope
+from tablepuppet.transport.envelopes import Envelope, Request
 from tablepuppet.transport.switchboard import OnWaiting, Switchboard
 
 log = logging.getLogger(__name__)

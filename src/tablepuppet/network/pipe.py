@@ -17,7 +17,7 @@ import numpy as np
 
 from tablepuppet.errors import DisconnectedError
 from tablepuppet.protocol.codec import Buffer, Frame
-from tablepuppet.transport.parcels import Envelope, Parcel
+from tablepuppet.transport.envelopes import Envelope, Parcel
 
 _LENGTH = struct.Struct("<I")
 _AT_ONCE = 512  # buffers of one system call

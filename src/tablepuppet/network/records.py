@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol.codec import Buffer, Frame
-from tablepuppet.transport.parcels import Assembler, Envelope, Parcel, pack
+from tablepuppet.transport.envelopes import Assembler, Envelope, Parcel, pack
 
 PERIOD = 0.05  # seconds
 

@@ -33,8 +33,8 @@ from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.answers import AnswerChecks
+from tablepuppet.transport.envelopes import Envelope
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.parcels import Envelope
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from tablepuppet.errors import TransportError
 from tablepuppet.network.control import Failed, Finished, Kind, News, Round, State, Waiting
 from tablepuppet.network.records import is_full, load_record, replace_record
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.transport.parcels import Envelope
+from tablepuppet.transport.envelopes import Envelope
 from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)

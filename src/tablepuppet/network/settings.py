@@ -12,8 +12,8 @@ import msgspec
 
 from tablepuppet.errors import JobError
 from tablepuppet.transport.certs import warn_of_loose
+from tablepuppet.transport.envelopes import LIMIT
 from tablepuppet.transport.flight import Identity
-from tablepuppet.transport.parcels import LIMIT
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

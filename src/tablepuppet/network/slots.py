@@ -27,7 +27,7 @@ from tablepuppet.network.records import (
     write_whole,
 )
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.transport.parcels import Envelope, Parcel
+from tablepuppet.transport.envelopes import Envelope, Parcel
 
 _BLOCK = 4096
 _SLOTS = 3

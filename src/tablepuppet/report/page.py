@@ -24,9 +24,8 @@ from tablepuppet.report.charts import svg, swatch
 from tablepuppet.report.convergence import convergence, merits, scales
 from tablepuppet.report.markup import code, section, table
 from tablepuppet.report.overview import data, results, tiles
-from tablepuppet.report.predictions import predictions
+from tablepuppet.report.predictions import coefficients, predictions
 from tablepuppet.report.record import RunRecord
-from tablepuppet.report.weights import coefficients
 from tablepuppet.transport.meter import NETWORKS, Network
 from tablepuppet.writing import as_path, write_whole
 

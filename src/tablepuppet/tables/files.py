@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 
 from tablepuppet.errors import SourceError
 from tablepuppet.tables import duck
-from tablepuppet.tables.changes import FileSource
 from tablepuppet.tables.memory import check_names, open_memory
-from tablepuppet.tables.source import Source
+from tablepuppet.tables.source import FileSource, Source
 
 _PARQUET = (".parquet", ".parq", ".pq")
 _CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")

@@ -22,9 +22,8 @@ import pyarrow as pa
 import pyarrow.fs
 
 from tablepuppet.errors import SourceError
-from tablepuppet.tables.changes import FileSource
 from tablepuppet.tables.files import is_data, open_files
-from tablepuppet.tables.source import Source, redacted
+from tablepuppet.tables.source import FileSource, Source, redacted
 
 WEB: Final = ("http", "https")
 STORES: Final = ("abfs", "gcs", "gs", "hdfs", "s3")

@@ -16,8 +16,8 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from tablepuppet.errors import SourceError
-from tablepuppet.tables.changes import stamp_of
 from tablepuppet.tables.pushdown import COMMON, Dialect, Family, OwnerColumn, PushDown
+from tablepuppet.tables.source import stamp_of
 
 # Texts are compared by their column's own collation and dates are texts: the client compares both itself. Expressions
 # too are its own business: SQLite would compute them in this very process, and in other types.

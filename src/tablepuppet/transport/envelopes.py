@@ -1,17 +1,178 @@
 """What travels around frames on a network: the handshake, numbered requests, signs of life.
 
-Every envelope that a client may send, or be sent, is here; frames (messages/) lie inside
+Every envelope that a client may send, or be sent, is here; frames (protocol/) lie inside
 `Request` and `Reply` only. A request is known by its run and step: sent twice, it is answered twice
 with the same reply and acted upon once.
+
+Parcel ↔ pieces: an envelope and its frames, cut to pieces that any stream can carry.
+
+In: an envelope (a typed struct) and frames of any size. Out: pieces of at most a mebibyte, the
+first of which announces all sizes. `Assembler` puts them together again straight into their final
+buffers and refuses what is malformed or larger than announced, before it takes any memory for it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 
-from tablepuppet.transport.parcels import Envelope
+from tablepuppet.errors import TransportError
+from tablepuppet.protocol.codec import Buffer, Frame
+
+PIECE = 1 << 20
+LIMIT = 1 << 34  # bytes of one parcel, unless the federation says otherwise
+_LONGEST_LABEL = 1 << 20
+_MOST_BUFFERS = 1 << 17
+_LEAST = 1 << 12  # bytes of a label, whatever the limit
+_FIRST, _MORE = b"M", b"C"
+_LENGTH = struct.Struct("<I")
+
+
+class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, kw_only=True):
+    """Base of what may lie beside frames in a parcel."""
+
+
+class _Label(msgspec.Struct, frozen=True, array_like=True):
+    envelope: msgspec.Raw
+    sizes: list[list[int]]  # of each frame: its header, then its buffers
+
+
+Parcel = tuple[Any, list[Frame]]
+_LABEL = msgspec.msgpack.Decoder(_Label)
+
+
+@cache
+def _decoder(types: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(types)
+
+
+def pack(envelope: Envelope, frames: Sequence[Frame] = ()) -> Iterator[bytes]:
+    """The pieces of a parcel.
+
+    >>> [len(piece) <= PIECE for piece in pack(Envelope(), [Frame(b"h", [bytes(PIECE)])])]
+    [True, True]
+    """
+    sizes = [[len(f.header), *(len(b) for b in f.buffers)] for f in frames]
+    label = msgspec.msgpack.encode(_Label(msgspec.Raw(msgspec.msgpack.encode(envelope)), sizes))
+    piece = bytearray(_FIRST + _LENGTH.pack(len(label)) + label)
+    for buffer in (b for f in frames for b in (f.header, *f.buffers)):
+        rest = memoryview(buffer)
+        while len(rest):
+            room = max(PIECE - len(piece), 0)
+            piece += rest[:room]
+            rest = rest[room:]
+            if len(piece) >= PIECE:
+                yield bytes(piece)
+                piece = bytearray(_MORE)
+    if piece != _MORE:
+        yield bytes(piece)
+
+
+class Room:
+    """Bytes that all parcels on their way in may take together; any thread may ask."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        with self._lock:
+            if size > self._left:
+                raise TransportError(f"there is no room now for a message of {size:,} bytes; try again later")
+            self._left -= size
+
+    def give(self, size: int) -> None:
+        with self._lock:
+            self._left += size
+
+
+class Assembler:
+    """Puts pieces together again, one parcel after another."""
+
+    def __init__(self, types: Any, limit: int = LIMIT, room: Room | None = None) -> None:
+        self._decoder = _decoder(types)
+        self.limit = limit
+        self._room = room
+        self._taken = 0
+        self._envelope: Any = None
+        self._frames: list[list[memoryview]] = []
+        self._places: Iterator[memoryview] = iter(())
+        self._rest = memoryview(b"")
+        self._missing = 0
+
+    def feed(self, piece: memoryview) -> Parcel | None:
+        """Takes the next piece; the parcel, once it is whole."""
+        kind = bytes(piece[:1])
+        if kind == _FIRST and self._envelope is None:
+            self._fill(self._begin(piece))
+        elif kind == _MORE and self._envelope is not None:
+            self._fill(piece[1:])
+        else:
+            raise TransportError("a piece of a message came out of order")
+        return None if self._missing else self._finish()
+
+    def _begin(self, piece: memoryview) -> memoryview:
+        try:
+            (length,) = _LENGTH.unpack(piece[1:5])
+            if length > min(_LONGEST_LABEL, max(self.limit, _LEAST), len(piece) - 5):
+                raise ValueError("its label is too long")
+            label = _LABEL.decode(piece[5 : 5 + length])
+            envelope = self._decoder.decode(label.envelope)
+        except (struct.error, ValueError, msgspec.MsgspecError) as error:
+            raise TransportError(f"a message does not follow the protocol: {error}") from None
+        sizes = [size for frame in label.sizes for size in frame]
+        if len(sizes) > _MOST_BUFFERS:
+            raise TransportError(f"a message of {len(sizes):,} buffers has more than {_MOST_BUFFERS:,}")
+        if not all(label.sizes) or min(sizes, default=0) < 0:
+            raise TransportError("a message does not follow the protocol: sizes make no sense")
+        if sum(sizes) > self.limit:
+            raise TransportError(f"a message of {sum(sizes):,} bytes is over the limit of {self.limit:,}")
+        self.drop()
+        if self._room is not None:
+            self._room.take(sum(sizes))
+            self._taken = sum(sizes)
+        # np.empty takes address space only; memory comes as the bytes do
+        self._frames = [[np.empty(size, np.uint8).data for size in frame] for frame in label.sizes]
+        self._places = (place for frame in self._frames for place in frame)
+        self._rest = memoryview(b"")
+        self._missing = sum(sizes)
+        self._envelope = envelope
+        return piece[5 + length :]
+
+    def _fill(self, content: memoryview) -> None:
+        if len(content) > self._missing:
+            raise TransportError("a message is longer than it announced")
+        self._missing -= len(content)
+        while len(content):
+            while not len(self._rest):
+                self._rest = next(self._places)
+            size = min(len(content), len(self._rest))
+            self._rest[:size] = content[:size]
+            self._rest, content = self._rest[size:], content[size:]
+
+    def drop(self) -> None:
+        """Lets go of a parcel that will not come to its end."""
+        if self._room is not None and self._taken:
+            self._room.give(self._taken)
+        self._taken = 0
+
+    def _finish(self) -> Parcel:
+        self.drop()
+        frames = [Frame(bytes(header), [_kept(b) for b in buffers]) for header, *buffers in self._frames]
+        parcel = self._envelope, frames
+        self._envelope, self._frames, self._places = None, [], iter(())
+        return parcel
+
+
+def _kept(buffer: memoryview) -> Buffer:
+    return buffer.toreadonly()
+
 
 PROTOCOL = 4  # changes when an older peer would misunderstand
 Role = Literal["client", "user"]

@@ -27,7 +27,7 @@ from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportErr
 from tablepuppet.formatting import printable
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.parcels import LIMIT, Envelope, Room
+from tablepuppet.transport.envelopes import LIMIT, Envelope, Room
 from tablepuppet.transport.stream import Stream
 from tablepuppet.transport.watch import Guest, Watch
 from tablepuppet.version import __version__

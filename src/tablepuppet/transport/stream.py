@@ -16,8 +16,7 @@ import pyarrow as pa
 from tablepuppet.errors import DisconnectedError, TransportError
 from tablepuppet.formatting import printable
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.transport.envelopes import Heartbeat
-from tablepuppet.transport.parcels import LIMIT, PIECE, Assembler, Envelope, Parcel, Room, pack
+from tablepuppet.transport.envelopes import LIMIT, PIECE, Assembler, Envelope, Heartbeat, Parcel, Room, pack
 
 _BEAT = b"H"
 _LARGEST_PIECE = 2 * PIECE + 1024

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TransportError
 from tablepuppet.formatting import printable
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.transport.envelopes import Forget, Goodbye, Reply, Request
-from tablepuppet.transport.parcels import Envelope
+from tablepuppet.transport.envelopes import Envelope, Forget, Goodbye, Reply, Request
 from tablepuppet.transport.stream import Stream
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.transport import parcels
-from tablepuppet.transport.envelopes import Reply
-from tablepuppet.transport.parcels import Assembler, pack
+from tablepuppet.transport import envelopes
+from tablepuppet.transport.envelopes import Assembler, Reply, pack
 
 FRAMES = st.lists(st.tuples(st.binary(min_size=1, max_size=20), st.lists(st.binary(max_size=300), max_size=3)))
 
@@ -19,7 +18,7 @@ FRAMES = st.lists(st.tuples(st.binary(min_size=1, max_size=20), st.lists(st.bina
 def test_frames_survive_any_cut(given_frames: list[tuple[bytes, list[bytes]]], size: int) -> None:
     frames = [Frame(header, buffers) for header, buffers in given_frames]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parcels, "PIECE", size)
+        patch.setattr(envelopes, "PIECE", size)
         pieces = list(pack(Reply(run="r", step=3), frames))
     assembler = Assembler(Reply)
     found = [assembler.feed(memoryview(piece)) for piece in pieces]

@@ -32,8 +32,8 @@ from tablepuppet.network import control as c
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
+from tablepuppet.transport.envelopes import pack
 from tablepuppet.transport.flight import Connection, Identity
-from tablepuppet.transport.parcels import pack
 
 STRANGERS = {"mallory": "extras", "revoked": "others"}
 LIES = ("outside_the_dictionary", "a_billion_parameters", "eight_gibibytes_of_zeros", "garbage", "escapes", "mute")

@@ -3,6 +3,7 @@
     python -m evaluation movielens-linear --data /path/to/data
     python -m evaluation all --data /path/to/data --seeds 3 --epochs 10
     python -m evaluation boosting --data /path/to/data
+    python -m evaluation movielens-factor --data /path/to/data
     python -m evaluation corrections
     python -m evaluation figures
 
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from evaluation import flights, mimic, movielens, walmart, yelp
 from evaluation.corrections import corrections
+from evaluation.factor import factor
 from evaluation.figures import Study, write_figures
 from evaluation.lineup import LINEUP
 from evaluation.running import Outcome, Plan, has_runs, run_workload, saved_outcomes
@@ -40,14 +42,15 @@ WORKLOADS = {
 }
 
 
+_STUDIES = ("boosting", "movielens-factor", "corrections", "figures")  # with tables of their own
+
+
 def parser() -> argparse.ArgumentParser:
     """What can be asked for."""
     made = argparse.ArgumentParser(
         prog="python -m evaluation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument(
-        "workloads", nargs="+", choices=[*WORKLOADS, "all", "boosting", "corrections", "figures"], metavar="WORKLOAD"
-    )
+    made.add_argument("workloads", nargs="+", choices=[*WORKLOADS, "all", *_STUDIES], metavar="WORKLOAD")
     made.add_argument("--data", type=Path, help="the folder of the original data")
     made.add_argument("--out", type=Path, default=Path("evaluation-results"), help="where results are written")
     made.add_argument("--seeds", type=int, default=3)
@@ -78,6 +81,8 @@ def main() -> int:
                 _write(asked.out / "corrections.md", corrections())
             if name == "boosting":
                 _boosting(asked.data, asked.out)
+            if name == "movielens-factor":
+                _write(asked.out / "movielens-factor.md", factor(_folder(asked.data, movielens.LINEAR)))
             for workload in _chosen(name, asked.data):
                 both = name == "all" and not asked.private and workload.privacy is not None
                 for is_private in (False, True) if both else (asked.private,):
@@ -124,7 +129,7 @@ def _study(workload: Workload, plan: Plan, asked: argparse.Namespace) -> None:
 
 def _chosen(name: str, data: Path | None) -> list[Workload]:
     """A workload by its name; with "all", those whose data are there."""
-    if name in ("boosting", "corrections", "figures"):
+    if name in _STUDIES:
         return []
     if name != "all":
         return [WORKLOADS[name]]

@@ -91,7 +91,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     head: HeadKind = "sum"  # how scores come from what tables say (docs/heads.md)
     rank: int | None = None  # of head="factor": the length of vectors; None: 16
     widths: int | tuple[int, ...] | None = None  # of a network head: numbers from each table; None: 16
-    head_hidden: tuple[int, ...] | None = None  # layers of head="mlp"; None: (32,)
+    head_hidden: tuple[int, ...] | None = None  # layers of head="mlp"; None: (64, 32)
     shrinkage: float | None = (
         None  # of a head: λ of ½ λ ‖h‖² per joined row; None: learned by als, 0.05 for other factors, 0 for networks
     )

@@ -35,6 +35,21 @@ def test_one_command_writes_table_figures_records_and_page_and_another_shows_the
     assert drawn == ["convergence.svg", "convergence.png", "time-rfl.svg", "time-rfl.png"]
 
 
+def test_factor_heads_stand_beside_the_sum_and_the_papers_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, out = files.movielens(tmp_path / "movielens1m"), tmp_path / "out"
+    assert evaluate(monkeypatch, "movielens-factor", "--data", str(data.parent), "--out", str(out)) == 0
+    table = (out / "movielens-factor.md").read_text(encoding="utf-8")
+    assert "The paper, without ids: linear RMSE 1.083" in table
+    assert [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| factor")] == [
+        "| factor by als, ids, 6 sweeps",
+        "| factor by als, ids",
+        "| factor by als, ids and features",
+        "| factor by sgd, ids",
+    ]
+
+
 @pytest.mark.slow
 def test_one_command_runs_all_workloads_without_and_with_privacy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -13,7 +13,7 @@ from tablepuppet.models.heads.spec import HeadKind, HeadSpec
 from tablepuppet.suggest import nearest
 
 HEADS = tuple(h for h in get_args(HeadKind) if h != "module")
-_RANK, _WIDTH, _HIDDEN, _SHRINKAGE = 16, 16, (32,), 0.05
+_RANK, _WIDTH, _HIDDEN, _SHRINKAGE = 16, 16, (64, 32), 0.05
 _OWN = {
     "rank": ("factor",),
     "widths": ("mlp", "module"),

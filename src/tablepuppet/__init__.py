@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from tablepuppet.algorithms.sgd.options import Sgd
     from tablepuppet.api import Federation
     from tablepuppet.api.estimators import RelationalClassifier, RelationalRegressor
+    from tablepuppet.api.search import cross_validate, search
     from tablepuppet.engine.curves import Curves
     from tablepuppet.engine.result import Result
+    from tablepuppet.engine.search import SearchResult
     from tablepuppet.errors import TablePuppetError
     from tablepuppet.mapping.engines import Ray
     from tablepuppet.plan.plan import Plan
@@ -43,10 +45,13 @@ __all__ = [
     "RelationalClassifier",
     "RelationalRegressor",
     "Result",
+    "SearchResult",
     "Sgd",
     "TablePuppetError",
+    "cross_validate",
     "embed",
     "load",
+    "search",
     "source",
 ]
 
@@ -66,10 +71,13 @@ if not TYPE_CHECKING:
         "RelationalClassifier": "api.estimators",
         "RelationalRegressor": "api.estimators",
         "Result": "engine.result",
+        "SearchResult": "engine.search",
         "Sgd": "algorithms.sgd.options",
         "TablePuppetError": "errors",
+        "cross_validate": "api.search",
         "embed": "tables.embedding",
         "load": "prediction.saved",
+        "search": "api.search",
         "source": "tables.source",
     }
 

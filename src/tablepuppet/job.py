@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 import msgspec
@@ -41,11 +41,20 @@ from tablepuppet.models.spec import Activation, Dtype, ModelSpec
 from tablepuppet.privacy.options import Privacy, privacy_of
 from tablepuppet.protocol.codec import Wire
 from tablepuppet.protocol.contract import automatic_batch
+from tablepuppet.protocol.setup import Folds
 from tablepuppet.suggest import nearest
 
 OPEN_LOSSES = ("cross_entropy",)  # names that leave the loss to the label: here to the number of its classes
 BatchSize = int | Literal["auto"] | None
 _FACTOR_L2 = 1e-8  # factors are shrunk by how often a row appears; on each parameter, l2 · N would be far too much
+
+
+class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings that are tried on the same joined rows, each on all folds but one in turn."""
+
+    folds: Folds
+    settings: tuple[dict[str, Any], ...]  # as the user wrote them
+    jobs: tuple[Job, ...]  # the same, made
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -96,6 +105,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         None  # of a head: λ of ½ λ ‖h‖² per joined row; None: learned by als, 0.05 for other factors, 0 for networks
     )
     head_module: str = ""  # head="module": the name under which the server knows it
+    search: Search | None = None  # cross-validation of several settings, instead of one model
+
+    @property
+    def fits(self) -> int:
+        """How many models are trained."""
+        return 1 if self.search is None else self.search.folds.count * len(self.search.jobs)
 
     @property
     def spec(self) -> ModelSpec:
@@ -232,6 +247,46 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     return job
 
 
+_TRIED = ("l2", "l1", "signs", "options", "epochs", "batch_size", "hidden", "activation", "dropout")
+
+
+def search_job(jobs: Sequence[Job], settings: Sequence[dict[str, Any]], folds: Folds) -> Job:
+    """A job that tries settings of one model on the same joined rows."""
+    job = msgspec.structs.replace(jobs[0], search=Search(folds=folds, settings=tuple(settings), jobs=tuple(jobs)))
+    _check_search(job)
+    return job
+
+
+def _check_search(job: Job) -> None:
+    search = job.search
+    if search is None:
+        return
+    if not search.jobs or len(search.jobs) != len(search.settings):
+        raise JobError("a search needs at least one setting")
+    if not 2 <= search.folds.count <= 1000:
+        raise JobError("folds must be a whole number from 2 up")
+    if search.folds.by != "row" and search.folds.column is None:
+        raise JobError(f"folds by {search.folds.by} need the column")
+    for other in search.jobs:
+        for name in Job.__struct_fields__:
+            if name not in (*_TRIED, "search") and getattr(other, name) != getattr(job, name):
+                raise JobError(
+                    f"a search tries settings on the same joined rows and features, and {name} changes more than that; "
+                    f"run one search for each, or vary {', '.join(_TRIED)} and options of the algorithm"
+                )
+        if other.search is not None:
+            raise JobError("a setting of a search is no search itself")
+    algorithm = algorithm_of(job.options)
+    if algorithm.own_model or algorithm.is_pooled or job.is_expanded:
+        able = named(tuple(a for a in (*FEDERATED, *KINKED) if "sum" in a.heads))
+        raise JobError(
+            f'a search shares one mapping among its models, which algorithm="{job.algorithm}" cannot; use {able}, or '
+            'train each setting with validation_fraction=0.2 and compare result.metrics["validation"]'
+        )
+    if job.patience is not None or job.privacy.features is not None or not isinstance(job.engine, Local):
+        raise JobError("a search takes no patience, no privacy.features and no engine; leave them out")
+
+
 def check_job(job: Job) -> None:
     """What `make_job` promises, of a job that somebody else made."""
     try:
@@ -243,6 +298,9 @@ def check_job(job: Job) -> None:
     _check(job)
     _check_stopping(job)
     _check_model(job, {})
+    _check_search(job)
+    for other in () if job.search is None else job.search.jobs:
+        check_job(other)
 
 
 def usual_algorithm(head: str, model: str, *, is_sparse: bool = False) -> str:

@@ -18,8 +18,8 @@ from tablepuppet.engine.encoders import block_widths
 from tablepuppet.engine.evaluate import evaluate as evaluate_model
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.pooled import run_pooled
-from tablepuppet.engine.result import Result
 from tablepuppet.engine.run import OnRound, run
+from tablepuppet.engine.search import run_search
 from tablepuppet.errors import JobError, RunInterruptedError
 from tablepuppet.job import Job
 from tablepuppet.mapping.build import map_tables
@@ -43,12 +43,15 @@ from tablepuppet.transport.link import Link
 Tables = Mapping[str, tuple[str, ...]]  # table name → its clients
 
 
-def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None, job_id: str | None = None) -> Result:
+def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None, job_id: str | None = None) -> Any:
     """Trains a job's model on tables that stay with their clients; a resumed run has the id it had."""
     with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
         prepared = prepare_job(job, tables, link, job_id, "train", cluster)
         if prepared.plan.algorithm.is_pooled:
             return run_pooled(prepared, link, job_id, on_round)
+        if job.search is not None:
+            with one_blas_thread:
+                return run_search(prepared, link, job_id, on_round)
         if job.spec.is_boosted:
             from tablepuppet.engine.boosting import run_boosting  # here: it loads the compiler of kernels
 
@@ -126,7 +129,9 @@ def prepare_job(
 ) -> Prepared:
     """Text → Ucq → BoundQuery → Contracts → TableMapping → Prepared; joined rows lie on the cluster, if any."""
     ucq = parse(job.query)
-    beside = LabelColumns(job.weight, job.test_where, job.validation_where)
+    beside = LabelColumns(
+        job.weight, job.test_where, job.validation_where, None if job.search is None else job.search.folds.column
+    )
     bound = bind(ucq, label=job.label, tables=tables, link=link, job=job_id, beside=beside)
     models = {} if model is None else block_fingerprints(model)
     agree(job_contracts(bound, job, purpose, link.asker, models), link, job_id)
@@ -141,6 +146,7 @@ def prepare_job(
         max_joined_rows=job.max_joined_rows,
         privacy=job.privacy,
         cluster=cluster,
+        folds=None if job.search is None else job.search.folds,
     )
     return prepare(mapping, job)
 

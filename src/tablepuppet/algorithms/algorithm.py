@@ -162,6 +162,10 @@ class Algorithm(ABC, Generic[_Options]):
     def step(self, setup: PartSetup, options: _Options, state: Any, message: Any) -> tuple[Any, Answer | Done]:
         """The client half's next state and its answer to a message: one of `requests`, `Combined` or `Move`."""
 
+    def can_continue(self, problem: Problem) -> bool:
+        """Whether it may begin with another model's parameters: it ends where it would from anywhere."""
+        return False
+
     def figures_by(self, options: _Options, *, is_linear: bool) -> FiguresBy:
         """How the figures come."""
         return "none"

@@ -228,6 +228,12 @@ class PartSetup:
     private: PrivateGradient | None = None  # where gradients are clipped and noised, or predictions are
     l1: float = 0.0
     signs: tuple[int, ...] = ()  # of each encoded column; empty: any
+    start: Array | None = None  # parameters to begin with; None: the model's own
+
+    @property
+    def initial(self) -> Array:
+        """Where θ begins."""
+        return self.model.initial() if self.start is None else self.start
 
     @property
     def penalty(self) -> Penalty:

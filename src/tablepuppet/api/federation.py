@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
@@ -18,9 +18,10 @@ from tablepuppet.api.owners import make_clients, name_owners
 from tablepuppet.client.policy import Policy
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
+from tablepuppet.engine.search import SearchResult
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.fragments import fragment, table
-from tablepuppet.job import BatchSize, Job, make_job
+from tablepuppet.job import BatchSize, Job, make_job, search_job
 from tablepuppet.mapping.join.profile import Profile
 from tablepuppet.memory import fix_thresholds
 from tablepuppet.models.heads.making import known_head, offered_head
@@ -31,6 +32,7 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.output import at_threshold, check_file, write
 from tablepuppet.prediction.predict import as_keys
 from tablepuppet.progress import showing
+from tablepuppet.protocol.setup import FoldBy, Folds
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.local import LocalTransport
 from tablepuppet.writing import check_place
@@ -186,7 +188,39 @@ class Federation:
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
         if resume:
             raise JobError("a run in one process ends with it; only a federation of processes can resume runs")
-        return story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round)
+        return cast(Result, story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round))
+
+    def search(
+        self,
+        query: str,
+        *,
+        label: str,
+        settings: Sequence[Mapping[str, Any]],
+        folds: int = 5,
+        group: str | None = None,
+        time: str | None = None,
+        metric: str | None = None,
+        model: Any = "auto",
+        algorithm: Any = None,
+        progress: bool | None = None,
+        **options: Any,
+    ) -> SearchResult:
+        """Cross-validates settings on the same joined rows: what `tp.search` and `tp.cross_validate` call."""
+        if group is not None and time is not None:
+            raise JobError("folds are drawn by group or by time, not by both")
+        by: FoldBy = "group" if group is not None else "time" if time is not None else "row"
+        drawn = Folds(count=folds, by=by, column=group or time)
+        tried = [dict(setting) for setting in settings or [{}]]
+        with self._known(model) as known:
+            shared = {"test_fraction": 0.0, **options, **known.given}
+            made = [
+                make_job(query, label=label, model=known.model, algorithm=algorithm, given=shared | setting)
+                for setting in tried
+            ]
+            job = search_job(made, tried, drawn)
+            with showing("searching", progress) as bar:
+                found = cast(SearchResult, self._train(job, bar.on_round if bar.is_shown else None, False))
+        return found.by(found.metric if metric is None else metric)
 
     @contextmanager
     def _known(self, model: Any) -> Iterator[_Known]:
@@ -312,8 +346,8 @@ class Federation:
         """No array: whatever cuts arrays into folds, as `cross_val_score` does, learns here what to do instead."""
         raise JobError(
             "a federation is not an array: its tables stay with their owners, so scikit-learn's cross_val_score, "
-            "GridSearchCV and the like cannot cut it into folds. Train each setting with validation_fraction=0.2 (or "
-            'test_where=…) and compare result.metrics["validation"], as docs/validation.md shows'
+            "GridSearchCV and the like cannot cut it into folds. tp.cross_validate(federation, query, label=…) and "
+            'tp.search(federation, query, {"l2": [1e-4, 1e-2]}, label=…) do it where the rows are (docs/search.md)'
         )
 
     def _repr_html_(self) -> str:

@@ -92,6 +92,7 @@ def bind(
             weight_column=columns.get("weight", -1),
             test_column=columns.get("test_where", -1),
             validation_column=columns.get("validation_where", -1),
+            fold_column=columns.get("folds", -1),
         )
         for branch, columns in zip(placed, read, strict=True)
     )

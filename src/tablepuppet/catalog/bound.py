@@ -76,6 +76,7 @@ class LabelPlace(NamedTuple):
     weight: int
     test: int
     validation: int
+    fold: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +94,13 @@ class Branch:
     weight_column: int = -1  # likewise: sample weights, and who is a test or a validation row; −1: not asked for
     test_column: int = -1
     validation_column: int = -1
+    fold_column: int = -1  # of cross-validation: groups or a time
 
     @property
     def label_place(self) -> LabelPlace:
         scan = self.relations[self.label_relation].scan
-        return LabelPlace(scan, self.label_column, self.weight_column, self.test_column, self.validation_column)
+        beside = (self.weight_column, self.test_column, self.validation_column, self.fold_column)
+        return LabelPlace(scan, self.label_column, *beside)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,11 +95,13 @@ class LabelColumns:
     weight: str | None = None
     test_where: str | None = None
     validation_where: str | None = None
+    folds: str | None = None  # groups that stay together in cross-validation, or a time
 
     def items(self) -> Iterator[tuple[str, str | None]]:
         yield "weight", self.weight
         yield "test_where", self.test_where
         yield "validation_where", self.validation_where
+        yield "folds", self.folds
 
 
 NOTHING = LabelColumns()

@@ -23,9 +23,11 @@ from tablepuppet.client.policy import distinct_rows
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.penalty import l2_of
 from tablepuppet.protocol.contract import BlockTerms, Contract, Purpose, Role, ScanTerms, Training, fingerprint
+from tablepuppet.protocol.setup import Folds
 
 BEFORE: frozenset[m.Stage] = frozenset({"schema", "scan", "propose", "close"})  # nothing of them reads a row
 _SETUP: frozenset[m.Stage] = frozenset({"count", "keys", "classes", "labels", "weights"})
+_ONCE = ("start", "encode", "summed statistics 0", "summed statistics 1")  # what a part is asked for all its models
 _STATISTICS: frozenset[m.Stage] = frozenset({"part", "summed statistics", "seal"})
 _TREES: frozenset[m.Stage] = frozenset({"sketch", "start trees", "check trees"})
 _TRAINING: frozenset[m.Stage] = _TREES | frozenset(
@@ -161,6 +163,11 @@ class Keeper:
                 _has_role(scan, column, "split")
         if request.privacy != contract.label_privacy:
             raise refused("labels leave under the noise that was agreed on, and under no other")
+        folds = Folds(0) if contract.folds is None else contract.folds
+        if (request.folds, request.fold_by) != (folds.count, folds.by):
+            raise refused("rows are shared out in the agreed folds")
+        if request.fold_column is not None:
+            _has_role(scan, request.fold_column, "split")
         if (request.test_fraction, request.validation_fraction) != contract.split:
             raise refused("rows are split in the agreed shares")
         self._once(job, f"labels {request.column}", request.scan, _uses(scan, "split"))
@@ -209,25 +216,25 @@ class Keeper:
     # -- training --------------------------------------------------------------------------
 
     def _start(self, job: _Job, contract: Contract, request: m.StartPart[Any]) -> None:
-        part, training = _opened(job, request.part), _training(contract)
-        spec = msgspec.structs.replace(request.model, unit=training.model.unit)  # the label's unit is known since then
-        options: Any = request.algorithm
-        given = (msgspec.to_builtins(options), spec, request.l2, request.l1)
-        table = _scan(contract, part.block.scan).table
-        same = [block for block in contract.blocks if block.place == part.block.place]  # several, in a self-join
-        agreed = [(training.algorithm, training.model, l2_of(training.l2, b.name, table), training.l1) for b in same]
-        if given not in agreed or (request.signs and not training.signs):
-            raise refused("the algorithm and the model are not those that were agreed on")
-        if options.sends_second_moments and not training.sends_second_moments:
+        part = _opened(job, request.part)
+        training = _agreed_training(contract, part, request)
+        if request.algorithm.sends_second_moments and not training.sends_second_moments:
             raise refused("second moments do not leave")
         self._start_privacy(contract, request)
         if (request.weights is not None) and not training.has_weights:
             raise refused("joined rows count alike, and weights were sent")
-        if request.weights is not None:
-            weighed = int(np.count_nonzero(request.weights.any(axis=1)))
-            if weighed < min(self.minimum_rows, len(request.weights)):
+        if request.multiplicity is not None and contract.folds is None:
+            raise refused("all rows take part as often as they are joined, and no folds were agreed on")
+        if request.continues and contract.fits == 1:
+            raise refused("one model is trained, from the start")
+        for counted in (request.weights, request.multiplicity):
+            if counted is None:
+                continue
+            weighed = int(np.count_nonzero(counted.reshape(len(counted), -1).any(axis=1)))
+            if weighed < min(self.minimum_rows, len(counted)):
                 raise refused(f"at least {self.minimum_rows:,} rows count, and the weights leave fewer")
-        _count(part, "start", 1)
+        _count(part, "start", contract.fits)
+        part.asked = Counter({name: count for name, count in part.asked.items() if name in _ONCE})
         run = RunShape(
             epochs=training.epochs,
             rows=request.joined_rows,
@@ -235,7 +242,7 @@ class Keeper:
             is_linear=training.model.is_linear,
             is_private=contract.feature_privacy is not None,
         )
-        part.exchanges = algorithm_of(options).exchanges(options, run)
+        part.exchanges = algorithm_of(request.algorithm).exchanges(request.algorithm, run)
 
     def _start_privacy(self, contract: Contract, request: m.StartPart[Any]) -> None:
         """Noise that was agreed on is added, by an algorithm that has a private form."""
@@ -391,6 +398,20 @@ def _training(contract: Contract) -> Training:
     if contract.training is None:
         raise refused("nothing is trained")
     return contract.training
+
+
+def _agreed_training(contract: Contract, part: _Part, request: m.StartPart[Any]) -> Training:
+    """The training that a part is started for, if it was agreed on."""
+    table = _scan(contract, part.block.scan).table
+    names = [block.name for block in contract.blocks if block.place == part.block.place]  # several, in a self-join
+    for training in (_training(contract), *contract.others):
+        spec = msgspec.structs.replace(request.model, unit=training.model.unit)  # the label's unit is known since then
+        given = (msgspec.to_builtins(request.algorithm), spec, request.l1)
+        if given != (training.algorithm, training.model, training.l1) or (request.signs and not training.signs):
+            continue
+        if request.l2 in [l2_of(training.l2, name, table) for name in names]:
+            return training
+    raise refused("the algorithm and the model are not those that were agreed on")
 
 
 def _count(part: _Part, what: str, limit: int) -> None:

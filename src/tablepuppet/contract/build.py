@@ -48,6 +48,7 @@ def roles_of(bound: BoundQuery, identifiers: Sequence[tuple[int, int]] = ()) -> 
             (place.weight, "weight"),
             (place.test, "split"),
             (place.validation, "split"),
+            (place.fold, "split"),
         )
         for column, role in named:
             if column >= 0:
@@ -66,20 +67,8 @@ def job_contracts(
 ) -> dict[str, Contract]:
     """What each client is asked for a training run, an explanation of it, or an evaluation of `models`."""
     privacy = job.privacy
-    training = Training(
-        algorithm=msgspec.to_builtins(job.blinded_options),
-        model=job.spec,
-        epochs=job.epochs,
-        batch_size=job.batch_size if algorithm_of(job.options).uses_batches else None,
-        l2=job.l2,
-        l1=job.l1,
-        signs=job.signs,
-        has_weights=job.weight is not None or job.class_weight is not None,
-        releases=job.release,
-        is_expanded=job.is_expanded,
-        is_pooled=algorithm_of(job.options).is_pooled,
-        sends_second_moments=job.options.sends_second_moments,
-    )
+    training, fits = _training(job), job.fits
+    others = () if job.search is None else tuple(_training(other) for other in job.search.jobs)
     masks = {block.name: privacy.masks(_clients(bound, number)) for number, block in enumerate(bound.blocks)}
     found = {}
     for client, scans, blocks in _owners(bound, roles_of(bound), masks, models):
@@ -90,6 +79,9 @@ def job_contracts(
             scans=scans,
             blocks=blocks,
             training=None if purpose == "evaluate" else training,
+            others=others,
+            fits=fits,
+            folds=None if job.search is None else job.search.folds,
             keys=privacy.keys,
             wants_classes=job.loss_name != "squared" and not (job.loss_name == "auto" and privacy.label is not None),
             label_privacy=privacy.label,
@@ -97,9 +89,27 @@ def job_contracts(
             prediction_privacy=privacy.predictions,
             allow_reconstruction=privacy.allow_reconstruction,
             split=(job.test_fraction, job.validation_fraction),
-            disclosures=_disclosures(scans, blocks, training, purpose),
+            disclosures=_disclosures(scans, blocks, (training, *others), purpose, fits),
         )
     return found
+
+
+def _training(job: Job) -> Training:
+    """How a model of a job is trained."""
+    return Training(
+        algorithm=msgspec.to_builtins(job.blinded_options),
+        model=job.spec,
+        epochs=job.epochs,
+        batch_size=job.batch_size if algorithm_of(job.options).uses_batches else None,
+        l2=job.l2,
+        l1=job.l1,
+        signs=job.signs,
+        has_weights=job.weight is not None or job.class_weight is not None,
+        releases=job.release and job.search is None,
+        is_expanded=job.is_expanded,
+        is_pooled=algorithm_of(job.options).is_pooled,
+        sends_second_moments=job.options.sends_second_moments,
+    )
 
 
 def key_contracts(bound: BoundQuery, purpose: Purpose, asker: str) -> dict[str, Contract]:
@@ -122,7 +132,7 @@ def score_contracts(
             label=bound.label,
             scans=scans,
             blocks=blocks,
-            disclosures=_disclosures(scans, blocks, None, "predict"),
+            disclosures=_disclosures(scans, blocks, (), "predict"),
         )
     return found
 
@@ -159,7 +169,11 @@ def _owners(
 
 
 def _disclosures(
-    scans: Sequence[ScanTerms], blocks: Sequence[BlockTerms], training: Training | None, purpose: Purpose
+    scans: Sequence[ScanTerms],
+    blocks: Sequence[BlockTerms],
+    trainings: Sequence[Training],
+    purpose: Purpose,
+    fits: int = 1,
 ) -> tuple[Disclosure, ...]:
     """What leaves each table and what comes, at most how often; a batch's rows are as many as they have joined rows."""
     found: list[Disclosure] = []
@@ -185,10 +199,11 @@ def _disclosures(
         if purpose in ("train", "explain"):
             tell(table, "category names" if block.is_masked else "statistics")
             tell(table, "multiplicities", to="client")
-        if purpose == "train" and training is not None:
-            is_whole = training.batch_size is None
-            tell(table, "predictions", 2 * training.epochs + 2 if is_whole else None)
-            tell(table, "held-out predictions", training.epochs + 1)
-            tell(table, "signals", training.epochs + 1 if is_whole else None, to="client")
-            tell(table, "parameters", int(training.releases))
+        if purpose == "train" and trainings:
+            is_whole = all(training.batch_size is None for training in trainings)
+            epochs = max(training.epochs for training in trainings)
+            tell(table, "predictions", fits * (2 * epochs + 2) if is_whole else None)
+            tell(table, "held-out predictions", fits * (epochs + 1))
+            tell(table, "signals", fits * (epochs + 1) if is_whole else None, to="client")
+            tell(table, "parameters", int(trainings[0].releases))
     return tuple(dict.fromkeys(d for d in found if d.times != 0))

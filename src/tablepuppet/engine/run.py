@@ -7,7 +7,7 @@ in a round is the algorithm's business (join_step, union_step, client_step).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, by_side, measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.errors import TrainingError, TransportError
-from tablepuppet.mapping.mapping import Part
+from tablepuppet.mapping.mapping import Part, TableMapping
 from tablepuppet.memory import give_back
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.heads.joined import headed
@@ -63,13 +63,26 @@ def run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = 
     plan, mapping = prepared.plan, prepared.training
     job, private = plan.job, plan.private
     union = UnionOperator(link, job_id, mapping, plan.head.widths, job.privacy)
-    head = _head(plan)
     encoders = agree_on_encoders(union, mapping, job)
     give_back()  # what mapping and statistics took
     widths = [sum(encoded_width(encoder) for encoder in block) for block in encoders]
     if private.is_noisy:
         check_exposure(replace(plan, widths=tuple(widths)).shape, job, plan.loss)
-    problem = Problem(
+    problem = make_problem(plan, mapping, union, encoders)
+    patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
+    server = plan.algorithm.server(problem, job.options)
+    training = Run(prepared, union, problem, server, on_round, patience)
+    training.start()
+    training.loop()
+    return training.finish(encoders)
+
+
+def make_problem(
+    plan: Plan, mapping: TableMapping, union: UnionOperator, encoders: Sequence[Sequence[Encoder]]
+) -> Problem:
+    """What an algorithm's server half is given."""
+    job, private, head = plan.job, plan.private, _head(plan)
+    return Problem(
         loss=plan.loss,
         l2=[l2_of(job.l2, block.name, block.table) for block in mapping.bound.blocks],
         l1=job.l1,
@@ -87,21 +100,15 @@ def run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = 
         has_intercept=job.has_intercept,
         is_centred=job.is_centred,
         unit=plan.unit,
-        widths=tuple(widths),
+        widths=tuple(sum(encoded_width(encoder) for encoder in block) for block in encoders),
         channel=mapping.label.channel,
         head=head,
     )
-    patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
-    server = plan.algorithm.server(problem, job.options)
-    training = _Training(prepared, union, problem, server, on_round, patience)
-    training.start()
-    training.loop()
-    return training.finish(encoders)
 
 
 @dataclass
-class _Training:
-    """One run under way."""
+class Run:
+    """One model's training under way."""
 
     prepared: Prepared
     union: UnionOperator
@@ -109,6 +116,9 @@ class _Training:
     server: Server
     on_round: OnRound | None
     patience: Patience | None
+    is_fold: bool = False  # one of several models over some of the joined rows
+    continues: bool = False  # from the parameters of the model before
+    last_moves: Sequence[dict[str, Any] | None] = ()  # that the model before had yet to be told
 
     def __post_init__(self) -> None:
         self.plan = self.prepared.plan
@@ -116,7 +126,7 @@ class _Training:
         self.mapping = self.prepared.training
         self.history: list[EpochRecord] = []
         self.contributions: list[Array] = []  # each block's h of its train rows, at the last evaluation
-        self.rounds = 0
+        self.rounds = self.epochs = 0
         self.curves: dict[str, Curves] = {}  # of the finished model
         self.best_head: Array | None = None  # the head's own parameters at the best epoch
         self.is_restored = False
@@ -133,8 +143,10 @@ class _Training:
         job, problem = self.plan.job, self.problem
         weights = self.mapping.train.collapsed_weights()
 
-        def start_part(part: Part) -> Message:
-            return StartPart(
+        def start_part(part: Part) -> list[Message]:
+            move = self.last_moves[part.block] if self.last_moves else None
+            moves: list[Message] = [] if move is None else [Move(job=self.union.job, part=part.number, **move)]
+            start = StartPart(
                 job=self.union.job,
                 part=part.number,
                 algorithm=job.options,
@@ -154,10 +166,13 @@ class _Training:
                 weights=None if weights is None else weights[part.block][part.train],
                 peers=self.union.peers(part),
                 spread=[] if problem.head is None else problem.head.head.spread(part.block),
+                multiplicity=problem.multiplicity[part.block][part.train] if self.is_fold else None,
+                continues=self.continues,
             )
+            return [*moves, start]
 
         answers = self.union.ask(start_part, "setup")
-        started = {number: cast(Started, answer[0]) for number, answer in answers.items()}
+        started = {number: cast(Started, answer[-1]) for number, answer in answers.items()}
         predictions = problem.zeros()
         for part in self.union.parts:
             values = started[part.number].values
@@ -192,14 +207,15 @@ class _Training:
         join = JoinOperator(self.union, self.server)
         total = self.server.rounds_per_epoch() * self.plan.job.epochs
         for epoch in range(1, self.plan.job.epochs + 1):
-            step, is_last = 0, False
+            step, is_last, self.epochs = 0, False, epoch
             while not is_last:
                 if self.rounds == self.private.rounds:
                     return  # the budget is spent
                 join.round()
                 self.rounds, step = self.rounds + 1, step + 1
                 is_last = self.server.ends_epoch(step) or self.rounds == self.private.rounds
-                record = self.record(epoch) if is_last else None
+                is_recorded = not self.is_fold or self.plan.algorithm.stops_when_flat
+                record = self.record(epoch) if is_last and is_recorded else None
                 if self.on_round is not None:
                     self.on_round(RoundEvent(epoch, self.rounds, max(total, self.rounds), record))
             is_over = self.patience is not None and self.patience.is_over
@@ -293,6 +309,24 @@ class _Training:
         metrics, self.curves = by_side(found, mapping.label.classes)
         loss = found["train"].loss
         return loss + (penalty if head is None else self.head_penalty(head, squares)), metrics
+
+    def predicted(self) -> list[Array]:
+        """h of all train rows by the trained model; clients that must still be told what that is, are told later."""
+        known = self.server.predictions
+        if known is not None:
+            return known
+        moves = self.server.settle()
+
+        def ask(part: Part) -> list[Message]:
+            job, move = self.union.job, moves[part.block]
+            first: list[Message] = [] if move is None else [Move(job=job, part=part.number, **move)]
+            return [*first, Evaluate(job=job, part=part.number, train=True)]
+
+        answers = self.union.ask(ask, "evaluation")
+        found = self.problem.zeros()
+        for part in self.union.parts:
+            found[part.block][part.train] = cast(Evaluation, answers[part.number][-1]).train
+        return found
 
     def head_penalty(self, trained: TrainedHead, squares: float) -> float:
         """½ u² (β Σ ‖θ‖² + (λ Σ_j ‖h_i‖² + c Σ_k ‖h_i‖²)/N), the head's parameters among θ; `squares`: the blocks'."""

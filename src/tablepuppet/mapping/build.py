@@ -29,6 +29,7 @@ from tablepuppet.mapping.mapping import Part, Placement, RelationStats, TableMap
 from tablepuppet.mapping.rows.materialize import Writer, can_build_on_workers
 from tablepuppet.memory import free_memory, give_back
 from tablepuppet.privacy.options import Privacy
+from tablepuppet.protocol.setup import Folds
 from tablepuppet.transport.link import Link
 
 Place = tuple[str, int, tuple[int, ...], int]  # client, scan, columns, end of its rows in the block
@@ -109,6 +110,7 @@ def map_tables(
     max_joined_rows: int | None = None,
     privacy: Privacy | None = None,
     cluster: Cluster | None = None,
+    folds: Folds | None = None,
 ) -> TableMapping:
     """The table mapping of a bound query; with a cluster, its joined rows lie there."""
     privacy = privacy or Privacy()
@@ -122,7 +124,8 @@ def map_tables(
         joins.append(join_branch(bound, branch, keys, limits[0], max_here=limits[1]))
         limits = [limit - joins[-1].count() for limit in limits]
     del keys
-    labels = read_labels(bound, link, job, task, client_rows, seed, test_fraction, validation_fraction, privacy.label)
+    shares = (seed, test_fraction, validation_fraction)
+    labels = read_labels(bound, link, job, task, client_rows, *shares, privacy.label, folds)
 
     of_labels = _label_span(bound, labels)
     is_held = labels.is_test | labels.is_validation
@@ -165,6 +168,7 @@ def map_tables(
         placement=Placement(len(joined.partitions), can_build_on_workers(train))
         if isinstance(joined, ClusterRows)
         else None,
+        folds=None if labels.folds is None else labels.folds[occurring[0][label]],
     )
     give_back()
     return mapping

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import MappingError
@@ -104,6 +107,7 @@ class TableMapping:
     validation: Joined
     dropped: int = 0  # joined training rows beyond the cap on multiplicity
     placement: Placement | None = None  # None: all in this process
+    folds: NDArray[np.int16] | None = None  # of cross-validation, per label row of the train rows
 
     @property
     def joined_rows(self) -> int:

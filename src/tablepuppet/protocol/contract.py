@@ -19,6 +19,7 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy, KeyMode, LabelPrivacy, PredictionPrivacy
 from tablepuppet.protocol.base import Message, Stage, Telling
 from tablepuppet.protocol.features import Encoder
+from tablepuppet.protocol.setup import Folds
 
 Purpose = Literal["train", "explain", "profile", "predict", "evaluate"]
 Role = Literal["key", "feature", "label", "weight", "split", "identifier"]
@@ -115,6 +116,9 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     prediction_privacy: PredictionPrivacy = PredictionPrivacy()
     allow_reconstruction: bool = False  # whether exact predictions of a private job may be enough to tell its features
     split: tuple[float, float] = (0.0, 0.0)  # fractions of test and validation rows
+    others: tuple[Training, ...] = ()  # settings that are tried beside the first, in a search
+    fits: int = 1  # how many models are trained: a setting on all folds but one, each
+    folds: Folds | None = None  # of cross-validation
     disclosures: tuple[Disclosure, ...] = ()
     days: int = 30  # how long an approval of it lasts at most
     version: int = 1

@@ -277,6 +277,11 @@ def _labels(request: m.SendLabels, answer: m.Labels, known: Known) -> None:
         count = len(request.classes)
         is_class = (values >= 0).all() and (values < count).all() and (values == np.floor(values)).all()
         require(bool(is_class), "values", f"hold a number that is no class of {count}")
+    if answer.folds is not None:
+        array(answer.folds, "folds", (rows,), kinds=frozenset("i"))
+        last = request.folds - (request.fold_by != "time")
+        is_fold = not len(answer.folds) or (answer.folds.min() >= 0 and answer.folds.max() <= last)
+        require(request.folds > 0 and bool(is_fold), "folds", "hold a number that is no fold")
     is_split = request.test_column is not None or request.test_fraction > 0
     require(is_split or not answer.is_test.any(), "is_test", "names test rows where none were asked for")
     if answer.is_validation is not None:

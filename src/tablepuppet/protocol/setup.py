@@ -136,6 +136,17 @@ class LabelSummary(Message, frozen=True):
     missing: int = 0
 
 
+FoldBy = Literal["row", "group", "time"]
+
+
+class Folds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the label's rows are shared out for cross-validation."""
+
+    count: int
+    by: FoldBy = "row"
+    column: str | None = None  # of groups that stay together, or of a time: over the label's table
+
+
 class SendLabels(Message, frozen=True):
     """Send one label per row, as a class number or a number, and each row's side of the split. → Labels"""
 
@@ -152,16 +163,21 @@ class SendLabels(Message, frozen=True):
     test_column: int | None = None  # a predicate of the scan that says which are test rows, instead of a fraction
     validation_column: int | None = None
     privacy: LabelPrivacy | None = None  # what the owner does to its labels before they leave
+    folds: int = 0  # that rows are shared out in, for cross-validation; 0: none
+    fold_by: FoldBy = "row"
+    fold_column: int | None = None  # of groups that stay together, or of a time
 
 
 class Labels(Message, frozen=True):
     tells: ClassVar[Telling] = (
         Tells("values", "labels", is_per_row=True),
         Tells("is_test", "split", is_per_row=True),
+        Tells("folds", "split", is_per_row=True),
     )
     values: Array  # class numbers or numbers; NaN where the label is missing
     is_test: NDArray[np.bool_]
     is_validation: NDArray[np.bool_] | None = None  # None: no row
+    folds: NDArray[np.int16] | None = None  # which each row is in; by time, the first is never held out
 
 
 class SendWeights(Message, frozen=True):

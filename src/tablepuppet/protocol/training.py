@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.masks import MaskKey
@@ -25,7 +25,10 @@ class StartPart(Message, Generic[_Options], frozen=True):
     """Make the part's model and start the algorithm's client half. → Started"""
 
     stage: ClassVar[Stage] = "start"
-    tells: ClassVar[Telling] = (Tells("weights", "summed weights", is_per_row=True),)
+    tells: ClassVar[Telling] = (
+        Tells("weights", "summed weights", is_per_row=True),
+        Tells("multiplicity", "multiplicities", is_per_row=True),
+    )
     job: str
     part: int
     algorithm: _Options  # of one of the algorithms in the list (algorithms/registry.py)
@@ -49,6 +52,8 @@ class StartPart(Message, Generic[_Options], frozen=True):
     )  # of each output of a linear block before training, drawn from (seed, block); none: it begins at zero
     l1: float = 0.0
     signs: list[int] = msgspec.field(default_factory=list)  # of each encoded column's parameters; none: any
+    multiplicity: RowNumbers | None = None  # G over the folds that are trained on; None: all joined rows
+    continues: bool = False  # begin with the parameters of the model before, of the same part
 
 
 class Started(Message, frozen=True):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import cast
 
 import numpy as np
@@ -24,11 +25,13 @@ from tablepuppet.errors import JobError, MappingError
 from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol import ColumnInfo, Labels, LabelSummary, Weights
+from tablepuppet.protocol.setup import FoldBy
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, holds_of, numbers, numpy_of, strings
 from tablepuppet.tables.row_ids import GOLDEN, mix
 
 MAX_NUMBER_CLASSES = 1000
 MAX_STRING_CLASSES = 10_000
+_FOLDS = 0xF01D  # added to the seed: folds are drawn apart from the test rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,6 +147,35 @@ def read_labels(
     return Labels(values=values, is_test=is_test, is_validation=sides.validation(len(column), order, is_test))
 
 
+def fold_numbers(
+    rows: int,
+    sides: Split,
+    folds: int,
+    by: FoldBy,
+    column: tuple[pa.ChunkedArray, ColumnInfo] | None,
+    order: NDArray[np.int64] | None,
+) -> NDArray[np.int16]:
+    """The fold that each row is in: drawn by row, the same for all rows of a group, or in the order of a time.
+
+    By time there is one fold more: the first, which the others come after.
+    """
+    if column is None:
+        drawn = _uniform(rows, sides.offset, sides.seed + _FOLDS)
+        return (folds * (drawn if order is None else drawn[order])).astype(np.int16)
+    values, info = column
+    if by == "time":
+        if info.kind not in NUMBER_KINDS - {"vector"}:
+            raise MappingError(f"{info.name} has type {info.detail or info.kind}; a time is a number or a date")
+        places = np.empty(rows, np.int64)
+        places[np.argsort(numbers(values, info)[:, 0], kind="stable")] = np.arange(rows)  # missing ones come last
+        return (places * (folds + 1) // max(1, rows)).astype(np.int16)
+    distinct, codes = strings(pc.cast(values, pa.large_string()))
+    key = (sides.seed % 2**64).to_bytes(8, "little")
+    named = [str(value).encode() for value in distinct.to_pylist()]
+    hashes = [blake2b(name, digest_size=8, key=key).digest() for name in [*named, b""]]  # the last is for −1: NULL
+    return np.array([int.from_bytes(h, "little") % folds for h in hashes], np.int16)[codes]
+
+
 def read_weights(column: pa.ChunkedArray, info: ColumnInfo) -> Weights:
     """One sample weight per row."""
     if info.kind not in ("integer", "float", "decimal", "boolean"):
@@ -167,12 +199,16 @@ def split(rows: int, offset: int, seed: int, test_fraction: float) -> NDArray[np
         raise JobError(f"test_fraction is {test_fraction}; it must lie between 0 and 1")
     if test_fraction == 0:
         return np.zeros(rows, np.bool_)
-    # splitmix64: seeds start far apart on one sequence, which `mix` then scrambles.
+    return _uniform(rows, offset, seed) < test_fraction
+
+
+def _uniform(rows: int, offset: int, seed: int) -> Array:
+    """A number in [0, 1) for each of the rows offset, offset + 1, …: splitmix64, whose seeds start far apart on one
+    sequence, which `mix` then scrambles."""
     start = mix(np.array([seed % 2**64], np.uint64) + GOLDEN)
     position = np.arange(offset, offset + rows, dtype=np.uint64)
     hashed = mix(start + position * GOLDEN)
-    uniform = (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return uniform < test_fraction
+    return np.asarray((hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def _label_numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:

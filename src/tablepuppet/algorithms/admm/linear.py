@@ -51,7 +51,7 @@ class AdmmState(msgspec.Struct, frozen=True):
 
 def client_start(setup: PartSetup, options: Admm) -> AdmmState:
     assert isinstance(setup.model, LinearModel)
-    theta = setup.model.initial()
+    theta = setup.initial
     zero = np.zeros_like(theta)
     if setup.is_private or _is_wide(setup, options):
         spectrum = Spectrum(np.zeros(0), np.zeros((0, 0)))

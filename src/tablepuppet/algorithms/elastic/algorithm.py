@@ -36,6 +36,10 @@ class ElasticAlgorithm(Algorithm[Elastic]):
     def step(self, setup: PartSetup, options: Elastic, state: Any, message: Any) -> tuple[Any, Answer | Done]:
         return client_step(setup, options, state, message)
 
+    def can_continue(self, problem: Problem) -> bool:
+        """Where a table has several clients, its parameters are the coordinator's, and begin at zero."""
+        return all(clients == 1 for clients in problem.clients)
+
     # -- what it costs ---------------------------------------------------------------------
 
     def traffic(self, shape: Shape, options: Elastic, epoch: int, batch_size: int | None) -> list[Wave]:

@@ -33,7 +33,7 @@ class ElasticState(msgspec.Struct, frozen=True):
 
 
 def client_start(setup: PartSetup) -> ElasticState:
-    theta = setup.model.initial()
+    theta = setup.initial
     return ElasticState(theta, theta, theta)
 
 

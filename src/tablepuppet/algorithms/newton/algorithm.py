@@ -39,6 +39,9 @@ class NewtonAlgorithm(Algorithm[Newton]):
     def step(self, setup: PartSetup, options: Newton, state: Any, message: Any) -> tuple[Any, Answer | Done]:
         return client_step(setup, options, state, message)
 
+    def can_continue(self, problem: Problem) -> bool:
+        return True
+
     def figures_by(self, options: Newton, *, is_linear: bool) -> FiguresBy:
         return "told"
 

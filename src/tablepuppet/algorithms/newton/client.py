@@ -37,7 +37,7 @@ class NewtonState(msgspec.Struct, frozen=True):
 
 def client_start(setup: PartSetup, options: Newton) -> tuple[NewtonState, NewtonFigures]:
     assert isinstance(setup.model, LinearModel)
-    theta = setup.model.initial()
+    theta = setup.initial
     constants = setup.model.constants()
     figures = NewtonFigures(float(len(constants) > 0))
     return NewtonState(Trail(theta, np.zeros_like(theta), constants, [])), figures

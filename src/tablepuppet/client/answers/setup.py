@@ -15,7 +15,7 @@ from tablepuppet.client import row_rules
 from tablepuppet.client.answers import training
 from tablepuppet.client.state import ClientState
 from tablepuppet.memory import give_back
-from tablepuppet.tables.labels import LabelNoise, Split, read_labels, read_weights
+from tablepuppet.tables.labels import LabelNoise, Split, fold_numbers, read_labels, read_weights
 from tablepuppet.tables.labels import describe_labels as describe
 from tablepuppet.tables.tokens import job_key, key_check, key_of, tokens
 
@@ -84,7 +84,11 @@ def send_labels(own: ClientState, request: m.SendLabels) -> m.Labels:
     fractions = (request.test_fraction, request.validation_fraction)
     sides = Split(request.offset, request.seed, *fractions, *where)
     row_rules.check_split(own, request, sides)
-    return read_labels(column, info, request.classes, sides, order, noise)
+    labels = read_labels(column, info, request.classes, sides, order, noise)
+    if not request.folds:
+        return labels
+    by = None if request.fold_column is None else own.column(request.job, request.scan, request.fold_column)
+    return replace(labels, folds=fold_numbers(len(column), sides, request.folds, request.fold_by, by, order))
 
 
 def _spend(own: ClientState, table: str, request: m.SendLabels) -> Callable[[str], None]:

@@ -33,15 +33,18 @@ def start_part(own: ClientState, request: Start) -> m.Started:
     check_outputs(request.outputs, part.train.rows)
     check_model(request.model, part.train.width, request.outputs)
     check_options(request.algorithm)
-    given = part.request.multiplicity
+    given = part.request.multiplicity if request.multiplicity is None else request.multiplicity
     one = np.broadcast_to(np.float64(1.0), part.train.rows)  # takes no memory
     multiplicity = one if given is None else given.astype(np.float64)
     weights = multiplicity if request.weights is None else request.weights[:, 0]
     if request.signs and len(request.signs) != part.train.width:
         raise TransportError(f"{len(request.signs)} signs were sent for {part.train.width} columns")
+    if len(multiplicity) != part.train.rows:
+        raise TransportError(f"multiplicities of {len(multiplicity)} rows were sent for {part.train.rows}")
     if len(weights) != part.train.rows:
         raise TransportError(f"{len(weights)} weights were sent for {part.train.rows} rows")
-    part.options, part.started = request.algorithm, request
+    start = part.state.theta if request.continues and part.state is not None else None
+    part.options, part.started, part.kept = request.algorithm, request, None
     model = _model(own, part, request)
     part.setup = PartSetup(
         model=model,
@@ -57,6 +60,7 @@ def start_part(own: ClientState, request: Start) -> m.Started:
         signs=tuple(request.signs),
         seed=request.seed,
         unit=request.model.unit,
+        start=start,
         private=None if request.privacy is None else PrivateGradient(request.privacy, secure_generator()),
     )
     if request.peers:
@@ -65,7 +69,7 @@ def start_part(own: ClientState, request: Start) -> m.Started:
         part.sealing = None
     own.owner.features(own.tables.use(request.job, part.request.scan).table, request, multiplicity)
     part.state, part.figures = algorithm_of(part.options).start(part.setup, part.options)
-    is_zero = request.model.is_linear and not request.spread
+    is_zero = request.model.is_linear and not request.spread and start is None
     values = None if is_zero else _shown(own, part, model.predict(part.state.theta, None, 0))
     entropy = secrets.randbits(63) if part.setup.is_private else 0
     is_told = part.sealing is None or part.figures.is_public

@@ -21,6 +21,7 @@ from tablepuppet.mapping.mapping import LabelInfo, in_label_type
 from tablepuppet.privacy.labels import channel_of
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol import DescribeLabels, Labels, LabelSummary, SendLabels, SendWeights, Weights
+from tablepuppet.protocol.setup import Folds
 from tablepuppet.transport.link import Link
 
 _CLASSES = 100  # distinct numbers that may be classes; more are a quantity
@@ -37,6 +38,7 @@ class LabelSpace:
     is_validation: NDArray[np.bool_]
     weights: Array | None  # as their owners have them
     offsets: dict[LabelPlace, int]
+    folds: NDArray[np.int16] | None = None  # of cross-validation
 
 
 def read_labels(
@@ -49,6 +51,7 @@ def read_labels(
     test_fraction: float,
     validation_fraction: float = 0.0,
     privacy: LabelPrivacy | None = None,
+    folds: Folds | None = None,
 ) -> LabelSpace:
     """Two rounds: which classes are there, then the labels as class numbers or numbers, with their weights.
 
@@ -90,6 +93,9 @@ def read_labels(
                 test_column=place.test if place.test >= 0 else None,
                 validation_column=place.validation if place.validation >= 0 else None,
                 privacy=privacy,
+                folds=0 if folds is None else folds.count,
+                fold_by="row" if folds is None else folds.by,
+                fold_column=place.fold if place.fold >= 0 else None,
             )
         )
         if place.weight >= 0:
@@ -97,11 +103,19 @@ def read_labels(
         total += client_rows[place.scan][client]
     values, is_test, is_validation = np.empty(total), np.empty(total, np.bool_), np.zeros(total, np.bool_)
     weights = np.empty(total) if any(place.weight >= 0 for place in places) else None
+    if folds is not None and folds.by == "time" and len(owners) > 1:
+        raise MappingError(
+            "folds by time need all rows of the label in one place, and several owners hold them; use folds by group, "
+            "or test_where for a time of your own"
+        )
+    drawn = None if folds is None else np.zeros(total, np.int16)
     answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
     for (_, client), start in zip(owners, starts, strict=True):
         labels = cast(Labels, next(answers[client]))
         inside = slice(start, start + len(labels.values))
         values[inside], is_test[inside] = labels.values, labels.is_test
+        if drawn is not None and labels.folds is not None:
+            drawn[inside] = labels.folds
         if labels.is_validation is not None:
             is_validation[inside] = labels.is_validation
         if weights is not None:
@@ -110,7 +124,7 @@ def read_labels(
         raise MappingError(f"label {bound.label} has only one class; there is nothing to learn")
     if any(place.test >= 0 for place in places) and not is_test.any():
         raise MappingError("test_where holds for no row that WHERE keeps; change the condition, or leave it out")
-    return LabelSpace(info, values, is_test, is_validation, weights, offsets)
+    return LabelSpace(info, values, is_test, is_validation, weights, offsets, drawn)
 
 
 def _is_constant(values: NDArray[np.float64]) -> bool:

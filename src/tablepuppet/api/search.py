@@ -1,0 +1,82 @@
+"""cross_validate and search: which settings are best on rows that were not trained on, for one federation or another.
+
+    tp.cross_validate(federation, query, label="returned", folds=5, group="customer_id").table
+    tp.search(federation, query, {"l2": [1e-4, 1e-2], "l1": [0, 1e-3]}, label="returned").best
+
+In: a federation, a query and what is to be tried. Out: SearchResult, a table with mean and spread. All models share one
+mapping of the tables, and owners agree to all of them in one contract.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tablepuppet.api.federation import Federation
+from tablepuppet.engine.search import SearchResult
+from tablepuppet.errors import JobError
+
+
+def cross_validate(federation: Federation, query: str, *, label: str, folds: int = 5, **options: Any) -> SearchResult:
+    """How good one setting is: trained `folds` times without a fold, and measured on it.
+
+    `group`: a column of the label's table whose rows stay in one fold; `time`: one in whose order folds follow each
+    other, each measured by a model of all rows before it. `options`: those of `Federation.train`.
+    """
+    return federation.search(query, label=label, settings=[{}], folds=folds, **options)
+
+
+def search(
+    federation: Federation,
+    query: str,
+    grid: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    *,
+    label: str,
+    folds: int = 5,
+    samples: int | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> SearchResult:
+    """Which setting is best: `grid` gives the values of each option, or lists whole settings.
+
+    `samples`: so many settings are drawn, instead of all combinations; a value may then also be a distribution, that
+    is, anything with `rvs`. `metric`: what settings are compared by (the loss of the model unless it is given); `group`
+    and `time`: how folds are drawn, as for `cross_validate`.
+    """
+    settings = drawn_settings(grid, samples, seed)
+    return federation.search(query, label=label, settings=settings, folds=folds, seed=seed, **options)
+
+
+def drawn_settings(
+    grid: Mapping[str, Any] | Sequence[Mapping[str, Any]], samples: int | None, seed: int
+) -> list[dict[str, Any]]:
+    """The settings that a grid stands for.
+
+    >>> drawn_settings({"l2": [0.1, 0.2], "l1": [0]}, None, 0)
+    [{'l2': 0.1, 'l1': 0}, {'l2': 0.2, 'l1': 0}]
+    """
+    if not isinstance(grid, Mapping):
+        return [dict(setting) for setting in grid]
+    if samples is not None:
+        rng = np.random.default_rng(seed)
+        return [{name: _drawn(values, rng) for name, values in grid.items()} for _ in range(samples)]
+    for name, values in grid.items():
+        if isinstance(values, str | Mapping) or not isinstance(values, Sequence | np.ndarray):
+            hint = "; samples=20 draws from it" if hasattr(values, "rvs") else ""
+            raise JobError(f"the grid gives a list of values for each option, and {name} has none{hint}")
+    combined = itertools.product(*grid.values())
+    return [dict(zip(grid, map(_plain, values), strict=True)) for values in combined]
+
+
+def _drawn(values: Any, rng: np.random.Generator) -> Any:
+    if hasattr(values, "rvs"):
+        return _plain(values.rvs(random_state=rng))
+    listed = list(values)
+    return _plain(listed[int(rng.integers(len(listed)))])
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

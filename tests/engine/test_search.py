@@ -162,8 +162,7 @@ def test_settings_are_drawn_from_lists_and_distributions() -> None:
 
 
 def test_scikit_learns_own_search_names_ours(federation: tp.Federation) -> None:
-    query = QUERY.format(label="price")
     with pytest.raises(tp.TablePuppetError, match=r"tp\.cross_validate"):
-        cross_val_score(tp.RelationalRegressor(), federation, query)
+        cross_val_score(tp.RelationalRegressor(), federation)
     with pytest.raises(tp.TablePuppetError, match=r"tp\.search"):
-        GridSearchCV(tp.RelationalRegressor(), {"l2": [1.0]}).fit(federation, query)
+        GridSearchCV(tp.RelationalRegressor(), {"l2": [1.0]}).fit(federation, QUERY.format(label="price"))

@@ -44,10 +44,11 @@ class Central:
     scores: Array
     trees: list[list[dict[tuple[int, ...], Any]]] = field(default_factory=list)  # by path: the split of a node
 
-    def fit(self, allowed: Sequence[Sequence[NDArray[np.bool_]]], rows: Sequence[NDArray[np.int64]]) -> None:
+    def fit(self, allowed: Sequence[Sequence[NDArray[np.bool_]]], rows: Sequence[NDArray[np.int64]], seed: int) -> None:
         """As many trees as there are samples of columns and rows."""
-        for columns, sample in zip(allowed, rows, strict=True):
-            given = derivatives(self.loss, self.scores, Labels(self.labels, None, self.weights), self.options.bits)
+        labels = Labels(self.labels, None, self.weights)
+        for number, (columns, sample) in enumerate(zip(allowed, rows, strict=True)):
+            given = derivatives(self.loss, self.scores, labels, self.options.bits, (seed, number))
             grown = []
             for output, own in enumerate(given):
                 g, h = own.g.astype(np.int64), own.h.astype(np.int64)

@@ -26,7 +26,7 @@ def _options(rng: np.random.Generator, **given: Any) -> Boosting:
             "min_child_weight": float(rng.choice([0.2, 1.0, 5.0])),
             "subsample": float(rng.choice([1.0, 0.7])),
             "feature_fraction": float(rng.choice([1.0, 0.6])),
-            "bits": int(rng.choice([16, 32])),
+            "bits": int(rng.choice([4, 8, 16, 32])),
             **given,
         }
     )
@@ -46,7 +46,7 @@ def test_strict_trees_equal_the_centralised_ones_split_for_split(seed: int) -> N
         sampled_rows(server.labels, len(join.labels), options.subsample, seed % 1000, t).astype(np.int64)
         for t in range(options.trees)
     ]
-    oracle.fit(columns, rows)
+    oracle.fit(columns, rows, seed % 1000)
     assert splits_by_path(server, blocks) == oracle.trees
     assert np.array_equal(server.scores, oracle.scores)
 

@@ -68,7 +68,7 @@ class BoostingAlgorithm(Algorithm[Boosting]):
 
     def server_memory(self, shape: Shape, options: Boosting) -> int:
         """Scores, the order of rows and room to part them, derivatives; then the bins that are known."""
-        per_row = 8 * shape.outputs + 2 * 4 + shape.outputs * (4 + 2 * options.bits // 8)
+        per_row = 8 * shape.outputs + 4 + shape.outputs * (4 + 2 * max(16, options.bits) // 8)
         return shape.joined * per_row + sum(block.rows * block.width for block in shape.blocks)
 
     def client_memory(self, shape: Shape, options: Boosting, block: BlockShape, part: PartShape) -> float:

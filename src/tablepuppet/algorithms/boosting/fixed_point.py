@@ -3,7 +3,8 @@
     s_g = 2^⌊log2(2^(b−2) / max|g|)⌋,  gi = ⌊g·s_g + ½⌋,  hi = max(1, ⌊h·s_h + ½⌋)
 
 Scales are powers of two, so that rounding happens once; sums of whole numbers have no order. Where h is one for every
-row, hi is one too.
+row, hi is one too. With 8 or 4 bits ½ becomes a number in [0, 1) that follows from the seed, the tree and the row: so
+few bits round coarsely, but sums over many rows are right on average.
 """
 
 from __future__ import annotations
@@ -23,6 +24,21 @@ from tablepuppet.models.losses.weighted import Weighted
 Array = NDArray[np.float64]
 Integers = NDArray[np.signedinteger[Any]]
 _SHARD = 1 << 15
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def uniform(seed: int, tree: int, numbers: NDArray[np.uint64]) -> Array:
+    """Numbers in [0, 1) that follow from their arguments (splitmix64)."""
+    with np.errstate(over="ignore"):
+        start = np.array([seed], np.uint64) * _ODD + np.uint64(tree) + np.uint64(1)
+        x = _mixed(start) + numbers * _ODD
+        return np.asarray((_mixed(x) >> np.uint64(11)).astype(np.float64) / 2.0**53)
+
+
+def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,9 +63,11 @@ class Derivatives:
     unit: tuple[float, float]
 
 
-def derivatives(loss: Loss, scores: Array, labels: Labels, bits: int) -> list[Derivatives]:
-    """In fixed point, for each output. `scores` is (joined rows, outputs)."""
-    dtype: type[np.signedinteger[Any]] = np.int16 if bits == 16 else np.int32
+def derivatives(
+    loss: Loss, scores: Array, labels: Labels, bits: int, draw: tuple[int, int] = (0, 0)
+) -> list[Derivatives]:
+    """In fixed point, for each output. `scores` is (joined rows, outputs), `draw` the seed and the tree."""
+    dtype: type[np.signedinteger[Any]] = np.int16 if bits <= 16 else np.int32
     is_constant = loss.is_quadratic and labels.weights is None
     extents = np.zeros((loss.outputs, 2))
     shards = [(a, min(a + _SHARD, len(scores))) for a in range(0, len(scores), _SHARD)]
@@ -62,9 +80,17 @@ def derivatives(loss: Loss, scores: Array, labels: Labels, bits: int) -> list[De
     for start, stop in shards:
         g, h = _exact(loss, scores, labels, start, stop)
         for k, (own, (by_g, by_h)) in enumerate(zip(out, scales, strict=True)):
-            own.g[start:stop] = _rounded(g[:, k], by_g)
-            own.h[start:stop] = np.maximum(_rounded(h[:, k], by_h), 1.0)
+            u, v = (0.5, 0.5) if bits >= 16 else _drawn(draw, 2 * k, start, stop)
+            own.g[start:stop] = _rounded(g[:, k], by_g, u)
+            own.h[start:stop] = np.maximum(_rounded(h[:, k], by_h, 0.5 if is_constant else v), 1.0)
     return out
+
+
+def _drawn(draw: tuple[int, int], which: int, start: int, stop: int) -> tuple[Array, Array]:
+    """Two numbers in [0, 1) for each of some joined rows."""
+    seed, tree = draw
+    rows = np.arange(start, stop, dtype=np.uint64)
+    return uniform(seed + 2 + which, tree, rows), uniform(seed + 3 + which, tree, rows)
 
 
 def _exact(loss: Loss, scores: Array, labels: Labels, start: int, stop: int) -> tuple[Array, Array]:
@@ -88,10 +114,10 @@ def _exact(loss: Loss, scores: Array, labels: Labels, start: int, stop: int) -> 
     return g, curvature
 
 
-def _rounded(values: Array, scale: float) -> Array:
-    """⌊v·scale + ½⌋"""
+def _rounded(values: Array, scale: float, up: float | Array) -> Array:
+    """⌊v·scale + up⌋"""
     out = values * scale
-    out += 0.5
+    out += up
     return np.floor(out, out=out)
 
 

@@ -16,7 +16,8 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
 
     `checks="strict"` gives the trees of the exact algorithm on the joined table; "lazy" asks clients about every
     `every`-th tree only. `max_splits` caps the distinct splits that one table's owner tells the server of; later trees
-    use those that are known. `bits` is the precision of derivatives.
+    use those that are known. `bits` is the precision of derivatives; below 16 they are rounded at random, right on
+    average.
     """
 
     name: ClassVar[str] = "boosting"
@@ -29,7 +30,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     min_gain: float = 1e-12
     subsample: float = 1.0
     feature_fraction: float = 1.0
-    bits: Literal[16, 32] = 16
+    bits: Literal[4, 8, 16, 32] = 16
     checks: Literal["strict", "lazy"] = "strict"
     every: int = 5
     max_splits: int | None = None

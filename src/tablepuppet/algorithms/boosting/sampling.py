@@ -8,25 +8,10 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.fixed_point import Labels
+from tablepuppet.algorithms.boosting.fixed_point import Labels, uniform
 from tablepuppet.algorithms.boosting.rows import RowNumbers
 
 _SHARD = 1 << 20
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-
-
-def uniform(seed: int, tree: int, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Numbers in [0, 1) that follow from their arguments (splitmix64)."""
-    with np.errstate(over="ignore"):
-        start = np.array([seed], np.uint64) * _ODD + np.uint64(tree) + np.uint64(1)
-        x = _mixed(start) + numbers * _ODD
-        return np.asarray((_mixed(x) >> np.uint64(11)).astype(np.float64) / 2.0**53)
-
-
-def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def sampled_rows(labels: Labels, rows: int, fraction: float, seed: int, tree: int) -> RowNumbers:

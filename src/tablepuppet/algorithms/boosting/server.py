@@ -73,12 +73,13 @@ class BoostingServer:
         """One tree for each output: yields checks by block and part, takes objections by block."""
         number = len(self.trees)
         options = self.options
-        given = derivatives(self.loss, self.scores, self.labels, options.bits)
+        given = derivatives(self.loss, self.scores, self.labels, options.bits, (self.seed, number))
         columns = allowed_columns([len(b.kinds) for b in self.blocks], options.feature_fraction, self.seed, number)
         rows = sampled_rows(self.labels, len(self.scores), options.subsample, self.seed, number)
+        orders = [rows, *(rows.copy() for _ in given[1:])]
         growing = [
-            GrowingTree(self._growth, self.blocks, self.indices, own, rows.copy(), columns, self._spare)
-            for own in given
+            GrowingTree(self._growth, self.blocks, self.indices, own, order, columns, self._spare)
+            for own, order in zip(given, orders, strict=True)
         ]
         for tree in growing:
             tree.grow([0])
@@ -108,7 +109,7 @@ class BoostingServer:
     def _checks(self, growing: Sequence[GrowingTree], plans: Sequence[Plan], columns: Columns) -> list[list[Check]]:
         """What every part of every block is asked."""
         outlines: list[list[list[Outline]]] = [[[] for _ in starts] for starts in self.starts]
-        cell = np.empty(len(self.scores), np.uint16)
+        cell = self._spare.view(np.uint16)[: len(self.scores)]  # nothing is parted meanwhile
         for tree, (outline, numbers) in zip(growing, plans, strict=True):
             if not numbers:
                 continue

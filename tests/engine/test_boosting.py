@@ -232,3 +232,18 @@ def test_only_released_trees_are_exported(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="boosted trees alone"):
         linear.model.save_lightgbm(tmp_path / "trees.txt")
     assert not (tmp_path / "trees.txt").exists()
+
+
+def test_trees_under_label_privacy_learn_from_randomised_labels_alone() -> None:
+    """The owner of the labels randomises them once; trees still find what they say."""
+    federation, query = tp.Federation(shop()), QUERY.format("late")
+    job: dict[str, Any] = {"label": "late", "model": "boosted", "trees": 20, "depth": 3, "min_child_weight": 5.0}
+    exact = federation.train(query, **job)
+    noisy = federation.train(query, **job, privacy={"label": {"epsilon": 2.0}})
+    assert noisy.trees != exact.trees
+    truth = {row["id"]: row["late"] for row in shop()["orders"].select(["id", "late"]).to_pylist()}
+    answered = federation.predict(noisy, query, key=["o.id"]).to_pylist()
+    right = np.mean([row["prediction"] == truth[row["id"]] for row in answered])
+    assert 0.75 < right < 1.0
+    with pytest.raises(JobError, match="no private form"):
+        federation.train(query, **job, privacy={"label": {"epsilon": 2.0}, "features": {"epsilon": 1.0}})

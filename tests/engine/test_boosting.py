@@ -78,7 +78,9 @@ def test_a_saved_model_predicts_what_was_measured(tmp_path: Path, label: str, fi
     assert answered.num_rows == 900
     again = federation.predict(result, query)
     assert answered.equals(again)
-    assert result.report(tmp_path / "report.html").stat().st_size > 1000
+    page = result.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<details><summary>Tree ") == 20
+    assert "i.price &gt; " in page
     assert "boosting" in result.explain()
     found = model.importance()
     assert set(found["feature"]) == {"o.quantity", "i.price", "i.kind"}
@@ -101,6 +103,10 @@ def test_predictions_of_a_tree_follow_its_rules(tmp_path: Path) -> None:
         right = right.where(column.notna(), not tree.to_left[0])
     else:
         right = ~column.isin(rule.left).where(column.notna(), rule.null_left)
+    lines = result.model.tree_text(0).splitlines()
+    assert lines[0].startswith(f"{result.blocks[tree.block[0]].features[rule.feature]} ")
+    assert [line.split()[0] for line in lines[1:]] == ["yes:", "no:"]
+    assert float(lines[1].split()[1]) == pytest.approx(tree.value[2], rel=1e-5)
     expected = result.encoded_intercept[0] + np.where(right.astype(bool), tree.value[2], tree.value[1])
     answered = federation.predict(result, QUERY.format("y"), key=["o.id"]).to_pandas().sort_values("id")
     np.testing.assert_allclose(answered["prediction"], expected, rtol=1e-12)
@@ -112,6 +118,10 @@ def test_owners_may_hold_their_splits(tmp_path: Path) -> None:
     released = federation.train(query, **job)
     held = federation.train(query, **job, release=False)
     assert held.withheld == ("o", "i")
+    assert "which its owners hold" in held.model.tree_text(0)
+    assert "i.price >" not in held.model.tree_text(0)
+    with pytest.raises(ModelError, match="no such tree"):
+        held.model.tree_text(10)
     assert all(not block.splits for block in held.blocks)
     assert held.metrics == released.metrics
     held.save(tmp_path / "held")

@@ -174,6 +174,12 @@ class Model:
         target = as_path(path, "an ONNX graph", ModelError)
         write_whole(target, lambda file: file.write_bytes(graph), "an ONNX graph", ModelError)
 
+    def tree_text(self, number: int, output: int = 0) -> str:
+        """One of a boosted model's trees in words, as far as its splits are known here; `output`: of which class."""
+        from tablepuppet.prediction.trees import tree_text
+
+        return tree_text(self, number, output)
+
     def save_lightgbm(self, path: str | Path) -> dict[str, dict[str, int] | None]:
         """Writes boosted trees as LightGBM's text; what stands for the strings of each feature, None for numbers.
 

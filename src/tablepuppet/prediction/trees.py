@@ -23,6 +23,7 @@ from tablepuppet.transport.link import Link
 
 Bits = NDArray[np.uint8]
 _SHARD = 1 << 16  # joined rows that walk together
+_NAMES = 8  # categories that a line of text names
 
 
 def bits_request(model: Model, part: Part, rows: RowNumbers, job: str) -> Message:
@@ -98,3 +99,38 @@ def _values(tree: Tree, bits: Sequence[Bits], numbers: Sequence[RowNumbers], cou
             right = np.where(is_missing, not tree.to_left[node], right)
         inside[left], inside[left + 1] = rows[~right], rows[right]
     return values
+
+
+def tree_text(model: Model, number: int, output: int = 0) -> str:
+    """A tree in words: a line a node, what goes right under "yes". Splits that stay with their owners are not told."""
+    if not 0 <= number < len(model.trees) or not 0 <= output < model.outputs:
+        raise ModelError(f"there is no such tree; the model has {len(model.trees)} of {model.outputs} output(s) each")
+    tree = model.trees[number][output]
+    lines: list[str] = []
+    below = [(0, 0, "")]
+    while below:
+        node, depth, answer = below.pop()
+        left = tree.left[node]
+        said = (
+            f"{tree.value[node]:+.6g}" if left < 0 else f"{_question(model, tree, node)} (gain {tree.gain[node]:.4g})"
+        )
+        lines.append("  " * depth + answer + said)
+        if left >= 0:
+            below += [(left, depth + 1, "no:  "), (left + 1, depth + 1, "yes: ")]
+    return "\n".join(lines)
+
+
+def _question(model: Model, tree: Tree, node: int) -> str:
+    """What rows that go right answer with yes."""
+    block = model.blocks[tree.block[node]]
+    if block.is_held:
+        return f"split {tree.key[node]} of {block.name}, which its owners hold?"
+    rule = block.splits[tree.key[node]]
+    feature = block.features[rule.feature] + (f"[{rule.entry}]" if rule.entry else "")
+    if not rule.is_number:
+        names = rule.left[:_NAMES] + ["…"] * (len(rule.left) > _NAMES) + ["missing"] * rule.null_left
+        return f"{feature} is none of {', '.join(names)}?"
+    if rule.border is None:
+        return f"{feature} is missing?"
+    has_missing = tree.missing[node] >= 0 and not tree.to_left[node]
+    return f"{feature} > {rule.border:.6g}" + (" or missing?" if has_missing else "?")

@@ -103,8 +103,9 @@ def coefficients(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
         for name, feature, label, *cell in zip(c.table, c.feature, c.class_, c.weight, c.scaled, strict=True):
             key = (name, feature, "" if label is None else str(label))
             rows.setdefault(key, [(None, None)] * len(runs))[i] = (cell[0], cell[1])
+    trees = "".join(_trees(run, name) for run, name in zip(runs, names, strict=True))
     if not rows:
-        return '<p class="note">These models have no coefficients to list.</p>'
+        return trees or '<p class="note">These models have no coefficients to list.</p>'
     ordered = sorted(rows.items(), key=lambda item: -_largest(item[1]))
     has_classes = len({key[2] for key in rows}) > 1
     largest = max((_largest(cells) for cells in rows.values()), default=0.0) or 1.0
@@ -133,7 +134,30 @@ def coefficients(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
         '<p class="controls"><label>Filter <input type="search" id="filter" placeholder="feature, table or class" '
         'autocomplete="off"></label> <span id="filter-count" role="status"></span></p>'
         '<div class="wide tall" tabindex="0" role="region" aria-label="Coefficients">'
-        f'<table id="weights"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<table id="weights"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>{trees}'
+    )
+
+
+def _trees(run: RunRecord, name: str) -> str:
+    """What the features of boosted trees gained, and the first trees, to be opened one by one."""
+    if not run.importance:
+        return ""
+    largest = max((gain or 0.0 for _, _, gain, _ in run.importance), default=0.0) or 1.0
+    rows = "".join(
+        f'<tr><td>{escape(feature)}</td><td>{escape(owner)}</td><td class="number">'
+        f'{bar((gain or 0.0) / largest, number(gain, 4))}</td><td class="number">{number(splits, 4)}</td></tr>'
+        for owner, feature, gain, splits in run.importance
+    )
+    opened = "".join(
+        f"<details><summary>Tree {k}</summary><pre>{escape(text)}</pre></details>"
+        for k, text in enumerate(run.trees, 1)
+    )
+    return (
+        f'<p class="note">Trees of {escape(name)}: what all splits of a feature gained, and how many they are. Of '
+        "splits that stay with their owners nothing is known here.</p>"
+        '<div class="wide" tabindex="0" role="region" aria-label="Importance"><table><thead><tr><th>Feature</th>'
+        '<th>Table</th><th class="number">Gain</th><th class="number">Splits</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>{opened}"
     )
 
 

@@ -156,6 +156,8 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     converged: bool | None = None  # None: an older record, which does not say
     notes: list[str] = []  # what is amiss, and how to go on
     coefficients: Coefficients | None
+    importance: list[tuple[str, str, float | None, float | None]] = []  # of trees: table, feature, Σ gain, splits
+    trees: list[str] = []  # the first of them, in words
     curves: dict[str, CurvesRecord] = {}  # of a classifier, by side
     intercept: list[float | None]  # on the original scale for linear models, else what is added to the scores
     traffic: TrafficRecord

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 LIBRARIES = ("numpy", "scipy", "pandas", "pyarrow", "duckdb", "sqlglot")
 
 _POINTS = 100  # of a curve
+_TREES = 20  # that a record has in words
 
 
 def record_of(result: Result, name: str | None = None) -> RunRecord:
@@ -73,6 +74,8 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
         converged=result.converged,
         notes=list(result.notes),
         coefficients=_coefficients(result) if is_linear else None,
+        importance=_importance(result),
+        trees=_trees(result),
         curves={side: _curves(curves) for side, curves in result.curves.items()},
         intercept=[_finite(value) for value in intercept],
         traffic=TrafficRecord(
@@ -96,6 +99,19 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
         ],
         environment=_environment(),
     )
+
+
+def _importance(result: Result) -> list[tuple[str, str, float | None, float | None]]:
+    """How much each feature's splits gained, and how many they are."""
+    if not result.trees:
+        return []
+    return [(t, f, _finite(gain), _finite(n)) for t, f, gain, n in result.importance().itertuples(index=False)]
+
+
+def _trees(result: Result) -> list[str]:
+    """The first trees in words, one for each class in turn."""
+    pairs = [(number, output) for number, group in enumerate(result.trees) for output in range(len(group))]
+    return [result.model.tree_text(*pair) for pair in pairs[:_TREES]]
 
 
 def _finite(value: float) -> float | None:

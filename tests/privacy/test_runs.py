@@ -23,6 +23,7 @@ from tablepuppet.mapping.build import within_cap
 from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.models.losses import Logistic
+from tablepuppet.privacy.accounting import gaussian_noise
 from tablepuppet.protocol import (
     RESPONSES,
     ColumnInfo,
@@ -32,6 +33,7 @@ from tablepuppet.protocol import (
     NumberStatistics,
     Predictions,
     SendKeys,
+    Started,
 )
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.tables.tokens import job_key, tokens
@@ -258,6 +260,34 @@ def test_under_feature_privacy_no_moment_is_sent_and_the_intercept_follows_from_
     assert not any(c.mean.any() or c.spread.any() for c in numbers)
     late = labels.mean()
     assert result.encoded_intercept == pytest.approx([np.log(late / (1 - late))], abs=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ["sgd", "admm"])
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+def test_no_figure_of_a_private_part_depends_on_its_features(algorithm: str, model: str) -> None:
+    """Curvatures set learning rates and ρ: under privacy they are what follows from the number of columns."""
+    if model == "mlp":
+        pytest.importorskip("torch")
+    told, held = [], tables()
+    other = held["users"].set_column(1, "age", pa.array(np.full(30, 79.9)))
+    for users in (held["users"], other):
+        with tp.Federation(held | {"users": users}) as federation:
+            tap = Tap(federation)
+            privacy = {"features": {"noise": 2.0, "bounds": BOUNDS}, "allow_reconstruction": True}
+            train(federation, privacy=privacy, algorithm=algorithm, model=model, epochs=1, batch_size=60)
+            told.append([a.figures for a in (decode(f, RESPONSES) for f in tap.up) if isinstance(a, Started)])
+    assert len(told[0]) == 2
+    assert told[0] == told[1]
+
+
+def test_noise_of_predictions_hides_any_other_row_in_a_rows_place() -> None:
+    """Another row moves a prediction from −H to H."""
+    privacy = {"predictions": {"mode": "local", "epsilon": 2.0, "bound": 0.7}}
+    with tp.Federation(tables()) as federation:
+        plan = federation.explain(QUERY, label="late", model="logistic", algorithm="admm", epochs=3, privacy=privacy)
+    shown = plan.private.gradients[0]
+    assert shown is not None
+    assert shown.prediction_noise == pytest.approx(2 * 0.7 * gaussian_noise(2.0, 1e-5, shown.prediction_limit, 1.0))
 
 
 def test_a_spent_budget_stops_training() -> None:

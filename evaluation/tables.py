@@ -55,8 +55,8 @@ def _promise(run: RunRecord) -> str:
     """What the runs with privacy promise; the centralised one is without."""
     features, label = run.job["privacy"]["features"], run.job["privacy"]["label"]
     return (
-        f"With privacy: ε = {features['epsilon']:g}, δ = {features['delta']:g} for a row of any table towards "
-        f"outsiders, labels at ε = {label['epsilon']:g}; {run.data.train_rows:,} joined training rows "
+        f"With privacy: ε = {features['epsilon']:g}, δ = {features['delta']:g} for a row of any table, whole "
+        f"model, towards outsiders, labels at ε = {label['epsilon']:g}; {run.data.train_rows:,} joined training rows "
         "are within the caps. The centralised model is without privacy."
     )
 

@@ -130,3 +130,15 @@ def test_accuracy_and_area_on_noisy_labels_are_corrected() -> None:
     area = [scipy.stats.mannwhitneyu(scores[y == 1], scores[y == 0]).statistic for y in (truth, noisy)]
     true_area, seen = (a / ((y == 1).sum() * (y == 0).sum()) for a, y in zip(area, (truth, noisy), strict=True))
     assert channel.auc(seen, float(noisy.mean())) == pytest.approx(true_area, abs=0.015)
+
+
+def test_a_label_that_changes_gets_another_draw_and_no_other_row_does() -> None:
+    """With a draw that is the row's alone, a label before and after a change is known wherever it was flipped twice."""
+    ids = np.stack([np.arange(3000, dtype=np.uint64), np.zeros(3000, np.uint64)], axis=1)
+    before = np.arange(3000.0) % 2
+    changed = before.copy()
+    changed[:1000] = 1.0 - changed[:1000]
+    first, second = (uniform_numbers(SECRET, "labels", ids, labels) for labels in (before, changed))
+    assert (first[1000:] == second[1000:]).all()
+    assert not (first[:1000] == second[:1000]).any()
+    assert abs(np.corrcoef(first[:1000, 0], second[:1000, 0])[0, 1]) < 5 / np.sqrt(1000)

@@ -20,7 +20,7 @@ from tablepuppet.errors import ApprovalError, JobError, RunInterruptedError, Tab
 from tablepuppet.memory import memory_limit
 from tablepuppet.network.control import Failed, Kind, Waiting
 from tablepuppet.network.journal import GivesWayError, Journal, RunTransport, Turn
-from tablepuppet.network.records import lock_folder, make_folder
+from tablepuppet.network.records import is_out_of_room, lock_folder, make_folder
 from tablepuppet.network.run_process import RunDiedError, RunProcess
 from tablepuppet.network.runs import Run, RunQueue
 from tablepuppet.protocol.codec import Frame
@@ -150,6 +150,8 @@ class Coordinator:
         """What is wrong with the coordinator; nothing: "ok"."""
         if not self._worker.is_alive():
             return "no run is worked on any more"
+        if is_out_of_room(self._folder):
+            return "the disk is full"
         return self.trouble or "ok"
 
     def close(self) -> None:

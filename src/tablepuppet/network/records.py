@@ -75,6 +75,7 @@ def sync(file: IO[bytes]) -> None:
 _HEAD = struct.Struct("<IQI")  # pieces, bytes, checksum
 _SIZE = struct.Struct("<I")
 _SMALL = 1 << 20
+_ROOM = 1 << 16  # bytes that a card of a run may need
 
 
 def write_record(file: IO[bytes], envelope: Envelope, frames: Sequence[Frame] = ()) -> None:
@@ -204,6 +205,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_out_of_room(folder: Path) -> bool:
+    """Whether hardly anything can be written in a folder."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize < _ROOM
 
 
 def is_full(error: OSError) -> bool:

@@ -122,6 +122,8 @@ class RunProcess:
             self._await(pipe, run)
             said, frames = pipe.receive()
             if isinstance(said, w.Ask):
+                if said.accepts:
+                    transport.accept()
                 given = w.parted(said.clients, frames)
                 try:
                     answers = transport.exchange(given, wait=said.wait)
@@ -131,8 +133,6 @@ class RunProcess:
                 else:
                     counts, every = w.counted(answers)
                     pipe.send(w.Answers(clients=counts), every)
-            elif isinstance(said, w.Accept):
-                transport.accept()
             elif isinstance(said, w.RoundEnded):
                 on_round(said.round, said.rounds, frames[0])
             elif isinstance(said, w.Logged):

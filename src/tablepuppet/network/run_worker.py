@@ -65,10 +65,7 @@ class Ask(Envelope, frozen=True):
 
     clients: dict[str, int]
     wait: bool
-
-
-class Accept(Envelope, frozen=True):
-    """Of the worker: the last answers are sound."""
+    accepts: bool = False  # whether the last answers are sound: said with the next question, which they lead to
 
 
 class RoundEnded(Envelope, frozen=True):
@@ -104,7 +101,7 @@ _FIELDS: dict[Kind, dict[str, type]] = {
 }
 _OPTIONS = {"missing", "key", "only", "max_joined_rows"}
 TO_WORKER = Begin | Answers | Interrupt
-FROM_WORKER = Ask | Accept | RoundEnded | Logged | Outcome | Broken
+FROM_WORKER = Ask | RoundEnded | Logged | Outcome | Broken
 
 
 def counted(frames: Mapping[str, Sequence[Frame]]) -> tuple[dict[str, int], list[Frame]]:
@@ -126,17 +123,19 @@ class PipeTransport:
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
+        self._accepts = False
 
     def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]:
         counts, every = counted(frames)
-        self._pipe.send(Ask(clients=counts, wait=wait), every)
+        self._pipe.send(Ask(clients=counts, wait=wait, accepts=self._accepts), every)
+        self._accepts = False
         answer, given = self._pipe.receive()
         if isinstance(answer, Interrupt):
             raise RunInterruptedError(answer.reason)
         return parted(answer.clients, given)
 
     def accept(self) -> None:
-        self._pipe.send(Accept())
+        self._accepts = True
 
     def close(self) -> None:
         """Connections are the coordinator's."""

@@ -1,0 +1,233 @@
+"""What keeps no coordinator from its work: full disks, damaged files, other versions, frames that would do more."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from tests.network.parties import QUERY, Parties, running, tables
+from tests.network.test_outsiders import identity
+from tests.network.test_storm import RUN, TABLES, BadNetwork, OpenLink, transport
+
+import tablepuppet as tp
+from tablepuppet import memory
+from tablepuppet import train as story
+from tablepuppet.algorithms.registry import RESPONSES
+from tablepuppet.errors import JobError, TransportError
+from tablepuppet.job import make_job
+from tablepuppet.mapping.engines import Ray
+from tablepuppet.network.journal import Journal
+from tablepuppet.network.objects import from_frame, to_frame
+from tablepuppet.network.run_worker import _checked
+from tablepuppet.network.serve import Server
+from tablepuppet.network.settings import read_federation
+from tablepuppet.protocol import Failure
+from tablepuppet.protocol.codec import Frame, decode
+from tablepuppet.transport import certs
+from tablepuppet.transport import envelopes as e
+from tablepuppet.transport.envelopes import Request
+from tablepuppet.transport.parcels import pack
+
+
+def health(parties: Parties, page: str = "health") -> dict[str, Any]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{parties.health}/{page}", timeout=10) as answer:
+            return dict(json.loads(answer.read()))
+    except urllib.error.HTTPError as error:  # 503 is an answer, too
+        return dict(json.loads(error.read()))
+
+
+@pytest.mark.root
+def test_a_full_disk_refuses_a_job_freezes_nothing_and_is_said(tmp_path: Path) -> None:
+    state = tmp_path / "state" / "server"
+    state.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(state)], check=True)
+    try:
+        with running(tmp_path, tables(60)) as parties:
+            assert health(parties) == {"status": "ok"}
+            ballast = state / "ballast"
+            with suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while file.write(bytes(1 << 12)):
+                    pass
+            federation = parties.connect()
+            with pytest.raises(tp.TablePuppetError, match=r"cannot write down run .*No space left"):
+                federation.submit(QUERY, label="y")
+            assert health(parties) == {"status": "the disk is full"}
+            assert len(health(parties, "status")["connected"]) == 3
+            parties.restart("supplier")  # clients come and go
+            parties.await_clients()
+            ballast.unlink()
+            assert health(parties) == {"status": "ok"}
+            assert federation.train(QUERY, label="y").metrics["train"]
+            assert set(parties.stop().values()) == {0}
+    finally:
+        subprocess.run(["umount", str(state)], check=True)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BadNetwork, Path]]:
+    """Clients in the middle of a run, as a server that was killed leaves them."""
+    folder = tmp_path_factory.mktemp("storm")
+    network = BadNetwork(folder, tables(60), seed=None)
+    job = make_job(QUERY, label="y", model="auto", algorithm="sgd", given={"batch_size": 30, "epochs": 1})
+    journal = Journal(folder / "journal")
+    story.train(job, TABLES, OpenLink(transport(network, journal)), None, RUN)
+    journal.close()
+    yield network, folder
+    for keeper in network.keepers.values():
+        keeper.close()
+
+
+def _flip(content: bytes) -> bytes:
+    place = len(content) // 3
+    return content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize("file", ["setup", "last"])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[: len(b) // 2], lambda b: b[:40], lambda b: b"", _flip, lambda b: bytes(len(b))]
+)
+def test_a_damaged_file_of_a_client_is_said_and_is_no_bug(
+    trained: tuple[BadNetwork, Path], file: str, damage: Callable[[bytes], bytes]
+) -> None:
+    network, folder = trained
+    path = folder / "supplier" / RUN / file
+    whole = path.read_bytes()
+    step = 10**6  # far on, as a checkpoint that went back would not know
+    network.keepers["supplier"].close()
+    try:
+        path.write_bytes(damage(whole))
+        keeper = network.boot("supplier")
+        (answer,) = (
+            decode(frame, RESPONSES)
+            for frame in keeper.answer(Request(run=RUN, step=step + 1, after=step), [Frame(b"\x00\x80")])
+        )
+        keeper.close()
+    finally:
+        path.write_bytes(whole)
+        network.keepers["supplier"] = network.boot("supplier")
+    assert isinstance(answer, Failure)
+    assert "internal error" not in answer.message
+    assert "tart the run again" in answer.message
+
+
+@pytest.mark.parametrize("cut", [1, 50, 130])
+def test_a_cut_tail_of_a_journal_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int) -> None:
+    journal = Journal(tmp_path / "journal")
+    for step in (1, 2, 3):
+        assert journal.next(step, 0) is None
+        journal.append(step, 0, {"a": [Frame(b"h", [b"x" * 300])]})
+    journal.close()
+    (tmp_path / "journal").write_bytes((tmp_path / "journal").read_bytes()[:-cut])
+    journal = Journal(tmp_path / "journal")
+    with caplog.at_level(logging.WARNING):
+        assert [journal.next(step, 0) is None for step in (1, 2, 3)] == [False, False, True]
+    journal.close()
+    assert "bytes after its last whole step are damaged and dropped" in caplog.text
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Parties]:
+    made = Parties(tmp_path)
+    made.write(tables(20))
+    server = Server(read_federation(made.federation))
+    yield made
+    server.close()
+
+
+def test_another_version_is_refused_by_name(served: Parties) -> None:
+    own = identity(served.folder / "certs", "supplier")
+    authority, certificate, key = own.read()
+    given: dict[str, Any] = {"tls_root_certs": authority, "cert_chain": certificate, "private_key": key}
+    client = flight.FlightClient(f"grpc+tls://127.0.0.1:{served.port}", **given)
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"client"))
+    challenge = bytes(reader.read_chunk().app_metadata)
+    hello = e.Hello(
+        protocol=e.PROTOCOL,
+        version="9.9\x1b[2J",
+        name="supplier",
+        role="client",
+        certificate=certificate,
+        signature=certs.sign(key, _nonce(challenge)),
+    )
+    for piece in pack(hello):
+        writer.write_metadata(pa.py_buffer(piece))
+    answer = bytes(reader.read_chunk().app_metadata)
+    assert b"install the same version" in answer
+    assert b"\x1b" not in answer
+    client.close()
+
+
+def _nonce(challenge: bytes) -> bytes:
+    found = challenge.index(b"nonce") + len("nonce")
+    assert challenge[found] == 0xC4  # bytes of a length in one byte
+    return challenge[found + 2 : found + 2 + challenge[found + 1]]
+
+
+@pytest.mark.parametrize("module", ["tablepuppet.demo", "antigravity", "os", "tablepuppet.cli.main"])
+def test_a_users_frame_imports_nothing_and_makes_nothing_but_jobs(module: str) -> None:
+    before = set(sys.modules)
+    for name in ("system", "Federation", "Run", "main", "__builtins__"):
+        frame = Frame(msgspec.msgpack.encode(["object", module, name, {}]), [])
+        with pytest.raises(TransportError, match="does not follow the protocol"):
+            from_frame(frame, (type(make_job(QUERY, label="y", model="auto", algorithm="newton", given={})),))
+    assert set(sys.modules) == before
+
+
+def test_a_user_does_not_choose_the_servers_ray_cluster() -> None:
+    for engine in (Ray(address="10.0.0.1:6379"), Ray(storage="/etc")):
+        job = make_job(QUERY, label="y", model="auto", algorithm="newton", given={"engine": engine})
+        with pytest.raises(JobError, match="which Ray cluster and folder a server uses is the server's to say"):
+            _checked("train", from_frame(to_frame(job), (type(job),)))
+
+
+@pytest.mark.parametrize(
+    ("group", "file", "line"),
+    [("0::/box", "box/memory.max", ""), ("5:memory:/box", "memory/box/memory.limit_in_bytes", "memory")],
+    ids=["version 2", "version 1"],
+)
+def test_the_limit_of_a_container_is_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, file: str, line: str
+) -> None:
+    (tmp_path / "self").write_text(group + "\n")
+    limit = tmp_path / "groups" / file
+    limit.parent.mkdir(parents=True)
+    limit.write_text(f"{5 << 30}\n")
+    monkeypatch.setattr(memory, "_SELF", tmp_path / "self")
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path / "groups")
+    memory.memory_limit.cache_clear()
+    try:
+        assert memory.memory_limit() == 5 << 30
+        limit.write_text("max\n")
+        memory.memory_limit.cache_clear()
+        assert memory.memory_limit() > 5 << 30 or line
+    finally:
+        memory.memory_limit.cache_clear()
+
+
+def test_a_cancelled_run_does_not_claim_that_it_can_be_resumed(tmp_path: Path) -> None:
+    with running(tmp_path, tables(60)) as parties:
+        federation = parties.connect()
+        run = federation.submit(QUERY, label="y", algorithm="sgd", epochs=2000, batch_size=20)
+        parties.await_status(lambda s: s["runs"] and s["runs"][0]["steps"] > 20)
+        federation.cancel(run)
+        with pytest.raises(tp.TablePuppetError, match="was cancelled") as said:
+            federation.wait(run)
+        assert "resume" not in str(said.value)
+        until = time.monotonic() + 30
+        while list((tmp_path / "state" / "server").rglob("journal")):
+            assert time.monotonic() < until
+            time.sleep(0.1)

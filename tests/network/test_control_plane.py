@@ -38,8 +38,7 @@ from tablepuppet.protocol import Failure
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.envelopes import Request
-from tablepuppet.transport.parcels import pack
+from tablepuppet.transport.envelopes import Request, pack
 
 
 def health(parties: Parties, page: str = "health") -> dict[str, Any]:

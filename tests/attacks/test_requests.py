@@ -11,7 +11,8 @@ from tests.attacks.meddler import QUERY, Meddler, shop
 
 import tablepuppet as tp
 from tablepuppet import protocol as m
-from tablepuppet.algorithms.registry import REQUESTS
+from tablepuppet.algorithms.boosting import messages as trees
+from tablepuppet.algorithms.registry import REQUESTS, UPDATES, algorithm_of
 from tablepuppet.client.keeper import ALLOWED, BEFORE, DECIDED
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
@@ -96,6 +97,83 @@ def test_what_a_contract_does_not_have_is_refused_in_every_purpose(purpose: str)
     assert len(meddler.answers) == len(outside)
     for kind, answer in zip(outside, meddler.answers, strict=True):
         assert isinstance(answer, m.Failure), kind
+
+
+ALGORITHMS: dict[str, tuple[Any, type[m.Message], dict[str, Any]]] = {
+    "newton": (tp.Newton(), m.Release, {}),
+    "sgd": (tp.Sgd(), m.Release, {}),
+    "admm": (tp.Admm(), m.Release, {}),
+    "als": (tp.Als(), m.Release, {"head": "factor", "rank": 2}),
+    "boosting": (tp.Boosting(trees=2), trees.ReleaseSplits, {}),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_message_of_another_algorithm_is_answered_in_a_job(name: str) -> None:
+    """Generated for all algorithms: what each declares, and the messages of trees."""
+    options, before, given = ALGORITHMS[name]
+    own = set(algorithm_of(options).requests)
+    grown = {kind for kind in KINDS if kind.__module__ == trees.__name__ and kind.stage not in ("score", "score own")}
+    others = {kind for kind in UPDATES if kind not in own} | (set() if name == "boosting" else grown)
+    others |= {m.StartPart, *UPDATES} if name == "boosting" else set()
+    kinds = sorted(others, key=lambda kind: kind.__name__)
+    with tp.Federation(shop()) as federation:
+        meddler = Meddler(federation, "orders", before, lambda job: [example(kind, job) for kind in kinds])
+        asked: dict[str, Any] = given if name == "boosting" else given | {"epochs": 2}
+        federation.train(QUERY, label="y", algorithm=options, **asked)
+    assert len(meddler.answers) == len(kinds) > 3
+    for kind, answer in zip(kinds, meddler.answers, strict=True):
+        assert isinstance(answer, m.Failure), kind
+
+
+def test_nothing_is_answered_about_a_job_that_is_over() -> None:
+    with tp.Federation(shop()) as federation:
+        names: list[str] = []
+
+        def listen(job: str) -> list[m.Message]:
+            names.append(job)
+            return [m.Evaluate(job=job, part=9, train=False)]
+
+        meddler = Meddler(federation, "orders", m.Release, listen)
+        federation.train(QUERY, label="y", epochs=2)
+        assert len(meddler.answers) == 1
+        for name, answer in ask_all(federation, "orders", names[0]).items():
+            assert isinstance(answer, m.Failure), name
+
+
+def test_a_server_does_not_choose_how_many_joined_rows_there_are() -> None:
+    """By more of them an epoch would have more batches, and a row more predictions, than were agreed on."""
+    for rows, why in ((10**9, "at most 5,000 joined rows"), (3, "more joined rows than said")):
+        with tp.Federation(shop()) as federation:
+            inner = federation._clients["items"].answer
+
+            def lie(message: Any, rows: int = rows, inner: Any = inner) -> Any:
+                is_start = isinstance(message, m.StartPart)
+                return inner(msgspec.structs.replace(message, joined_rows=rows) if is_start else message)
+
+            federation._clients["items"].answer = lie  # type: ignore[method-assign]
+            with pytest.raises(PolicyError, match=why):
+                federation.train(QUERY, label="y", algorithm="sgd", epochs=1, max_joined_rows=5000)
+
+
+def test_a_contract_about_trees_says_how_many_splits_are_told_and_no_more_are() -> None:
+    with tp.Federation(shop()) as federation:
+        seen: list[m.Contract] = []
+        client = federation._clients["items"]
+        agreed = client.keeper.agreed
+
+        def listen(name: str, contract: m.Contract, **given: Any) -> None:
+            seen.append(contract)
+            agreed(name, contract, **given)
+
+        client.keeper.agreed = listen  # type: ignore[method-assign]
+        federation.train(QUERY, label="y", algorithm=tp.Boosting(trees=3, max_splits=2))
+        federation.train(QUERY, label="y", algorithm=tp.Boosting(trees=3, depth=2))
+    assert [d.times for c in seen for d in c.disclosures if d.what == "splits"] == [2, 4 * 3 * 2**2]
+    assert "splits of items to the server: at most 2 times" in seen[0].lines()
+    html = seen[0]._repr_html_()
+    assert seen[0].hash[:16] in html
+    assert "<script" not in msgspec.structs.replace(seen[0], asker="<script>")._repr_html_()
 
 
 def refusals(attack: Any, before: type[m.Message], client: str = "orders", **options: Any) -> list[str]:
@@ -201,6 +279,8 @@ def test_few_rows_are_not_scored_where_the_owner_wants_many(tmp_path: Any) -> No
         "labels under noise": ("[labels]\nepsilon = 1.0", {}),
         "a budget": ("[budget.orders]\nfeatures = 1.0", {"algorithm": "sgd"}),
         "a column": ('[tables.orders]\nfeatures = []\nkeys = ["item", "amount"]\nlabels = ["y"]', {}),
+        "trees that ask of every row": ("allow_reconstruction = false", {"algorithm": "boosting"}),
+        "rows that one number tells": ("allow_reconstruction = false", {"algorithm": "newton"}),
         "plain keys": ("keys_in_plain = false", {"privacy": {"keys": "plain"}}),
     }.values(),
 )

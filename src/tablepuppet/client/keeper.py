@@ -49,6 +49,7 @@ class _Part:
     block: BlockTerms
     rows: int  # distinct ones that exist
     exchanges: Exchanges | None = None  # once it is started
+    requests: tuple[type, ...] = ()  # of its algorithm
     asked: Counter[str] = field(default_factory=Counter)
 
 
@@ -233,6 +234,8 @@ class Keeper:
             weighed = int(np.count_nonzero(counted.reshape(len(counted), -1).any(axis=1)))
             if weighed < min(self.minimum_rows, len(counted)):
                 raise refused(f"at least {self.minimum_rows:,} rows count, and the weights leave fewer")
+        if training.most_rows is not None and request.joined_rows > training.most_rows:
+            raise refused(f"at most {training.most_rows:,} joined rows were agreed on")
         _count(part, "start", contract.fits)
         part.asked = Counter({name: count for name, count in part.asked.items() if name in _ONCE})
         run = RunShape(
@@ -243,6 +246,7 @@ class Keeper:
             is_private=contract.feature_privacy is not None,
         )
         part.exchanges = algorithm_of(request.algorithm).exchanges(request.algorithm, run)
+        part.requests = tuple(algorithm_of(request.algorithm).requests)
 
     def _start_privacy(self, contract: Contract, request: m.StartPart[Any]) -> None:
         """Noise that was agreed on is added, by an algorithm that has a private form."""
@@ -262,6 +266,8 @@ class Keeper:
     def _step(self, job: _Job, contract: Contract, request: Any) -> None:
         part = _started(job, request.part)
         assert part.exchanges is not None
+        if not isinstance(request, part.requests):
+            raise refused(f"{type(request).__name__} is of another algorithm")
         _count(part, "step", part.exchanges.steps + 1)  # an opening, or a small block's second step
 
     def _combine(self, job: _Job, contract: Contract, request: m.Combined) -> None:
@@ -292,7 +298,11 @@ class Keeper:
         _count(_started(job, request.part), "keep", _training(contract).epochs + 1)
 
     def _sketch(self, job: _Job, contract: Contract, request: trees.SketchFeatures) -> None:
-        _count(_opened(job, request.part), "sketch", 1)
+        _same_model(contract, True)
+        part = _opened(job, request.part)
+        if request.bins != _training(contract).algorithm["bins"]:
+            raise refused("as many values leave to agree on bins by as bins were agreed on")
+        _count(part, "sketch", 1)
 
     def _start_trees(self, job: _Job, contract: Contract, request: trees.StartTrees) -> None:
         part, training = _opened(job, request.part), _training(contract)
@@ -312,9 +322,11 @@ class Keeper:
     def _release(self, job: _Job, contract: Contract, request: m.Release) -> None:
         if not _training(contract).releases:
             raise refused("trained parameters stay here")
+        _same_model(contract, isinstance(request, trees.ReleaseSplits))
         _count(_started(job, request.part), "release", 1)
 
     def _hold(self, job: _Job, contract: Contract, request: m.HoldPart) -> None:
+        _same_model(contract, isinstance(request, trees.HoldSplits))
         _count(_started(job, request.part), "hold", 1)
 
     def _pool(self, job: _Job, contract: Contract, request: m.RevealFeatures) -> None:
@@ -392,6 +404,11 @@ def _started(job: _Job, number: int) -> _Part:
     if part.exchanges is None:
         raise refused("it speaks of a part that was not started")
     return part
+
+
+def _same_model(contract: Contract, are_trees: bool) -> None:
+    if bool(_training(contract).most_splits) != are_trees:
+        raise refused("it is about another kind of model")
 
 
 def _training(contract: Contract) -> Training:

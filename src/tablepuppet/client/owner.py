@@ -132,6 +132,11 @@ class Owner:
         self.policy.check_exposure(earlier + shown.numbers, unknowns, "this round of training")
         self.exposed(shown)
 
+    def first_prediction(self, shown: Shown, unknowns: int) -> None:
+        """Training is about to be agreed to: one exact number of each row, at least, will leave."""
+        earlier = self.account.account.shown(shown.table, shown.columns)
+        self.policy.check_exposure(earlier + shown.numbers, unknowns, "training")
+
     def exposed(self, shown: Shown) -> None:
         """Writes down how many exact numbers of each row have left a job."""
         if shown.numbers and not self.is_restoring:

@@ -150,6 +150,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             if contract.training is not None:
                 self._masked(clients[block.scan] if block.is_masked else 1)
                 training = contract.training
+                self._few_splits(bool(training.most_splits), training.algorithm.get("max_splits"))
                 self._moments_of(training.sends_second_moments, training.name, clients[block.scan])
             elif contract.purpose == "predict":
                 allowed = self.predictions is True if block.model else bool(self.predictions)
@@ -267,9 +268,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def _trees(self, request: trees.StartTrees, use: Use) -> None:
         self._masked(max(1, len({peer.client for peer in request.peers})))
-        limits = [n for n in (request.algorithm.max_splits, self.max_splits) if n is not None]
+        self._few_splits(True, request.algorithm.max_splits)
+
+    def _few_splits(self, are_trees: bool, most: int | None) -> None:
         self._rule(
-            self.allow_reconstruction is not False or bool(limits),
+            not are_trees or self.allow_reconstruction is not False or most is not None or self.max_splits is not None,
             "allow_reconstruction",
             "boosted trees ask bits of every row, and many of them tell its features; train with max_splits",
         )

@@ -22,7 +22,7 @@ from tablepuppet.protocol.contract import Contract, ScanTerms
 from tablepuppet.tables.columns import STRING_KINDS
 from tablepuppet.tables.conditions import smallest_group
 from tablepuppet.tables.labels import Split
-from tablepuppet.tables.row_sets import Keys, Kind, Sketch, keys_of
+from tablepuppet.tables.row_sets import Keys, Kind, Sketch, joined_keys
 from tablepuppet.tables.store import TableConditions
 
 _FEW_NAMES = 20  # texts that are taken for categories, however few rows there are
@@ -63,7 +63,7 @@ def look_over(own: ClientState, job: str, contract: Contract) -> tuple[list[RowS
         if not notes:  # what is said against conditions is said whatever rows they pick
             _enough_rows(own, job, scan)
         if contract.purpose != "predict":  # scores of single rows are what it is for; others limit those
-            sets.append(_compared(own, scan.table, "rows", keys_of(own.tables.row_ids(job, scan.scan)), sets, notes))
+            sets.append(_compared(own, scan.table, "rows", own.tables.row_keys(job, scan.scan), sets, notes))
     return sets, list(dict.fromkeys(notes))
 
 
@@ -102,9 +102,9 @@ def check_split(own: ClientState, request: m.SendLabels, sides: Split) -> None:
     """Refuses test or validation rows that are few, or that differ by few from those of an earlier job."""
     if not is_on(own):
         return
-    ids, order = own.tables.row_ids(request.job, request.scan), own.tables.order(request.job, request.scan)
-    is_test = sides.test(len(ids), order)
-    is_validation = sides.validation(len(ids), order, is_test)
+    keys, order = own.tables.row_keys(request.job, request.scan), own.tables.order(request.job, request.scan)
+    is_test = sides.test(len(keys), order)
+    is_validation = sides.validation(len(keys), order, is_test)
     table = own.tables.use(request.job, request.scan).table
     for held, name in ((is_test, "test"), (is_validation, "validation")):
         count = 0 if held is None else int(np.count_nonzero(held))
@@ -116,22 +116,22 @@ def check_split(own: ClientState, request: m.SendLabels, sides: Split) -> None:
                 f"tells of single ones; keep more for it, or none ({name}_fraction = 0)",
                 "minimum_rows",
             )
-        _check_set(own, request.job, table, "held out", keys_of(ids[held]))
+        _check_set(own, request.job, table, "held out", keys[held])
 
 
 def check_part(own: ClientState, request: m.OpenPart) -> None:
     """Refuses rows that take part, each as often as it is joined, that differ by few from those of an earlier job."""
     if not is_on(own):
         return
-    ids = own.tables.row_ids(request.job, request.scan)
-    rows = np.arange(len(ids)) if request.train_rows is None else request.train_rows
+    keys = own.tables.row_keys(request.job, request.scan)
+    rows = np.arange(len(keys)) if request.train_rows is None else request.train_rows
     times = np.ones(len(rows), np.int64) if request.multiplicity is None else request.multiplicity.astype(np.int64)
-    if len(times) != len(rows) or (len(rows) and rows.max() >= len(ids)):
+    if len(times) != len(rows) or (len(rows) and rows.max() >= len(keys)):
         raise PolicyError("the request is outside its contract: it is about rows that there are not")
-    total = np.bincount(rows[rows >= 0], times[rows >= 0], len(ids)).astype(np.int64)
+    total = np.bincount(rows[rows >= 0], times[rows >= 0], len(keys)).astype(np.int64)
     taken = np.flatnonzero(total)
     table = own.tables.use(request.job, request.scan).table
-    _check_set(own, request.job, table, "part", keys_of(ids[taken], total[taken]))
+    _check_set(own, request.job, table, "part", joined_keys(keys[taken], total[taken]))
 
 
 def _conditions(own: ClientState, table: TableConditions, contract: Contract, sets: list[RowSet]) -> list[str]:
@@ -143,14 +143,13 @@ def _conditions(own: ClientState, table: TableConditions, contract: Contract, se
             f"a condition on {table.table} computes with several columns, and how few rows it picks depends on all of "
             "them; compare single columns (rule minimum_rows)"
         )
-    ids, holds, _ = table.read()
+    keys, holds, _ = table.read()
     if 0 < smallest_group(holds) < least:
         notes.append(
             f"its conditions on {table.table} tell fewer than {least:,} rows apart from the others; leave them out, or "
             "compare such that more rows are on each side (rule minimum_rows)"
         )
     if contract.purpose != "predict":
-        keys = keys_of(ids)
         for held in holds:
             if 0 < np.count_nonzero(held) < len(held):
                 sets.append(_compared(own, table.table, "rows", keys[held], sets, notes))

@@ -109,6 +109,7 @@ def _training(job: Job) -> Training:
         is_expanded=job.is_expanded,
         is_pooled=algorithm_of(job.options).is_pooled,
         sends_second_moments=job.options.sends_second_moments,
+        most_rows=job.max_joined_rows,
     )
 
 
@@ -199,7 +200,9 @@ def _disclosures(
         if purpose in ("train", "explain"):
             tell(table, "category names" if block.is_masked else "statistics")
             tell(table, "multiplicities", to="client")
-        if purpose == "train" and trainings:
+        if purpose == "train" and any(training.most_splits for training in trainings):
+            tell(table, "splits", fits * max(training.most_splits for training in trainings))
+        elif purpose == "train" and trainings:
             is_whole = all(training.batch_size is None for training in trainings)
             epochs = max(training.epochs for training in trainings)
             tell(table, "predictions", fits * (2 * epochs + 2) if is_whole else None)

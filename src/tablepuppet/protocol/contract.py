@@ -8,7 +8,8 @@ says, and nothing else (client/keeper.py).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from html import escape
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -88,12 +89,21 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_expanded: bool = False  # a baseline over joined rows
     is_pooled: bool = False  # a baseline over pooled features
     sends_second_moments: bool = False  # of each owner, where a table has several
+    most_rows: int | None = None  # joined rows, by which an epoch has its batches
     l1: float = 0.0
     signs: dict[str, int] = {}  # of features: parameters that may not be negative (1) or positive (−1)
 
     @property
     def name(self) -> str:
         return str(self.algorithm["type"])
+
+    @property
+    def most_splits(self) -> int:
+        """Distinct splits of a table that boosted trees may be told; 0: they are no trees."""
+        options = self.algorithm
+        if "trees" not in options:
+            return 0
+        return int(options.get("max_splits") or 4 * options["trees"] * 2 ** options["depth"])
 
     def batch(self, rows: int) -> int | None:
         """How many of so many joined rows are a batch; None: all of them."""
@@ -127,6 +137,14 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def hash(self) -> str:
         """Its name: SHA-256 of its canonical form."""
         return hashlib.sha256(canonical(self)).hexdigest()
+
+    def lines(self) -> list[str]:
+        """It in words, for the person who decides."""
+        return list(_lines(self))
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<li>{escape(line.strip())}</li>" for line in self.lines())
+        return f"<details open><summary>Contract {self.hash[:16]}</summary><ul>{rows}</ul></details>"
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -173,3 +191,45 @@ class Agreement(Message, frozen=True):
     contract: str  # its hash
     is_agreed: bool
     waits_for: str = ""  # who decides, where a person does
+
+
+_ROLES = {
+    "key": "join key",
+    "feature": "feature",
+    "label": "label",
+    "weight": "weight",
+    "split": "which rows are test or validation rows",
+    "identifier": "shown beside predictions",
+}
+
+
+def _lines(contract: Contract) -> Iterator[str]:
+    """Who asks for what, what leaves how often, and under which noise."""
+    yield f"{contract.asker} asks to {contract.purpose}; label {contract.label}"
+    for scan in contract.scans:
+        yield from _scan_lines(scan)
+    training = contract.training
+    if training is not None:
+        name, kind = training.name, training.model.kind
+        kept = "leave" if training.releases else "stay here"
+        yield f"{name}, {kind} model, {training.epochs} epochs; trained parameters {kept}"
+    noise = {
+        "labels": contract.label_privacy,
+        "features": contract.feature_privacy,
+        "predictions": contract.prediction_privacy if contract.prediction_privacy.mode == "local" else None,
+    }
+    for what, given in noise.items():
+        yield f"{what}: no noise" if given is None else f"{what}: under noise, {given}"
+    for told in contract.disclosures:
+        how = (
+            "once for each joined row of a row, in every epoch" if told.times is None else f"at most {told.times} times"
+        )
+        yield f"{told.what} of {told.table} to the {told.to if told.to == 'server' else 'owner'}: {how}"
+    yield f"an approval lasts at most {contract.days} days"
+
+
+def _scan_lines(scan: ScanTerms) -> Iterator[str]:
+    where = "all rows" if scan.filter is None else f"rows where {scan.filter}"
+    yield f"table {scan.table}, {where}:" if scan.query is None else f"table {scan.table}, {where} of {scan.query}:"
+    for column in scan.columns:
+        yield f"  {column.expression}: {', '.join(_ROLES[role] for role in column.roles) or 'no use'}"

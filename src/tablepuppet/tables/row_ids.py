@@ -26,6 +26,14 @@ def identity_expressions(source: Source) -> tuple[str, ...]:
     return tuple(check_expression(f"CAST({name} AS VARCHAR)", names) for name in quoted)
 
 
+def whole_rows(source: Source) -> tuple[str, ...]:
+    """Every column of a table as it is."""
+    columns = source.describe()
+    names = [column.name for column in columns]
+    quoted = ['"' + column.name.replace('"', '""') + '"' for column in columns if column.kind not in _UNCLEAR]
+    return tuple(check_expression(name, names) for name in quoted)
+
+
 def row_ids(texts: pa.Table) -> NDArray[np.uint64]:
     """(rows, 2): two halves of a hash over a row's columns, with a number for each of several equal rows.
 

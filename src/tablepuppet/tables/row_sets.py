@@ -1,6 +1,6 @@
 """Row sets that an owner agreed to, over all jobs: two that differ by few rows tell of those rows.
 
-In: the rows of a set, each a 128-bit fingerprint (row_ids.py). Out: by how many rows it differs from an earlier one,
+In: the rows of a set, each as 64 bits. Out: by how many rows it differs from an earlier one,
 where that is fewer than a limit. A set is kept as a sketch whose size follows from the limit, however many rows there
 are: every row is added to three cells, the cells of two sets are subtracted, and what is left is taken apart row by row
 (an invertible Bloom lookup table; Eppstein et al., "What's the difference?", SIGCOMM 2011). No sketch leaves the owner.
@@ -16,10 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import duckdb
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PolicyError
+from tablepuppet.tables.columns import numpy_of
 from tablepuppet.tables.row_ids import GOLDEN, mix
 
 Kind = Literal["rows", "held out", "part"]  # of a scan or condition; of a split; of training, with multiplicities
@@ -103,10 +107,47 @@ class Sketch:
         return self.counts, self.sums, self.checks
 
 
-def keys_of(ids: NDArray[np.uint64], times: NDArray[np.int64] | None = None) -> Keys:
-    """64 bits for each row; rows that are joined another number of times are others."""
-    keys = mix(ids[:, 0] ^ mix(ids[:, 1] + GOLDEN))
-    return keys if times is None else mix(keys ^ mix(times.astype(np.uint64) * GOLDEN))
+def row_keys(rows: pa.Table) -> Keys:
+    """64 bits for each row, from all its columns; equal rows are told apart by a number. The same in every version.
+
+    >>> keys = row_keys(pa.table({"a": [1.0, 2.0, 1.0], "b": ["x", None, "x"]}))
+    >>> other = row_keys(pa.table({"a": [2.0], "b": pa.array([None], pa.string())}))
+    >>> len(set(keys.tolist())), bool(other[0] == keys[1])
+    (3, True)
+    """
+    keys = np.zeros(rows.num_rows, np.uint64)
+    for column in rows.columns:
+        keys = mix(keys + GOLDEN + _bits(column))
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(keys)])
+    before = np.arange(len(keys)) - np.repeat(starts, np.diff(np.append(starts, len(keys))))
+    keys[order] = mix(ordered + before.astype(np.uint64) * GOLDEN)
+    return keys
+
+
+def joined_keys(keys: Keys, times: NDArray[np.int64]) -> Keys:
+    """Rows that are joined another number of times are others."""
+    return mix(keys ^ mix(times.astype(np.uint64) * GOLDEN))
+
+
+def _bits(column: pa.ChunkedArray) -> NDArray[np.uint64]:
+    """64 bits of each value: of a number or a time its own, of a text a hash."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        bits = numpy_of(pc.cast(column, pa.float64())).view(np.uint64)
+    elif pa.types.is_boolean(kind):
+        bits = numpy_of(pc.cast(column, pa.int64())).view(np.uint64)
+    elif pa.types.is_integer(kind) or pa.types.is_temporal(kind):
+        whole = pc.cast(pc.cast(column, pa.int32()), pa.int64()) if kind.bit_width == 32 else column
+        bits = numpy_of(pc.cast(whole, pa.int64(), safe=False)).view(np.uint64)
+    else:
+        with duckdb.connect() as connection:
+            connection.register("texts", pa.table({"t": column}))
+            hashed = connection.sql("SELECT md5_number_lower(CAST(t AS VARCHAR)) AS h FROM texts").to_arrow_table()
+        bits = numpy_of(pc.cast(pc.fill_null(hashed.column("h"), 0), pa.uint64()))
+    is_null = np.asarray(column.is_null().to_numpy(), np.bool_) if column.null_count else None
+    return bits if is_null is None else np.where(is_null, _CHECK, bits)
 
 
 class RowSets:

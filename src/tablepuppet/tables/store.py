@@ -28,7 +28,8 @@ from tablepuppet.tables.conditions import Condition, conditions_of, conditions_o
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of, compared_columns
 from tablepuppet.tables.order import in_order, order_bits
 from tablepuppet.tables.query_guard import CheckedQuery, DerivedSource, check_query
-from tablepuppet.tables.row_ids import identity_expressions, row_ids
+from tablepuppet.tables.row_ids import identity_expressions, row_ids, whole_rows
+from tablepuppet.tables.row_sets import row_keys
 from tablepuppet.tables.source import Source
 
 
@@ -58,6 +59,8 @@ class _Scan:
     order: RowNumbers | None = None  # for each row, its position at the owner; None: the same
     is_identified: bool = False  # whether each row is known again in other jobs
     ids: NDArray[np.uint64] | None = None
+    is_keyed: bool = False  # whether its rows are compared with those of other jobs
+    keys: NDArray[np.uint64] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,13 +73,13 @@ class TableConditions:
     filter: str | None
 
     def read(self) -> tuple[NDArray[np.uint64], list[NDArray[np.bool_]], NDArray[np.bool_] | None]:
-        """Of all rows: what each is, where each condition holds, and where the filter does."""
-        whole = identity_expressions(self.source)
+        """Of all rows: their keys, where each condition holds, and where the filter does."""
+        whole = whole_rows(self.source)
         asked = [condition.text for condition in self.conditions] + ([] if self.filter is None else [self.filter])
         rows = self.source.read((*whole, *asked), None)
-        ids = row_ids(rows.select(range(len(whole))))
+        keys = row_keys(rows.select(range(len(whole))))
         holds = [holds_of(rows.column(len(whole) + number)) for number in range(len(asked))]
-        return ids, holds[: len(self.conditions)], None if self.filter is None else holds[-1]
+        return keys, holds[: len(self.conditions)], None if self.filter is None else holds[-1]
 
 
 class ClientTables:
@@ -123,10 +126,13 @@ class ClientTables:
             opened = self._opened(job, scan)
             if opened.rows is None:
                 whole = identity_expressions(opened.source) if opened.is_identified else ()
-                rows = opened.source.read((*opened.expressions, *whole), opened.filter)
+                raw = whole_rows(opened.source) if opened.is_keyed else ()
+                rows = opened.source.read((*opened.expressions, *whole, *raw), opened.filter)
                 kept = len(opened.expressions)
                 if opened.is_identified:
-                    opened.ids = row_ids(rows.select(range(kept, rows.num_columns)))
+                    opened.ids = row_ids(rows.select(range(kept, kept + len(whole))))
+                if opened.is_keyed:
+                    opened.keys = row_keys(rows.select(range(kept + len(whole), rows.num_columns)))
                 opened.rows = rows.select(range(kept))
             return opened.rows
 
@@ -134,6 +140,20 @@ class ClientTables:
         """Rows of a scan that is not read yet will be known again, whatever filter or order they come in."""
         with self._lock:
             self._opened(job, scan).is_identified = True
+
+    def compare(self, job: str, scan: int) -> None:
+        """Rows of a scan that is not read yet will be compared with those of other jobs."""
+        with self._lock:
+            self._opened(job, scan).is_keyed = True
+
+    def row_keys(self, job: str, scan: int) -> NDArray[np.uint64]:
+        """64 bits of each row, in the order in which the rows are shown."""
+        with self._lock:
+            self.scan(job, scan)
+            keys = self._opened(job, scan).keys
+            if keys is None:
+                raise TransportError(f"scan {scan} of job {job} was read before its contract")
+            return keys
 
     def row_ids(self, job: str, scan: int) -> NDArray[np.uint64]:
         """What each row is at its owner, in the order in which the rows are shown."""
@@ -171,6 +191,7 @@ class ClientTables:
             opened.order = in_order(bits)
             opened.rows = rows.take(arrow(opened.order))
             opened.ids = None if opened.ids is None else opened.ids[opened.order]
+            opened.keys = None if opened.keys is None else opened.keys[opened.order]
             return (bits[opened.order] ^ np.uint64(1 << 63)).view(np.int64) if wants_bits else None
 
     def order(self, job: str, scan: int) -> RowNumbers | None:

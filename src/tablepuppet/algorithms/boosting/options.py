@@ -49,6 +49,11 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         self._check(self.max_splits is None or self.max_splits >= 1, "max_splits must be at least 1, or None")
 
     @property
+    def most_splits(self) -> int:
+        """Distinct splits that a table's owner tells at most: those of all nodes, with some that others outdo."""
+        return 4 * self.trees * 2**self.depth if self.max_splits is None else self.max_splits
+
+    @property
     def rules(self) -> NDArray[np.float64]:
         """λ, the least Σh of a side, the least gain, what λ is raised by for sorted categories, what smooths them."""
         return np.array([self.l2, self.min_child_weight, self.min_gain, 10.0, 10.0])

@@ -80,9 +80,9 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
         for side in (train, held)
     )
     missed = np.zeros((1, codes.shape[1]), np.uint8)
-    limits = [n for n in (request.algorithm.max_splits, own.policy.max_splits) if n is not None]
+    limits = [n for n in (request.algorithm.most_splits, own.policy.max_splits) if n is not None]
     empty = [RawColumn(c.feature, c.entry, np.zeros(0) if c.is_number else None) for c in train]
-    part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, min(limits, default=None))
+    part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, min(limits))
     part.state = TreesState()
     if request.peers:
         part.meet(request.peers)

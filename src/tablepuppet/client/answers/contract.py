@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tablepuppet import protocol as m
 from tablepuppet.client import row_rules
+from tablepuppet.client.exposure import reads, unknowns
+from tablepuppet.client.owner import Shown
 from tablepuppet.client.policy import Policy
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError
@@ -13,8 +15,10 @@ def propose(own: ClientState, request: m.ProposeContract) -> m.Agreement:
     """The policy and the keeper have looked at it: what is left are budgets, and a person where the owner wants one."""
     contract, name = request.contract, request.contract.hash
     for scan in contract.scans:
-        if row_rules.applies(own) or (contract.label_privacy is not None and scan.numbers("label")):
+        if contract.label_privacy is not None and scan.numbers("label"):
             own.tables.identify(request.job, scan.scan)
+        if row_rules.applies(own):
+            own.tables.compare(request.job, scan.scan)
     if own.owner.is_restoring:
         earlier = own.approvals.decision(contract, request.job)
         own.keeper.agreed(request.job, contract, is_excused=earlier is not None and bool(earlier.notes))
@@ -28,6 +32,7 @@ def propose(own: ClientState, request: m.ProposeContract) -> m.Agreement:
     sets, notes = row_rules.look_over(own, request.job, contract) if row_rules.is_on(own) else ([], [])
     if not own.may_reveal or own.policy != Policy():  # in one process, whoever says nothing lets everything pass
         row_rules.check_texts(own, request.job, contract)
+    _first_prediction(own, request.job, contract)
     decision = own.approvals.decision(contract, request.job, tuple(notes)) if notes or own.policy.ask else None
     if decision is not None and not decision.is_approved:
         raise PolicyError("a person looked at the contract and denied it")
@@ -45,6 +50,18 @@ def propose(own: ClientState, request: m.ProposeContract) -> m.Agreement:
     rows = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
     own.log.write("agreed", request.job, name, {"tables": list(contract.tables), **({"rows": rows} if rows else {})})
     return m.Agreement(contract=name, is_agreed=True)
+
+
+def _first_prediction(own: ClientState, job: str, contract: m.Contract) -> None:
+    """Refuses training whose first exact prediction would be one too many, and the explanation of it."""
+    training, is_noisy = contract.training, contract.prediction_privacy.mode == "local"
+    if training is None or training.most_splits or is_noisy or not own.owner.limits_predictions(forbids=False):
+        return
+    tables = {scan.scan: scan.table for scan in contract.scans}
+    for block in contract.blocks:
+        place = (own, job, block.scan, list(block.columns))
+        shown = Shown(tables[block.scan], "", reads(*place), 1)
+        own.owner.first_prediction(shown, unknowns(*place))
 
 
 def _waits(own: ClientState, name: str) -> m.Agreement:

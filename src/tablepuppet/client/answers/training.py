@@ -43,6 +43,8 @@ def start_part(own: ClientState, request: Start) -> m.Started:
         raise TransportError(f"multiplicities of {len(multiplicity)} rows were sent for {part.train.rows}")
     if len(weights) != part.train.rows:
         raise TransportError(f"{len(weights)} weights were sent for {part.train.rows} rows")
+    if request.multiplicity is None:
+        _check_rows(request, float(multiplicity.sum()))
     start = part.state.theta if request.continues and part.state is not None else None
     part.options, part.started, part.kept = request.algorithm, request, None
     model = _model(own, part, request)
@@ -75,6 +77,14 @@ def start_part(own: ClientState, request: Start) -> m.Started:
     is_told = part.sealing is None or part.figures.is_public
     figures = asdict(part.figures) if is_told else {}
     return m.Started(values=values, figures=figures, width=model.width, entropy=entropy)
+
+
+def _check_rows(request: Start, own: float) -> None:
+    """The number of joined rows says how many batches an epoch has: at least this part's own take part."""
+    if request.joined_rows < own:
+        raise PolicyError(
+            "the request is outside its contract: this table's rows alone have more joined rows than said"
+        )
 
 
 def _model(own: ClientState, part: Part, request: Start) -> Model:

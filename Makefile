@@ -57,13 +57,18 @@ nightly: check check-install docs wheel ## everything: all the above, slow tests
 	@$(PYTEST) -m "not network" --cov --cov-report=term
 
 bench: $(VENV)/.dev ## measure time, bytes and memory of every algorithm; DATA=folder adds MovieLens-1M
-	@$(BIN)/tablepuppet bench star chain many tpch-0.1 --out bench.json
-	@$(BIN)/tablepuppet bench --network 10 --out bench-network.json
-	@test -z "$(DATA)" || $(BIN)/tablepuppet bench movielens --data "$(DATA)" --out bench-movielens.json
+	@$(BIN)/tablepuppet bench star --rows 5000000 --algorithm newton --algorithm sklearn-newton --out docs/figures/bench-star.json
+	@$(BIN)/tablepuppet bench tpch-0.1 --out docs/figures/bench-tpch-0.1.json
+	@test -z "$(DATA)" || $(BIN)/tablepuppet bench movielens --data "$(DATA)" --out docs/figures/bench-movielens.json
+	@$(BIN)/tablepuppet bench chain many
+	@$(BIN)/tablepuppet bench --network 10
+	@$(BIN)/python tools/figures_in_pages.py
 
 evaluation: $(VENV)/.dev ## re-run the paper's evaluation: make evaluation DATA=folder (docs/evaluation.md)
 	@test -n "$(DATA)" || { echo "Name the folder of the data: make evaluation DATA=folder (docs/evaluation.md)"; exit 2; }
 	@$(BIN)/python -m evaluation all --data "$(DATA)"
+	@cp evaluation-results/evaluation-*.json docs/figures/
+	@$(BIN)/python tools/figures_in_pages.py
 
 fmt: $(VENV)/.dev ## format the code and fix what can be fixed
 	@$(BIN)/ruff format $(SOURCES)

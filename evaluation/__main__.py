@@ -13,7 +13,9 @@ FOLDER holds one folder per data set (movielens1m, mimic3demo, …), or is that 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from evaluation import flights, mimic, movielens, walmart, yelp
@@ -22,8 +24,9 @@ from evaluation.factor import factor
 from evaluation.figures import Study, write_figures
 from evaluation.lineup import LINEUP
 from evaluation.running import Outcome, Plan, has_runs, run_workload, saved_outcomes
-from evaluation.tables import markdown
+from evaluation.tables import workload_table
 from evaluation.workload import Workload
+from tablepuppet.bench.provenance import Beginning
 from tablepuppet.errors import JobError, TablePuppetError
 from tablepuppet.report import write_report
 
@@ -117,14 +120,15 @@ def _plan(workload: Workload, asked: argparse.Namespace, *, is_private: bool) ->
 
 def _study(workload: Workload, plan: Plan, asked: argparse.Namespace) -> None:
     """One workload from its files to its page, or from runs that are there."""
+    beginning = Beginning()
     if asked.reuse:
-        _show(workload, saved_outcomes(workload, asked.out, plan), asked.out, plan)
+        _show(workload, saved_outcomes(workload, asked.out, plan), asked.out, plan, beginning)
         return
     if workload is yelp.GENERATED:
         data = yelp.generate(asked.yelp_rows, asked.yelp_size, asked.out / "yelp_generated")
     else:
         data = _folder(asked.data, workload)
-    _show(workload, run_workload(workload, data, asked.out, plan, _say), asked.out, plan)
+    _show(workload, run_workload(workload, data, asked.out, plan, _say), asked.out, plan, beginning)
 
 
 def _chosen(name: str, data: Path | None) -> list[Workload]:
@@ -150,9 +154,14 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _show(workload: Workload, outcomes: list[Outcome], out: Path, plan: Plan) -> None:
+def _show(workload: Workload, outcomes: list[Outcome], out: Path, plan: Plan, beginning: Beginning) -> None:
     name = workload.name + ("-private" if plan.is_private else "")
-    _write(out / f"{name}.md", markdown(workload, outcomes))
+    table = workload_table(workload, outcomes)
+    _write(out / f"{name}.md", table.markdown())
+    command = f"python -m evaluation {workload.name}" + " --private" * plan.is_private
+    given = {"command": command, "provenance": asdict(beginning.provenance())}
+    text = json.dumps(given | asdict(table), indent=2, ensure_ascii=False) + "\n"
+    (out / f"evaluation-{name}.json").write_text(text, encoding="utf-8")
     write_figures([Study(workload, plan.is_private, outcomes)], out / "figures", f"{workload.name}-")
     page = write_report(out / f"{name}.html", [outcome.runs[0] for outcome in outcomes])
     print(f"report: {page}")

@@ -1,8 +1,10 @@
-"""The Markdown table of a workload, beside the paper's figures."""
+"""The table of a workload, beside the paper's figures: as JSON, and as Markdown."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 from evaluation.curves import CLOSE, curve, seconds_to
@@ -17,7 +19,27 @@ HEAD = ("algorithm", "test {metric}", "objective", "epochs", "rounds an epoch", 
 FIRST = "US-UK s until centralised"
 
 
-def markdown(workload: Workload, outcomes: Sequence[Outcome]) -> str:
+@dataclass(frozen=True, slots=True)
+class WorkloadTable:
+    """What docs/figures keeps of a workload's runs (tools/figures_in_pages.py writes it into a page)."""
+
+    title: str
+    text: list[str]
+    head: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        """The table under its title."""
+        lines = [
+            *(f"### {self.title}", "", *self.text, ""),
+            f"| {' | '.join(self.head)} |",
+            f"|---|{'---:|' * (len(self.head) - 1)}",
+            *(f"| {' | '.join(row)} |" for row in self.rows),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def workload_table(workload: Workload, outcomes: Sequence[Outcome]) -> WorkloadTable:
     """One row per algorithm; seconds are of one epoch's communication, the server's link shared by all clients.
 
     The first outcome is what the others are measured against.
@@ -27,9 +49,7 @@ def markdown(workload: Workload, outcomes: Sequence[Outcome]) -> str:
     head = [h.format(metric=workload.metric) for h in HEAD] + [FIRST] + (["paper, US-UK s"] if has_paper else [])
     privacy = outcomes[-1].runs[0].job["privacy"]["features"]
     seeds = len(outcomes[0].runs)
-    lines = [
-        f"### {workload.title}" + (", with privacy" if privacy else ""),
-        "",
+    text = [
         f"{data.train_rows:,} joined training rows, {data.test_rows:,} test rows; "
         + ", ".join(f"{b.name} {b.rows:,} × {b.width}" for b in data.blocks)
         + f"; {seeds} {'seeds, mean ± standard deviation' if seeds > 1 else 'seed'}. "
@@ -37,18 +57,17 @@ def markdown(workload: Workload, outcomes: Sequence[Outcome]) -> str:
         *([f"The paper reports {workload.paper['all']}."] if workload.paper else []),
         *([_promise(outcomes[-1].runs[0])] if privacy else []),
         *_searched(outcomes),
-        "",
-        f"| {' | '.join(head)} |",
-        f"|---|{'---:|' * (len(head) - 1)}",
     ]
+    rows = []
     for outcome in outcomes:
         reached = seconds_to(outcome, outcomes[0], workload.metric, "us-uk")
         is_central = outcome.entry.group == "baseline"
         cells = [*_cells(workload, outcome), "–" if is_central or reached is None else f"{reached:.3g}"]
         if has_paper:
             cells.append(f"{PAPER_SECONDS[outcome.entry.name]:g}" if outcome.entry.name in PAPER_SECONDS else "–")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    text = [line for paragraph in text for line in textwrap.wrap(paragraph, 120)]
+    return WorkloadTable(workload.title + (", with privacy" if privacy else ""), text, head, rows)
 
 
 def _promise(run: RunRecord) -> str:

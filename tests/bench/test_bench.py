@@ -63,7 +63,9 @@ def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFi
     out = tmp_path / "figures.json"
     rows = ["--rows", "2000", "--rows", "3000"]
     assert main(["bench", "many", *rows, "--algorithm", "admm", "--out", str(out), "--epochs", "2"]) == 0
-    found = json.loads(out.read_text(encoding="utf-8"))
+    written = json.loads(out.read_text(encoding="utf-8"))
+    found = written["figures"]
+    assert set(written["provenance"]) >= {"version", "commit", "machine", "elsewhere"}
     assert [figures["case"] for figures in found] == ["many-2,000", "many-3,000"]
     assert all(figures["algorithm"] == "admm" and figures["step"] > 0 for figures in found)
     assert "admm" in capsys.readouterr().out

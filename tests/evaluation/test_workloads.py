@@ -13,7 +13,7 @@ from evaluation.figures import Study, write_figures
 from evaluation.lineup import LINEUP
 from evaluation.running import Outcome, Plan, run_workload, saved_outcomes
 from evaluation.sources import find
-from evaluation.tables import markdown
+from evaluation.tables import workload_table
 from evaluation.workload import Workload
 from tests.evaluation import files
 
@@ -61,7 +61,7 @@ def test_a_workload_runs_from_its_original_files(
                 assert first.objective == pytest.approx(second.objective, abs=1e-9)
                 assert first.metrics["test"][workload.metric] == pytest.approx(second.metrics["test"][workload.metric])
     assert saved_outcomes(workload, tmp_path / "out", Plan()) == outcomes
-    text = markdown(workload, outcomes)
+    text = workload_table(workload, outcomes).markdown()
     assert text.count("\n|") == len(LINEUP) + 2
 
 

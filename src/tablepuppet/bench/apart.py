@@ -48,6 +48,26 @@ class Apart:
         return (self.server_cpu + self.clients_cpu - self.mapping_cpu) / self.epochs
 
 
+HEADINGS = (
+    *("case", "algorithm", "epochs", "F", "server MB", "B/row mapping", "B/row", "client B/row"),
+    *("mapping ns/row", "epoch ns/row", "server ns/row", "clients ns/row"),
+)
+
+
+def cells(f: Apart) -> list[str]:
+    """A row of the table of figures."""
+    per_row = 1e9 / f.joined_rows
+    return [
+        f.case,
+        f.algorithm,
+        str(f.epochs),
+        f"{f.objective:.8f}",
+        f"{f.peak / 1e6:.0f}",
+        *(f"{value / f.joined_rows:.1f}" for value in (f.mapping_peak, f.peak, f.client_peak)),
+        *(f"{value * per_row:.0f}" for value in (f.mapping_cpu, f.epoch_cpu, f.server_cpu, f.clients_cpu)),
+    ]
+
+
 def measure_apart(name: str, rows: int, folder: Path | None, algorithm: str, model: str, epochs: int) -> Apart:
     """Maps the tables once for the plan alone, then trains."""
     if not (_PROC / "self/clear_refs").exists():

@@ -35,6 +35,27 @@ class Figures:
     cores: float | None = None  # that it kept busy
 
 
+HEADINGS = (
+    *("case", "algorithm", "mapping s", "epoch s", "server s", "× copy", "clients s", "total s", "CPU s"),
+    *("F", "MB/epoch", "peak MB", "B/row"),
+)
+
+
+def cells(f: Figures) -> list[str]:
+    """A row of the table of figures."""
+    return [
+        f.case,
+        f.algorithm,
+        *(f"{value:.3f}" for value in (f.mapping, f.epoch, f.server)),
+        f"{f.server / f.limit:.1f}",
+        *(f"{value:.3f}" for value in (f.clients, f.total, f.cpu)),
+        f"{f.objective:.8f}",
+        f"{f.bytes / 1e6:.2f}",
+        f"{f.peak / 1e6:.0f}",
+        f"{f.peak / f.joined_rows:.0f}",
+    ]
+
+
 def copy_seconds(size: int) -> float:
     """The time to copy this many bytes from one place in memory to another."""
     piece = min(size, 1 << 28)

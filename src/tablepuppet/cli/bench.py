@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +13,14 @@ import typer
 from rich.table import Table
 
 from tablepuppet.algorithms.registry import OF_SUMS
+from tablepuppet.bench import apart as apart_figures
 from tablepuppet.bench.apart import Apart, measure_apart
 from tablepuppet.bench.cases import SYNTHETIC
-from tablepuppet.bench.figures import Figures
+from tablepuppet.bench.figures import HEADINGS, Figures, cells
 from tablepuppet.bench.measure import measure
 from tablepuppet.bench.network import Overhead, measure_network
 from tablepuppet.bench.pooled import FITS
+from tablepuppet.bench.provenance import Beginning
 from tablepuppet.cli.screen import JsonOption, Screen
 from tablepuppet.errors import JobError
 from tablepuppet.writing import check_place, write_whole
@@ -63,12 +67,12 @@ def bench(
             raise JobError(f"unknown algorithm {name!r}; choose one of {', '.join(_ALGORITHMS)}")
     if out is not None:
         check_place(out, "the figures")
-    screen = Screen(as_json)
+    screen, beginning = Screen(as_json), Beginning()
     if network is not None:
         with screen.progress(f"a server and {network} clients"):
             overhead = measure_network(network)
         screen.show(_overhead(overhead))
-        _finish(screen, out, asdict(overhead) | {"added": overhead.added, "median": overhead.median})
+        _finish(screen, out, beginning, asdict(overhead) | {"added": overhead.added, "median": overhead.median})
         return
     if processes and (pooled := [name for name in algorithm or () if name in FITS]):
         raise JobError(f"{pooled[0]} pools the tables and has no server; leave it out, or leave --processes out")
@@ -85,25 +89,33 @@ def bench(
         for case, size, name in asked:
             with screen.progress(f"{case}: {name}"):
                 apart.append(measure_apart(case, size, data, name, model, epochs))
-        screen.show_figures(_APART_FIGURES, [_apart_row(figures) for figures in apart], keys=2)
-        _finish(screen, out, [asdict(figures) for figures in apart])
+        screen.show_figures(apart_figures.HEADINGS, [apart_figures.cells(figures) for figures in apart], keys=2)
+        _finish(screen, out, beginning, [asdict(figures) for figures in apart])
         return
     found: list[Figures] = []
     for case, size, name in asked:
         with screen.progress(f"{case}: {name}"):
             found.append(measure(case, size, data, name, model, epochs))
-    screen.show_figures(_FIGURES, [_row(figures) for figures in found], keys=2)
+    screen.show_figures(HEADINGS, [cells(figures) for figures in found], keys=2)
     if steps := _steps(found):
         screen.show("")
         screen.show_figures(_STEP_FIGURES, steps)
-    _finish(screen, out, [asdict(figures) for figures in found])
+    _finish(screen, out, beginning, [asdict(figures) for figures in found])
 
 
-def _finish(screen: Screen, out: Path | None, document: Any) -> None:
-    screen.show_json(lambda: document)
-    if out is not None:
-        text = json.dumps(document, indent=2) + "\n"
-        write_whole(out, lambda file: file.write_text(text, encoding="utf-8"), "the figures")
+def _finish(screen: Screen, out: Path | None, beginning: Beginning, figures: Any) -> None:
+    """Figures on the screen; in the file with where they come from, which the pages of docs/ show them with."""
+    screen.show_json(lambda: figures)
+    if out is None:
+        return
+    words = [word for word in sys.argv[1:] if not word.startswith("--data=")]
+    for name in ("--out", "--data"):
+        if name in words:
+            del words[words.index(name) : words.index(name) + 2]
+    command = shlex.join(["tablepuppet", *words])
+    document = {"command": command, "provenance": asdict(beginning.provenance()), "figures": figures}
+    text = json.dumps(document, indent=2) + "\n"
+    write_whole(out, lambda file: file.write_text(text, encoding="utf-8"), "the figures")
 
 
 def _overhead(found: Overhead) -> Table:
@@ -118,28 +130,6 @@ def _overhead(found: Overhead) -> Table:
 
 
 _STEP_FIGURES = ("server step", "step s", "copy s", "× copy", "cores")
-_FIGURES = (
-    *("case", "algorithm", "mapping s", "epoch s", "server s", "× copy", "clients s", "total s", "CPU s"),
-    *("F", "MB/epoch", "peak MB", "B/row"),
-)
-
-_APART_FIGURES = (
-    *("case", "algorithm", "epochs", "F", "server MB", "B/row mapping", "B/row", "client B/row"),
-    *("mapping ns/row", "epoch ns/row", "server ns/row", "clients ns/row"),
-)
-
-
-def _apart_row(f: Apart) -> list[str]:
-    per_row = 1e9 / f.joined_rows
-    return [
-        f.case,
-        f.algorithm,
-        str(f.epochs),
-        f"{f.objective:.8f}",
-        f"{f.peak / 1e6:.0f}",
-        *(f"{value / f.joined_rows:.1f}" for value in (f.mapping_peak, f.peak, f.client_peak)),
-        *(f"{value * per_row:.0f}" for value in (f.mapping_cpu, f.epoch_cpu, f.server_cpu, f.clients_cpu)),
-    ]
 
 
 def _steps(found: list[Figures]) -> list[list[str]]:
@@ -148,18 +138,4 @@ def _steps(found: list[Figures]) -> list[list[str]]:
         [f.case, f"{f.step:.4f}", f"{f.limit:.4f}", f"{f.step / f.limit:.1f}", f"{f.cores:.1f}"]
         for f in found
         if f.step is not None and f.cores is not None
-    ]
-
-
-def _row(f: Figures) -> list[str]:
-    return [
-        f.case,
-        f.algorithm,
-        *(f"{value:.3f}" for value in (f.mapping, f.epoch, f.server)),
-        f"{f.server / f.limit:.1f}",
-        *(f"{value:.3f}" for value in (f.clients, f.total, f.cpu)),
-        f"{f.objective:.8f}",
-        f"{f.bytes / 1e6:.2f}",
-        f"{f.peak / 1e6:.0f}",
-        f"{f.peak / f.joined_rows:.0f}",
     ]

@@ -147,7 +147,9 @@ def map_tables(
     label = _label_column(columns, of_labels)
     columns += [of_labels] if label == len(spans) else []
     occurring = [[span.occurring(count) for span in columns] for count in counts]
-    multiplicity = tuple(span.total(counts[0])[rows] for (span, _), rows in zip(spans, occurring[0], strict=False))
+    multiplicity = tuple(
+        _often(span.total(counts[0]), rows) for (span, _), rows in zip(spans, occurring[0], strict=False)
+    )
     del counts
     give_back()
     parts: list[Part] = []
@@ -202,6 +204,12 @@ def _rows(side: Sequence[BranchSide]) -> int:
 def _counts(side: Sequence[BranchSide]) -> list[list[Counts]]:
     """Joined rows per row of each relation of each branch."""
     return [branch.counts() for branch in side]
+
+
+def _often(counts: Counts, rows: RowNumbers) -> RowNumbers:
+    """How often some rows occur; where all of them do once, a number that takes no room."""
+    found = counts[rows]
+    return np.broadcast_to(found.dtype.type(1), found.shape) if bool((found == 1).all()) else found
 
 
 def _within_caps(

@@ -237,4 +237,4 @@ def _names(scan: Scan) -> tuple[str, ...]:
 
 def mean_contribution(per_row: Array, multiplicity: NDArray[np.int64], joined_rows: int) -> Array:
     """Σ G h / N: a block's mean contribution over joined rows (a row that an outer join lacks adds nothing)."""
-    return np.asarray(multiplicity @ per_row / max(1, joined_rows), np.float64)
+    return np.asarray(multiplicity.astype(np.float64) @ per_row / max(1, joined_rows), np.float64)

@@ -59,8 +59,9 @@ def statistics(
     if info.kind in STRING_KINDS:
         distinct, codes = strings(column)
         found = _of_categories(distinct, codes if taken is None else codes[taken], multiplicity)
-        different = codes if taken is None else codes[np.unique(taken)] if least > 1 else codes[:0]
-        return found if least <= 1 else _without_rare(found, distinct, different, least)
+        if least <= 1:
+            return found
+        return _without_rare(found, distinct, codes if taken is None else codes[np.unique(taken)], least)
     raise SourceError(
         f"column {info.name} has type {info.detail or info.kind}, which cannot be a feature; "
         "leave it out, or CAST it to a number or to VARCHAR"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from msgspec.structs import replace
 
 from tablepuppet import protocol as m
 from tablepuppet.client import row_rules
@@ -11,14 +12,17 @@ from tablepuppet.client.part import Part
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.memory import give_back
+from tablepuppet.tables.columns import all_in_order
 from tablepuppet.tables.encoding import encode
 from tablepuppet.tables.statistics import first_summands, names_only, second_summands, statistics, without_moments
 
 
 def open_part(own: ClientState, request: m.OpenPart) -> m.FeatureStatistics | m.FeatureNames:
     row_rules.check_part(own, request)
-    part = own.parts[request.job, request.part] = Part(request)
     columns = [own.column(request.job, request.scan, c) for c in request.columns]
+    if columns and all_in_order(request.train_rows, len(columns[0][0])):
+        request = replace(request, train_rows=None)  # which need not be kept
+    part = own.parts[request.job, request.part] = Part(request)
     weights = None if request.multiplicity is None else request.multiplicity.astype(np.float64)
     wanted = columns if request.wants_statistics else []
     found = [statistics(column, info, request.train_rows, weights, own.policy.minimum_rows) for column, info in wanted]

@@ -1,0 +1,55 @@
+"""Pages show the figures that were measured, and where they were measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tools.figures_in_pages import with_figures
+
+from tablepuppet.bench.provenance import IDLE, Beginning, Provenance
+
+DOCS = Path(__file__).parents[1] / "docs"
+MARKED = [page for page in sorted(DOCS.glob("*.md")) if "<!-- figures: " in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("page", MARKED, ids=lambda page: page.name)
+def test_a_page_shows_the_figures_of_its_files(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert with_figures(text, DOCS / "figures") == text, "run python tools/figures_in_pages.py"
+
+
+def test_performance_and_evaluation_are_such_pages() -> None:
+    assert {"performance.md", "evaluation.md"} <= {page.name for page in MARKED}
+
+
+def test_another_figure_in_the_file_is_another_page(tmp_path: Path) -> None:
+    page = (DOCS / "performance.md").read_text(encoding="utf-8")
+    for file in (DOCS / "figures").glob("*.json"):
+        text = file.read_text(encoding="utf-8")
+        document = json.loads(text)
+        for row in document.get("figures", []):
+            row["peak"] = 10 * row["peak"]
+        (tmp_path / file.name).write_text(json.dumps(document), encoding="utf-8")
+    assert with_figures(page, tmp_path) != page
+
+
+def test_a_machine_that_others_use_is_not_idle() -> None:
+    def at(elsewhere: float | None) -> Provenance:
+        return Provenance("0.1.0", "abc", "2026-01-01", "a machine", elsewhere)
+
+    assert at(IDLE).is_idle
+    assert "not idle: other work took 40%" in at(0.4).sentence()
+    assert "not known" in at(None).sentence()
+    assert not at(None).is_idle
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="other work is counted on Linux")
+def test_other_work_is_a_share_of_the_cores() -> None:
+    beginning = Beginning()
+    sum(i * i for i in range(300_000))  # of our own
+    elsewhere = beginning.provenance().elsewhere
+    assert elsewhere is not None
+    assert 0.0 <= elsewhere <= 1.0 + 0.1 * (os.cpu_count() or 1)

@@ -1,0 +1,73 @@
+"""Writes measured figures into the pages of docs/: python tools/figures_in_pages.py [--check].
+
+In: docs/figures/*.json as `make bench` and `make evaluation` write them. Out: between the marks of a page
+
+    <!-- figures: bench-star.json -->
+    <!-- end of figures -->
+
+the command, where the figures come from (version, commit, machine, whether it was idle), and their table. With
+--check nothing is written, and the exit code is 1 where a page shows other figures than its file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from tablepuppet.bench import apart, figures
+from tablepuppet.bench.provenance import Provenance
+
+DOCS = Path(__file__).parents[1] / "docs"
+_MARKED = re.compile(r"<!-- figures: (?P<file>[\w.-]+) -->\n.*?<!-- end of figures -->\n", re.S)
+_WIDTH = 120
+
+
+def with_figures(text: str, folder: Path) -> str:
+    """A page with the figures of the files that its marks name."""
+    return _MARKED.sub(lambda found: _block(found["file"], folder), text)
+
+
+def _block(file: str, folder: Path) -> str:
+    document = json.loads((folder / file).read_text(encoding="utf-8"))
+    lines = [f"<!-- figures: {file} -->", *_shown(document), "<!-- end of figures -->"]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(document: dict[str, Any]) -> list[str]:
+    source = document["provenance"]
+    where = source if isinstance(source, str) else Provenance(**source).sentence()
+    said = textwrap.wrap(f"`{document['command']}`: {where}", _WIDTH, break_on_hyphens=False, break_long_words=False)
+    if "head" in document:  # of the evaluation: a table as it was written
+        return [*document["text"], "", *said, "", *_table(document["head"], document["rows"])]
+    found = document["figures"]
+    if "mapping_cpu" in found[0]:
+        return [*said, "", *_table(apart.HEADINGS, [apart.cells(apart.Apart(**f)) for f in found])]
+    return [*said, "", *_table(figures.HEADINGS, [figures.cells(figures.Figures(**f)) for f in found])]
+
+
+def _table(head: Any, rows: Any) -> list[str]:
+    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    return lines + [f"| {' | '.join(row)} |" for row in rows]
+
+
+def main(words: list[str]) -> int:
+    """Writes, or checks."""
+    stale = []
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        new = with_figures(text, DOCS / "figures")
+        if new != text:
+            stale.append(page.name)
+            if "--check" not in words:
+                page.write_text(new, encoding="utf-8")
+    if stale:
+        print(("other figures than docs/figures has: " if "--check" in words else "written: ") + ", ".join(stale))
+    return int(bool(stale) and "--check" in words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

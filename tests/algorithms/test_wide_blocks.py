@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +12,10 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.algorithms.admm import linear as admm_linear
+from tablepuppet.algorithms.newton import algorithm as newton_costs
 from tablepuppet.algorithms.newton import client as newton
 from tablepuppet.algorithms.numerics import conjugate
+from tablepuppet.tables.encoding import encoded_width
 
 MEASURE = """
 import sys
@@ -69,6 +72,17 @@ def test_a_wide_block_reaches_the_optimum(
             monkeypatch.setattr(module, "WIDE", 10)
         found = federation.train(QUERY, label="y", model=model, algorithm=algorithm, epochs=40)
     assert found.objective - best < 1e-6
+
+
+@pytest.mark.parametrize("model", ["linear", "logistic"])
+def test_a_shared_wide_block_sends_a_diagonal_as_its_plan_says(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    for module in (newton, newton_costs):
+        monkeypatch.setattr(module, "WIDE", 10)
+    with tp.Federation(tables(2)) as federation:
+        found = federation.train(QUERY, label="y", model=model, algorithm="newton", epochs=3)
+    widths = tuple(sum(map(encoded_width, block.encoders)) for block in found.blocks)
+    estimate = replace(found.plan, widths=widths).cost("newton", len(found.history))
+    assert (estimate.rounds, estimate.payload_up) == (found.traffic.rounds, found.traffic.payload_up)
 
 
 def test_conjugate_gradients_solve_what_they_are_given() -> None:

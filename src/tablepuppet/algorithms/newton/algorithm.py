@@ -88,7 +88,7 @@ class NewtonAlgorithm(Algorithm[Newton]):
         widest = max(shape.blocks, key=lambda block: block.width)
         return Merit(
             2,
-            "it has nothing to tune and reaches the optimum",
+            "it has nothing to tune and reaches the optimum" + _by(shape),
             f"newton would send the {widest.width:,} × {widest.width:,} second moments of block {widest.name} "
             "from every client in every round",
         )
@@ -106,6 +106,16 @@ def _small(shape: Shape) -> set[str]:
 
 def _is_full(shape: Shape, block: BlockShape) -> bool:
     return is_full(shape.outputs, block.width, len(block.parts))
+
+
+def _by(shape: Shape) -> str:
+    """Which curvature it takes, where there is a choice."""
+    if shape.outputs == 1:
+        return ""
+    full = [block.name for block in shape.blocks if _is_full(shape, block)]
+    if len(full) == len(shape.blocks):
+        return ", by the curvature over all pairs of classes,"
+    return f", by the curvature over all pairs of classes in {', '.join(full) or 'no block'} and a bound elsewhere,"
 
 
 def _curvatures(shape: Shape, block: BlockShape) -> int:
@@ -130,7 +140,12 @@ def _round(shape: Shape, options: Newton, small: Collection[str], epoch: int, ag
         return part.rows * c + (2 + constants(block) + min(earlier, options.memory)) ** 2
 
     def inner(block: BlockShape) -> list[tuple[float, float]]:
-        matrix = (block.width * c) ** 2 if _is_full(shape, block) else moments * block.width**2
-        return [(block.parameters + matrix, block.parameters)]
+        if _is_full(shape, block):
+            curvature = (block.width * c) ** 2
+        elif block.width > WIDE:
+            curvature = block.width  # a diagonal, in every round
+        else:
+            curvature = moments * block.width**2
+        return [(block.parameters + curvature, block.parameters)]
 
     return OuterRound(update, answer, inner)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.exchange import NUMBER, Bins, CategoryBins, Codes, Key, NumberBins
 
 Array = NDArray[np.float64]
@@ -104,6 +103,8 @@ class Splits:
     ) -> Splits:
         """From (Σg, Σh) of every node and bin."""
         count = len(sums)
+        from tablepuppet.algorithms.boosting import kernels  # here: it loads the compiler
+
         out = cls(np.empty(count), np.empty((count, 5), np.int64), np.empty((count, 256), np.uint8))
         how = (columns.offsets, columns.kinds, allowed, np.array(unit), rules)
         kernels.best_splits(sums, *how, out.gain, out.found, out.order)

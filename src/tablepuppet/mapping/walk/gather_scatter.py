@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import _sparsetools
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.mapping.walk import plain
@@ -127,4 +126,6 @@ def _add_rows(out: Array, index: NDArray[np.intp], values: Array) -> None:
     """out[index[j]] += values[j], in order: SciPy's loop of a product with a one-hot matrix, which adds in place."""
     count, columns = values.shape
     starts, ones = np.arange(count + 1, dtype=np.intp), np.ones(count)
+    from scipy.sparse import _sparsetools  # here: it takes long to load
+
     _sparsetools.csc_matvecs(len(out), count, columns, starts, index, ones, values.reshape(-1), out.reshape(-1))

@@ -215,6 +215,32 @@ def test_runs_belong_to_who_asked(tmp_path: Path) -> None:
             made.kill(name)
 
 
+def test_a_model_that_owners_hold_is_applied_for_its_user_and_those_it_is_shared_with(tmp_path: Path) -> None:
+    made = Parties(tmp_path)
+    made.write(tables(60))
+    (tmp_path / "closed.toml").write_text("keys_in_plain = false\nrelease_parameters = false\n")
+    supplier = tmp_path / "supplier.toml"
+    supplier.write_text(supplier.read_text().replace("open.toml", "closed.toml"))
+    text = made.federation.read_text().replace('["analyst"]', '["analyst", "rival"]')
+    made.federation.write_text(text)
+    certs.issue(tmp_path / "certs", "rival")
+    other = tmp_path / "rival-federation.toml"
+    other.write_text(text.replace('name = "analyst"', 'name = "rival"').replace("certs/analyst", "certs/rival"))
+    made.start()
+    try:
+        made.await_clients()
+        own, rival = made.connect(), ConnectedFederation(other)
+        result = own.train(QUERY, label="y")
+        assert own.predict(result).num_rows > 0
+        with pytest.raises(tp.TablePuppetError, match="holds no part"):  # it knows the model's name, and nothing else
+            rival.predict(result)
+        shared = rival.wait(own.submit(QUERY, label="y", share=["rival"]))
+        assert rival.predict(shared).num_rows == own.predict(shared).num_rows
+    finally:
+        for name in list(made.processes):
+            made.kill(name)
+
+
 def test_twenty_jobs_at_once_wait_for_their_turn(parties: Parties) -> None:
     federation = parties.connect()
     runs = [federation.submit(ALONE, label="y", epochs=1, seed=i) for i in range(20)]

@@ -59,6 +59,11 @@ class ClientState:
         table = self.tables.scan(job, scan)
         return table.column(f"c{column}"), self.tables.columns(job, scan)[column]
 
+    def asker(self, job: str) -> str | None:
+        """In whose name a job is; None: within this process."""
+        contract = self.keeper.contract(job)
+        return None if self.may_reveal or contract is None else contract.asker
+
     def part(self, request: Any) -> Part:
         """The part that a request speaks of."""
         if (request.job, request.part) not in self.parts:

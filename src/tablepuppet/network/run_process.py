@@ -80,7 +80,7 @@ class RunProcess:
         try:
             pipe = self._begin()
             named = {table: list(clients) for table, clients in tables.items()}
-            pipe.send(w.Begin(run=run.id, kind=run.kind, tables=named, asker=run.owner), [asked])
+            pipe.send(w.Begin(run=run.id, kind=run.kind, tables=named, asker=run.owner, readers=run.readers), [asked])
             return self._serve(pipe, run, transport, on_round)
         except DisconnectedError:
             raise self._death() from None

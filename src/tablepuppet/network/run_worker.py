@@ -46,6 +46,7 @@ class Begin(Envelope, frozen=True):
     kind: Kind
     tables: dict[str, list[str]]
     asker: str = ""  # in whose name contracts are proposed
+    readers: tuple[str, ...] = ()
 
 
 class Answers(Envelope, frozen=True):
@@ -242,7 +243,8 @@ def _outcome(pipe: Pipe, begin: Begin, asked: Any, cache: PredictionCache, memor
     tables = {table: tuple(clients) for table, clients in begin.tables.items()}
     checks = AnswerChecks(memory)
     wire = asked.wire if isinstance(asked, Job) else "float64"
-    link = Link(PipeTransport(pipe), wire=wire, checks=checks, asker=begin.asker or "a user of the coordinator")
+    asker = begin.asker or "a user of the coordinator"
+    link = Link(PipeTransport(pipe), wire=wire, checks=checks, asker=asker, readers=begin.readers)
     if begin.kind == "predict":
         return story.predict(asked["model"], asked["query"], tables, link, cache=cache, **asked["options"])
     if begin.kind == "profile":

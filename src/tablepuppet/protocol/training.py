@@ -215,3 +215,4 @@ class HoldPart(Message, frozen=True):
     model: str
     block: int
     features: list[str]
+    readers: list[str] = msgspec.field(default_factory=list)  # users who may apply it besides who asked

@@ -57,6 +57,7 @@ class _BlockFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spec: ModelSpec = ModelSpec()
     uses: list[list[str]] = []
     splits: list[SplitRule] = []
+    askers: list[str] = []
 
 
 class BlockPart(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -71,6 +72,7 @@ class BlockPart(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     spec: ModelSpec
     uses: tuple[tuple[str, ...], ...]  # the features as SQL over the table's columns; one for each use of the table
     splits: tuple[SplitRule, ...] = ()  # of boosted trees, which have neither encoders nor parameters
+    askers: tuple[str, ...] = ()  # users who may apply it: who trained it, and those it was shared with; none: all
 
     def check(self, reads: Sequence[str], columns: Sequence[ColumnInfo]) -> None:
         """Refuses to be applied to anything but its own features, of the types that they had.
@@ -140,10 +142,10 @@ class PartStore:
                 raise ModelError(f"its part of the model cannot be kept: {reason(error)}") from None
         self._parts[part.model, part.name] = part
 
-    def find(self, model: str, name: str) -> BlockPart:
-        """A part by its model and block."""
+    def find(self, model: str, name: str, asker: str | None = None) -> BlockPart:
+        """A part by its model and block; for a user, one that it may apply: of others' it learns nothing."""
         found = self._known(model, name)
-        if found is None:
+        if found is None or not (asker is None or not found.askers or asker in found.askers):
             raise ModelError(
                 f"this client holds no part {name} of model {model}; train with it again, or copy the block's folder "
                 "of the saved model to its models folder"
@@ -183,6 +185,7 @@ def write_part(part: BlockPart, folder: Path) -> None:
         spec=part.spec,
         uses=[list(use) for use in part.uses],
         splits=list(part.splits),
+        askers=list(part.askers),
     )
     (folder / "block.json").write_bytes(to_json(file))
     with pa.ipc.new_file(str(folder / "theta.arrow"), pa.schema([("theta", pa.float64())])) as writer:
@@ -209,6 +212,7 @@ def read_part(folder: Path) -> BlockPart:
         spec=file.spec,
         uses=tuple(map(tuple, file.uses)),
         splits=tuple(file.splits),
+        askers=tuple(file.askers),
     )
 
 

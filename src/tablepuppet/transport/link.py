@@ -45,9 +45,11 @@ class Link:
         wire: Wire = "float64",
         checks: AnswerChecks | None = None,
         asker: str = "this process",
+        readers: Sequence[str] = (),
     ) -> None:
         self.transport = transport
         self.asker = asker  # in whose name contracts are proposed
+        self.readers = list(readers)  # users who may have the result, too
         self.meter = meter if meter is not None else Meter()
         self.wire: Wire = wire
         self.checks = checks if checks is not None else AnswerChecks()

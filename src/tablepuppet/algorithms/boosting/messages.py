@@ -165,6 +165,7 @@ class HoldSplits(Message, frozen=True):
     model: str
     block: int
     features: list[str]
+    readers: list[str] = msgspec.field(default_factory=list)  # users who may apply it besides who asked
 
 
 class AskRows(Message, frozen=True):

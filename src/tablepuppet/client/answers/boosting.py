@@ -138,7 +138,9 @@ def hold_splits(own: ClientState, request: trees.HoldSplits) -> m.Done:
     part = own.part(request)
     rules = _rules(part, request.unions, request.keys)
     every = own.tables.expressions(request.job, part.request.scan)
+    asker = own.asker(request.job)
     held = BlockPart(
+        askers=() if asker is None else (asker, *request.readers),
         model=request.model,
         name=part.trees.request.name,
         features=tuple(request.features),
@@ -159,7 +161,7 @@ def ask_rows(own: ClientState, request: trees.AskRows) -> trees.RowBits:
 
 
 def ask_own_rows(own: ClientState, request: trees.AskOwnRows) -> trees.RowBits:
-    part = own.part_store.find(request.model, request.name)
+    part = own.part_store.find(request.model, request.name, own.asker(request.job))
     every = own.tables.expressions(request.job, request.scan)
     infos = own.tables.columns(request.job, request.scan)
     part.check([every[c] for c in request.columns], [infos[c] for c in request.columns])

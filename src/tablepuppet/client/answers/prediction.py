@@ -20,7 +20,7 @@ def score_rows(own: ClientState, request: m.ScoreRows) -> m.Scores:
 
 
 def score_own_rows(own: ClientState, request: m.ScoreOwnRows) -> m.Scores:
-    part = own.part_store.find(request.model, request.name)
+    part = own.part_store.find(request.model, request.name, own.asker(request.job))
     infos = own.tables.columns(request.job, request.scan)
     part.check(own.tables.reads(request.job, request.scan, request.columns), [infos[c] for c in request.columns])
     return _score(own, request, part.encoders, part.theta, part.spec, part.outputs)

@@ -206,7 +206,9 @@ def release(own: ClientState, request: m.Release) -> m.Parameters:
 def hold_part(own: ClientState, request: m.HoldPart) -> m.Done:
     part = own.started(request)
     assert part.started is not None
+    asker = own.asker(request.job)
     held = BlockPart(
+        askers=() if asker is None else (asker, *request.readers),
         model=request.model,
         name=part.started.name,
         features=tuple(request.features),

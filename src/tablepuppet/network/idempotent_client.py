@@ -50,14 +50,14 @@ class _Last(Envelope, frozen=True):
     step: int
     replies: int
     parts: list[int]
-    fingerprints: dict[str, int]  # of the rows that the run has read, by table
+    fingerprints: dict[int, int]  # of the rows that the run has read, by scan
 
 
 @dataclass(slots=True)
 class _Memory:
     step: int = 0
     reply: Sequence[Frame] = ()
-    fingerprints: dict[str, int] = field(default_factory=dict)
+    fingerprints: dict[int, int] = field(default_factory=dict)
     setup_size: int = 0  # bytes of `setup` that count
     last: Slots | None = None  # the file; none without a folder
 
@@ -210,10 +210,7 @@ class IdempotentClient:
                     for frame in record[1]:
                         self._client.handle(frame)
                     memory.setup_size = setup.tell()
-        now = self._client.tables.fingerprints(run)
-        changed = sorted(
-            table for table in {*now, *last.fingerprints} if now.get(table) != last.fingerprints.get(table)
-        )
+        changed = self._client.tables.changed(run, last.fingerprints)
         if changed:
             self._client.answer(CloseJob(job=run))
             which = f"table {changed[0]} has" if len(changed) == 1 else f"tables {', '.join(changed)} have"

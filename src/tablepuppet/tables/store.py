@@ -214,16 +214,18 @@ class ClientTables:
     def _count(self, job: str, scan: int) -> int:
         return len(self.scan(job, scan))
 
-    def fingerprints(self, job: str) -> dict[str, int]:
-        """For each table, a figure that changes with any value or the order of the rows that a job has read."""
-        values: dict[str, int] = {}
+    def fingerprints(self, job: str) -> dict[int, int]:
+        """For each scan that a job has read, a figure that changes with any value or the order of its rows."""
         with self._lock:
-            for key in sorted(k for k, scan in self._scans.items() if k[0] == job and scan.rows is not None):
-                opened = self._scans[key]
-                assert opened.rows is not None
-                for batch in opened.rows.combine_chunks().to_batches():
-                    values[opened.table] = zlib.crc32(batch.serialize(), values.get(opened.table, 0))
-        return values
+            read = sorted(scan for of, scan in self._scans if of == job and self._scans[of, scan].rows is not None)
+            return {scan: _checksum(self.scan(job, scan)) for scan in read}
+
+    def changed(self, job: str, fingerprints: Mapping[int, int]) -> list[str]:
+        """The tables of which scans, read again where they are not, have other fingerprints now."""
+        with self._lock:
+            known = [scan for scan in fingerprints if (job, scan) in self._scans]
+            changed = {self._scans[job, s].table for s in known if _checksum(self.scan(job, s)) != fingerprints[s]}
+            return sorted(changed)
 
     def name(self, job: str, scan: int) -> str:
         """What an open scan reads: its table and filter."""
@@ -275,6 +277,13 @@ class ClientTables:
         if (job, scan) not in self._scans:
             raise TransportError(f"job {job} has no open scan {scan} at this client; it must be opened first")
         return self._scans[job, scan]
+
+
+def _checksum(rows: pa.Table) -> int:
+    value = 0
+    for batch in rows.combine_chunks().to_batches():
+        value = zlib.crc32(batch.serialize(), value)
+    return value
 
 
 def _query(source: Source) -> CheckedQuery:

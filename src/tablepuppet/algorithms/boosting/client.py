@@ -39,6 +39,8 @@ class ClientHalf:
         """Σ (g, h) per cell and bin, of every tree."""
         if len(check.columns) != len(self.book.columns.kinds):
             raise TransportError("a check does not have this block's columns")
+        if not check.trees:
+            raise TransportError("a check has no trees")
         return [self._histogram(outline) for outline in check.trees]
 
     def reveal(self, key: Key) -> NewKey:

@@ -79,6 +79,9 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
         else np.zeros((0, 0), np.uint8)
         for side in (train, held)
     )
+    sizes = np.array([b.size for b in bins], np.int64)
+    if (sizes > 256).any() or (len(codes) and (codes.max(axis=0) >= sizes).any()):
+        raise TransportError("the bins that were sent do not hold all values of this part's columns")
     missed = np.zeros((1, codes.shape[1]), np.uint8)
     limits = [n for n in (request.algorithm.most_splits, own.policy.max_splits) if n is not None]
     empty = [RawColumn(c.feature, c.entry, np.zeros(0) if c.is_number else None) for c in train]

@@ -283,8 +283,8 @@ def _check_search(job: Job) -> None:
             f'a search shares one mapping among its models, which algorithm="{job.algorithm}" cannot; use {able}, or '
             'train each setting with validation_fraction=0.2 and compare result.metrics["validation"]'
         )
-    if job.patience is not None or job.privacy.features is not None or not isinstance(job.engine, Local):
-        raise JobError("a search takes no patience, no privacy.features and no engine; leave them out")
+    if job.patience is not None or job.is_private or not isinstance(job.engine, Local):
+        raise JobError("a search takes no patience, no privacy of features or predictions, and no engine; leave it out")
 
 
 def check_job(job: Job) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tablepuppet.algorithms.als.options import Als
     from tablepuppet.algorithms.boosting.options import Boosting
     from tablepuppet.algorithms.centralized.algorithm import Centralized
+    from tablepuppet.algorithms.elastic.options import Elastic
     from tablepuppet.algorithms.newton.options import Newton
     from tablepuppet.algorithms.sgd.options import Sgd
     from tablepuppet.api import Federation
@@ -36,6 +37,7 @@ __all__ = [
     "Boosting",
     "Centralized",
     "Curves",
+    "Elastic",
     "Federation",
     "Model",
     "Network",
@@ -60,6 +62,7 @@ if not TYPE_CHECKING:
         "Admm": "algorithms.admm.options",
         "Als": "algorithms.als.options",
         "Boosting": "algorithms.boosting.options",
+        "Elastic": "algorithms.elastic.options",
         "Centralized": "algorithms.centralized.algorithm",
         "Curves": "engine.curves",
         "Federation": "api",

@@ -171,7 +171,7 @@ def test_an_l2_for_each_table_is_that_of_columns(
     ("given", "message"),
     [
         ({"l1": 0.1, "algorithm": "admm"}, 'train a linear model with algorithm="elastic"'),
-        ({"l1": 0.1, "model": "mlp"}, "linear models only"),
+        ({"l1": 0.1, "model": "mlp"}, 'train a linear model with algorithm="elastic"'),
         ({"l1": 0.1, "model": "boosted"}, "cannot train with l1"),
         ({"l1": -1.0}, "l1 must be a number from 0 up"),
         ({"l2": {"user": 1.0}}, "did you mean 'users'"),

@@ -17,7 +17,7 @@ def test_the_command_shows_what_the_server_takes_for_itself(tmp_path: Path, caps
     out = tmp_path / "figures.json"
     asked = ["bench", "many", "--processes", "--rows", "20000", "--epochs", "2", "--out", str(out)]
     assert main([*asked, "--algorithm", "newton"]) == 0
-    [found] = json.loads(out.read_text(encoding="utf-8"))
+    [found] = json.loads(out.read_text(encoding="utf-8"))["figures"]
     assert (found["case"], found["joined_rows"], found["algorithm"]) == ("many-20,000", 20_000, "newton")
     assert found["peak"] > 0
     assert min(found["server_cpu"], found["clients_cpu"], found["mapping_cpu"]) > 0

@@ -79,6 +79,8 @@ def damaged(given: Frame, chance: random.Random) -> Frame:
 
 def value(kind: Any, chance: random.Random, depth: int = 0) -> Any:
     """A value of a type, as msgspec would accept it."""
+    if kind is Any:
+        kind = chance.choice((bool, int, float, str, list[str], dict[str, int]))
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return value(args[0], chance, depth)
@@ -96,6 +98,8 @@ def value(kind: Any, chance: random.Random, depth: int = 0) -> Any:
         return {
             value(args[0], chance, depth + 1): value(args[1], chance, depth + 1) for _ in range(chance.randrange(3))
         }
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return kind(*(value(hint, chance, depth + 1) for hint in get_type_hints(kind).values()))
     struct_kind = origin or kind
     if isinstance(struct_kind, type) and issubclass(struct_kind, msgspec.Struct):
         return _struct(struct_kind, args, chance, depth)

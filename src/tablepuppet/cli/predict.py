@@ -101,19 +101,27 @@ def export(
     table: TableOption = None,
     dialect: DialectOption = "duckdb",
     column: ColumnOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Export a block of a saved model: what it adds to the score of each of its owner's rows.
 
     [bold]Example:[/bold] tablepuppet export model/ sql --block items --dialect postgres
     """
+    screen = Screen(as_json)
     loaded = load(model)
     if kind == "onnx":
         if to is None:
             raise ModelError("name the file to write: --to items.onnx")
         loaded.to_onnx(to, block)
-        return
-    text = loaded.to_sql(block, table=table, dialect=dialect, columns=column or ())
-    if to is None:
-        print(text)
     else:
-        write_whole(to, lambda file: file.write_text(f"{text}\n", encoding="utf-8"), "SQL", ModelError)
+        text = loaded.to_sql(block, table=table, dialect=dialect, columns=column or ())
+        if to is not None:
+            write_whole(to, lambda file: file.write_text(f"{text}\n", encoding="utf-8"), "SQL", ModelError)
+        elif as_json:
+            screen.show_json(lambda: {"sql": text})
+            return
+        else:
+            print(text)  # for a database to read: no wrapping, no colours
+            return
+    screen.show(f"Wrote {to}.")
+    screen.show_json(lambda: {"file": str(to)})

@@ -320,6 +320,7 @@ def _feature_statistics(request: m.OpenPart, answer: m.FeatureStatistics | m.Fea
             _category_statistics(statistics, total)
     if isinstance(answer, m.FeatureNames) and answer.key is not None:
         require(len(answer.key.public) == 32 and len(answer.key.tag) <= 64, "key", "is not a public key of 32 bytes")
+        require(len(answer.key.client) <= 256, "key.client", "is longer than any client's name")
 
 
 def _number_statistics(statistics: m.NumberStatistics, total: float, info: m.ColumnInfo | None) -> None:

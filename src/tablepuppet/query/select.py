@@ -198,8 +198,9 @@ def one_table(scope: Scope, expression: exp.Expr) -> int:
             scope.text,
             f"this item mixes columns of {scope.names(relations)}, which lie with different owners. Select the columns "
             "of each table as items of their own: a model weighs and adds them up, which makes every sum and "
-            "difference. A product or a ratio is not a sum: an owner that has both columns can compute it "
-            "beforehand, and with items ln(x) and ln(y) a model can learn its logarithm",
+            'difference. A product or a ratio is not a sum: boosted trees (model="boosted") and heads '
+            '(head="factor", head="mlp") learn such things from the columns themselves, an owner that has both '
+            "columns can compute it beforehand, and with items ln(x) and ln(y) a model can learn its logarithm",
             expression,
         )
     return relations[0]

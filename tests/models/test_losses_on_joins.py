@@ -287,3 +287,20 @@ def test_a_squared_hinge_from_outside_is_that_of_scikit_learn() -> None:
     central = LinearSVC(C=0.5 / (1e-3 * ROWS) * 1.0, tol=1e-10, max_iter=100_000, intercept_scaling=strong, dual=False)
     central.fit(X, LABELS["flag"])
     np.testing.assert_allclose(coefficients(result)[:-1], central.coef_[0], atol=1e-3)
+
+
+def test_rates_weighted_by_their_exposure_are_counts_with_an_offset() -> None:
+    days = np.random.default_rng(1).uniform(10, 365, ROWS)
+    claims = np.random.default_rng(2).poisson(days / 100 * np.exp(ETA)).astype(float)
+    a = pa.table({"k": K, "x": A[:, 0], "w": A[:, 1], "claims": claims, "days": days})
+    query = "SELECT a.x, a.w, b.z, a.claims / a.days AS rate, a.days FROM a JOIN b ON a.k = b.k"
+    with tp.Federation({"a": a, "b": pa.table({"k": np.arange(GROUPS), "z": B[:, 0]})}) as federation:
+        result = federation.train(query, label="rate", model="poisson", weight="days", l2=0.0, test_fraction=0.0)
+
+    def unlikely(theta: Array) -> float:
+        score = X @ theta[:3] + theta[3] + np.log(days)
+        return float((np.exp(score) - claims * score).sum())
+
+    best = scipy.optimize.minimize(unlikely, np.zeros(4), method="BFGS").x
+    np.testing.assert_allclose(result.coefficients()["weight"], best[:3], atol=1e-5)
+    assert result.intercept == pytest.approx(best[3], abs=1e-5)

@@ -20,7 +20,8 @@ FlightsOption = Annotated[
     int | None, typer.Option("--flights", min=1_000, metavar="N", help="Use about so many flights; default: all.")
 ]
 _POOLED = next(a.name for a in ALGORITHMS if a.is_pooled)
-_NAMES = tuple(a.name for a in reversed(ALGORITHMS) if "sum" in a.heads and not a.own_model)  # pooled first
+# Pooled first; without those for other models, and for penalties that the demo does not have.
+_NAMES = tuple(a.name for a in reversed(ALGORITHMS) if "sum" in a.heads and not a.own_model and not a.takes_kinks)
 
 
 def demo(

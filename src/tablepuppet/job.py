@@ -25,8 +25,8 @@ from tablepuppet.algorithms.registry import (
 )
 from tablepuppet.errors import JobError, PrivacyError, PrivacyWarning
 from tablepuppet.mapping.engines import Engine, Local, engine_of
+from tablepuppet.models.heads.base import HeadKind
 from tablepuppet.models.heads.job import check_head, head_given, is_network
-from tablepuppet.models.heads.spec import HeadKind
 from tablepuppet.models.losses import (
     LOSSES,
     LabelFacts,

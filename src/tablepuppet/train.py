@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from tablepuppet.catalog import LabelColumns, bind
 from tablepuppet.catalog.prediction_query import Key
-from tablepuppet.contract.agree import agree
-from tablepuppet.contract.build import job_contracts, key_contracts
+from tablepuppet.contract import agree, job_contracts, key_contracts
 from tablepuppet.engine.encoders import block_widths
 from tablepuppet.engine.evaluate import evaluate as evaluate_model
 from tablepuppet.engine.metrics import Metrics

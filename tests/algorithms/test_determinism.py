@@ -10,7 +10,7 @@ from tests.algorithms.neural_join import JOINS, federation
 
 from tablepuppet.mapping.rows import joined
 from tablepuppet.threads import Pool
-from tablepuppet.transport.local import LocalTransport
+from tablepuppet.transport.link import LocalTransport
 
 torch = pytest.importorskip("torch")
 

@@ -15,7 +15,7 @@ from sklearn.linear_model import ElasticNet, LogisticRegression
 from tests.algorithms.oracle import Array
 
 import tablepuppet as tp
-from tablepuppet.algorithms.elastic.solve import solve, solve_diagonal
+from tablepuppet.algorithms.elastic.client import solve, solve_diagonal
 from tablepuppet.models.penalty import Penalty
 
 ROWS, USERS = 1200, 60

@@ -22,8 +22,7 @@ from tablepuppet.protocol import (
 )
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.query import parse
-from tablepuppet.transport.link import Link
-from tablepuppet.transport.local import Handler, LocalTransport
+from tablepuppet.transport.link import Handler, Link, LocalTransport
 
 Tables = Mapping[str, Mapping[str, pa.Table]]  # table → client → that client's rows
 

@@ -15,8 +15,7 @@ from tablepuppet.errors import CatalogError, QueryError, SourceError, TransportE
 from tablepuppet.protocol import ColumnInfo, DescribeTable, Done, OpenScan, ScanSchema, TableSchema
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.query import parse
-from tablepuppet.transport.link import Link
-from tablepuppet.transport.local import Handler, LocalTransport
+from tablepuppet.transport.link import Handler, Link, LocalTransport
 
 ORDERS = pa.table({"item_id": [1], "card_id": [1], "quantity": [1], "hour": [1], "returned": [True]})
 TABLES: Tables = {

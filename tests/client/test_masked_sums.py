@@ -20,7 +20,7 @@ from tablepuppet.client.policy import Policy
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, PrivacyError, TransportError
 from tablepuppet.protocol.codec import decode
-from tablepuppet.server.scales import is_settled, summed
+from tablepuppet.server.union import is_settled, summed
 
 QUERY = "SELECT a.x, a.c, b.z, a.y FROM a JOIN b ON a.k = b.k"
 OFF: dict[str, Any] = {"secure_aggregation": False}

@@ -12,8 +12,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.catalog import bind
-from tablepuppet.contract.agree import agree
-from tablepuppet.contract.build import job_contracts
+from tablepuppet.contract import agree, job_contracts
 from tablepuppet.job import make_job
 from tablepuppet.mapping.build import map_tables
 from tablepuppet.mapping.cluster import partitions

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tablepuppet.mapping.join.listed_rows import ListedJoin
 from tablepuppet.mapping.join.side import Column, JoinedSide
 from tablepuppet.mapping.rows import index as index_module
-from tablepuppet.mapping.rows.index import RowIndex
-from tablepuppet.mapping.rows.index_stats import collect, merge
+from tablepuppet.mapping.rows.index import RowIndex, collect, merge
 
 
 @st.composite

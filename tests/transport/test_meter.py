@@ -10,8 +10,7 @@ from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.errors import CatalogError, JobError, TransportError
 from tablepuppet.protocol import CloseJob, DescribeTable, Done, Failure, Parameters, Release
 from tablepuppet.protocol.codec import Frame, decode, encode
-from tablepuppet.transport.link import Link
-from tablepuppet.transport.local import LocalTransport
+from tablepuppet.transport.link import Link, LocalTransport
 from tablepuppet.transport.meter import Network
 
 

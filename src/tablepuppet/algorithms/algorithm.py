@@ -19,7 +19,7 @@ from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
 from tablepuppet.algorithms.traffic import Exchanges, OuterRound, RunShape, Wave, waves
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
-from tablepuppet.models.heads.spec import HeadKind
+from tablepuppet.models.heads.base import HeadKind
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy

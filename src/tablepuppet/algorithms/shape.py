@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.models.heads.spec import HeadKind
+from tablepuppet.models.heads.base import HeadKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,7 @@ from tablepuppet.prediction.output import at_threshold, check_file, write
 from tablepuppet.prediction.predict import as_keys
 from tablepuppet.progress import showing
 from tablepuppet.protocol.setup import FoldBy, Folds
-from tablepuppet.transport.link import Link
-from tablepuppet.transport.local import LocalTransport
+from tablepuppet.transport.link import Link, LocalTransport
 from tablepuppet.writing import check_place
 
 _NUMBERS = itertools.count(1)

@@ -19,7 +19,7 @@ import numpy as np
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.registry import REQUESTS, UPDATES
-from tablepuppet.client.answers import boosting, contract, features, prediction, setup, training
+from tablepuppet.client.answers import boosting, contract, prediction, setup, training
 from tablepuppet.client.part import Checkpoint
 from tablepuppet.client.request_rules import check_request
 from tablepuppet.client.state import ClientState
@@ -134,10 +134,10 @@ ANSWERS: dict[type, Callable[[ClientState, Any], m.Message]] = {
     m.SendLabels: setup.send_labels,
     m.SendWeights: setup.send_weights,
     m.CloseJob: setup.close_job,
-    m.OpenPart: features.open_part,
-    m.SumStatistics: features.sum_statistics,
-    m.EncodeFeatures: features.encode_features,
-    m.RevealFeatures: features.reveal_features,
+    m.OpenPart: setup.open_part,
+    m.SumStatistics: setup.sum_statistics,
+    m.EncodeFeatures: setup.encode_features,
+    m.RevealFeatures: setup.reveal_features,
     m.StartPart: training.start_part,
     m.SendFigures: training.send_figures,
     m.MultiplyGram: training.multiply_gram,

@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import TransportError
-from tablepuppet.protocol.arrow_stream import check_stream
-from tablepuppet.protocol.codec import Buffer, Frame
+from tablepuppet.protocol.codec import Buffer, Frame, check_stream
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 

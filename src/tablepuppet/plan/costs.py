@@ -21,7 +21,7 @@ from tablepuppet.algorithms.traffic import Wave, agreement
 from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW
 from tablepuppet.mapping.mapping import Placement
 from tablepuppet.mapping.summary import MappingSummary
-from tablepuppet.models.heads.spec import HeadSpec
+from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import Privacy

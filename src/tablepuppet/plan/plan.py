@@ -15,8 +15,8 @@ from tablepuppet.algorithms.shape import Shape
 from tablepuppet.job import Job
 from tablepuppet.mapping.summary import MappingSummary
 from tablepuppet.models.compiler import HINT, TREES_HINT, is_installed, wins
+from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.heads.job import head_spec
-from tablepuppet.models.heads.spec import HeadSpec
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.plan.advice import Advice, advise

@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.catalog.prediction_query import Key, Servable, Wanted, bind_features
-from tablepuppet.contract.agree import agree
-from tablepuppet.contract.build import score_contracts
+from tablepuppet.contract import agree, score_contracts
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.mapping.new_rows import NewRows, map_new_rows

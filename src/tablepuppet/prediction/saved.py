@@ -22,8 +22,7 @@ import numpy as np
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import in_label_type
-from tablepuppet.models.heads.base import HeadModel
-from tablepuppet.models.heads.spec import HeadSpec
+from tablepuppet.models.heads.base import HeadModel, HeadSpec
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.prediction.model import BlockModel, Model, TableUse
 from tablepuppet.protocol import ColumnInfo

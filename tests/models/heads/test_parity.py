@@ -11,8 +11,8 @@ from tests.algorithms.neural_join import JOINS, federation
 from tests.models.heads.head_join import SEED, Oracle, trained
 
 import tablepuppet as tp
+from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.heads.making import make_head
-from tablepuppet.models.heads.spec import HeadSpec
 
 torch = pytest.importorskip("torch")
 

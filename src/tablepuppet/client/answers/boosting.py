@@ -18,7 +18,7 @@ from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.exchange import Bins, Codes, Key, Union
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.client.exposure import reads, unknowns
+from tablepuppet.client.answers.contract import reads, unknowns
 from tablepuppet.client.part import Part
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, TransportError

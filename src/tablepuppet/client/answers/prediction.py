@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from tablepuppet import protocol as m
-from tablepuppet.client.exposure import reads, unknowns
+from tablepuppet.client.answers.contract import reads, unknowns
 from tablepuppet.client.part import check_model, check_outputs
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import TransportError

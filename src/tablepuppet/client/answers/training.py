@@ -13,7 +13,7 @@ from tablepuppet.algorithms.base import PartSetup
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.algorithms.registry import algorithm_of
-from tablepuppet.client.exposure import reads, unknowns
+from tablepuppet.client.answers.contract import reads, unknowns
 from tablepuppet.client.owner import Shown
 from tablepuppet.client.part import Kept, Part, check_model, check_options, check_outputs
 from tablepuppet.client.state import ClientState

@@ -27,8 +27,7 @@ from tablepuppet.mapping.cluster.partitions import (
 from tablepuppet.mapping.cluster.rows import ClusterRows
 from tablepuppet.mapping.cluster.worker import Layout
 from tablepuppet.mapping.join.side import JoinedSide
-from tablepuppet.mapping.rows.index import RowIndex
-from tablepuppet.mapping.rows.index_stats import merge
+from tablepuppet.mapping.rows.index import RowIndex, merge
 from tablepuppet.mapping.rows.joined import JoinedRows, lanes_of
 
 

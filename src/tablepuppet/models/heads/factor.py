@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.models.heads.base import PullBack
-from tablepuppet.models.heads.spec import HeadSpec
+from tablepuppet.models.heads.base import HeadSpec, PullBack
 
 _SPREAD = 0.1  # of vectors before training: at zero they would never move
 

@@ -9,7 +9,7 @@ import math
 from typing import Any, get_args
 
 from tablepuppet.errors import JobError
-from tablepuppet.models.heads.spec import HeadKind, HeadSpec
+from tablepuppet.models.heads.base import HeadKind, HeadSpec
 from tablepuppet.suggest import nearest
 
 HEADS = tuple(h for h in get_args(HeadKind) if h != "module")

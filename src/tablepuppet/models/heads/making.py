@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from tablepuppet.errors import JobError
-from tablepuppet.models.heads.base import Head, HeadModel, TrainedHead
+from tablepuppet.models.heads.base import Head, HeadModel, HeadSpec, SumHead, TrainedHead
 from tablepuppet.models.heads.factor import FactorHead
-from tablepuppet.models.heads.spec import HeadSpec
-from tablepuppet.models.heads.sum import SumHead
 
 _MODULES: dict[str, Any] = {}
 _NUMBERS = itertools.count(1)

@@ -18,8 +18,7 @@ import numpy as np
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, TrainingError
-from tablepuppet.models.heads.base import PullBack
-from tablepuppet.models.heads.spec import HeadSpec
+from tablepuppet.models.heads.base import HeadSpec, PullBack
 from tablepuppet.models.modules import build_module, need_torch
 from tablepuppet.models.neural import flat_parameters
 from tablepuppet.models.spec import ModelSpec

@@ -7,23 +7,29 @@ for each client, over its own scans and blocks alone. Whatever a client is asked
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import msgspec
 
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.catalog.bound import BoundQuery
+from tablepuppet.errors import ApprovalError
+from tablepuppet.formatting import printable
 from tablepuppet.job import Job
 from tablepuppet.protocol.base import What
 from tablepuppet.protocol.contract import (
+    Agreement,
     BlockTerms,
     Column,
     Contract,
     Disclosure,
+    ProposeContract,
     Purpose,
     Role,
     ScanTerms,
     Training,
 )
+from tablepuppet.transport.link import Link
 
 Place = tuple[int, int]  # scan, expression
 Roles = dict[Place, list[Role]]
@@ -210,3 +216,17 @@ def _disclosures(
             tell(table, "signals", fits * (epochs + 1) if is_whole else None, to="client")
             tell(table, "parameters", int(trainings[0].releases))
     return tuple(dict.fromkeys(d for d in found if d.times != 0))
+
+
+def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> None:
+    """Proposes; a refusal is the owner's own sentence, and a job that waits says for whom."""
+    asked = {client: [ProposeContract(job=job, contract=contract)] for client, contract in contracts.items()}
+    answers = link.ask(asked)
+    waiting = {c: a for c, found in answers.items() if not (a := cast(Agreement, found[0])).is_agreed}
+    if waiting:
+        names = {client: printable(a.waits_for) or client for client, a in waiting.items()}
+        whom = "; ".join(f"{names[client]} (contract {a.contract[:16]})" for client, a in waiting.items())
+        raise ApprovalError(
+            f"the job waits for a person to approve it: {whom}. Nothing was read. They run `tablepuppet approve` with "
+            "the contract's name; over a network the job then goes on by itself, in one process run it again"
+        )

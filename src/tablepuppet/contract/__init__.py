@@ -1,1 +1,0 @@
-"""BoundQuery + Job → one Contract per owner, proposed before anything is read (docs/contracts.md)."""

@@ -15,7 +15,7 @@ from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.mapping.walk import collapse, compiled
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, NumpyGatherScatter, gather_scatter_for
-from tablepuppet.mapping.walk.lane import Shard, Signal, Sums
+from tablepuppet.mapping.walk.work import Shard, Signal, Sums
 from tablepuppet.models.compiler import COMPILED_FROM
 
 WAYS = [NumpyGatherScatter(), cast(GatherScatter, compiled)]

@@ -16,6 +16,7 @@ import numpy as np
 
 from tablepuppet.arrays import Array
 from tablepuppet.mapping.cluster.cluster import Cluster
+from tablepuppet.mapping.cluster.index_stats import merge
 from tablepuppet.mapping.cluster.partitions import (
     IndexFacts,
     Partition,
@@ -27,7 +28,7 @@ from tablepuppet.mapping.cluster.partitions import (
 from tablepuppet.mapping.cluster.rows import ClusterRows
 from tablepuppet.mapping.cluster.worker import Layout
 from tablepuppet.mapping.join.side import JoinedSide
-from tablepuppet.mapping.rows.index import RowIndex, merge
+from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows, lanes_of
 
 

@@ -22,7 +22,7 @@ from tablepuppet.mapping.cluster.partitions import IndexFacts, Partition, write_
 from tablepuppet.mapping.cluster.worker import Kept, Source, Walk
 from tablepuppet.mapping.rows.joined import JoinedRows, batch, by_label, weight_step
 from tablepuppet.mapping.walk.gather_scatter import empty_sums
-from tablepuppet.mapping.walk.lane import JoinStep, LaneResult, Pass, Sums, Work, add_sums
+from tablepuppet.mapping.walk.work import JoinStep, LaneResult, Pass, Sums, Work, add_sums
 
 _CHUNK = 1 << 20  # values that are put in order here at a time
 

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.mapping.cluster.index_stats import IndexStats, collect
 from tablepuppet.mapping.cluster.partitions import IndexFacts, Partition, PartitionSpec, Storage, load, write_partition
 from tablepuppet.mapping.join.side import JoinedSide
-from tablepuppet.mapping.rows.index import IndexStats, RowIndex, collect
+from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows, LaneResult, Work
 from tablepuppet.version import __version__
 

@@ -16,7 +16,7 @@ import numpy as np
 from tablepuppet.arrays import Array, Triangles
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, Place, empty_sums, loops
-from tablepuppet.mapping.walk.lane import Column, Columns, Signal
+from tablepuppet.mapping.walk.work import Column, Columns, Signal
 from tablepuppet.models.compiler import is_installed, wins
 
 _PIECE = 1024  # joined rows of Triangles that are written out at a time: they stay in the cache

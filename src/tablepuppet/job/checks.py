@@ -1,0 +1,258 @@
+"""What a job may ask for: every rule that needs no query and no data, each with what to do instead."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from tablepuppet.algorithms.options import explained
+from tablepuppet.algorithms.registry import (
+    BY_NAME,
+    FEDERATED,
+    KINKED,
+    algorithm_of,
+    named,
+)
+from tablepuppet.errors import JobError, PrivacyError
+from tablepuppet.job.job import OPEN_LOSSES, Job, loss_options
+from tablepuppet.mapping.engines import Local
+from tablepuppet.models.heads.job import check_head, is_network
+from tablepuppet.models.losses import (
+    LOSSES,
+    LabelFacts,
+    metrics_by_name,
+)
+from tablepuppet.suggest import nearest
+
+_TRIED = ("l2", "l1", "signs", "options", "epochs", "batch_size", "hidden", "activation", "dropout")
+
+
+def check_job(job: Job) -> None:
+    """What `make_job` promises, of a job that somebody else made."""
+    try:
+        msgspec.convert({name: getattr(job, name) for name in Job.__struct_fields__}, Job, strict=True)
+    except msgspec.ValidationError as error:
+        raise JobError(explained(error, Job, {})) from None
+    if job.algorithm not in BY_NAME:
+        raise JobError(f"unknown algorithm {job.algorithm[:64]!r}; choose one of {', '.join(BY_NAME)}")
+    _check(job)
+    _check_stopping(job)
+    _check_model(job, {})
+    check_search(job)
+    for other in () if job.search is None else job.search.jobs:
+        check_job(other)
+
+
+def check_given(job: Job, given: dict[str, Any]) -> None:
+    """The same of a job that is being made; `given` is what the user wrote, defaults left out."""
+    _check(job)
+    _check_stopping(job)
+    _check_model(job, given)
+    algorithm = algorithm_of(job.options)
+    check_head(
+        job,
+        given,
+        is_trained=job.head in algorithm.heads and not job.is_expanded,
+        trained_by=named(tuple(a for a in FEDERATED if job.head in a.heads)),
+        needs_bound=algorithm.figures_by(job.options, is_linear=True) == "power iteration",
+    )
+    _check_label_privacy(job)
+
+
+def _check(job: Job) -> None:
+    monitors = ["loss", *(name for name, metric in metrics_by_name().items() if metric.can_monitor)]
+    rules = [
+        (
+            all(0 <= l2 < math.inf for l2 in (job.l2.values() if isinstance(job.l2, dict) else [job.l2])),
+            "l2 must be a number from 0 up, or one for each table",
+        ),
+        (0 <= job.l1 < math.inf, "l1 must be a number from 0 up"),
+        (all(sign in (-1, 1) for sign in job.signs.values()), "signs must be 1 (not negative) or -1 (not positive)"),
+        (0 <= job.test_fraction < 1, "test_fraction must lie in [0, 1)"),
+        (
+            job.validation_fraction >= 0 and (job.test_where is None) * job.test_fraction + job.validation_fraction < 1,
+            "validation_fraction must lie in [0, 1), and leave rows to train on beside test_fraction",
+        ),
+        (job.patience is None or job.patience >= 1, "patience must be at least 1, or None to train to the end"),
+        (0 <= job.min_delta < math.inf, "min_delta must be a number from 0 up"),
+        (
+            not isinstance(job.class_weight, dict) or all(0 <= w < math.inf for w in job.class_weight.values()),
+            "class_weight must give numbers from 0 up",
+        ),
+        (job.monitor in monitors, f"monitor must be one of {', '.join(monitors)}"),
+        (job.epochs >= 1, "epochs must be at least 1"),
+        (job.batch(1) is None or (job.batch(1) or 0) >= 1, 'batch_size must be at least 1, "auto", or None for all'),
+        (0 <= job.seed < 2**63, "seed must be a whole number from 0 to 2**63 − 1"),
+        (job.max_categories is None or job.max_categories >= 1, "max_categories must be at least 1, or None"),
+        (job.max_joined_rows is None or job.max_joined_rows >= 1, "max_joined_rows must be at least 1, or None"),
+    ]
+    for is_fine, rule in rules:
+        if not is_fine:
+            raise JobError(rule)
+    if not isinstance(job.engine, Local) and (job.is_expanded or algorithm_of(job.options).is_pooled):
+        raise JobError(
+            f'algorithm="{job.algorithm}" is a baseline and runs in one process; '
+            f'engine="ray" runs {", ".join(a.name for a in FEDERATED)}'
+        )
+    if not isinstance(job.engine, Local) and algorithm_of(job.options).own_model:
+        raise JobError(f'algorithm="{job.algorithm}" runs in one process; leave engine="ray" out')
+
+
+def check_loss(job: Job) -> None:
+    """The loss is known, and takes the options that are given."""
+    names = [*(loss.name for loss in LOSSES), *OPEN_LOSSES]
+    if job.loss is not None and job.loss not in names:
+        raise JobError(f"unknown loss {job.loss!r}; choose one of {', '.join(names)}{hint(job.loss, names)}")
+    loss = job.loss_class
+    for option in job.loss_options:
+        if loss is None or option not in loss.options:
+            owner = loss_options().get(option)
+            where = f'it belongs to loss="{owner}"' if owner else f"there are {', '.join(loss_options())}"
+            raise JobError(f"{option} is not an option of this model's loss; {where}")
+    if loss is not None:
+        loss.of(LabelFacts(classes=2), **job.loss_options)  # which checks the options
+
+
+def _check_model(job: Job, given: dict[str, Any]) -> None:
+    """What the model cannot have, and what the algorithm cannot train."""
+    algorithm, loss = algorithm_of(job.options), job.loss_class
+    _check_penalties(job)
+    if job.spec.is_boosted or algorithm.own_model:
+        _check_boosted(job, given)
+        return
+    if algorithm.requires_curvature and loss is not None and not loss.is_smooth:
+        able = named(tuple(a for a in FEDERATED if not a.requires_curvature))
+        raise JobError(
+            f'algorithm="{job.algorithm}" needs second derivatives, and the {loss.name} loss has kinks; train it with '
+            f"{able}"
+        )
+    if job.spec.is_linear:
+        for name in ("hidden", "activation", "dropout", "dtype", "module"):
+            if name in given and not (name in ("activation", "dtype") and is_network(job.head)):
+                raise JobError(f'{name} belongs to a neural model; use it with model="mlp", not model="{job.model}"')
+        if job.loss is not None and job.model not in ("auto", "linear"):
+            raise JobError(f'model="{job.model}" already names its loss; use model="linear" with loss="{job.loss}"')
+        if job.intercept is False and not algorithm.can_omit_intercept:
+            able = named(tuple(a for a in FEDERATED if a.can_omit_intercept))
+            raise JobError(f"a linear model can do without its intercept under {able} only")
+        _check_refusal(job)
+        return
+    if job.model == "module" and not job.module:
+        raise JobError('model="module" needs module=…, the name under which the clients know the builder')
+    if not 0 <= job.dropout < 1:
+        raise JobError("dropout must lie in [0, 1)")
+    if any(size < 1 for size in job.hidden):
+        raise JobError("hidden must list layer sizes of at least 1, for example (16,)")
+    if algorithm.requires_linear:
+        able = named(tuple(a for a in FEDERATED if not a.requires_linear))
+        raise JobError(
+            f'algorithm="{job.algorithm}" trains linear models only, for {algorithm.requires_linear}; '
+            f"train a neural model with {able}"
+        )
+    _check_refusal(job)
+
+
+def _check_penalties(job: Job) -> None:
+    algorithm = algorithm_of(job.options)
+    if (job.l1 or job.signs) and not algorithm.takes_kinks:
+        what = "l1" if job.l1 else "signs"
+        raise JobError(
+            f'algorithm="{job.algorithm}" cannot train with {what}: it needs a penalty without kinks; '
+            f"train a linear model with {named(KINKED)}, or leave algorithm out"
+        )
+    if isinstance(job.l2, dict) and (algorithm.own_model or algorithm.is_pooled or job.head != "sum"):
+        raise JobError(
+            "an l2 for each table belongs to linear and neural models whose scores are sums, trained by "
+            f"{named(FEDERATED)}; give one number"
+        )
+
+
+def _check_boosted(job: Job, given: dict[str, Any]) -> None:
+    own = algorithm_of(job.options).own_model
+    able = named(tuple(a for a in BY_NAME.values() if a.own_model))
+    if job.model != own:
+        raise JobError(
+            f'model="boosted" is grown by {able} and by nothing else, not model="{job.model}" by '
+            f'algorithm="{job.algorithm}"; use both, or neither'
+        )
+    plain = Job(query="", label="")
+    for name in ("hidden", "activation", "dropout", "dtype", "module", "intercept", "standardize", "batch_size"):
+        if name in given and getattr(job, name) != getattr(plain, name):
+            raise JobError(f'{name} has no meaning for boosted trees; leave it out with model="boosted"')
+    if given.get("epochs") is not None:
+        raise JobError("boosted trees have no epochs; set trees instead")
+    if job.privacy.features is not None:
+        private = named(tuple(a for a in FEDERATED if a.why_not_private(a.options()) is None))
+        raise JobError(
+            "boosted trees tell the server bits of every row, and have no private form towards outsiders; leave "
+            f"privacy.features out, or train a linear model with {private}"
+        )
+
+
+def _check_refusal(job: Job) -> None:
+    why = algorithm_of(job.options).refusal(job.options, job.spec)
+    if why is not None:
+        raise JobError(why)
+
+
+def _check_stopping(job: Job) -> None:
+    """What early stopping needs, and cannot be had with."""
+    if job.patience is None:
+        return
+    if not job.validation_fraction and job.validation_where is None:
+        raise JobError("patience needs validation rows; add validation_fraction=0.1 or validation_where=…")
+    if algorithm_of(job.options).is_pooled:
+        raise JobError(f'algorithm="{job.algorithm}" is a baseline without epochs to stop at; leave patience out')
+    if job.privacy.features is not None:
+        raise JobError(
+            "patience would choose an epoch by exact predictions of validation rows, outside the promise of "
+            "privacy.features; leave it out and set epochs"
+        )
+
+
+def _check_label_privacy(job: Job) -> None:
+    loss = job.loss_class
+    if loss is not None and job.privacy.label is not None and loss.label_noise == "refused":
+        raise PrivacyError(
+            f"the {loss.name} loss has no private form for labels: noise on them would bias what it fits; use "
+            'model="linear" with privacy.label, or train without it'
+        )
+
+
+def check_search(job: Job) -> None:
+    """What a search may vary, and what it cannot go with."""
+    search = job.search
+    if search is None:
+        return
+    if not search.jobs or len(search.jobs) != len(search.settings):
+        raise JobError("a search needs at least one setting")
+    if not 2 <= search.folds.count <= 1000:
+        raise JobError("folds must be a whole number from 2 up")
+    if search.folds.by != "row" and search.folds.column is None:
+        raise JobError(f"folds by {search.folds.by} need the column")
+    for other in search.jobs:
+        for name in Job.__struct_fields__:
+            if name not in (*_TRIED, "search") and getattr(other, name) != getattr(job, name):
+                raise JobError(
+                    f"a search tries settings on the same joined rows and features, and {name} changes more than that; "
+                    f"run one search for each, or vary {', '.join(_TRIED)} and options of the algorithm"
+                )
+        if other.search is not None:
+            raise JobError("a setting of a search is no search itself")
+    algorithm = algorithm_of(job.options)
+    if algorithm.own_model or algorithm.is_pooled or job.is_expanded:
+        able = named(tuple(a for a in (*FEDERATED, *KINKED) if "sum" in a.heads))
+        raise JobError(
+            f'a search shares one mapping among its models, which algorithm="{job.algorithm}" cannot; use {able}, or '
+            'train each setting with validation_fraction=0.2 and compare result.metrics["validation"]'
+        )
+    if job.patience is not None or job.is_private or not isinstance(job.engine, Local):
+        raise JobError("a search takes no patience, no privacy of features or predictions, and no engine; leave it out")
+
+
+def hint(name: Any, known: Any) -> str:
+    """The known name that was probably meant."""
+    near = nearest(str(name), list(known))
+    return "" if near is None else f"; did you mean {near!r}?"

@@ -1,0 +1,167 @@
+"""Job: everything a training run is a function of, besides the data."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import msgspec
+
+from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.registry import (
+    BY_NAME,
+    DEFAULT,
+    Options,
+    algorithm_of,
+    is_expanded,
+)
+from tablepuppet.mapping.engines import Engine, Local
+from tablepuppet.models.heads.base import HeadKind
+from tablepuppet.models.heads.job import is_network
+from tablepuppet.models.losses import (
+    LOSSES,
+    Loss,
+    loss_named,
+    loss_of_model,
+)
+from tablepuppet.models.penalty import L2
+from tablepuppet.models.spec import Activation, Dtype, ModelSpec
+from tablepuppet.privacy.options import Privacy
+from tablepuppet.protocol.codec import Wire
+from tablepuppet.protocol.contract import automatic_batch
+from tablepuppet.protocol.setup import Folds
+
+OPEN_LOSSES = ("cross_entropy",)  # names that leave the loss to the label: here to the number of its classes
+BatchSize = int | Literal["auto"] | None
+
+
+class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings that are tried on the same joined rows, each on all folds but one in turn."""
+
+    folds: Folds
+    settings: tuple[dict[str, Any], ...]  # as the user wrote them
+    jobs: tuple[Job, ...]  # the same, made
+
+
+class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One training job; the same names in Python, in TOML and on the command line."""
+
+    query: str
+    label: str
+    model: str = "auto"  # auto: what fits the label
+    algorithm: str = DEFAULT
+    options: Options = msgspec.field(default_factory=BY_NAME[DEFAULT].options)
+    l2: float | dict[str, float] = (
+        L2  # for all tables, or by table (or alias); others have the usual one; factor heads: 1e-8
+    )
+    l1: float = 0.0
+    signs: dict[str, int] = {}  # of features: 1, a weight that is not negative; −1, none that is positive
+    test_fraction: float = 0.15
+    test_where: str | None = None  # a condition on the label table's rows, instead of a fraction
+    validation_fraction: float = 0.0
+    validation_where: str | None = None
+    patience: int | None = None  # epochs without a better validation loss; None: train to the end
+    min_delta: float = 0.0  # what counts as better
+    monitor: str = "loss"  # the validation figure that patience watches
+    weight: str | None = None  # of rows: a column of the label's table, or an expression over it
+    class_weight: Literal["balanced"] | dict[str, float] | None = None
+    standardize: bool = True
+    seed: int = 0
+    epochs: int = 20
+    batch_size: BatchSize = "auto"  # joined rows, of algorithms with batches; auto: from how many there are, None: all
+    max_categories: int | None = None
+    max_joined_rows: int | None = None
+    wire: Wire = "float64"
+    loss: str | None = None  # None: what the model's name or the label says
+    loss_options: dict[str, float] = {}  # what the loss declares: delta of huber, quantile
+    intercept: bool | None = None  # None: for linear models; neural ones have biases of their own
+    hidden: tuple[int, ...] = (16,)
+    activation: Activation = "relu"
+    dropout: float = 0.0
+    dtype: Dtype = "float32"  # of a neural model's arithmetic
+    privacy: Privacy = Privacy()
+    engine: Engine = Local()  # where joined rows lie and are walked over
+    release: bool = True  # False: every owner keeps the trained parameters of its own block
+    module: str = ""  # model="module": the name under which clients know its builder
+    head: HeadKind = "sum"  # how scores come from what tables say (docs/heads.md)
+    rank: int | None = None  # of head="factor": the length of vectors; None: 16
+    widths: int | tuple[int, ...] | None = None  # of a network head: numbers from each table; None: 16
+    head_hidden: tuple[int, ...] | None = None  # layers of head="mlp"; None: (64, 32)
+    shrinkage: float | None = (
+        None  # of a head: λ of ½ λ ‖h‖² per joined row; None: learned by als, 0.05 for other factors, 0 for networks
+    )
+    head_module: str = ""  # head="module": the name under which the server knows it
+    search: Search | None = None  # cross-validation of several settings, instead of one model
+
+    @property
+    def fits(self) -> int:
+        """How many models are trained."""
+        return 1 if self.search is None else self.search.folds.count * len(self.search.jobs)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What every block's model is."""
+        kind = self.model if self.model in ("mlp", "module", "boosted") else "linear"
+        return ModelSpec(
+            kind=cast(Any, kind),
+            hidden=self.hidden,
+            activation=self.activation,
+            dropout=self.dropout,
+            dtype=self.dtype,
+            module=self.module,
+        )
+
+    def batch(self, rows: int) -> int | None:
+        """How many of so many joined rows are a batch; None: all of them."""
+        return automatic_batch(rows) if self.batch_size == "auto" else self.batch_size
+
+    @property
+    def chooses_steps(self) -> bool:
+        """Whether the length of steps is left to the software: it begins at a constant, and takes the label's unit."""
+        return algorithm_of(self.options).chooses_steps(
+            self.options, is_linear=self.spec.is_linear, features=self.privacy.features
+        )
+
+    @property
+    def is_centred(self) -> bool:
+        """Whether networks without an intercept stand beside the best constant."""
+        return self.chooses_steps and (not self.spec.is_linear or is_network(self.head)) and self.intercept is None
+
+    @property
+    def loss_name(self) -> str:
+        """The loss; "auto": a number's is squared, classes have cross-entropy."""
+        own = loss_of_model(self.model)
+        return self.loss or ("auto" if own is None else own.name)
+
+    @property
+    def loss_class(self) -> type[Loss] | None:
+        """The loss, where the job names it; None: the label decides."""
+        return None if self.loss_name in ("auto", *OPEN_LOSSES) else loss_named(self.loss_name)
+
+    @property
+    def has_intercept(self) -> bool:
+        return (self.spec.is_linear and not is_network(self.head)) if self.intercept is None else self.intercept
+
+    @property
+    def is_private(self) -> bool:
+        """Whether features are promised to be private: nothing exact about them is released."""
+        return self.privacy.features is not None or self.privacy.predictions.mode == "local"
+
+    @property
+    def blinded_options(self) -> AlgorithmOptions:
+        """The options, with nothing left in them that looks at exact predictions beside noisy steps."""
+        return self.options.blinded() if self.is_private else self.options
+
+    @property
+    def is_expanded(self) -> bool:
+        """Whether blocks are expanded to joined rows first: the VFL baselines."""
+        return is_expanded(self.algorithm)
+
+
+def models() -> list[str]:
+    """Names of models, those of the losses among them."""
+    return ["auto", *dict.fromkeys(loss.model for loss in LOSSES), "mlp", "boosted"]
+
+
+def loss_options() -> dict[str, str]:
+    """What losses let a job set, and the loss that it belongs to."""
+    return {option: loss.name for loss in LOSSES for option in loss.options}

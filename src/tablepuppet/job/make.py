@@ -1,0 +1,171 @@
+"""A checked job from what a user wrote: names, options objects, keyword arguments, TOML values."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tablepuppet.algorithms.algorithm import Algorithm
+from tablepuppet.algorithms.options import AlgorithmOptions, explained
+from tablepuppet.algorithms.registry import (
+    BY_NAME,
+    DEFAULT,
+    FEDERATED,
+    KINKED,
+    algorithm_of,
+    options_of,
+)
+from tablepuppet.errors import JobError, PrivacyWarning
+from tablepuppet.job.checks import check_given, check_loss, check_search, hint
+from tablepuppet.job.job import Job, Search, loss_options, models
+from tablepuppet.mapping.engines import engine_of
+from tablepuppet.models.heads.job import head_given
+from tablepuppet.models.losses import (
+    usual_loss,
+)
+from tablepuppet.models.penalty import L2
+from tablepuppet.privacy.options import privacy_of
+from tablepuppet.protocol.setup import Folds
+
+_FACTOR_L2 = 1e-8  # factors are shrunk by how often a row appears; on each parameter, l2 · N would be far too much
+
+
+def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[str, Any]) -> Job:
+    """A checked job from what a user wrote: names, options objects, keyword arguments, TOML values.
+
+    >>> make_job("SELECT …", label="y", model="linear", algorithm="admm", given={"rho": 0.5}).options.rho
+    0.5
+    """
+    if not isinstance(query, str):
+        raise JobError(f"query must be SQL text, not {type(query).__name__}")
+    if not isinstance(label, str) or not label:
+        raise JobError("label must be the name of a column in the SELECT list")
+    if not isinstance(model, str) or model not in (*models(), "module"):
+        raise JobError(
+            f"unknown model {model!r}; choose one of {', '.join(models())}, or give a callable (width, outputs) → "
+            f"torch.nn.Module{hint(model, models())}"
+        )
+    given = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
+    if isinstance(given.get("class_weight"), Mapping):
+        weights = given["class_weight"].items()
+        given["class_weight"] = {class_text(c): w.item() if isinstance(w, np.generic) else w for c, w in weights}
+    given |= head_given(given.get("head", "sum"))
+    if algorithm is None:
+        algorithm = usual_algorithm(given["head"], model, is_sparse=bool(given.get("l1") or given.get("signs")))
+    own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options"}
+    values = {name: value for name, value in given.items() if name in own - {"privacy", "engine"}}
+    values["loss_options"] = dict(values.get("loss_options") or {})
+    extra = {name: value for name, value in given.items() if name not in own}
+    for option in [name for name in extra if name in loss_options()]:
+        values["loss_options"][option] = extra.pop(option)
+    declared = BY_NAME.get(algorithm) if isinstance(algorithm, str) else None
+    if declared is not None and declared.own_model and isinstance(given.get("l2"), int | float):
+        extra["l2"] = given["l2"]  # of leaves; the default is the algorithm's own
+    if values.get("l2") is None:
+        values["l2"] = _FACTOR_L2 if given["head"] == "factor" else L2
+    name, options = _algorithm(algorithm, extra, own)
+    if model == "auto":
+        model = algorithm_of(options).own_model or model
+    is_usual = values.get("epochs") is None
+    values["epochs"] = 1 if is_usual else values["epochs"]
+    try:
+        job = msgspec.convert(
+            {"query": query, "label": label, "model": model, "algorithm": name, **values}, Job, strict=True
+        )
+    except msgspec.ValidationError as error:
+        raise JobError(explained(error, Job, values)) from None
+    check_loss(job)
+    if is_usual:
+        job = msgspec.structs.replace(job, epochs=_epochs(job, algorithm_of(options)))
+    privacy = privacy_of(given.get("privacy"))
+    options = options.settled(is_linear=job.spec.is_linear, is_private=privacy.features is not None)
+    if job.loss_class is not None and not job.loss_class.is_smooth:
+        options = options.for_kinks()
+    job = msgspec.structs.replace(job, options=options, privacy=privacy, engine=engine_of(given.get("engine")))
+    if job.privacy.keys == "sha256":
+        warnings.warn(
+            'keys="sha256" hides no key that somebody can guess: whoever lists the possible ids, a million a second, '
+            'has the key of every row. Use keys="hmac" unless you compare with the paper',
+            PrivacyWarning,
+            stacklevel=3,
+        )
+    check_given(job, given)
+    return job
+
+
+def search_job(jobs: Sequence[Job], settings: Sequence[dict[str, Any]], folds: Folds) -> Job:
+    """A job that tries settings of one model on the same joined rows."""
+    job = msgspec.structs.replace(jobs[0], search=Search(folds=folds, settings=tuple(settings), jobs=tuple(jobs)))
+    check_search(job)
+    return job
+
+
+def usual_algorithm(head: str, model: str, *, is_sparse: bool = False) -> str:
+    """The algorithm of a job that names none: the model's own, of those for linear models the most particular.
+
+    Networks have the one that trains them under every head.
+    """
+    own = next((a.name for a in BY_NAME.values() if a.own_model == model), None)
+    if own is not None:
+        return own
+    is_linear = model not in ("mlp", "module")
+    if head == "sum" and is_linear:
+        return KINKED[0].name if is_sparse else DEFAULT
+    able = [a for a in FEDERATED if head in a.heads and (is_linear or not a.requires_linear)]
+    able = [a for a in able if not (a.has_one_score and model == "softmax")]
+    return (min if is_linear else max)(able, key=lambda a: len(a.heads)).name
+
+
+def class_text(value: Any) -> str:
+    """A class as TOML would spell its name.
+
+    >>> class_text(True), class_text(2.0), class_text("late")
+    ('true', '2', 'late')
+    """
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, int | float | np.integer | np.floating):
+        return f"{float(value):.17g}"
+    return str(value)
+
+
+def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[str, AlgorithmOptions]:
+    if isinstance(algorithm, AlgorithmOptions):
+        if extra:
+            raise JobError(
+                f"unknown argument {min(extra)!r}; options of the algorithm belong in tp.{type(algorithm).__name__}(…)"
+            )
+        return algorithm.name, algorithm
+    if isinstance(algorithm, str):
+        if algorithm not in BY_NAME:
+            raise JobError(
+                f"unknown algorithm {algorithm!r}; choose one of {', '.join(BY_NAME)}{hint(algorithm, BY_NAME)}"
+            )
+        known = own | set(BY_NAME[algorithm].options.__struct_fields__)
+        for name in extra:
+            if name not in known:
+                near = hint(name, known) or "."
+                raise JobError(f"algorithm {algorithm} has no option {name!r}{near} {_options(algorithm)}")
+        return algorithm, options_of(algorithm, extra)
+    kinds = ", ".join(f"tp.{a.options.__name__}(…)" for a in FEDERATED)
+    raise JobError(f"algorithm must be a name or {kinds}, not {type(algorithm).__name__}")
+
+
+def _epochs(job: Job, algorithm: Algorithm[Any]) -> int:
+    """How many epochs are usually enough; "auto" may turn out to be any of the usual losses."""
+    if algorithm.is_pooled or algorithm.takes_kinks:
+        return algorithm.epochs
+    losses = [usual_loss(classes) for classes in (0, 2, 3)] if job.loss_class is None else [job.loss_class]
+    return max(loss.epochs.get(algorithm.uses, algorithm.epochs) for loss in losses)
+
+
+def _options(algorithm: str) -> str:
+    """What can be chosen: of the algorithm, and of every job."""
+    others = sorted(
+        set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options", "module", "head_module"}
+    )
+    return f"It has {', '.join(BY_NAME[algorithm].options.__struct_fields__)}; every job has {', '.join(others)}"

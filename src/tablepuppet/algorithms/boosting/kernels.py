@@ -11,60 +11,15 @@ from numpy.typing import NDArray
 from tablepuppet.models.compiler import is_installed
 
 if TYPE_CHECKING or is_installed():
-    from tablepuppet.algorithms.boosting.compiled import (
-        add_split,
-        add_values,
-        best_splits,
-        count_nodes,
-        count_pairs,
-        emit_cells,
-        mark_nodes,
-        pack,
-        pairs_in_order,
-        pairs_of_each,
-        part_nodes,
-        scatter_cells,
-        sum_nodes,
-        unpack,
-        widths_of,
-    )
+    from tablepuppet.algorithms.boosting.compiled.bits import *  # noqa: F403
+    from tablepuppet.algorithms.boosting.compiled.nodes import *  # noqa: F403
+    from tablepuppet.algorithms.boosting.compiled.pairs import *  # noqa: F403
+    from tablepuppet.algorithms.boosting.compiled.splits import *  # noqa: F403
 else:
-    from tablepuppet.algorithms.boosting.plain import (
-        add_split,
-        add_values,
-        best_splits,
-        count_nodes,
-        count_pairs,
-        emit_cells,
-        mark_nodes,
-        pack,
-        pairs_in_order,
-        pairs_of_each,
-        part_nodes,
-        scatter_cells,
-        sum_nodes,
-        unpack,
-        widths_of,
-    )
-
-__all__ = [
-    "add_split",
-    "add_values",
-    "best_splits",
-    "count_nodes",
-    "count_pairs",
-    "emit_cells",
-    "fixed_type",
-    "mark_nodes",
-    "pack",
-    "pairs_in_order",
-    "pairs_of_each",
-    "part_nodes",
-    "scatter_cells",
-    "sum_nodes",
-    "unpack",
-    "widths_of",
-]
+    from tablepuppet.algorithms.boosting.plain.bits import *  # noqa: F403
+    from tablepuppet.algorithms.boosting.plain.nodes import *  # noqa: F403
+    from tablepuppet.algorithms.boosting.plain.pairs import *  # noqa: F403
+    from tablepuppet.algorithms.boosting.plain.splits import *  # noqa: F403
 
 
 def fixed_type(array: NDArray[Any]) -> NDArray[Any]:

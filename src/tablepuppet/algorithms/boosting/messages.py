@@ -36,13 +36,36 @@ class CategorySketch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 Sketch = NumberSketch | CategorySketch
 
 
-class SketchFeatures(Message, frozen=True):
-    """Sum up the columns of a part, so that the clients of its block can share bins. → FeatureSketches"""
+class _OfPart(Message, frozen=True):
+    """A request to the client of a part."""
 
-    stage: ClassVar[Stage] = "sketch"
     tells: ClassVar[Telling] = ()
     job: str
     part: int
+
+
+class _OfTrees(_OfPart, frozen=True):
+    """About trees that the server has grown."""
+
+    stage: ClassVar[Stage] = "check trees"
+    tells: ClassVar[Telling] = (Tells("check", "node sums", is_per_row=True),)
+    check: Check
+
+
+class _OfRows(Message, frozen=True):
+    """A request about rows of a scan; row −1 has no value."""
+
+    tells: ClassVar[Telling] = ()
+    job: str
+    scan: int
+    columns: list[int]
+    rows: RowNumbers
+
+
+class SketchFeatures(_OfPart, frozen=True):
+    """Sum up the columns of a part, so that the clients of its block can share bins. → FeatureSketches"""
+
+    stage: ClassVar[Stage] = "sketch"
     bins: int
 
 
@@ -51,13 +74,10 @@ class FeatureSketches(Message, frozen=True):
     columns: list[Sketch]
 
 
-class StartTrees(Message, frozen=True):
+class StartTrees(_OfPart, frozen=True):
     """Put the part's columns in bins, the given ones or its own. → TreesStarted"""
 
     stage: ClassVar[Stage] = "start trees"
-    tells: ClassVar[Telling] = ()
-    job: str
-    part: int
     algorithm: Boosting
     block: int
     name: str  # the block's
@@ -75,14 +95,8 @@ class TreesStarted(Message, frozen=True):
     limit: int | None = None  # keys that the client will tell
 
 
-class CheckTrees(Message, frozen=True):
+class CheckTrees(_OfTrees, frozen=True):
     """Which of your splits come before those of these trees? → TreeObjections"""
-
-    stage: ClassVar[Stage] = "check trees"
-    tells: ClassVar[Telling] = (Tells("check", "node sums", is_per_row=True),)
-    job: str
-    part: int
-    check: Check
 
 
 class TreeObjections(Message, frozen=True):
@@ -90,14 +104,8 @@ class TreeObjections(Message, frozen=True):
     found: Objections
 
 
-class SumTrees(Message, frozen=True):
+class SumTrees(_OfTrees, frozen=True):
     """Send Σ(g, h) per bin of your rows in the cells of these trees. → TreeSums"""
-
-    stage: ClassVar[Stage] = "check trees"
-    tells: ClassVar[Telling] = (Tells("check", "node sums", is_per_row=True),)
-    job: str
-    part: int
-    check: Check
 
 
 class TreeSums(Message, frozen=True):
@@ -105,13 +113,10 @@ class TreeSums(Message, frozen=True):
     values: list[NDArray[np.int64]]  # of each tree; under masks, where the block's sums are
 
 
-class RevealKeys(Message, frozen=True):
+class RevealKeys(_OfPart, frozen=True):
     """Tell of these keys whether rows go right; the block's clients chose them together. → RevealedKeys"""
 
     stage: ClassVar[Stage] = "check trees"
-    tells: ClassVar[Telling] = ()
-    job: str
-    part: int
     keys: list[Key]
 
 
@@ -137,13 +142,10 @@ class SplitRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     known: list[str] = []  # where other_left
 
 
-class ReleaseSplits(Message, frozen=True):
+class ReleaseSplits(_OfPart, frozen=True):
     """What do these keys mean? → Splits"""
 
     stage: ClassVar[Stage] = "release"
-    tells: ClassVar[Telling] = ()
-    job: str
-    part: int
     unions: list[Union]  # keys that were made after the last check
     keys: list[int]
 
@@ -153,13 +155,10 @@ class Splits(Message, frozen=True):
     rules: list[SplitRule]
 
 
-class HoldSplits(Message, frozen=True):
+class HoldSplits(_OfPart, frozen=True):
     """Keep what these keys mean, as a part of a model. → Done"""
 
     stage: ClassVar[Stage] = "hold"
-    tells: ClassVar[Telling] = ()
-    job: str
-    part: int
     unions: list[Union]
     keys: list[int]
     model: str
@@ -168,27 +167,18 @@ class HoldSplits(Message, frozen=True):
     readers: list[str] = msgspec.field(default_factory=list)  # users who may apply it besides who asked
 
 
-class AskRows(Message, frozen=True):
-    """Which of these rows go right at each of these splits? Row −1 has no value. → RowBits"""
+class AskRows(_OfRows, frozen=True):
+    """Which of these rows go right at each of these splits? → RowBits"""
 
     stage: ClassVar[Stage] = "score"
     tells: ClassVar[Telling] = (Tells("rules", "model"),)
-    job: str
-    scan: int
-    columns: list[int]
-    rows: RowNumbers
     rules: list[SplitRule]
 
 
-class AskOwnRows(Message, frozen=True):
+class AskOwnRows(_OfRows, frozen=True):
     """The same, at the splits of a model's part that you hold. → RowBits"""
 
     stage: ClassVar[Stage] = "score own"
-    tells: ClassVar[Telling] = ()
-    job: str
-    scan: int
-    columns: list[int]
-    rows: RowNumbers
     model: str
     name: str
 

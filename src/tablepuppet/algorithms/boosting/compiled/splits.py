@@ -1,0 +1,109 @@
+"""The best split of a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tablepuppet.algorithms.boosting.compiled.common import Array, Codes, Integers, Sums, exact
+from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, SORTED
+
+__all__ = ["best_splits"]
+
+
+@exact
+def best_splits(
+    sums: Sums,
+    offsets: Integers,
+    kinds: Codes,
+    allowed: Codes,
+    unit: Array,
+    rules: Array,
+    gain: Array,
+    found: Sums,
+    order: Codes,
+) -> None:
+    """Of every node the split with the largest gain: gain[k], and found[k] = (column, bin, whether missing values go
+    left, Σg and Σh of the left side); column −1: none.
+
+    `sums[k]` are (Σg, Σh) per bin in fixed point, `unit` their units, `rules` λ, the least Σh of a side, the least
+    gain, what λ is raised by for sorted categories, and what smooths their order. The first in this order wins a tie:
+    column, missing values right before left, bin. Bin 0 is "missing". Sorted categories: the left side is
+    order[k, :bin]; one against the rest: `bin` itself is the left side.
+    """
+    for k in range(len(sums)):
+        gain[k] = _best(sums[k], offsets, kinds, allowed, unit, rules, found[k], order[k])
+
+
+@exact
+def _best(
+    sums: Sums, offsets: Integers, kinds: Codes, allowed: Codes, unit: Array, rules: Array, found: Sums, order: Codes
+) -> Any:
+    penalty, least_h, best = rules[0], rules[1], rules[2]
+    found[0] = -1
+    total_g, total_h = np.int64(0), np.int64(0)
+    if len(kinds):
+        for b in range(offsets[0], offsets[1]):
+            total_g += sums[b, 0]
+            total_h += sums[b, 1]
+    G, H = total_g * unit[0], total_h * unit[1]
+    base = G * G / (H + penalty)
+    for f in range(len(kinds)):
+        if not allowed[f]:
+            continue
+        first, bins = offsets[f], offsets[f + 1] - offsets[f]
+        if kinds[f] == NUMBER:
+            missing_g, missing_h = sums[first, 0], sums[first, 1]
+            for left in range(2):
+                if left == 1 and missing_h == 0:
+                    break
+                gl = missing_g if left == 1 else np.int64(0)
+                hl = missing_h if left == 1 else np.int64(0)
+                for b in range(1, bins - (1 if missing_h == 0 else left)):
+                    if sums[first + b, 1] == 0:
+                        continue  # the split before has the same sides, or its mirror image had
+                    gl += sums[first + b, 0]
+                    hl += sums[first + b, 1]
+                    HL, HR = hl * unit[1], (total_h - hl) * unit[1]
+                    if min(HL, HR) < least_h or hl == total_h:
+                        continue
+                    GL, GR = gl * unit[0], (total_g - gl) * unit[0]
+                    gain = GL * GL / (HL + penalty) + GR * GR / (HR + penalty) - base
+                    if gain > best:
+                        best = gain
+                        found[0], found[1], found[2], found[3], found[4] = f, b, left, gl, hl
+            continue
+        is_sorted = kinds[f] == SORTED
+        ridge = penalty + rules[3] if is_sorted else penalty
+        places = np.arange(bins)
+        if is_sorted:
+            ratio = np.full(bins, np.inf)
+            for b in range(bins):
+                if sums[first + b, 1] > 0:
+                    ratio[b] = sums[first + b, 0] * unit[0] / (sums[first + b, 1] * unit[1] + rules[4])
+            places = np.argsort(ratio, kind="mergesort")
+        gl, hl = np.int64(0), np.int64(0)
+        for t in range(1 if kinds[f] == KNOWN_ONE_HOT else 0, bins):
+            b = places[t]
+            if sums[first + b, 1] == 0:
+                if is_sorted:
+                    break
+                continue
+            if is_sorted:
+                gl += sums[first + b, 0]
+                hl += sums[first + b, 1]
+            else:
+                gl, hl = sums[first + b, 0], sums[first + b, 1]
+            HL, HR = hl * unit[1], (total_h - hl) * unit[1]
+            if min(HL, HR) < least_h or hl == total_h:
+                continue
+            GL, GR = gl * unit[0], (total_g - gl) * unit[0]
+            gain = GL * GL / (HL + ridge) + GR * GR / (HR + ridge) - base
+            if gain > best:
+                best = gain
+                found[0], found[1], found[2], found[3], found[4] = f, (t + 1 if is_sorted else b), 0, gl, hl
+                if is_sorted:
+                    for p in range(t + 1):
+                        order[p] = places[p]
+    return best

@@ -1,0 +1,88 @@
+"""Joined rows of nodes, at the server."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tablepuppet.algorithms.boosting.plain.common import Array, Cells, Codes, Integers, Sums, add_up
+
+__all__ = ["add_split", "add_values", "count_nodes", "mark_nodes", "part_nodes", "sum_nodes"]
+
+
+def _rows(index: Integers, joined: Integers, base: int, missed: int) -> Sums:
+    """The rows of codes that some joined rows have."""
+    found = np.asarray(index[joined] if len(index) else joined, np.int64)
+    return np.where(found >= 0, found + base, missed)
+
+
+def part_nodes(
+    order: Integers,
+    segments: Sums,
+    index: Integers,
+    base: int,
+    missed: int,
+    codes: Codes,
+    columns: Sums,
+    right: Codes,
+    spare: Integers,
+    borders: Sums,
+) -> None:
+    for k, (start, stop) in enumerate(segments.tolist()):
+        own = order[start:stop].copy()
+        goes_right = right[k][codes[_rows(index, own, base, missed), columns[k]]].astype(np.bool_)
+        borders[k] = start + len(own) - int(np.count_nonzero(goes_right))
+        order[start : borders[k]], order[borders[k] : stop] = own[~goes_right], own[goes_right]
+
+
+def add_split(
+    order: Integers,
+    segments: Sums,
+    index: Integers,
+    base: int,
+    missed: int,
+    codes: Codes,
+    columns: Sums,
+    right: Codes,
+    values: Array,
+    scores: Array,
+) -> None:
+    for k, (start, stop) in enumerate(segments.tolist()):
+        own = order[start:stop]
+        scores[own] += values[k][right[k][codes[_rows(index, own, base, missed), columns[k]]]]
+
+
+def add_values(order: Integers, segments: Sums, values: Array, scores: Array) -> None:
+    for k, (start, stop) in enumerate(segments.tolist()):
+        scores[order[start:stop]] += values[k]
+
+
+def mark_nodes(order: Integers, segments: Sums, cell: Cells) -> None:
+    for k, (start, stop) in enumerate(segments.tolist()):
+        cell[order[start:stop]] = k
+
+
+def sum_nodes(order: Integers, segments: Sums, g: Integers, h: Integers, out: Sums) -> None:
+    for k, (start, stop) in enumerate(segments.tolist()):
+        own = order[start:stop]
+        out[k] = g[own].sum(dtype=np.int64), h[own].sum(dtype=np.int64)
+
+
+def count_nodes(
+    order: Integers,
+    segments: Sums,
+    index: Integers,
+    missed: int,
+    codes: Codes,
+    offsets: Integers,
+    g: Integers,
+    h: Integers,
+    folds: bool,
+    out: Sums,
+) -> None:
+    for k, (start, stop) in enumerate(segments.tolist()):
+        own = order[start:stop]
+        rows, own_g, own_h = _rows(index, own, 0, missed), g[own], h[own]
+        for f in range(len(offsets) - 1):
+            bins, sums = codes[rows, f], out[k, offsets[f] : offsets[f + 1]]
+            add_up(bins, own_g, sums[:, 0])
+            add_up(bins, own_h, sums[:, 1])

@@ -1,0 +1,131 @@
+"""Sums per row and cell."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tablepuppet.algorithms.boosting.plain.bits import unpack
+from tablepuppet.algorithms.boosting.plain.common import Cells, Codes, Integers, Sums, Words, add_up
+
+__all__ = ["count_pairs", "emit_cells", "pairs_in_order", "pairs_of_each", "scatter_cells"]
+
+
+def pairs_of_each(
+    cell: Cells,
+    g: Integers,
+    h: Integers,
+    cells: int,
+    start: int,
+    before: int,
+    steps: Integers,
+    own: Cells,
+    sums: Sums,
+) -> tuple[int, int, int]:
+    found = start + np.flatnonzero(cell[start:] < cells)[: len(steps)]
+    count = len(found)
+    if not count:
+        return 0, len(cell), before
+    steps[:count], own[:count] = np.diff(found, prepend=before), cell[found]
+    sums[0, :count], sums[1, :count] = g[found], h[found]
+    last = int(found[-1])
+    return count, last + 1 if count == len(steps) else len(cell), last
+
+
+def pairs_in_order(
+    index: Integers,
+    cell: Cells,
+    g: Integers,
+    h: Integers,
+    cells: int,
+    start: int,
+    stop: int,
+    before: int,
+    steps: Integers,
+    own: Cells,
+    sums: Sums,
+) -> tuple[int, int, int]:
+    until = min(stop, start + len(steps))  # no more pairs than joined rows; whole rows of the block alone
+    if until < stop:
+        whole = int(np.searchsorted(index, index[until]))
+        until = whole if whole > start else int(np.searchsorted(index, index[until], side="right"))
+    inside = start + np.flatnonzero(cell[start:until] < cells)
+    both = index[inside].astype(np.int64) * cells + cell[inside]
+    found, places = np.unique(both, return_inverse=True)
+    rows, count = found // cells, len(found)
+    if not count:
+        return 0, until, before
+    steps[:count], own[:count] = np.diff(rows, prepend=before), found % cells
+    sums[:, :count] = 0
+    add_up(places, g[inside], sums[0, :count])
+    add_up(places, h[inside], sums[1, :count])
+    return count, until, int(rows[-1])
+
+
+def scatter_cells(
+    index: Integers,
+    missed: int,
+    cell: Cells,
+    g: Integers,
+    h: Integers,
+    cells: int,
+    first: int,
+    last: int,
+    out: Sums,
+) -> None:
+    rows = np.where(index >= 0, index, missed)
+    inside = np.flatnonzero((cell < cells) & (rows >= first) & (rows < last))
+    places = (rows[inside].astype(np.int64) - first) * cells + cell[inside]
+    folds = out.shape[2] == 1
+    for place, values in enumerate((g, h)):
+        added = np.zeros(out.shape[0] * cells, np.int64)
+        add_up(places, values[inside], added)
+        if folds:
+            out[:, :, 0] += added.reshape(-1, cells) << (32 if place == 0 else 0)
+        else:
+            out[:, :, place] += added.reshape(-1, cells)
+
+
+def emit_cells(scattered: Sums, first: int, before: int, steps: Integers, own: Cells, sums: Sums) -> tuple[int, int]:
+    if scattered.shape[2] == 1:
+        h = scattered[:, :, 0] & 0xFFFFFFFF
+        g = (scattered[:, :, 0] - h) >> 32
+    else:
+        g, h = scattered[:, :, 0].copy(), scattered[:, :, 1].copy()
+    scattered[...] = 0
+    rows, cells = np.nonzero(h)
+    count = len(rows)
+    if not count:
+        return 0, before
+    steps[:count], own[:count] = np.diff(first + rows, prepend=before), cells
+    sums[0, :count], sums[1, :count] = g[rows, cells], h[rows, cells]
+    return count, int(first + rows[-1])
+
+
+def count_pairs(
+    words: Words,
+    chunk: int,
+    size: int,
+    least: Sums,
+    widths: Codes,
+    starts: Sums,
+    row: int,
+    codes: Codes,
+    offsets: Integers,
+    out: Sums,
+) -> int:
+    pairs = np.empty((4, size), np.int64)
+    unpack(words, chunk, least, widths, starts, pairs)
+    pairs[0, 0] += row
+    rows = np.cumsum(pairs[0])
+    cells, cell, g, h = out.shape[0], *pairs[1:]
+    if rows.min() < 0 or rows.max() >= len(codes) or cell.min() < 0 or cell.max() >= cells:
+        return -1
+    for f in range(codes.shape[1]):
+        bins = int(offsets[f + 1] - offsets[f])
+        places = cell * bins + codes[rows, f]
+        own = out[:, offsets[f] : offsets[f + 1]]
+        for place, values in enumerate((g, h)):
+            added = np.zeros(cells * bins, np.int64)
+            add_up(places, values, added)
+            own[:, :, place] += added.reshape(cells, bins)
+    return int(rows[-1])

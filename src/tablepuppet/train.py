@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from tablepuppet.catalog import LabelColumns, bind
-from tablepuppet.catalog.prediction_query import Key
+from tablepuppet.catalog.binding import Key
 from tablepuppet.contract import agree, job_contracts, key_contracts
 from tablepuppet.engine.encoders import block_widths
 from tablepuppet.engine.evaluate import evaluate as evaluate_model

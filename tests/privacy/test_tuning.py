@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.privacy.tuning import NoisySteps, tuned
+from tablepuppet.privacy.gaussian import NoisySteps, tuned
 
 PLAIN: dict[str, Any] = {
     "features": 2.0,

@@ -9,7 +9,7 @@ import pytest
 from sqlglot import exp, parse_one
 from tests.query.expressions import LENIENT, STRICT, TABLE, lines
 
-from tablepuppet.query.nulls import Outcome, keeps_null, outcomes, rejects_null
+from tablepuppet.query.conditions import Outcome, keeps_null, outcomes, rejects_null
 from tablepuppet.query.scalar import STRICT as STRICT_NODES
 from tablepuppet.tables.guard import NODES
 

@@ -13,7 +13,7 @@ from tests.report.runs import QUERY, tables, trained
 import tablepuppet as tp
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.report import history_frame, read_record, record_of, render, to_json
-from tablepuppet.report.convergence import communication_seconds
+from tablepuppet.report.charts import communication_seconds
 from tablepuppet.transport.meter import NETWORKS
 
 

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_
 import msgspec
 import numpy as np
 
-from tablepuppet.errors import JobError
-from tablepuppet.suggest import hint
+from tablepuppet.errors import JobError, hint
 
 
 class Checked(msgspec.StructMeta):

@@ -20,8 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tablepuppet.errors import JobError
-from tablepuppet.suggest import hint
+from tablepuppet.errors import JobError, hint
 from tablepuppet.tables.source import source
 
 _KEYS = ("tables", "owners", "policies", "models")

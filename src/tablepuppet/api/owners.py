@@ -14,8 +14,7 @@ from urllib.parse import quote
 
 from tablepuppet.client.client import Client
 from tablepuppet.client.policy import Policy, read_policy
-from tablepuppet.errors import JobError, TablePuppetError
-from tablepuppet.suggest import did_you_mean
+from tablepuppet.errors import JobError, TablePuppetError, did_you_mean
 from tablepuppet.tables.part_store import PartStore
 from tablepuppet.tables.source import Source, open_source
 from tablepuppet.tables.store import ClientTables

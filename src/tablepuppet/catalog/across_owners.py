@@ -19,9 +19,9 @@ from itertools import count
 
 from sqlglot import exp
 
+from tablepuppet.catalog.bound import refuse
 from tablepuppet.catalog.inlining import inlined, inner_join
 from tablepuppet.catalog.schemas import find_table
-from tablepuppet.catalog.texts import refuse
 from tablepuppet.errors import QueryError
 from tablepuppet.query.conditions import conjuncts_of
 from tablepuppet.query.derived import base_tables, derive, has_subquery, narrowed, needed

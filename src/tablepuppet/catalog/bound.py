@@ -9,10 +9,17 @@ branch, and their rows are simply concatenated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from sqlglot import exp
+from sqlglot.expressions import SAFE_IDENTIFIER_RE
+
+from tablepuppet.errors import CatalogError, QueryError
 from tablepuppet.protocol import ColumnInfo
+from tablepuppet.query.grammar import At, refusal
+from tablepuppet.query.ucq import Ucq
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +145,33 @@ class BoundQuery:
         if not found.spelled:
             return ScanTexts(found.expressions, found.filter)
         return found.spelled[found.clients.index(client)]
+
+
+def render(expression: exp.Expr, spelling: Mapping[str, str]) -> str:
+    """The SQL of an expression over its table's own columns, each spelt as one client spells it."""
+
+    def bare(part: exp.Expr) -> exp.Expr:
+        return exp.column(spelling[part.name], quoted=True) if isinstance(part, exp.Column) else part
+
+    return expression.transform(bare).sql("duckdb", comments=False)
+
+
+def shown(expression: exp.Expr, alias: str | None = None) -> str:
+    """The expression for a reader: quotes only where they are needed, and `alias` before each column."""
+
+    def plain(part: exp.Expr) -> exp.Expr:
+        if not isinstance(part, exp.Column):
+            return part
+        table = None if alias is None else _identifier(alias)
+        return exp.Column(this=_identifier(part.name), table=table)
+
+    return expression.transform(plain).sql("duckdb", comments=False)
+
+
+def _identifier(name: str) -> exp.Identifier:
+    return exp.Identifier(this=name, quoted=SAFE_IDENTIFIER_RE.match(name) is None)
+
+
+def refuse(ucq: Ucq, message: str, at: At) -> QueryError:
+    """What is wrong with a name or a type, with a caret below it."""
+    return refusal(ucq.text, message, at, CatalogError)

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from tablepuppet.catalog.bound import Branch, Scan
+from tablepuppet.catalog.bound import Branch, Scan, refuse
 from tablepuppet.catalog.kinds import type_name
 from tablepuppet.catalog.names import Output, ResolvedBranch, resolve
 from tablepuppet.catalog.scans import PlacedBranch, Scans
-from tablepuppet.catalog.texts import refuse
-from tablepuppet.errors import CatalogError, QueryError
+from tablepuppet.errors import CatalogError, QueryError, did_you_mean
 from tablepuppet.query.parsing import parse
 from tablepuppet.query.ucq import Ucq
-from tablepuppet.suggest import did_you_mean
 
 
 def find_label(ucq: Ucq, branches: Sequence[ResolvedBranch], label: str) -> int:

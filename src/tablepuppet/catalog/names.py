@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
+from tablepuppet.catalog.bound import refuse, shown
 from tablepuppet.catalog.schemas import Origin, TableShape
-from tablepuppet.catalog.texts import refuse, shown
-from tablepuppet.errors import QueryError
+from tablepuppet.errors import QueryError, did_you_mean
 from tablepuppet.query.joins import JoinTree, join_tree
 from tablepuppet.query.select import one_table
 from tablepuppet.query.ucq import Conjunctive, Item, Scope, Source, Star, Ucq, matches
-from tablepuppet.suggest import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

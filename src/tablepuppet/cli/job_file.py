@@ -21,9 +21,8 @@ import typer
 from tablepuppet.algorithms.registry import BY_NAME, DEFAULT
 from tablepuppet.api import Federation
 from tablepuppet.api.federation_file import read_toml, tables_from_toml
-from tablepuppet.errors import JobError
+from tablepuppet.errors import JobError, nearest
 from tablepuppet.job import Job, loss_options
-from tablepuppet.suggest import nearest
 
 JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (TOML).", show_default=False)]
 FederationOption = Annotated[

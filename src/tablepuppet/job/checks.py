@@ -15,7 +15,7 @@ from tablepuppet.algorithms.registry import (
     algorithm_of,
     named,
 )
-from tablepuppet.errors import JobError, PrivacyError
+from tablepuppet.errors import JobError, PrivacyError, nearest
 from tablepuppet.job.job import OPEN_LOSSES, Job, loss_options
 from tablepuppet.mapping.engines import Local
 from tablepuppet.models.heads.job import check_head, is_network
@@ -24,7 +24,6 @@ from tablepuppet.models.losses import (
     LabelFacts,
     metrics_by_name,
 )
-from tablepuppet.suggest import nearest
 
 _TRIED = ("l2", "l1", "signs", "options", "epochs", "batch_size", "hidden", "activation", "dropout")
 

@@ -17,9 +17,8 @@ from tablepuppet.job import Job
 from tablepuppet.mapping.summary import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.penalty import l2_of
-from tablepuppet.privacy.gaussian import GradientPrivacy
+from tablepuppet.privacy.gaussian import GradientPrivacy, NoisySteps
 from tablepuppet.privacy.options import FeaturePrivacy
-from tablepuppet.privacy.tuning import NoisySteps
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tablepuppet.errors import JobError
+from tablepuppet.errors import JobError, nearest
 from tablepuppet.job import Job
 from tablepuppet.protocol import Encoder, NumberEncoder
-from tablepuppet.suggest import nearest
 from tablepuppet.tables.encoding import encoded_width
 
 

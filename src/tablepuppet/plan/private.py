@@ -23,11 +23,10 @@ from tablepuppet.plan.disclosure import exchanges_of
 from tablepuppet.plan.noisy_block import NoisyBlock, outer_rounds, tables_of
 from tablepuppet.plan.whole_model import WholeModel
 from tablepuppet.privacy.accounting import Mechanism, gaussian_noise
-from tablepuppet.privacy.gaussian import GradientPrivacy
+from tablepuppet.privacy.gaussian import GradientPrivacy, NoisySteps, tuned
 from tablepuppet.privacy.labels import true_epsilon
 from tablepuppet.privacy.ledger import Ledger, Release, check_budget
 from tablepuppet.privacy.options import PredictionPrivacy
-from tablepuppet.privacy.tuning import NoisySteps, tuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, we
 def _calibrated(
     blocks: Sequence[NoisyBlock], loss: Loss, slope: float, bound: float, weight: float
 ) -> tuple[WholeModel, list[float], list[float]]:
-    """Clips, noise and learning rates of all blocks: clips by a rough figure of the noise (privacy/tuning.py)."""
+    """Clips, noise and learning rates of all blocks: clips by a rough figure of the noise (privacy/gaussian.py)."""
     if not blocks:
         return WholeModel((), (), 0.0, bound), [], []
     job, given = blocks[0].job, blocks[0].features.clip

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tablepuppet.catalog.prediction_query import Key
+from tablepuppet.catalog.binding import Key
 from tablepuppet.errors import MappingError, ModelError
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol import DescribeTable, Message, TableSchema

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.catalog.prediction_query import Key, Servable, Wanted, bind_features
+from tablepuppet.catalog.binding import Key, Servable, Wanted, bind_features
 from tablepuppet.contract import agree, score_contracts
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.mapping.mapping import Part

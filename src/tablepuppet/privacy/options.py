@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tablepuppet.errors import JobError
-from tablepuppet.suggest import hint
+from tablepuppet.errors import JobError, hint
 
 EPSILON_STEP = 0.01  # of ε of labels
 KeyMode = Literal["hmac", "sha256", "plain"]
@@ -60,7 +59,7 @@ class FeaturePrivacy(_Part, frozen=True):
 
     epsilon: float | None = None
     delta: float = 1e-5
-    clip: float | None = None  # C; None: from labels, multiplicities and the noise (privacy/tuning.py)
+    clip: float | None = None  # C; None: from labels, multiplicities and the noise (privacy/gaussian.py)
     cap: int | dict[str, int] | None = None
     noise: float | None = None
     local_steps: int = 20  # of an outer round, of algorithms that sample at the clients; inner rounds share them

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from sqlglot import TokenType, exp
 
-from tablepuppet.query.position import refusal, word_before
+from tablepuppet.query.grammar import refusal, word_before
 from tablepuppet.query.scalar import check_nodes
 from tablepuppet.query.ucq import Item, Source, matches
 from tablepuppet.tables.guard import QUERY_NODES

@@ -16,9 +16,8 @@ from typing import Literal
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.query.conditions import Condition, Filter, KeyEquality, read_condition
-from tablepuppet.query.nulls import keeps_null
-from tablepuppet.query.position import refusal
+from tablepuppet.query.conditions import Condition, Filter, KeyEquality, keeps_null, read_condition
+from tablepuppet.query.grammar import refusal
 from tablepuppet.query.ucq import Scope, Source
 
 

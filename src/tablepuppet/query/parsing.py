@@ -13,8 +13,18 @@ from sqlglot.errors import ParseError
 
 from tablepuppet.errors import QueryError
 from tablepuppet.query.derived import read_with
-from tablepuppet.query.grammar import INVALID, PARAMETER, TOO_DEEP, check_clauses, check_grammar, is_parameter
-from tablepuppet.query.position import DIALECT, refusal, word_before, words
+from tablepuppet.query.grammar import (
+    DIALECT,
+    INVALID,
+    PARAMETER,
+    TOO_DEEP,
+    check_clauses,
+    check_grammar,
+    is_parameter,
+    refusal,
+    word_before,
+    words,
+)
 from tablepuppet.query.select import read_select
 from tablepuppet.query.ucq import Ucq
 

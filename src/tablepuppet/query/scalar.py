@@ -4,9 +4,9 @@ An expression passes if every node of its tree is on the owners' own list (table
 refused with what to write instead. An owner's guard checks again what it is sent: this check is for the person who
 writes the query, and points at the place in the text.
 
-What is known about SQL functions besides: STRICT ones give NULL as soon as one argument is NULL; nulls.py relies on it,
-and a test asks DuckDB. VOLATILE ones depend on when or where they are called, so that two readings of a table would not
-agree; an owner would refuse them too, but their reason deserves a message of its own.
+What is known about SQL functions besides: STRICT ones give NULL as soon as one argument is NULL; conditions.py relies
+on it, and a test asks DuckDB. VOLATILE ones depend on when or where they are called, so that two readings of a table
+would not agree; an owner would refuse them too, but their reason deserves a message of its own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from typing import Final
 
 from sqlglot import TokenType, exp
 
-from tablepuppet.errors import QueryError
-from tablepuppet.query.grammar import PARAMETER
-from tablepuppet.query.position import At, refusal, word_before, words
-from tablepuppet.suggest import nearest
+from tablepuppet.errors import QueryError, nearest
+from tablepuppet.query.grammar import PARAMETER, At, refusal, word_before, words
 from tablepuppet.tables.guard import FUNCTIONS, NODES, TYPES
 
 _OPERATORS = (

@@ -13,9 +13,8 @@ from sqlglot import Token, TokenType, exp
 from tablepuppet.errors import QueryError
 from tablepuppet.query.conditions import conjuncts_of
 from tablepuppet.query.derived import Ctes, base_tables, derive, has_subquery, narrowed, widened
-from tablepuppet.query.grammar import SAMPLE, check_clauses
+from tablepuppet.query.grammar import SAMPLE, At, check_clauses, refusal, start_of, word_before, words
 from tablepuppet.query.joins import join_tree
-from tablepuppet.query.position import At, refusal, start_of, word_before, words
 from tablepuppet.query.scalar import check_scalar
 from tablepuppet.query.ucq import Conjunctive, Item, Scope, Source, Star, is_resolved
 

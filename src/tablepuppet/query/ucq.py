@@ -16,8 +16,8 @@ from typing import Literal
 
 from sqlglot import exp
 
-from tablepuppet.query.position import refusal
-from tablepuppet.suggest import did_you_mean
+from tablepuppet.errors import did_you_mean
+from tablepuppet.query.grammar import refusal
 
 
 @dataclass(frozen=True, slots=True)

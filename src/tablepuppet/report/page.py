@@ -19,13 +19,10 @@ import msgspec
 
 from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.errors import JobError
-from tablepuppet.report.accounts import privacy, traffic
-from tablepuppet.report.charts import svg, swatch
-from tablepuppet.report.convergence import convergence, merits, scales
-from tablepuppet.report.markup import code, section, table
-from tablepuppet.report.overview import data, results, tiles
+from tablepuppet.report.charts import convergence, merits, scales, svg, swatch
 from tablepuppet.report.predictions import coefficients, predictions
 from tablepuppet.report.record import RunRecord
+from tablepuppet.report.sections import code, data, privacy, results, section, table, tiles, traffic
 from tablepuppet.transport.meter import NETWORKS, Network
 from tablepuppet.writing import as_path, write_whole
 

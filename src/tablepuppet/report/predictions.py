@@ -11,8 +11,8 @@ from html import escape
 
 from tablepuppet.formatting import number
 from tablepuppet.report.charts import Chart, Point, Series, svg
-from tablepuppet.report.markup import bar, table
 from tablepuppet.report.record import CurvesRecord, RunRecord
+from tablepuppet.report.sections import bar, table
 
 _CLASSES = 20  # that a table in the page has room for
 

@@ -20,9 +20,8 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.lineage import Node, lineage
 
-from tablepuppet.errors import PolicyError
+from tablepuppet.errors import PolicyError, did_you_mean
 from tablepuppet.protocol import ColumnInfo
-from tablepuppet.suggest import did_you_mean
 from tablepuppet.tables import duck
 from tablepuppet.tables.guard import (
     FUNCTIONS,

@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any, get_args
 
-from tablepuppet.errors import JobError
+from tablepuppet.errors import JobError, nearest
 from tablepuppet.models.heads.base import HeadKind, HeadSpec
-from tablepuppet.suggest import nearest
 
 HEADS = tuple(h for h in get_args(HeadKind) if h != "module")
 _RANK, _WIDTH, _HIDDEN, _SHRINKAGE = 16, 16, (64, 32), 0.05

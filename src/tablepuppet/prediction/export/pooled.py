@@ -14,11 +14,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
-from tablepuppet.errors import ModelError
+from tablepuppet.errors import ModelError, did_you_mean
 from tablepuppet.models.heads.making import trained_head
 from tablepuppet.prediction.export.layers import block_named, layers_of
 from tablepuppet.prediction.model import Model
-from tablepuppet.suggest import did_you_mean
 from tablepuppet.tables.columns import column_info
 from tablepuppet.tables.encoding import encode
 

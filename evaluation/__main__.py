@@ -26,7 +26,7 @@ from evaluation.lineup import LINEUP
 from evaluation.running import Outcome, Plan, has_runs, run_workload, saved_outcomes
 from evaluation.tables import workload_table
 from evaluation.workload import Workload
-from tablepuppet.bench.provenance import Beginning
+from tablepuppet.bench.figures import Beginning
 from tablepuppet.errors import JobError, TablePuppetError
 from tablepuppet.report import write_report
 

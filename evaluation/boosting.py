@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import tablepuppet as tp
 from evaluation import flights, movielens, walmart
 from evaluation.workload import Workload
-from tablepuppet.engine.ranking import area_under_curve
+from tablepuppet.engine.curves import area_under_curve
 
 _LABEL_TABLES = {"flights": "flights", "walmart": "sales", "movielens-linear": "ratings"}
 WORKLOADS = (flights.FLIGHTS, walmart.WALMART, movielens.LINEAR)

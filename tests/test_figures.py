@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tools.figures_in_pages import with_figures
 
-from tablepuppet.bench.provenance import IDLE, Beginning, Provenance
+from tablepuppet.bench.figures import IDLE, Beginning, Provenance
 
 DOCS = Path(__file__).parents[1] / "docs"
 MARKED = [page for page in sorted(DOCS.glob("*.md")) if "<!-- figures: " in page.read_text(encoding="utf-8")]

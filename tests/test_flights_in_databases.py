@@ -14,7 +14,7 @@ import pytest
 from tests.postgres import Database
 
 import tablepuppet as tp
-from tablepuppet.demo import flights as demo
+from tablepuppet import demo as demo
 from tablepuppet.tables.source import SourceSpec
 
 UNUSED = ("day", "flight", "dewp", "wind_gust", "model")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tablepuppet.bench import apart, figures
-from tablepuppet.bench.provenance import Provenance
+from tablepuppet.bench.figures import Provenance
 
 DOCS = Path(__file__).parents[1] / "docs"
 _MARKED = re.compile(r"<!-- figures: (?P<file>[\w.-]+) -->\n.*?<!-- end of figures -->\n", re.S)

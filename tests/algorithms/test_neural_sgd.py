@@ -9,7 +9,7 @@ import pytest
 from tests.algorithms.neural_join import JOINS, Joined, federation, parameters
 
 import tablepuppet as tp
-from tablepuppet.models.penalty import l2_of
+from tablepuppet.models.spec import l2_of
 
 torch = pytest.importorskip("torch")
 

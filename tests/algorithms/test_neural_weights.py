@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.algorithms.test_neural_sgd import assert_same, fresh, trained
 
-from tablepuppet.models.penalty import l2_of
+from tablepuppet.models.spec import l2_of
 
 torch = pytest.importorskip("torch")
 

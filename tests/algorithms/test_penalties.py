@@ -16,7 +16,7 @@ from tests.algorithms.oracle import Array
 
 import tablepuppet as tp
 from tablepuppet.algorithms.elastic.client import solve, solve_diagonal
-from tablepuppet.models.penalty import Penalty
+from tablepuppet.models.spec import Penalty
 
 ROWS, USERS = 1200, 60
 NUMBERS = {"o": ["x0", "x1", "x2"], "u": ["u0", "u1", "u2", "u3"]}

@@ -16,7 +16,7 @@ import tablepuppet as tp
 from tablepuppet.algorithms.base import BlockAnswer, Problem
 from tablepuppet.algorithms.newton.options import Newton
 from tablepuppet.algorithms.newton.server import NewtonServer
-from tablepuppet.algorithms.numerics.intercept import best_intercept
+from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared

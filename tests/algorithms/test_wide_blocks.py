@@ -14,7 +14,7 @@ import tablepuppet as tp
 from tablepuppet.algorithms.admm import linear as admm_linear
 from tablepuppet.algorithms.newton import algorithm as newton_costs
 from tablepuppet.algorithms.newton import client as newton
-from tablepuppet.algorithms.numerics import conjugate
+from tablepuppet.algorithms.numerics import linear_systems
 from tablepuppet.tables.encoding import encoded_width
 
 MEASURE = """
@@ -89,7 +89,7 @@ def test_conjugate_gradients_solve_what_they_are_given() -> None:
     rng = np.random.default_rng(1)
     root = rng.normal(size=(40, 30))
     matrix, right = root.T @ root, rng.normal(size=(30, 2))
-    products = conjugate.Products(lambda v: matrix @ v, np.diag(matrix))
+    products = linear_systems.Products(lambda v: matrix @ v, np.diag(matrix))
     expected = np.linalg.solve(2.0 * matrix + 0.5 * np.eye(30), right)
     np.testing.assert_allclose(products.solve(2.0, 0.5, right, to=1e-12), expected, atol=1e-9)
     start = expected + 0.1 * rng.normal(size=expected.shape)
@@ -97,7 +97,7 @@ def test_conjugate_gradients_solve_what_they_are_given() -> None:
 
 
 def test_no_right_hand_side_gives_zero() -> None:
-    products = conjugate.Products(lambda v: 0.0 * v, np.zeros(3))
+    products = linear_systems.Products(lambda v: 0.0 * v, np.zeros(3))
     np.testing.assert_array_equal(products.solve(1.0, 0.0, np.zeros((3, 1)), to=1e-8), np.zeros((3, 1)))
 
 

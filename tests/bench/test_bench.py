@@ -14,8 +14,7 @@ from rich.console import Console
 
 from tablepuppet.bench.cases import SYNTHETIC, make_case
 from tablepuppet.bench.figures import copy_seconds
-from tablepuppet.bench.measure import _trained, measure
-from tablepuppet.bench.pooled import FITS, pooled
+from tablepuppet.bench.measure import FITS, _trained, measure, pooled
 from tablepuppet.cli.main import main
 from tablepuppet.cli.screen import Screen
 from tablepuppet.errors import JobError

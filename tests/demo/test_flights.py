@@ -5,32 +5,32 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from tablepuppet import demo
 from tablepuppet.cli.main import main
-from tablepuppet.demo import flights
 from tablepuppet.query import parse
 
 
 def test_each_airline_has_its_own_flights_and_none_is_lost() -> None:
     table = pa.table({"carrier": ["UA", "AA", "UA", "9E"], "flight": [1, 2, 3, 4]})
-    assert [part["flight"].to_pylist() for part in flights.by_airline(table)] == [[4], [2], [1, 3]]
+    assert [part["flight"].to_pylist() for part in demo.by_airline(table)] == [[4], [2], [1, 3]]
 
 
 def test_no_feature_is_known_only_after_departure() -> None:
-    (branch,) = parse(flights.QUERY).branches
+    (branch,) = parse(demo.QUERY).branches
     assert branch
-    features = flights.QUERY.split("f.arr_delay > 15")[0]
+    features = demo.QUERY.split("f.arr_delay > 15")[0]
     assert not any(word in features for word in ("dep_", "arr_", "air_time"))
 
 
 def test_the_data_is_shipped_with_the_package() -> None:
-    table, others = flights.read_flights()
+    table, others = demo.read_flights()
     rows = {name: found.num_rows for name, found in others.items()}
     assert (table.num_rows, rows) == (336_776, {"weather": 26_115, "planes": 3_322, "airports": 1_458})
 
 
 def test_a_sample_of_the_flights_has_all_airlines() -> None:
-    with flights.open_flights(20_000) as federation:
-        plan = federation.explain(flights.QUERY, label=flights.LABEL)
+    with demo.open_flights(20_000) as federation:
+        plan = federation.explain(demo.QUERY, label=demo.LABEL)
     assert len(plan.mapping.bound.scans[0].clients) == 16
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablepuppet.engine import ranking
-from tablepuppet.engine.ranking import area_under_curve, labelled, rank
+from tablepuppet.engine import curves
+from tablepuppet.engine.curves import area_under_curve, labelled, rank
 
 
 @given(
@@ -23,7 +23,7 @@ def test_the_area_is_the_share_of_pairs_in_order_whatever_the_stretches(
     high, low = scores[labels > 0.5, None], scores[None, labels < 0.5]
     expected = float(((high > low) + 0.5 * (high == low)).mean()) if high.size and low.size else float("nan")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranking, "_CHUNK", chunk)
+        patch.setattr(curves, "_CHUNK", chunk)
         stretches = np.split(np.sort(labelled(scores, labels)), sorted(partition_specs))
         found = rank(stretches, len(labels), int(labels.sum()))
         area, share = found.area, found.share

@@ -13,7 +13,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.mapping.rows.joined import JoinedRows
-from tablepuppet.network.objects import to_frame
+from tablepuppet.network.control import to_frame
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "newton": {},

@@ -16,15 +16,15 @@ from tablepuppet.contract import agree, job_contracts
 from tablepuppet.job import make_job
 from tablepuppet.mapping.build import map_tables
 from tablepuppet.mapping.cluster import partitions
-from tablepuppet.mapping.cluster.build import distribute_rows
 from tablepuppet.mapping.cluster.cluster import Cluster
 from tablepuppet.mapping.cluster.partitions import Storage
 from tablepuppet.mapping.cluster.rows import ClusterRows
 from tablepuppet.mapping.cluster.worker import Worker
-from tablepuppet.mapping.join import listed_rows, tree_join
+from tablepuppet.mapping.join import duckdb_join, tree_join
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.mapping.rows import index as index_module
 from tablepuppet.mapping.rows import joined as joined_module
+from tablepuppet.mapping.rows.materialize import distribute_rows
 from tablepuppet.query import parse
 from tablepuppet.train import new_job_id
 from tablepuppet.transport.link import Link
@@ -83,7 +83,7 @@ def test_workers_write_the_pieces_of_one_machine(
     federation: tp.Federation, query: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joined_module, "SHARD", 128)
-    for module in (tree_join, listed_rows):
+    for module in (tree_join, duckdb_join):
         monkeypatch.setattr(module, "SLICE", 100)
     monkeypatch.setattr(index_module, "FAR", 30)
     monkeypatch.setattr(index_module, "COMPILED_FROM", 100)

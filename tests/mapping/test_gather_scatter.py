@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tablepuppet.arrays import RowNumbers, Triangles
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows
-from tablepuppet.mapping.walk import collapse, compiled
+from tablepuppet.mapping.walk import compiled, lane
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, NumpyGatherScatter, gather_scatter_for
-from tablepuppet.mapping.walk.work import Shard, Signal, Sums
+from tablepuppet.mapping.walk.lane import Shard, Signal, Sums
 from tablepuppet.models.compiler import COMPILED_FROM
 
 WAYS = [NumpyGatherScatter(), cast(GatherScatter, compiled)]
@@ -83,7 +83,7 @@ def test_triangles_are_collapsed_as_if_they_were_written_out(
 ) -> None:
     rng = np.random.default_rng(4)
     rows, joined = 50, 70_000
-    monkeypatch.setattr(collapse, "wins", lambda *_given, **_more: is_compiled)
+    monkeypatch.setattr(lane, "wins", lambda *_given, **_more: is_compiled)
     drawn = rng.integers(0 if is_sorted else -1, rows, joined)
     p = RowIndex.of(np.sort(drawn) if is_sorted else drawn, rows)
     z, scale, beside = rng.normal(size=(joined, 3)), rng.random((joined, 1)), rng.normal(size=(joined, 2))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from tests.mapping.counted import multiplicities
 
-from tablepuppet.mapping.cluster.build import make_partition
 from tablepuppet.mapping.cluster.partitions import Storage, load, partition_specs, write_labels
 from tablepuppet.mapping.rows import index as module
 from tablepuppet.mapping.rows import joined as joined_module
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
+from tablepuppet.mapping.rows.materialize import make_partition
 
 ROWS, BLOCK = 5000, 60
 

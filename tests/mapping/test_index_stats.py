@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tablepuppet.mapping.cluster.index_stats import collect, merge
-from tablepuppet.mapping.join.listed_rows import ListedJoin
-from tablepuppet.mapping.join.side import Column, JoinedSide
+from tablepuppet.mapping.cluster.worker import collect, merge
+from tablepuppet.mapping.join.duckdb_join import ListedJoin
+from tablepuppet.mapping.join.join import Column, JoinedSide
 from tablepuppet.mapping.rows import index as index_module
 from tablepuppet.mapping.rows.index import RowIndex
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import Branch, Join, KeyPair, Relation
-from tablepuppet.mapping.join import duckdb_join, listed_rows, tree_join
-from tablepuppet.mapping.join.duckdb_join import DuckJoin, connected
-from tablepuppet.mapping.join.listed_rows import BranchSide, ListedJoin
+from tablepuppet.mapping.join import duckdb_join, tree_join
+from tablepuppet.mapping.join.duckdb_join import BranchSide, DuckJoin, ListedJoin, connected
 from tablepuppet.mapping.join.tree_join import TreeJoin
 from tablepuppet.mapping.keys.gather import ScanKeys
 
@@ -85,7 +84,7 @@ def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = DuckJoin(branch, keys).rows()
     monkeypatch.setattr(duckdb_join, "_SLICE", 1)
     monkeypatch.setattr(tree_join, "SLICE", 5)
-    monkeypatch.setattr(listed_rows, "SLICE", 5)
+    monkeypatch.setattr(duckdb_join, "SLICE", 5)
     counted = TreeJoin.of(branch, keys)
     assert counted is not None
     listed = ListedJoin(counted.sizes, 0, DuckJoin(branch, keys).rows())

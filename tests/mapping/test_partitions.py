@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from tablepuppet.mapping.cluster import partitions as on_disk
-from tablepuppet.mapping.cluster.build import make_partition
 from tablepuppet.mapping.cluster.partitions import Partition, Storage, load, partition_specs, write_labels
 from tablepuppet.mapping.cluster.worker import Kept, Source, Walk, Worker
 from tablepuppet.mapping.rows import joined as module
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex, Work
+from tablepuppet.mapping.rows.materialize import make_partition
 
 ROWS = 20_000
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tablepuppet.models import elementary
+from tablepuppet.models import jit
 from tablepuppet.models.jit import kernel
 from tablepuppet.models.losses import Logistic, Loss, Softmax
 from tablepuppet.models.losses.logistic_compiled import CompiledLogistic
@@ -25,9 +25,9 @@ def _each(
     x: NDArray[np.float64], exponential: NDArray[np.float64], soft: NDArray[np.float64], single: NDArray[np.float32]
 ) -> None:
     for j in range(len(x)):
-        single[j] = elementary.exp_single(np.float32(x[j]))
-        exponential[j] = elementary.exp(x[j])
-        soft[j] = elementary.log1p_exp(x[j])
+        single[j] = jit.exp_single(np.float32(x[j]))
+        exponential[j] = jit.exp(x[j])
+        soft[j] = jit.log1p_exp(x[j])
 
 
 def test_elementary_functions_are_accurate_to_a_few_ulps() -> None:

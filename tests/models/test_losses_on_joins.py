@@ -24,7 +24,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.models.losses import LOSSES
 from tablepuppet.models.losses.base import Loss, Task
 from tablepuppet.models.metrics import ACCURACY, AUC, Metric
-from tablepuppet.network.objects import from_frame, to_frame
+from tablepuppet.network.control import from_frame, to_frame
 
 ROWS, GROUPS = 900, 30
 QUERY = "SELECT a.x, a.w, b.z, a.{y} FROM a JOIN b ON a.k = b.k"

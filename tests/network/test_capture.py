@@ -27,7 +27,7 @@ from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
 from tablepuppet.protocol import RESPONSES, Evaluation, Keys, Labels, Predictions
 from tablepuppet.protocol.codec import Frame, decode
-from tablepuppet.tables.order import in_order, order_bits
+from tablepuppet.tables.row_ids import in_order, order_bits
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
 

@@ -29,8 +29,8 @@ from tablepuppet.algorithms.registry import RESPONSES
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.job import make_job
 from tablepuppet.mapping.engines import Ray
+from tablepuppet.network.control import from_frame, to_frame
 from tablepuppet.network.journal import Journal
-from tablepuppet.network.objects import from_frame, to_frame
 from tablepuppet.network.run_worker import _checked
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation

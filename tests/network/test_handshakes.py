@@ -7,8 +7,8 @@ import sys
 
 _SPEAK = """
 import os, sys
-from tablepuppet.network.logs import logged_handshakes
-from tablepuppet.network.logs import configure
+from tablepuppet.network.processes import logged_handshakes
+from tablepuppet.network.processes import configure
 configure("info", "json")
 with logged_handshakes():
     for _ in range(int(sys.argv[1])):
@@ -45,7 +45,7 @@ def test_a_flood_of_failed_handshakes_stops_nobody() -> None:
 def test_a_process_without_standard_error_does_without() -> None:
     code = """
 import os
-from tablepuppet.network.logs import logged_handshakes
+from tablepuppet.network.processes import logged_handshakes
 os.close(2)
 with logged_handshakes():
     pass

@@ -18,7 +18,7 @@ from tests.network.namespaces import hosts, needs_root
 from tests.network.parties import QUERY, SECRET, Parties, tables
 
 import tablepuppet as tp
-from tablepuppet.demo import flights as demo
+from tablepuppet import demo as demo
 
 pytestmark = [pytest.mark.root, needs_root]
 MOVIELENS = os.environ.get("TABLEPUPPET_TEST_MOVIELENS")  # a folder with ratings, users and movies_genre as Parquet

@@ -18,7 +18,7 @@ from tests.network.parties import QUERY, Parties, assert_same, in_process, runni
 
 import tablepuppet as tp
 from tablepuppet.api import ConnectedFederation
-from tablepuppet.network.objects import to_frame
+from tablepuppet.network.control import to_frame
 from tablepuppet.network.runs import Run
 from tablepuppet.transport import certs
 

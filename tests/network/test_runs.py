@@ -13,10 +13,9 @@ import pytest
 from tests.network.parties import QUERY
 
 from tablepuppet.job import make_job
-from tablepuppet.network.control import Finished
+from tablepuppet.network.control import Finished, from_frame, to_frame
 from tablepuppet.network.coordinator import Coordinator
-from tablepuppet.network.logs import JsonLines
-from tablepuppet.network.objects import from_frame, to_frame
+from tablepuppet.network.processes import JsonLines
 from tablepuppet.network.runs import Run
 from tablepuppet.transport.switchboard import Switchboard
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tablepuppet.errors import TransportError
-from tablepuppet.network.slots import Slots
+from tablepuppet.network.records import Slots
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Envelope
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablepuppet.tables.order import in_order, order_bits
+from tablepuppet.tables.row_ids import in_order, order_bits
 
 
 @given(st.integers(0, 40), st.integers(0, 40))

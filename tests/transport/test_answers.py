@@ -18,8 +18,7 @@ from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.registry import REQUESTS, RESPONSES
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.protocol.rules import ANSWERS
-from tablepuppet.transport.answers import AnswerChecks
-from tablepuppet.transport.link import Transport
+from tablepuppet.transport.link import AnswerChecks, Transport
 
 QUERY = "SELECT o.x, o.z, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"
 Lie = Callable[[Any], m.Message]

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
 from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
-from tablepuppet.algorithms.traffic import Exchanges, OuterRound, RunShape, Wave, waves
+from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
 from tablepuppet.models.heads.base import HeadKind

@@ -22,7 +22,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.linear import Model
 from tablepuppet.models.losses import Loss
-from tablepuppet.models.penalty import Penalty
+from tablepuppet.models.spec import Penalty
 from tablepuppet.models.tally import Tally
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.protocol import Message, Partial, Predictions

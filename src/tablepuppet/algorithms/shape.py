@@ -1,10 +1,16 @@
 """Shape: the few sizes of a job that its cost depends on; no row, no key, no label.
 
 plan/costs.py counts them in a table mapping; algorithms say what they cost by them, without running.
+
+How often an algorithm asks, and what its rounds carry: how many values a part is sent and answers in an outer round and
+its inner rounds. Waves, whose bytes and seconds plan/costs.py adds up and the meter counts in a run; and Exchanges,
+from which disclosures (plan/disclosure.py), noise for predictions (plan/private.py) and a contract's limits
+(client/keeper.py) are counted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,3 +132,138 @@ class Shape:
 def _expanded(block: BlockShape) -> BlockShape:
     parts = tuple(replace(part, rows=part.joined, fan=Fan((1,), (part.joined,))) for part in block.parts)
     return replace(block, parts=parts)
+
+
+ROW_NUMBER_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """Some rounds that are alike: payload bytes of one of them, in all and on its slowest path."""
+
+    times: int
+    down: float
+    up: float
+    slowest: float
+    messages: int
+
+
+Values = Callable[[BlockShape, PartShape], float]
+Inner = Callable[[BlockShape], list[tuple[float, float]]]  # values of each inner round: up, then down
+
+
+@dataclass(frozen=True, slots=True)
+class OuterRound:
+    """What a part is sent, what it answers in the end, and the inner rounds between, where a block has several."""
+
+    update: Values
+    answer: Values
+    inner: Inner
+
+
+def waves(shape: Shape, outer: OuterRound, times: int = 1) -> list[Wave]:
+    """An outer round and its inner rounds, so many times; the blocks' inner rounds run side by side."""
+    inner = {block.name: _inner(shape, block, outer) for block in shape.blocks}
+    return [
+        _wave(shape, list(_exchanges(shape, outer, inner, step)), times)
+        for step in range(1 + max((len(steps) for steps in inner.values()), default=0))
+    ]
+
+
+def _inner(shape: Shape, block: BlockShape, outer: OuterRound) -> list[tuple[float, float]]:
+    """The inner rounds of a block; a masked number takes 8 bytes, whatever it was."""
+    if not block.is_split:
+        return []
+    wider = 8 / shape.model_bytes if block.is_masked else 1.0
+    return [(up * wider, down) for up, down in outer.inner(block)]
+
+
+def agreement(shape: Shape) -> list[Wave]:
+    """The first sums that are masked only tell their scale, and are asked for again."""
+    messages = 2 * sum(len(block.parts) for block in shape.blocks if block.is_masked)
+    return [Wave(times=1, down=0.0, up=0.0, slowest=0.0, messages=messages)] if messages else []
+
+
+def _exchanges(
+    shape: Shape, outer: OuterRound, inner: dict[str, list[tuple[float, float]]], step: int
+) -> Iterator[tuple[str, float, float]]:
+    """Who is sent how many values in the `step`-th of its rounds, and answers with how many."""
+    for block, part in shape.parts:
+        steps = inner[block.name]
+        if step <= len(steps):
+            down = outer.update(block, part) if step == 0 else steps[step - 1][1]
+            up = outer.answer(block, part) if step == len(steps) else steps[step][0]
+            yield part.client, down, up
+
+
+def _wave(shape: Shape, exchanges: list[tuple[str, float, float]], times: int) -> Wave:
+    by_client: dict[str, float] = {}
+    for client, down, up in exchanges:
+        by_client[client] = by_client.get(client, 0.0) + down + up
+    size = shape.value_bytes
+    return Wave(
+        times=times,
+        down=size * sum(down for _, down, _ in exchanges),
+        up=size * sum(up for _, _, up in exchanges),
+        slowest=size * max(by_client.values(), default=0.0),
+        messages=2 * len(exchanges),
+    )
+
+
+POWER_ROUNDS = 12  # products with second moments that bound the curvature for plain descent
+
+
+@dataclass(frozen=True, slots=True)
+class RunShape:
+    """What the number of messages depends on."""
+
+    epochs: int
+    rows: int  # joined rows that are trained on
+    batch_size: int | None
+    is_linear: bool
+    is_private: bool = False
+    curvature_varies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanges:
+    """Messages of one part in a run of so many epochs."""
+
+    epochs: int
+    batches: int = 1  # steps of an epoch
+    has_opening: bool = False  # predictions are asked for once before the first step
+    has_start: bool = False  # …and come with the start
+    inner: int = 1  # sums between two steps, where a table has several clients
+    sends_curvature: bool = False
+    evaluates_train: bool = False  # train rows are predicted again to be measured
+    power_rounds: int = 0
+    sums_figure: bool = False  # where sums are masked, one more for the first step
+    is_pooled: bool = False
+
+    @property
+    def steps(self) -> int:
+        return 0 if self.is_pooled else self.epochs * self.batches
+
+    @property
+    def evaluations(self) -> int:
+        """After every epoch, and in the end."""
+        return 0 if self.is_pooled else self.epochs + 1
+
+    def train_showings(self, again: int = 0) -> int:
+        """How often predictions of train rows leave; `again`: steps that are taken once more."""
+        return (
+            self.steps + again + self.has_opening + self.has_start + (self.evaluations if self.evaluates_train else 0)
+        )
+
+    def row_showings(self, multiplicity: int, again: int = 0) -> int:
+        """How often a row of that multiplicity is predicted at most, as a train row."""
+        return self.train_showings(again) - self.steps + self.row_steps(multiplicity)
+
+    def row_steps(self, multiplicity: int) -> int:
+        """How many steps a row of that multiplicity is in: no more batches of an epoch than it has joined rows."""
+        return 0 if self.is_pooled else self.epochs * min(max(1, multiplicity), self.batches)
+
+    @property
+    def showings(self) -> int:
+        """How often predictions leave, of train rows or of held-out rows."""
+        return self.train_showings() + self.evaluations

@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from tablepuppet import train as story
 from tablepuppet.algorithms.registry import DEFAULT
-from tablepuppet.api.federation_file import federation_from_toml, read_toml
-from tablepuppet.api.owners import make_clients, name_owners
+from tablepuppet.api.owners import federation_from_toml, make_clients, name_owners, read_toml
 from tablepuppet.client.policy import Policy
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent

@@ -16,11 +16,9 @@ from tablepuppet.algorithms.registry import OF_SUMS
 from tablepuppet.bench import apart as apart_figures
 from tablepuppet.bench.apart import Apart, measure_apart
 from tablepuppet.bench.cases import SYNTHETIC
-from tablepuppet.bench.figures import HEADINGS, Figures, cells
-from tablepuppet.bench.measure import measure
-from tablepuppet.bench.network import Overhead, measure_network
-from tablepuppet.bench.pooled import FITS
-from tablepuppet.bench.provenance import Beginning
+from tablepuppet.bench.figures import HEADINGS, Beginning, Figures, cells
+from tablepuppet.bench.measure import FITS, measure
+from tablepuppet.bench.processes import Overhead, measure_network
 from tablepuppet.cli.screen import JsonOption, Screen
 from tablepuppet.errors import JobError
 from tablepuppet.writing import check_place, write_whole

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tablepuppet.algorithms.registry import ALGORITHMS, DEFAULT
 from tablepuppet.cli.screen import JsonOption, Screen, table
-from tablepuppet.demo.flights import LABEL, QUERY, open_flights
+from tablepuppet.demo import LABEL, QUERY, open_flights
 from tablepuppet.engine.result import Result
 from tablepuppet.writing import check_place
 

@@ -20,7 +20,7 @@ import typer
 
 from tablepuppet.algorithms.registry import BY_NAME, DEFAULT
 from tablepuppet.api import Federation
-from tablepuppet.api.federation_file import read_toml, tables_from_toml
+from tablepuppet.api.owners import read_toml, tables_from_toml
 from tablepuppet.errors import JobError, nearest
 from tablepuppet.job import Job, loss_options
 

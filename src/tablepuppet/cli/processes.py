@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tablepuppet.api import ConnectedFederation
-from tablepuppet.api.federation_file import tables_from_toml
+from tablepuppet.api.owners import tables_from_toml
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.network import processes
-from tablepuppet.network.logs import configure
+from tablepuppet.network.processes import configure
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, read_client, read_federation
 from tablepuppet.tables.source import open_source

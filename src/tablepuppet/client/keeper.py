@@ -18,10 +18,10 @@ import numpy as np
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.registry import algorithm_of
-from tablepuppet.algorithms.traffic import Exchanges, RunShape
+from tablepuppet.algorithms.shape import Exchanges, RunShape
 from tablepuppet.client.policy import distinct_rows
 from tablepuppet.errors import PolicyError
-from tablepuppet.models.penalty import l2_of
+from tablepuppet.models.spec import l2_of
 from tablepuppet.protocol.contract import BlockTerms, Contract, Purpose, Role, ScanTerms, Training, fingerprint
 from tablepuppet.protocol.setup import Folds
 

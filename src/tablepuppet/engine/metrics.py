@@ -13,8 +13,7 @@ import numpy as np
 
 from tablepuppet.algorithms.base import Walkable
 from tablepuppet.arrays import Array
-from tablepuppet.engine.curves import BINS, Curves, curves_of
-from tablepuppet.engine.ranking import Ranking, labelled, rank, rank_rows
+from tablepuppet.engine.curves import BINS, Curves, Ranking, curves_of, labelled, rank, rank_rows
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.losses.weighted import Weighted

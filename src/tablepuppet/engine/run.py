@@ -29,7 +29,7 @@ from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.heads.joined import headed
 from tablepuppet.models.heads.making import make_head
 from tablepuppet.models.metrics import Moment
-from tablepuppet.models.penalty import l2_of
+from tablepuppet.models.spec import l2_of
 from tablepuppet.plan.disclosure import held_blocks
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.penalties import column_signs
@@ -50,8 +50,7 @@ from tablepuppet.protocol import (
     Started,
     StartPart,
 )
-from tablepuppet.server.join import JoinOperator
-from tablepuppet.server.union import UnionOperator
+from tablepuppet.server.union import JoinOperator, UnionOperator
 from tablepuppet.tables.encoding import encoded_width
 from tablepuppet.transport.link import Link
 

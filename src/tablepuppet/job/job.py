@@ -23,8 +23,7 @@ from tablepuppet.models.losses import (
     loss_named,
     loss_of_model,
 )
-from tablepuppet.models.penalty import L2
-from tablepuppet.models.spec import Activation, Dtype, ModelSpec
+from tablepuppet.models.spec import L2, Activation, Dtype, ModelSpec
 from tablepuppet.privacy.options import Privacy
 from tablepuppet.protocol.codec import Wire
 from tablepuppet.protocol.contract import automatic_batch

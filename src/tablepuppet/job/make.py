@@ -27,7 +27,7 @@ from tablepuppet.models.heads.job import head_given
 from tablepuppet.models.losses import (
     usual_loss,
 )
-from tablepuppet.models.penalty import L2
+from tablepuppet.models.spec import L2
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.setup import Folds
 

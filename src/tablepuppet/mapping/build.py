@@ -20,9 +20,8 @@ from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.cluster.cluster import Cluster
 from tablepuppet.mapping.cluster.rows import ClusterRows
-from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW, BranchJoin, join_branch
-from tablepuppet.mapping.join.listed_rows import BranchSide, Counts, ListedSide, Marks
-from tablepuppet.mapping.join.side import Span
+from tablepuppet.mapping.join.duckdb_join import BranchSide, Counts, ListedSide, Marks
+from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW, BranchJoin, Span, join_branch
 from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.keys.labels import LabelSpace, Task, read_labels
 from tablepuppet.mapping.mapping import Part, Placement, RelationStats, TableMapping

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import Block, BoundQuery, Branch
 from tablepuppet.mapping.build import block_span, default_limit, parts_of_block
-from tablepuppet.mapping.join.join import join_branch
-from tablepuppet.mapping.join.listed_rows import ListedSide
-from tablepuppet.mapping.join.side import Column, JoinedSide
+from tablepuppet.mapping.join.duckdb_join import ListedSide
+from tablepuppet.mapping.join.join import Column, JoinedSide, join_branch
 from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex

@@ -1,9 +1,26 @@
-"""What a user and the coordinator say to each other: jobs in, news and results out."""
+"""What a user and the coordinator say to each other: jobs in, news and results out, as messages and frozen data.
+
+In: dataclasses and structs of tablepuppet, and what they hold. Out: one frame, and the same data from
+it. Only classes of tablepuppet are ever made, and none of their code runs; nothing is imported for a frame. A frame
+holds what the fields of the value's class, and of those in turn, are declared to hold, and nothing else: a result
+declares figures, so which rows meet, how often, and their labels stay with the coordinator. What a user asks for can
+hold nothing but jobs and models.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import builtins
+import sys
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, get_args, get_type_hints
 
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from tablepuppet.errors import TransportError
+from tablepuppet.protocol.codec import Buffer, Frame, check_stream
 from tablepuppet.transport.envelopes import (
     FROM_CLIENT,
     Challenge,
@@ -14,6 +31,147 @@ from tablepuppet.transport.envelopes import (
     Refused,
     Welcome,
 )
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def to_frame(value: Any) -> Frame:
+    """One frame that holds the value.
+
+    >>> from_frame(to_frame({"a": (1, np.arange(2))}))
+    {'a': (1, array([0, 1]))}
+    """
+    buffers: list[Buffer] = []
+    named = value.values() if isinstance(value, dict) else ()  # what a user asks for: {"model": …, "query": …}
+    declared = _reachable((type(value), *map(type, named)))
+    header = msgspec.msgpack.encode(_flat(value, buffers, declared))
+    return Frame(header, buffers)
+
+
+def from_frame(frame: Frame, roots: tuple[type, ...] | None = None) -> Any:
+    """The value in a frame; with `roots`, of these classes and what their fields are declared to hold."""
+    allowed = None if roots is None else _reachable(roots)
+    try:
+        return _whole(msgspec.msgpack.decode(frame.header), frame.buffers, allowed)
+    except (msgspec.MsgspecError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+        raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
+    except (pa.ArrowException, ImportError, OSError, MemoryError) as error:
+        raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
+
+
+def _flat(value: Any, buffers: list[Buffer], declared: frozenset[type]) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        buffers.append(value.tobytes())
+        return ["array", len(buffers) - 1, value.dtype.str, list(value.shape)]
+    if isinstance(value, pa.Table):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, value.schema) as writer:
+            writer.write_table(value)
+        buffers.append(sink.getvalue().to_pybytes())
+        return ["table", len(buffers) - 1]
+    if isinstance(value, slice):
+        return ["slice", value.start, value.stop, value.step]
+    if isinstance(value, list | tuple | frozenset):
+        kind = next(k for k in (list, tuple, frozenset) if isinstance(value, k))
+        return [kind.__name__, [_flat(v, buffers, declared) for v in value]]
+    if type(value).__module__.startswith("tablepuppet."):
+        if not issubclass(type(value), tuple(declared)):
+            raise TransportError(f"a {type(value).__name__} cannot be part of a result")
+        held = {name: _flat(getattr(value, name), buffers, declared) for name in _fields(type(value))}
+        return ["object", type(value).__module__, type(value).__qualname__, held]
+    if isinstance(value, dict):
+        return ["dict", [[_flat(k, buffers, declared), _flat(v, buffers, declared)] for k, v in value.items()]]
+    raise TransportError(f"a {type(value).__name__} cannot be part of a result")
+
+
+def _whole(flat: Any, buffers: Any, allowed: frozenset[type] | None) -> Any:
+    if not isinstance(flat, list):
+        return flat
+    kind, *rest = flat
+    if kind == "array":
+        index, dtype, shape = rest
+        if np.dtype(dtype).hasobject:
+            raise ValueError("unknown array type")
+        return np.frombuffer(buffers[index], dtype=dtype).reshape(shape)
+    if kind == "table":
+        stream = pa.py_buffer(buffers[rest[0]])
+        check_stream(stream)
+        with pa.ipc.open_stream(stream) as reader:
+            table = reader.read_all()
+        table.validate(full=True)
+        return table
+    if kind == "slice":
+        return slice(*rest)
+    if kind in ("list", "tuple", "frozenset"):
+        return {"list": list, "tuple": tuple, "frozenset": frozenset}[kind](
+            _whole(v, buffers, allowed) for v in rest[0]
+        )
+    if kind == "dict":
+        return {_whole(k, buffers, allowed): _whole(v, buffers, allowed) for k, v in rest[0]}
+    if kind == "object":
+        module, name, held = rest
+        return _made(_class(module, name, allowed), {key: _whole(v, buffers, allowed) for key, v in held.items()})
+    raise ValueError("unknown kind of value")
+
+
+def _class(module: str, name: str, allowed: frozenset[type] | None) -> type:
+    """A class of ours that is loaded already."""
+    is_ours = isinstance(module, str) and isinstance(name, str) and module.startswith("tablepuppet.")
+    kind = getattr(sys.modules.get(module), name, None) if is_ours else None
+    if not isinstance(kind, type) or not (is_dataclass(kind) or issubclass(kind, msgspec.Struct)):
+        raise ValueError(
+            f"{str(module)[:100]}.{str(name)[:100]} is not the same at both ends; install the same version"
+        )
+    if allowed is not None and kind not in allowed:
+        raise ValueError(f"a {name} is nothing that can be asked for")
+    return kind
+
+
+@cache
+def _reachable(roots: tuple[type, ...]) -> frozenset[type]:
+    """Classes of ours that the fields of these, and of those in turn, are declared to hold."""
+    found: set[type] = set()
+    left: list[Any] = list(roots)
+    while left:
+        kind = left.pop()
+        left += get_args(kind)
+        if not isinstance(kind, type) or kind in found or not kind.__module__.startswith("tablepuppet."):
+            continue
+        found.add(kind)
+        if is_dataclass(kind) or issubclass(kind, msgspec.Struct):
+            left += get_type_hints(kind, localns=_Names(vars(sys.modules[kind.__module__]))).values()
+    return frozenset(found)
+
+
+class _Names(dict[str, Any]):
+    """Names of a module; those that only a type checker knows stand for anything."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Any)
+
+
+def _made(kind: type, held: dict[str, Any]) -> Any:
+    if set(_fields(kind)) != set(held):
+        raise ValueError(f"{kind.__name__} is not the same at both ends; install the same version")
+    if issubclass(kind, msgspec.Struct):
+        return kind(**held)
+    made: Any = object.__new__(kind)
+    for field, value in held.items():
+        object.__setattr__(made, field, value)
+    return made
+
+
+def _fields(kind: type) -> tuple[str, ...]:
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__
+    if is_dataclass(kind):
+        return tuple(f.name for f in fields(kind))
+    raise TransportError(f"a {kind.__name__} cannot be part of a result")
+
 
 Kind = Literal["train", "explain", "profile", "predict", "evaluate"]
 State = Literal["queued", "running", "waiting", "finished", "failed", "interrupted", "cancelled"]

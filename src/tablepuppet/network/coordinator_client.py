@@ -13,7 +13,7 @@ from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import DisconnectedError, TransportError
 from tablepuppet.formatting import printable
 from tablepuppet.network import control as c
-from tablepuppet.network.objects import from_frame, to_frame
+from tablepuppet.network.control import from_frame, to_frame
 from tablepuppet.network.settings import FederationSettings
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Goodbye

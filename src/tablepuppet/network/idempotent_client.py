@@ -22,8 +22,7 @@ import msgspec
 
 from tablepuppet.client.client import SETUP, Client
 from tablepuppet.errors import TablePuppetError, TransportError
-from tablepuppet.network.records import is_full, make_folder, open_private, read_record, write_record
-from tablepuppet.network.slots import Slots
+from tablepuppet.network.records import Slots, is_full, make_folder, open_private, read_record, write_record
 from tablepuppet.protocol import CloseJob, Done, Failure
 from tablepuppet.protocol.codec import Frame, encode
 from tablepuppet.transport.envelopes import Envelope, Request

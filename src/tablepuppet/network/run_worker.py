@@ -26,15 +26,13 @@ from tablepuppet.errors import DisconnectedError, JobError, RunInterruptedError,
 from tablepuppet.job import Job, check_job
 from tablepuppet.mapping.engines import Ray
 from tablepuppet.memory import give_back
-from tablepuppet.network.control import Kind
-from tablepuppet.network.objects import from_frame, to_frame
+from tablepuppet.network.control import Kind, from_frame, to_frame
 from tablepuppet.network.pipe import Pipe
 from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.transport.answers import AnswerChecks
 from tablepuppet.transport.envelopes import Envelope
-from tablepuppet.transport.link import Link
+from tablepuppet.transport.link import AnswerChecks, Link
 
 log = logging.getLogger(__name__)
 

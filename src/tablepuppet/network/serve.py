@@ -18,8 +18,8 @@ from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportErr
 from tablepuppet.formatting import printable
 from tablepuppet.memory import memory_limit
 from tablepuppet.network import control as c
+from tablepuppet.network.control import to_frame
 from tablepuppet.network.coordinator import Coordinator
-from tablepuppet.network.objects import to_frame
 from tablepuppet.network.runs import Run
 from tablepuppet.network.settings import FederationSettings
 from tablepuppet.transport.envelopes import Goodbye, Role, Room, Welcome

@@ -12,9 +12,8 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.formatting import plural
 from tablepuppet.job import Job
-from tablepuppet.mapping.summary import MappingSummary
-from tablepuppet.plan.advice import Advice, spelled
-from tablepuppet.plan.costs import cost
+from tablepuppet.mapping.mapping import MappingSummary
+from tablepuppet.plan.costs import Advice, cost, spelled
 from tablepuppet.plan.disclosure import held_blocks
 from tablepuppet.plan.knowledge import Exposure, Insight, common_insights, owners_of
 

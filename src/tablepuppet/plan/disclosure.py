@@ -1,6 +1,6 @@
 """Who is told what in a run, and how often: predicted from what messages declare (protocol/) before one is sent.
 
-In: a mapping's figures, a job and how often its algorithm asks (algorithms/traffic.py). Out: the same account that the
+In: a mapping's figures, a job and how often its algorithm asks (algorithms/shape.py). Out: the same account that the
 meter counts (transport/meter.py), entry by entry: numbers of each row, or times where something is not told row by row.
 Explain, the refusal rule and the report read it. And who keeps a block's trained parameters: the result, or the block's
 owner alone, who can then only train where the server never sees them (PolicyError otherwise).
@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from tablepuppet.algorithms.registry import algorithm_of
-from tablepuppet.algorithms.shape import Shape
-from tablepuppet.algorithms.traffic import Exchanges, RunShape
+from tablepuppet.algorithms.shape import Exchanges, RunShape, Shape
 from tablepuppet.errors import PolicyError
 from tablepuppet.job import Job
-from tablepuppet.mapping.summary import MappingSummary, PartSummary
+from tablepuppet.mapping.mapping import MappingSummary, PartSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.transport.meter import Told
 

@@ -1,7 +1,7 @@
 """The text of a plan: like a database's EXPLAIN, and after training with the counted truth beside it.
 
-In: a Plan; after a run, what the meter counted. Out: text. Figures come from costs.py, memory.py,
-advice.py and knowledge.py; here they are only laid out.
+In: a Plan; after a run, what the meter counted. Out: text. Figures come from costs.py and
+knowledge.py; here they are only laid out.
 """
 
 from __future__ import annotations

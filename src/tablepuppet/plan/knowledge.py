@@ -14,7 +14,7 @@ from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.errors import PrivacyError
 from tablepuppet.formatting import plural
 from tablepuppet.job import Job
-from tablepuppet.mapping.summary import MappingSummary
+from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.disclosure import exchanges_of, held_blocks
 from tablepuppet.privacy.options import KeyMode

@@ -14,9 +14,9 @@ from typing import Any
 from tablepuppet.algorithms.algorithm import PrivateForm
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.job import Job
-from tablepuppet.mapping.summary import MappingSummary
+from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
-from tablepuppet.models.penalty import l2_of
+from tablepuppet.models.spec import l2_of
 from tablepuppet.privacy.gaussian import GradientPrivacy, NoisySteps
 from tablepuppet.privacy.options import FeaturePrivacy
 

@@ -13,15 +13,14 @@ from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.registry import BY_NAME, algorithm_of, is_expanded
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.job import Job
-from tablepuppet.mapping.summary import MappingSummary
+from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.models.compiler import HINT, TREES_HINT, is_installed, wins
 from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.heads.job import head_spec
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.plan.advice import Advice, advise
 from tablepuppet.plan.boosting import advise_trees, tree_exposures, tree_insights
-from tablepuppet.plan.costs import RUN_EPOCHS, Cost, client_memory, cost, server_memory, shape_of
+from tablepuppet.plan.costs import RUN_EPOCHS, Advice, Cost, advise, client_memory, cost, server_memory, shape_of
 from tablepuppet.plan.disclosure import training_disclosures
 from tablepuppet.plan.document import document, plan_html
 from tablepuppet.plan.explain import render

@@ -17,7 +17,7 @@ import msgspec
 from tablepuppet.algorithms.registry import EXPANDED, FEDERATED, algorithm_of, named
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
-from tablepuppet.mapping.summary import MappingSummary
+from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.disclosure import exchanges_of
 from tablepuppet.plan.noisy_block import NoisyBlock, outer_rounds, tables_of

@@ -81,7 +81,7 @@ class RowCount(Message, frozen=True):
 
 
 class RowOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Number the rows of a scan in an order that only the clients know (tables/order.py)."""
+    """Number the rows of a scan in an order that only the clients know (tables/row_ids.py)."""
 
     seed: int
     offset: int  # of the client's first row in the whole table

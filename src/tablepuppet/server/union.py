@@ -1,6 +1,9 @@
-"""The union operator (LoU): one block's clients as if they were one.
+"""The paper's operators: the join (LoJ), and the union (LoU): one block's clients as if they were one.
 
-Outer loop: scatter the join operator's arrays to the clients that hold the rows, gather their
+Join: gather the blocks' predictions, compute over joined rows (expand, the algorithm's join step, collapse: its server
+half), scatter the result. One outer round of Algorithm 1.
+
+Union. Outer loop: scatter the join operator's arrays to the clients that hold the rows, gather their
 predictions in row order. Inner loop: while clients answer with partial results, sum them, let the
 algorithm's union step make something of the sum, and send that to all. The blocks' inner loops run
 side by side, so that a round of all blocks is one round. Where a block's sums are masked, nothing
@@ -18,8 +21,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate
-from tablepuppet.algorithms.traffic import POWER_ROUNDS
+from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Server
+from tablepuppet.algorithms.shape import POWER_ROUNDS
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PrivacyError, TransportError
 from tablepuppet.mapping.mapping import Part, TableMapping
@@ -268,3 +271,20 @@ def _naming(parts: Sequence[Part]) -> Iterator[None]:
 def _within(rows: RowNumbers, inside: slice) -> slice:
     """Where the (ascending) row numbers of a part lie in a list of rows."""
     return slice(*np.searchsorted(rows, [inside.start, inside.stop]).tolist())
+
+
+class JoinOperator:
+    """One outer round at a time."""
+
+    def __init__(self, union: UnionOperator, server: Server) -> None:
+        self.union = union
+        self.server = server
+
+    def round(self) -> None:
+        """Compute, scatter, (inner rounds,) gather."""
+        updates: Sequence[BlockUpdate | None] | None = self.server.join_step()
+        while updates is not None:
+            answers = self.union.run(updates, self.server.union_step)
+            del updates  # as large as the tables, and no longer needed
+            self.server.absorb(answers)
+            updates = self.server.second_step()

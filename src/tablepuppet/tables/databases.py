@@ -30,11 +30,11 @@ from tablepuppet.errors import SourceError
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables import duck
 from tablepuppet.tables.adbc import DRIVERS, Adbc
+from tablepuppet.tables.files import STORES, WEB, open_remote
 from tablepuppet.tables.memory import check_names, open_memory
 from tablepuppet.tables.mysql import MySQL
 from tablepuppet.tables.postgresql import PostgreSQL
 from tablepuppet.tables.pushdown import Dialect, OwnerColumn, PushDown, push_down
-from tablepuppet.tables.remote import STORES, WEB, open_remote
 from tablepuppet.tables.source import FileSource, Source, SourceSpec, redacted
 from tablepuppet.tables.sqlite import SQLite
 

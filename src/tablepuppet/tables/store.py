@@ -26,9 +26,8 @@ from tablepuppet.protocol import ColumnInfo, OpenScan, ScanSchema, TableSchema
 from tablepuppet.tables.columns import arrow, holds_of
 from tablepuppet.tables.conditions import Condition, conditions_of, conditions_of_query
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of, compared_columns
-from tablepuppet.tables.order import in_order, order_bits
 from tablepuppet.tables.query_guard import CheckedQuery, DerivedSource, check_query
-from tablepuppet.tables.row_ids import identity_expressions, row_ids, whole_rows
+from tablepuppet.tables.row_ids import identity_expressions, in_order, order_bits, row_ids, whole_rows
 from tablepuppet.tables.row_sets import row_keys
 from tablepuppet.tables.source import Source
 

@@ -13,7 +13,7 @@ from tests.algorithms.neural_join import JOINS, Joined, federation
 from tests.models.heads.head_join import SEED
 
 import tablepuppet as tp
-from tablepuppet.models.penalty import l2_of
+from tablepuppet.models.spec import l2_of
 
 torch = pytest.importorskip("torch")
 Array = NDArray[np.float64]

@@ -9,7 +9,7 @@ import torch
 from tests.algorithms.neural_join import JOINS, Joined, federation
 
 import tablepuppet as tp
-from tablepuppet.models.penalty import l2_of
+from tablepuppet.models.spec import l2_of
 
 SEED = 3
 

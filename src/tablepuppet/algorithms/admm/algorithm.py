@@ -10,9 +10,8 @@ from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate
 from tablepuppet.algorithms.admm.server import AdmmServer
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit, PrivateForm
 from tablepuppet.algorithms.base import Answer, PartSetup, Problem
-from tablepuppet.algorithms.numerics.conjugate import WIDE
-from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
-from tablepuppet.algorithms.traffic import Exchanges, OuterRound, RunShape, Wave, waves
+from tablepuppet.algorithms.numerics.linear_systems import WIDE
+from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec

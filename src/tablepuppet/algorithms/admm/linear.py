@@ -18,9 +18,8 @@ import numpy as np
 from tablepuppet.algorithms.admm.local import LocalStep
 from tablepuppet.algorithms.admm.options import Admm, AdmmUpdate
 from tablepuppet.algorithms.base import Answer, PartSetup
-from tablepuppet.algorithms.numerics.conjugate import WIDE, Products
+from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum
 from tablepuppet.algorithms.numerics.optimizers import Moments
-from tablepuppet.algorithms.numerics.spectrum import Spectrum
 from tablepuppet.algorithms.numerics.subspace import Trail
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel

@@ -12,8 +12,7 @@ from tablepuppet.algorithms.als.normal import packed_width
 from tablepuppet.algorithms.als.options import Als
 from tablepuppet.algorithms.als.server import AlsServer
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
-from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
-from tablepuppet.algorithms.traffic import Exchanges, OuterRound, RunShape, Wave, waves
+from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
 
 _SOLVER_STEPS = 10  # that conjugate gradients usually take
 

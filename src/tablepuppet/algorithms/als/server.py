@@ -21,7 +21,7 @@ from tablepuppet.algorithms.als.normal import Conjugate, diagonal, solved_blocks
 from tablepuppet.algorithms.als.options import Als
 from tablepuppet.algorithms.als.shrinkage import FixedShrinkage, LearnedShrinkage
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
-from tablepuppet.algorithms.numerics.intercept import best_intercept
+from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.arrays import Array, Triangles
 from tablepuppet.errors import JobError
 from tablepuppet.models.heads.base import Head

@@ -14,8 +14,7 @@ from tablepuppet.algorithms.algorithm import Algorithm, Disclosure
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
 from tablepuppet.algorithms.boosting import messages
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
-from tablepuppet.algorithms.traffic import Wave
+from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape, Wave
 from tablepuppet.errors import TransportError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.protocol import Done

@@ -9,9 +9,8 @@ from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
 from tablepuppet.algorithms.elastic.client import client_start, client_step
 from tablepuppet.algorithms.elastic.options import Elastic, ElasticUpdate
 from tablepuppet.algorithms.elastic.server import ElasticServer
-from tablepuppet.algorithms.numerics.conjugate import WIDE
-from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
-from tablepuppet.algorithms.traffic import Exchanges, OuterRound, RunShape, Wave, waves
+from tablepuppet.algorithms.numerics.linear_systems import WIDE
+from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
 from tablepuppet.protocol import Done
 
 

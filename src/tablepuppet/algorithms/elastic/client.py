@@ -17,10 +17,10 @@ import numpy as np
 
 from tablepuppet.algorithms.base import Answer, PartSetup
 from tablepuppet.algorithms.elastic.options import Elastic, ElasticUpdate
-from tablepuppet.algorithms.numerics.conjugate import WIDE
+from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.models.penalty import Penalty
+from tablepuppet.models.spec import Penalty
 from tablepuppet.protocol import Combined, Done, Move, Partial, Predictions
 
 _SWEEPS = 400

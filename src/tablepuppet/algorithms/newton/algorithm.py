@@ -12,9 +12,8 @@ from tablepuppet.algorithms.newton.client import client_start, client_step
 from tablepuppet.algorithms.newton.full_curvature import MOST, is_full, pairs
 from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.server import NewtonServer, small_blocks
-from tablepuppet.algorithms.numerics.conjugate import WIDE
-from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
-from tablepuppet.algorithms.traffic import Exchanges, OuterRound, RunShape, Wave, waves
+from tablepuppet.algorithms.numerics.linear_systems import WIDE
+from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
 from tablepuppet.protocol import Done
 
 

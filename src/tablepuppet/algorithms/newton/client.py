@@ -13,8 +13,7 @@ import numpy as np
 from tablepuppet.algorithms.base import Answer, PartSetup
 from tablepuppet.algorithms.newton.full_curvature import MOST, curvature_matrix, solve, solve_by_products
 from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
-from tablepuppet.algorithms.numerics.conjugate import WIDE, Products
-from tablepuppet.algorithms.numerics.spectrum import Spectrum
+from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum
 from tablepuppet.algorithms.numerics.subspace import Trail
 from tablepuppet.arrays import Array, fixed
 from tablepuppet.models.linear import LinearModel

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
-from tablepuppet.algorithms.numerics.conjugate import Products
-from tablepuppet.algorithms.numerics.spectrum import Spectrum
+from tablepuppet.algorithms.numerics.linear_systems import Products, Spectrum
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss

@@ -30,7 +30,7 @@ import numpy as np
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
 from tablepuppet.algorithms.newton.full_curvature import collapsed_curvature, is_full, solve
 from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
-from tablepuppet.algorithms.numerics.spectrum import Spectrum
+from tablepuppet.algorithms.numerics.linear_systems import Spectrum
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.arrays import Array
 from tablepuppet.models.tally import Tally

@@ -17,8 +17,14 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, Problem
-from tablepuppet.algorithms.numerics.intercept import best_intercept
-from tablepuppet.algorithms.numerics.search import Derivatives, Found, derivatives, hessian_step, minimise
+from tablepuppet.algorithms.numerics.search import (
+    Derivatives,
+    Found,
+    best_intercept,
+    derivatives,
+    hessian_step,
+    minimise,
+)
 from tablepuppet.arrays import Array
 from tablepuppet.models.tally import Tally
 

@@ -10,8 +10,18 @@ from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
 from tablepuppet.algorithms.sgd.client import client_start, client_step
 from tablepuppet.algorithms.sgd.options import Sgd, SgdFigures, SgdUpdate
 from tablepuppet.algorithms.sgd.server import SgdServer
-from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape
-from tablepuppet.algorithms.traffic import POWER_ROUNDS, ROW_NUMBER_BYTES, Exchanges, OuterRound, RunShape, Wave, waves
+from tablepuppet.algorithms.shape import (
+    POWER_ROUNDS,
+    ROW_NUMBER_BYTES,
+    BlockShape,
+    Exchanges,
+    OuterRound,
+    PartShape,
+    RunShape,
+    Shape,
+    Wave,
+    waves,
+)
 from tablepuppet.privacy.options import FeaturePrivacy
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
-from tablepuppet.mapping.walk.work import Lane
+from tablepuppet.mapping.walk.lane import Lane
 
 
 class Storage:

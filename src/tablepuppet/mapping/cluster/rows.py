@@ -1,7 +1,8 @@
 """Joined rows on a cluster: each worker walks over its partition, and lanes are added up here, in order.
 
-In: partitions on disk (partitions.py), made by the workers (build.py). Out: something that algorithms walk over as they
-do over local rows, with the same results bit for bit. What is here is per row of the tables; nothing is per joined row.
+In: partitions on disk (partitions.py), made by the workers (worker.py). Out: something that algorithms walk over as
+they do over local rows, with the same results bit for bit. What is here is per row of the tables; nothing is per joined
+row.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tablepuppet.mapping.cluster.partitions import IndexFacts, Partition, write_
 from tablepuppet.mapping.cluster.worker import Kept, Source, Walk
 from tablepuppet.mapping.rows.joined import JoinedRows, batch, by_label, weight_step
 from tablepuppet.mapping.walk.gather_scatter import empty_sums
-from tablepuppet.mapping.walk.work import JoinStep, LaneResult, Pass, Sums, Work, add_sums
+from tablepuppet.mapping.walk.lane import JoinStep, LaneResult, Pass, Sums, Work, add_sums
 
 _CHUNK = 1 << 20  # values that are put in order here at a time
 

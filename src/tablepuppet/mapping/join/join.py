@@ -3,19 +3,120 @@
 In: the keys of every scan. Out: the joined rows of a branch, to be counted and read. They are ordered by the label's
 row first, then by those of the other relations in the order of the query, so that the same keys always give the same
 order. Joins that form a tree are counted out (tree_join.py); all others are DuckDB's (duckdb_join.py).
+
+`JoinedSide`: one side of the joined table (training, validation or test rows) before it is written down. In: for each
+branch the joined rows of the side, and for each block the new numbers of its rows. Out: p_i of any view of joined rows.
+The branches' joined rows follow each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import BoundQuery, Branch
 from tablepuppet.errors import MappingError
-from tablepuppet.mapping.join.duckdb_join import DuckJoin, why_empty
-from tablepuppet.mapping.join.listed_rows import BranchSide, ListedJoin, Marks
+from tablepuppet.mapping.join.duckdb_join import BranchSide, Counts, DuckJoin, ListedJoin, ListedSide, Marks, why_empty
 from tablepuppet.mapping.join.tree_join import TreeJoin
 from tablepuppet.mapping.keys.gather import ScanKeys
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Where the rows of the branches' relations lie among the rows of a block, or among label rows."""
+
+    relations: tuple[int, ...]  # one of each branch
+    offsets: tuple[int, ...]  # of its rows
+    rows: int  # of all
+
+    def total(self, counts: Sequence[Sequence[Counts]]) -> Counts:
+        """What is counted for each branch and relation, per row here; relations of several branches may share rows."""
+        own = [counts[branch][relation] for branch, relation in enumerate(self.relations)]
+        if len(own) == 1:
+            return own[0]
+        total: Counts = np.zeros(self.rows, np.int64)
+        for offset, count in zip(self.offsets, own, strict=True):
+            total[offset : offset + len(count)] += count
+        return total
+
+    def occurring(self, counts: Sequence[Sequence[Counts]]) -> RowNumbers:
+        """The rows that some of the counted joined rows come from, ascending."""
+        return np.flatnonzero(self.total(counts)).astype(np.int32 if self.rows < 2**31 else np.int64, copy=False)
+
+    def numbers(self, branches: Sequence[ListedSide]) -> RowNumbers:
+        """The row here of every joined row, branch after branch; −1 where there is none."""
+        found = []
+        for side, relation, offset in zip(branches, self.relations, self.offsets, strict=True):
+            rows = side.numbers(relation)
+            found.append(np.where(rows >= 0, rows.astype(np.int64) + offset, -1) if offset else rows)
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """p_i: where a block's row numbers come from, and what each becomes."""
+
+    rows: int  # that occur: joined rows have numbers below this, or −1
+    relations: tuple[int, ...]  # one of each branch
+    becomes: tuple[RowNumbers | None, ...]  # for each branch: the number of each row, and of row −1; None: its own
+
+    @classmethod
+    def of(cls, span: Span, rows: RowNumbers, sizes: Sequence[Sequence[int]]) -> Column:
+        """The rows that occur (ascending) numbered in order; `sizes` are those of each branch's relations."""
+        if len(rows) == span.rows and not any(span.offsets):
+            return cls(len(rows), span.relations, (None,) * len(span.relations))
+        number: RowNumbers = np.full(span.rows + 1, -1, np.int32 if span.rows < 2**31 else np.int64)
+        number[rows] = np.arange(len(rows), dtype=number.dtype)
+        becomes = []
+        for branch, (relation, offset) in enumerate(zip(span.relations, span.offsets, strict=True)):
+            end = offset + sizes[branch][relation]
+            becomes.append(number[offset:] if end == span.rows else np.append(number[offset:end], number[-1:]))
+        return cls(len(rows), span.relations, tuple(becomes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JoinedSide:
+    """The joined rows of one side."""
+
+    branches: tuple[BranchSide, ...]
+    columns: tuple[Column, ...]  # of the blocks, then that of the labels, if it is none of theirs
+    blocks: int
+    label: int  # which column is the labels'
+
+    @property
+    def rows(self) -> int:
+        return sum(branch.rows for branch in self.branches)
+
+    def numbers(self, start: int, stop: int) -> list[RowNumbers]:
+        """p_i of joined rows start ≤ j < stop, for each column."""
+        out: list[RowNumbers] = [
+            np.empty(stop - start, np.int32 if column.rows < 2**31 else np.int64) for column in self.columns
+        ]
+        written, begin = 0, 0
+        for number, branch in enumerate(self.branches):
+            for found in branch.read(*(min(max(j - begin, 0), branch.rows) for j in (start, stop))):
+                end = written + len(next(iter(found.values())))
+                for into, column in zip(out, self.columns, strict=True):
+                    rows, becomes = found[column.relations[number]], column.becomes[number]
+                    into[written:end] = rows if becomes is None else becomes[rows]
+                written = end
+            begin += branch.rows
+        return out
+
+    def label_counts(self) -> RowNumbers:
+        """How many joined rows have their label from each label row."""
+        column = self.columns[self.label]
+        total: RowNumbers = np.zeros(column.rows, np.int32 if self.rows < 2**31 else np.int64)
+        for branch, relation, becomes in zip(self.branches, column.relations, column.becomes, strict=True):
+            counts = branch.counts()[relation]
+            rows = np.flatnonzero(counts)
+            total[rows if becomes is None else becomes[rows]] += counts[rows]
+        return total
+
 
 BYTES_PER_JOINED_ROW = 40
 

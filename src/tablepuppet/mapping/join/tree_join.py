@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.catalog.bound import Branch
-from tablepuppet.mapping.join.listed_rows import SLICE, Counts, Marks
+from tablepuppet.mapping.join.duckdb_join import SLICE, Counts, Marks
 from tablepuppet.mapping.keys.gather import ScanKeys
 
 

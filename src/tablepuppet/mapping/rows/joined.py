@@ -23,11 +23,20 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.mapping.rows.index import RowIndex, count_rows, distinct, pieces
-from tablepuppet.mapping.walk.collapse import SharedTotals
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, empty_sums, gather_scatter_for
-from tablepuppet.mapping.walk.lane import walk_lane
+from tablepuppet.mapping.walk.lane import (
+    JoinStep,
+    Lane,
+    LaneResult,
+    Pass,
+    Shard,
+    SharedTotals,
+    Sums,
+    Work,
+    add_sums,
+    walk_lane,
+)
 from tablepuppet.mapping.walk.lane_view import lane_view, whole
-from tablepuppet.mapping.walk.work import JoinStep, Lane, LaneResult, Pass, Shard, Sums, Work, add_sums
 from tablepuppet.threads import one_blas_thread, pool
 
 __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]
@@ -72,7 +81,7 @@ class JoinedRows:
         `per_row` is summed over blocks; `columns`, one array per block, are not. `writes` names the state that the
         step overwrites. What a block's rows get is the signal less `own` times the block's own values. A step that is
         given a loss gets it with the rows' weights, where they have any. Where they have none, `fused` does it all:
-        one pass over a lane at a time (models/lane_view.py), which reads and writes the state named in `writes`.
+        one pass over a lane at a time (models/compiler.py), which reads and writes the state named in `writes`.
         A signal (arrays side by side) is collapsed to every block; a list says what is collapsed to each of them.
         """
         work = Work(step, signals, tuple(writes), given, own, None if self.weights is not None else fused)

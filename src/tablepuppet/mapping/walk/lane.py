@@ -2,24 +2,84 @@
 
 In: joined rows, the borders of the lane's shards, and each block's values. Out: what the lane collapsed to each block,
 and the sums that its steps gave. A shard's row numbers are made ready once, for all values that are moved by them.
+
+Collapse gives for each signal and block an array per row (n_i, k). A lane sums the rows of an unsorted block on its
+own, and lanes are added up in order. Rows of a block in order hardly ever occur in two of them: lanes write these
+straight into the whole, all but the first of their rows, which is added in order, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tablepuppet.arrays import Array
-from tablepuppet.mapping.walk.collapse import LaneSums, SharedTotals
-from tablepuppet.mapping.walk.gather_scatter import Place
-from tablepuppet.mapping.walk.work import Lane, LaneResult, Shard, Signal, Sums, Work, add_sums
+from tablepuppet.arrays import Array, Triangles
+from tablepuppet.mapping.rows.index import RowIndex
+from tablepuppet.mapping.walk.gather_scatter import GatherScatter, Place, empty_sums, loops
+from tablepuppet.models.compiler import is_installed, wins
 from tablepuppet.models.losses.weighted import Weighted
 
 if TYPE_CHECKING:
     from tablepuppet.mapping.rows.joined import JoinedRows
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """What an algorithm's join step sees of some joined rows."""
+
+    scores: Array  # Σ_i expand_i(v_i), the step's to overwrite
+    columns: Sequence[Array]  # expand_i of each block's further columns
+    state: Mapping[str, Array]  # the algorithm's own joined values, writable where the walk says so
+    read_labels: Callable[[], Array]
+    weights: Array | None = None  # of the rows; None: all one
+
+    @cached_property
+    def labels(self) -> Array:
+        """Looked up when a step asks for them."""
+        return self.read_labels()
+
+
+Sums = dict[str, Any]
+Lane = Sequence[tuple[int, int]]  # the borders of its shards
+LaneResult = tuple[list[list[tuple[int, Array]]], Sums]  # collapsed signals by block, each from some row on; sums
+Column = Array | Triangles
+Columns = Array | tuple[Column, ...]  # (rows, k), whole or as arrays side by side
+Signal = Columns | list[Columns]  # to be collapsed to every block, or what each of them gets
+JoinStep = Callable[..., tuple[Sequence[Signal], Sums]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """What is done to joined rows in a walk."""
+
+    step: JoinStep
+    signals: int = 0  # that are collapsed
+    writes: tuple[str, ...] = ()  # state that is overwritten
+    given: Mapping[str, Any] = field(default_factory=dict)  # to the step
+    own: float = 0.0  # times a block's own values is taken off what its rows get
+    fused: Callable[..., Sums] | None = None  # does the step and all around it for a whole lane
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """The outcome of one walk over all joined rows."""
+
+    signals: list[list[Array]]  # signals[s][i]: the s-th signal, collapsed to block i
+    sums: Sums
+
+
+def add_sums(parts: Sequence[Sums]) -> Sums:
+    """Sums of the same names, added in order."""
+    total: Sums = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total[name] + value if name in total else value
+    return total
 
 
 def walk_lane(
@@ -86,3 +146,130 @@ def _weighted(shard: Shard, given: Mapping[str, Any]) -> Mapping[str, Any]:
     if shard.weights is None or "loss" not in given:
         return given
     return {**given, "loss": Weighted(given["loss"], shard.weights)}
+
+
+_PIECE = 1024  # joined rows of Triangles that are written out at a time: they stay in the cache
+Collapsed = list[list[tuple[int, Array]]]  # by signal and block: from which row on something is to be added
+
+
+class SharedTotals:
+    """For each signal the sums per row of the blocks whose rows come in order; all lanes write into them."""
+
+    def __init__(self, indices: Sequence[RowIndex], joined_rows: int) -> None:
+        self.arrays: list[list[Array | None]] = []
+        self._indices, self._joined_rows = indices, joined_rows
+        self._lock = threading.Lock()
+
+    def of(self, widths: Sequence[Sequence[int]]) -> list[list[Array | None]]:
+        """The arrays, made by the first lane that knows how wide they are."""
+        with self._lock:
+            if not self.arrays:
+                self.arrays = [
+                    [
+                        empty_sums(p.rows, width, self._joined_rows) if p.is_sorted else None
+                        for p, width in zip(self._indices, own, strict=True)
+                    ]
+                    for own in widths
+                ]
+            return self.arrays
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Target:
+    """Where a lane adds up one signal for one block."""
+
+    base: int  # row of `out`'s first entry
+    out: Array
+    shared: int = 0  # the joined row up to which the lane's rows go to `edge` instead
+    low: int = 0  # the row of `edge`
+    edge: Array | None = None
+
+    @property
+    def collapsed(self) -> tuple[int, Array]:
+        """What is still to be added to the whole."""
+        return (self.base, self.out) if self.edge is None else (self.low, self.edge)
+
+
+class LaneSums:
+    """What one lane collapses."""
+
+    def __init__(
+        self,
+        indices: Sequence[RowIndex],
+        moves: GatherScatter,
+        joined_rows: int,
+        start: int,
+        stop: int,
+        wholes: SharedTotals | None,
+    ) -> None:
+        self._indices, self._moves, self._joined_rows = indices, moves, joined_rows
+        self._start, self._stop, self._wholes = start, stop, wholes
+        self._targets: list[list[_Target]] = []
+
+    def add(self, signals: Sequence[Signal], places: Sequence[Place], start: int, stop: int) -> None:
+        """A shard's signals; `places` are its joined rows' rows in each block."""
+        shown = [s if isinstance(s, list) else [s] * len(self._indices) for s in signals]
+        by_block = [[_columns(s) for s in own] for own in shown]
+        if not self._targets:
+            self._targets = self._open([[sum(c.shape[1] for c in s) for s in own] for own in by_block])
+        for targets, own in zip(self._targets, by_block, strict=True):
+            for p, target, columns, place in zip(self._indices, targets, own, places, strict=True):
+                self._add(p, target, columns, place, start, stop)
+
+    @property
+    def collapsed(self) -> Collapsed:
+        return [[target.collapsed for target in own] for own in self._targets]
+
+    def _open(self, widths: list[list[int]]) -> list[list[_Target]]:
+        wholes = None if self._wholes is None else self._wholes.of(widths)
+        return [
+            [
+                self._target(p, width, None if wholes is None else wholes[k][i])
+                for i, (p, width) in enumerate(zip(self._indices, own, strict=True))
+            ]
+            for k, own in enumerate(widths)
+        ]
+
+    def _target(self, p: RowIndex, width: int, whole: Array | None) -> _Target:
+        low, high = p.span(self._start, self._stop)
+        if whole is None:
+            return _Target(low, empty_sums(high - low, width, self._joined_rows))
+        if p.index is None or not self._start:
+            return _Target(0, whole, edge=whole[:0])
+        shared = int(np.searchsorted(p.index[self._start : self._stop], low, side="right"))
+        return _Target(0, whole, self._start + shared, low, np.zeros((1, width)))
+
+    def _add(
+        self, p: RowIndex, target: _Target, columns: tuple[Column, ...], place: Place, start: int, stop: int
+    ) -> None:
+        middle = min(max(start, target.shared), stop)
+        if middle > start and target.edge is not None:
+            first = tuple(c[: middle - start] for c in columns)
+            self._collapse(p, target.edge, target.low, first, p.place(self._moves, start, middle), start)
+            columns, place = tuple(c[middle - start :] for c in columns), p.place(self._moves, middle, stop)
+        if middle < stop and columns:
+            self._collapse(p, target.out, target.base, columns, place, middle)
+
+    def _collapse(
+        self, p: RowIndex, out: Array, base: int, columns: tuple[Column, ...], place: Place, start: int
+    ) -> None:
+        """Adds columns of joined rows from `start` on; triangles behind them as they are made."""
+        whole = tuple(c for c in columns if isinstance(c, np.ndarray))
+        last = columns[-1] if columns else None
+        if not isinstance(last, Triangles):
+            p.collapse_add(self._moves, out, base, whole, place)
+            return
+        rows = len(last.z)
+        if p.index is not None and is_installed() and wins(self._joined_rows, is_dear=True):
+            before = np.ascontiguousarray(np.concatenate(whole, axis=1))
+            index = p.index[start : start + rows]
+            loops().add_triangles(out, base, index, before, last.scale * last.z, last.z)
+            return
+        for first in range(0, rows, _PIECE):
+            some = slice(first, min(first + _PIECE, rows))
+            piece = (*(c[some] for c in whole), last[some].written_out())
+            p.collapse_add(self._moves, out, base, piece, p.place(self._moves, start + some.start, start + some.stop))
+
+
+def _columns(signal: Columns) -> tuple[Column, ...]:
+    return signal if isinstance(signal, tuple) else (signal,)

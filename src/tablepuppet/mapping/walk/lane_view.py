@@ -1,4 +1,4 @@
-"""Lanes of joined rows as views (models/lane_view.py): what a compiled pass over a whole lane works on.
+"""Lanes of joined rows as views (models/compiler.py): what a compiled pass over a whole lane works on.
 
 In: joined rows, the borders of a lane, and each block's values. Out: a view, and where it leaves what is collapsed
 to each block. Where a block's rows come in order, lanes hardly share any of its rows: each then writes straight into
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.mapping.rows.index import RowIndex
-from tablepuppet.models.lane_view import LaneView
+from tablepuppet.models.compiler import LaneView
 
 Collapsed = list[tuple[int, Array]]  # for each block: the first row, and what is to be added from there on
 

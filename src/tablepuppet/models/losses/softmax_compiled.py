@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.models.elementary import exp
-from tablepuppet.models.jit import kernel
+from tablepuppet.models.jit import exp, kernel
 from tablepuppet.models.losses.base import Derivatives
-from tablepuppet.models.losses.logistic_compiled import CHUNK, CLOSE, STEPS
+from tablepuppet.models.losses.logistic_compiled import CLOSE, PROXIMAL_CHUNK, STEPS
 from tablepuppet.models.losses.softmax import Softmax
 
 
@@ -82,10 +81,10 @@ def _exponentials(x: Array, p: Array, top: Array, total: Array) -> None:
 def _softmax(a: Array, out: Array, total_out: Array) -> None:
     """eᵃ / Σ eᵃ per row, and log Σ eᵃ."""
     classes = a.shape[1]
-    x, p = np.zeros((classes, CHUNK)), np.empty((classes, CHUNK))
-    top, total = np.empty(CHUNK), np.empty(CHUNK)
-    for first in range(0, len(a), CHUNK):
-        rows = min(CHUNK, len(a) - first)
+    x, p = np.zeros((classes, PROXIMAL_CHUNK)), np.empty((classes, PROXIMAL_CHUNK))
+    top, total = np.empty(PROXIMAL_CHUNK), np.empty(PROXIMAL_CHUNK)
+    for first in range(0, len(a), PROXIMAL_CHUNK):
+        rows = min(PROXIMAL_CHUNK, len(a) - first)
         for j in range(rows):
             for c in range(classes):
                 x[c, j] = a[first + j, c]
@@ -116,12 +115,12 @@ def _softmax_proximal(centre: Array, rho: float, labels: Array, targets: Array, 
     the step overshot: it is taken again at half its size.
     """
     classes = u.shape[1]
-    wide, narrow = np.zeros((7, classes, CHUNK)), np.zeros((7, CHUNK))
+    wide, narrow = np.zeros((7, classes, PROXIMAL_CHUNK)), np.zeros((7, PROXIMAL_CHUNK))
     x, v, t, p, slope, step, base = wide[0], wide[1], wide[2], wide[3], wide[4], wide[5], wide[6]
     top, total, descent, size = narrow[0], narrow[1], narrow[2], narrow[3]
     along, scale, largest = narrow[4], narrow[5], narrow[6]
-    for first in range(0, len(u), CHUNK):
-        rows = min(CHUNK, len(u) - first)
+    for first in range(0, len(u), PROXIMAL_CHUNK):
+        rows = min(PROXIMAL_CHUNK, len(u) - first)
         for j in range(rows):
             row = targets[int(labels[first + j])]
             for c in range(classes):
@@ -133,25 +132,25 @@ def _softmax_proximal(centre: Array, rho: float, labels: Array, targets: Array, 
             _exponentials(x, p, top, total)
             largest[:] = 0.0
             for c in range(classes):
-                for j in range(CHUNK):
+                for j in range(PROXIMAL_CHUNK):
                     slope[c, j] = p[c, j] - t[c, j] + rho * (x[c, j] - v[c, j])
-                for j in range(CHUNK):
+                for j in range(PROXIMAL_CHUNK):
                     largest[j] -= step[c, j] * slope[c, j]
-            for j in range(CHUNK):
+            for j in range(PROXIMAL_CHUNK):
                 size[j] = 0.5 * size[j] if largest[j] > 0.1 * descent[j] else 1.0
             along[:] = 0.0
             scale[:] = 1.0
             for c in range(classes):
-                for j in range(CHUNK):
+                for j in range(PROXIMAL_CHUNK):
                     ratio = p[c, j] / (p[c, j] + rho)
                     along[j] += ratio * slope[c, j]
                     scale[j] -= ratio * p[c, j]
-            for j in range(CHUNK):
+            for j in range(PROXIMAL_CHUNK):
                 along[j] /= scale[j]
             _newton_steps(x, base, step, p, slope, along, size, descent, rho)
             largest[:] = 0.0
             for c in range(classes):
-                for j in range(CHUNK):
+                for j in range(PROXIMAL_CHUNK):
                     largest[j] = max(largest[j], abs(step[c, j]))
             far = 0
             for j in range(rows):
@@ -169,15 +168,15 @@ def _newton_steps(
 ) -> None:
     """The next Newton step from x where the last one was good (size 1); half of the last one elsewhere."""
     classes = len(x)
-    for j in range(CHUNK):
+    for j in range(PROXIMAL_CHUNK):
         descent[j] = 0.0 if size[j] == 1.0 else descent[j]
     for c in range(classes):
-        for j in range(CHUNK):
+        for j in range(PROXIMAL_CHUNK):
             new = (slope[c, j] + p[c, j] * along[j]) / (p[c, j] + rho)
             step[c, j] = new if size[j] == 1.0 else step[c, j]
-        for j in range(CHUNK):
+        for j in range(PROXIMAL_CHUNK):
             base[c, j] = x[c, j] if size[j] == 1.0 else base[c, j]
-        for j in range(CHUNK):
+        for j in range(PROXIMAL_CHUNK):
             descent[j] += step[c, j] * slope[c, j] if size[j] == 1.0 else 0.0
-        for j in range(CHUNK):
+        for j in range(PROXIMAL_CHUNK):
             x[c, j] = base[c, j] - size[j] * step[c, j]

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
-from tablepuppet.models.compiled_lane import CHUNK, collapse, expand
-from tablepuppet.models.jit import kernel, summing
-from tablepuppet.models.lane_view import LaneView
+from tablepuppet.models.compiler import LaneView
+from tablepuppet.models.jit import CHUNK, collapse, expand, kernel, summing
 from tablepuppet.models.losses.squared import Squared
 
 State = NDArray[np.floating[Any]]

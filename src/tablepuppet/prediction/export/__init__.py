@@ -1,1 +1,73 @@
-"""Models for other tools: SQL that an owner runs, ONNX, and an estimator of scikit-learn for pooled rows."""
+"""Models for other tools: SQL that an owner runs, ONNX, and an estimator of scikit-learn for pooled rows.
+
+`layers_of`: a block's parameters as dense layers, whatever tool then computes them: the layers from encoded features to
+what the block adds to the scores,
+
+h = W_L φ(… φ(W_1 x + b_1) …) + b_L
+
+A linear block is one layer without a constant. Labels are in the user's unit: the unit of a network's parameters
+(ModelSpec.unit) is in the last layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from tablepuppet.arrays import Array
+from tablepuppet.errors import ModelError
+from tablepuppet.prediction.model import BlockModel, Model
+from tablepuppet.tables.encoding import encoded_width
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """φ(W x + b); the last one of a block has no φ."""
+
+    weights: Array  # (inputs, outputs)
+    constant: Array
+    activation: str = ""
+
+
+def block_named(model: Model, name: str | None, tool: str) -> int:
+    """The position of a block that can leave the house; without a name, of the only one."""
+    names = [block.name for block in model.blocks]
+    if name is None and len(names) == 1:
+        name = names[0]
+    if name not in names:
+        raise ModelError(
+            f"name the block to export, one of {', '.join(names)}" + (f"; {name!r} is none" if name else "")
+        )
+    if model.spec.is_boosted:
+        raise ModelError(f"boosted trees ask the tables in turn: no block has a share of its own to export to {tool}")
+    if model.spec.kind == "module":
+        raise ModelError(f"a torch module of your own cannot be exported to {tool}; result.module(block) gives it")
+    number = names.index(name)
+    if model.blocks[number].is_held:
+        table = model.blocks[number].table
+        raise ModelError(f"the parameters of block {name} stay with the owners of table {table}: export it there")
+    return number
+
+
+def layers_of(model: Model, number: int) -> list[Layer]:
+    """A block's layers, the one that reads encoded features first."""
+    block, outputs = model.blocks[number], model.widths[number]
+    if model.spec.is_linear:
+        return [Layer(np.asarray(block.theta).reshape(-1, outputs), np.zeros(outputs))]
+    sizes = [width_of(block), *model.spec.hidden, outputs]
+    flat, layers, start = np.asarray(block.theta, np.float64), [], 0
+    for number_, (inputs, size) in enumerate(pairwise(sizes)):
+        is_last = number_ == len(sizes) - 2
+        unit = 1.0 if is_last else model.spec.unit
+        weights = flat[start : start + inputs * size].reshape(size, inputs).T / unit
+        start += inputs * size
+        layers.append(Layer(weights, flat[start : start + size] / unit, "" if is_last else model.spec.activation))
+        start += size
+    return layers
+
+
+def width_of(block: BlockModel) -> int:
+    """How many encoded columns a block has."""
+    return sum(map(encoded_width, block.encoders))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.errors import ModelError
-from tablepuppet.prediction.export.layers import block_named, layers_of
+from tablepuppet.prediction.export import block_named, layers_of
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol import CategoryEncoder, NumberEncoder
 from tablepuppet.version import __version__

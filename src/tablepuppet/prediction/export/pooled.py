@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError, did_you_mean
 from tablepuppet.models.heads.making import trained_head
-from tablepuppet.prediction.export.layers import block_named, layers_of
+from tablepuppet.prediction.export import block_named, layers_of
 from tablepuppet.prediction.model import Model
 from tablepuppet.tables.columns import column_info
 from tablepuppet.tables.encoding import encode

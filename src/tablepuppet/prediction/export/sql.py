@@ -19,7 +19,7 @@ from sqlglot import exp
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
-from tablepuppet.prediction.export.layers import Layer, block_named, layers_of
+from tablepuppet.prediction.export import Layer, block_named, layers_of
 from tablepuppet.prediction.model import BlockModel, Model
 from tablepuppet.protocol import Encoder, NumberEncoder
 from tablepuppet.tables.encoding import encoded_width

@@ -1,7 +1,10 @@
-"""(c·S + ridge·I)⁻¹ b for a wide block, by conjugate gradients: S is never formed.
+"""(c·S + ridge·I)⁻¹ b, of a symmetric matrix by its eigenvectors, and of a wide block by conjugate gradients.
 
-In: products with S = Tᵀ diag(w) T, its diagonal (the preconditioner), the right-hand side, one
-column per output. Out: the solution to a relative residual. One product costs O(n · k), however
+`Spectrum`: for any c and ridge at O(d²) each. Directions without curvature are left out when there is no ridge, which
+gives the solution of minimum norm.
+
+Conjugate gradients: S is never formed. In: products with S = Tᵀ diag(w) T, its diagonal (the preconditioner), the
+right-hand side, one column per output. Out: the solution to a relative residual. One product costs O(n · k), however
 many categories there are, where a matrix would take d² numbers and its factors d³ operations.
 """
 
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tablepuppet.arrays import Array
+from tablepuppet.errors import TrainingError
 
 WIDE = 2_000  # columns of a block from which products are cheaper than a matrix and its eigenvectors
 _ITERATIONS = 300
@@ -52,3 +56,38 @@ class Products:
 
     def _apply(self, scale: float, ridge: float, x: Array) -> Array:
         return scale * self.multiply(x) + ridge * x
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spectrum:
+    """S = V diag(values) Vᵀ."""
+
+    values: Array
+    vectors: Array
+
+    @classmethod
+    def of(cls, matrix: Array) -> Spectrum:
+        if not len(matrix):
+            return cls(np.zeros(0), np.zeros((0, 0)))
+        values, vectors = eigenvalues(matrix)
+        return cls(np.maximum(values, 0.0), vectors)
+
+    def solve(self, scale: float, ridge: float, right: Array) -> Array:
+        """(scale·S + ridge·I)⁻¹ right; the pseudo-inverse where ridge is 0."""
+        curved = self.values > 1e-12 * self.values.max(initial=0.0)
+        inverse = np.zeros_like(self.values)
+        if ridge > 0:
+            inverse = 1.0 / (scale * self.values + ridge)
+        else:
+            inverse[curved] = 1.0 / (scale * self.values[curved])
+        return np.asarray(self.vectors @ (inverse[:, None] * (self.vectors.T @ right)))
+
+
+def eigenvalues(matrix: Array) -> tuple[Array, Array]:
+    """Eigenvalues and eigenvectors of a symmetric matrix; numbers that are none are a run that diverges."""
+    try:
+        return np.linalg.eigh(matrix)
+    except np.linalg.LinAlgError:
+        raise TrainingError(
+            "training diverged: second moments hold numbers that are not finite; look for extreme values in the columns"
+        ) from None

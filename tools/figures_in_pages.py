@@ -18,7 +18,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from tablepuppet.bench import apart, figures
+from tablepuppet.bench import figures, processes
 from tablepuppet.bench.figures import Provenance
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -45,7 +45,7 @@ def _shown(document: dict[str, Any]) -> list[str]:
         return [*document["text"], "", *said, "", *_table(document["head"], document["rows"])]
     found = document["figures"]
     if "mapping_cpu" in found[0]:
-        return [*said, "", *_table(apart.HEADINGS, [apart.cells(apart.Apart(**f)) for f in found])]
+        return [*said, "", *_table(processes.HEADINGS, [processes.cells(processes.Apart(**f)) for f in found])]
     return [*said, "", *_table(figures.HEADINGS, [figures.cells(figures.Figures(**f)) for f in found])]
 
 

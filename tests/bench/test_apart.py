@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tablepuppet.bench import apart
-from tablepuppet.bench.apart import measure_apart
+from tablepuppet.bench import processes
+from tablepuppet.bench.processes import measure_apart
 from tablepuppet.cli.main import main
 from tablepuppet.errors import JobError
 
@@ -30,6 +30,6 @@ def test_a_baseline_has_no_server_to_measure(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_system_without_proc_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(apart, "_PROC", tmp_path)
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
     with pytest.raises(JobError, match="/proc"):
         measure_apart("many", 1000, None, "newton", "logistic", 2)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tablepuppet.cli.main import main
+from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import Reply, Request
-from tablepuppet.transport.stream import Stream
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([__name__])

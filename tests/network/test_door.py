@@ -17,13 +17,13 @@ from tablepuppet.errors import DisconnectedError, TransportError
 from tablepuppet.network.control import FROM_ANYBODY
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
-from tablepuppet.transport import certs, watch
+from tablepuppet.transport import certs, connections
 from tablepuppet.transport.envelopes import Assembler, Room
 
 
 @pytest.fixture
 def parties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Parties]:
-    monkeypatch.setattr(watch.Watch.__init__, "__defaults__", (0.5, 0.2))
+    monkeypatch.setattr(connections.Watch.__init__, "__defaults__", (0.5, 0.2))
     made = Parties(tmp_path)
     made.write(tables(20))
     server = Server(read_federation(made.federation))

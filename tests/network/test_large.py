@@ -13,8 +13,8 @@ from tests.network import party  # noqa: F401  (the fork server of all tests)
 
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
+from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.flight import Connection, Door, FlightDoor
-from tablepuppet.transport.stream import Stream
 
 RUN = "0123456789abcdef"
 _FORKS = multiprocessing.get_context("forkserver")

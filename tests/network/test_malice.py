@@ -16,11 +16,11 @@ from tablepuppet.network.control import FROM_ANYBODY
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.protocol.contract import Column, ScanTerms
 from tablepuppet.tables.approvals import Approvals
-from tablepuppet.tables.owner_log import verify
+from tablepuppet.tables.owner_files import verify
 from tablepuppet.transport import envelopes as e
+from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import LIMIT
 from tablepuppet.transport.flight import Door, FlightDoor, Identity
-from tablepuppet.transport.stream import Stream
 
 RUN = "0123456789abcdef"
 POLICY = """

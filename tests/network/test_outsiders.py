@@ -23,9 +23,9 @@ from tablepuppet.network.settings import read_federation
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
+from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import pack
 from tablepuppet.transport.flight import Connection, Door, FlightDoor, Identity
-from tablepuppet.transport.stream import Stream
 from tablepuppet.version import __version__
 
 

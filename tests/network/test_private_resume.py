@@ -18,7 +18,7 @@ from tablepuppet.algorithms.sgd.options import SgdUpdate
 from tablepuppet.client.client import Client
 from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.protocol.codec import Frame, decode, encode
-from tablepuppet.tables.account_file import AccountFile
+from tablepuppet.tables.owner_files import AccountFile
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.transport.envelopes import Request

@@ -26,7 +26,7 @@ from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.owner import Account, Spending, TableBudget
 from tablepuppet.protocol.codec import decode, encode
 from tablepuppet.protocol.contract import BlockTerms, Column, ScanTerms, fingerprint
-from tablepuppet.tables.account_file import AccountFile, own_secret
+from tablepuppet.tables.owner_files import AccountFile, own_secret
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
 

@@ -10,8 +10,8 @@ import pytest
 from tablepuppet.errors import DisconnectedError
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
+from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.flight import Connection, Door, FlightDoor
-from tablepuppet.transport.stream import Stream
 
 
 def test_whoever_writes_after_the_end_is_told_so() -> None:

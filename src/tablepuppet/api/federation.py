@@ -23,7 +23,7 @@ from tablepuppet.fragments import fragment, table
 from tablepuppet.job import BatchSize, Job, make_job, search_job
 from tablepuppet.mapping.join.profile import Profile
 from tablepuppet.memory import fix_thresholds
-from tablepuppet.models.heads.making import known_head, offered_head
+from tablepuppet.models.heads.kinds import known_head, offered_head
 from tablepuppet.models.modules import Builder
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.cache import PredictionCache, Predictor

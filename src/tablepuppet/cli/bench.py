@@ -13,12 +13,11 @@ import typer
 from rich.table import Table
 
 from tablepuppet.algorithms.registry import OF_SUMS
-from tablepuppet.bench import apart as apart_figures
-from tablepuppet.bench.apart import Apart, measure_apart
+from tablepuppet.bench import processes as apart_figures
 from tablepuppet.bench.cases import SYNTHETIC
 from tablepuppet.bench.figures import HEADINGS, Beginning, Figures, cells
 from tablepuppet.bench.measure import FITS, measure
-from tablepuppet.bench.processes import Overhead, measure_network
+from tablepuppet.bench.processes import Apart, Overhead, measure_apart, measure_network
 from tablepuppet.cli.screen import JsonOption, Screen
 from tablepuppet.errors import JobError
 from tablepuppet.writing import check_place, write_whole

@@ -12,8 +12,8 @@ from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.formatting import printable
 from tablepuppet.network.settings import read_client
 from tablepuppet.tables.approvals import Approvals, Decision
-from tablepuppet.tables.owner_log import Entry, read_log
-from tablepuppet.tables.owner_log import verify as verify_log
+from tablepuppet.tables.owner_files import Entry, read_log
+from tablepuppet.tables.owner_files import verify as verify_log
 
 ContractArgument = Annotated[
     str, typer.Argument(metavar="CONTRACT", help="The contract's name, or its first eight digits or more.")

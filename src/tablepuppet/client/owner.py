@@ -1,7 +1,7 @@
 """The owner's side of a client: budgets over all jobs, and how much of a row predictions may tell.
 
 In: what a request would release. Out: nothing, or a refusal before anything has left. Whatever the server asks, a
-release is written in the owner's account first (tables/account_file.py).
+release is written in the owner's account first (tables/owner_files.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.owner import Spending, without_noise
-from tablepuppet.tables.account_file import AccountFile
+from tablepuppet.tables.owner_files import AccountFile
 
 ScoredModel = tuple[Sequence[m.Encoder], ModelSpec, int]  # encoders, what each block is, outputs
 

@@ -18,9 +18,8 @@ from tablepuppet.errors import JobError, TransportError
 from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.protocol import ColumnInfo
-from tablepuppet.tables.account_file import AccountFile
 from tablepuppet.tables.approvals import Approvals
-from tablepuppet.tables.owner_log import OwnerLog
+from tablepuppet.tables.owner_files import AccountFile, OwnerLog
 from tablepuppet.tables.part_store import PartStore
 from tablepuppet.tables.row_sets import RowSets
 from tablepuppet.tables.store import ClientTables

@@ -14,8 +14,8 @@ import numpy as np
 from tablepuppet.engine.metrics import Metrics, measure, measure_scores
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Joined, TableMapping, rows_here
-from tablepuppet.models.heads.joined import headed
-from tablepuppet.models.heads.making import trained_head
+from tablepuppet.models.heads.base import headed
+from tablepuppet.models.heads.kinds import trained_head
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.prepare import Prepared, check_labels
 from tablepuppet.prediction.model import Model

@@ -25,9 +25,8 @@ from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.errors import TrainingError, TransportError
 from tablepuppet.mapping.mapping import Part, TableMapping
 from tablepuppet.memory import give_back
-from tablepuppet.models.heads.base import TrainedHead
-from tablepuppet.models.heads.joined import headed
-from tablepuppet.models.heads.making import make_head
+from tablepuppet.models.heads.base import TrainedHead, headed
+from tablepuppet.models.heads.kinds import make_head
 from tablepuppet.models.metrics import Moment
 from tablepuppet.models.spec import l2_of
 from tablepuppet.plan.disclosure import held_blocks

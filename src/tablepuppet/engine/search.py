@@ -25,7 +25,7 @@ from tablepuppet.mapping.mapping import TableMapping, rows_here
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.memory import give_back
-from tablepuppet.models.heads.joined import headed
+from tablepuppet.models.heads.base import headed
 from tablepuppet.models.losses import metrics_by_name
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.plan import Plan

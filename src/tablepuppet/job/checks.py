@@ -18,7 +18,7 @@ from tablepuppet.algorithms.registry import (
 from tablepuppet.errors import JobError, PrivacyError, nearest
 from tablepuppet.job.job import OPEN_LOSSES, Job, loss_options
 from tablepuppet.mapping.engines import Local
-from tablepuppet.models.heads.job import check_head, is_network
+from tablepuppet.models.heads.kinds import check_head, is_network
 from tablepuppet.models.losses import (
     LOSSES,
     LabelFacts,

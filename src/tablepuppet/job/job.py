@@ -16,7 +16,7 @@ from tablepuppet.algorithms.registry import (
 )
 from tablepuppet.mapping.engines import Engine, Local
 from tablepuppet.models.heads.base import HeadKind
-from tablepuppet.models.heads.job import is_network
+from tablepuppet.models.heads.kinds import is_network
 from tablepuppet.models.losses import (
     LOSSES,
     Loss,

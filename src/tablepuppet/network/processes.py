@@ -32,9 +32,8 @@ from tablepuppet.network.records import lock_folder
 from tablepuppet.network.run_process import prepare
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
-from tablepuppet.tables.account_file import AccountFile, own_secret
 from tablepuppet.tables.approvals import Approvals
-from tablepuppet.tables.owner_log import OwnerLog
+from tablepuppet.tables.owner_files import AccountFile, OwnerLog, own_secret
 from tablepuppet.tables.part_store import PartStore
 from tablepuppet.tables.row_sets import RowSets
 from tablepuppet.tables.store import ClientTables

@@ -22,9 +22,9 @@ from tablepuppet.network.control import to_frame
 from tablepuppet.network.coordinator import Coordinator
 from tablepuppet.network.runs import Run
 from tablepuppet.network.settings import FederationSettings
+from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import Goodbye, Role, Room, Welcome
 from tablepuppet.transport.flight import Door, FlightDoor
-from tablepuppet.transport.stream import Stream
 from tablepuppet.transport.switchboard import Switchboard
 
 

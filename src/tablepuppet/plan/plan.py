@@ -16,7 +16,7 @@ from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.models.compiler import HINT, TREES_HINT, is_installed, wins
 from tablepuppet.models.heads.base import HeadSpec
-from tablepuppet.models.heads.job import head_spec
+from tablepuppet.models.heads.kinds import head_spec
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.plan.boosting import advise_trees, tree_exposures, tree_insights

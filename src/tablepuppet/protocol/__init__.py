@@ -28,7 +28,6 @@ from tablepuppet.protocol.features import (
     RevealFeatures,
     SumStatistics,
 )
-from tablepuppet.protocol.prediction import Identifiers, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
 from tablepuppet.protocol.setup import (
     ColumnInfo,
     CountRows,
@@ -53,6 +52,7 @@ from tablepuppet.protocol.training import (
     Evaluate,
     Evaluation,
     HoldPart,
+    Identifiers,
     Keep,
     Masked,
     Move,
@@ -62,8 +62,12 @@ from tablepuppet.protocol.training import (
     Predictions,
     Release,
     Restore,
+    ScoreOwnRows,
+    ScoreRows,
+    Scores,
     Seal,
     SendFigures,
+    SendIdentifiers,
     Started,
     StartPart,
 )

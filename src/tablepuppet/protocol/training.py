@@ -1,4 +1,4 @@
-"""Training: what the rounds of all algorithms share, the sums of the union operator, and how a run ends.
+"""Training and prediction: what the rounds of all algorithms share, how a run ends, and what a trained model is asked.
 
 Updates (each algorithm declares its own, algorithms/) go to a part and bring its predictions, or one client's summand
 of what all clients of the block share.
@@ -10,6 +10,7 @@ from typing import ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
@@ -17,6 +18,7 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.protocol.base import Message, Stage, Telling, Tells
+from tablepuppet.protocol.features import Encoder
 
 _Options = TypeVar("_Options")
 
@@ -216,3 +218,52 @@ class HoldPart(Message, frozen=True):
     block: int
     features: list[str]
     readers: list[str] = msgspec.field(default_factory=list)  # users who may apply it besides who asked
+
+
+class ScoreRows(Message, frozen=True):
+    """Encode these rows of a scan like this and predict them with θ. → Scores"""
+
+    stage: ClassVar[Stage] = "score"
+    tells: ClassVar[Telling] = (Tells("theta", "model"),)
+    job: str
+    scan: int
+    columns: list[int]
+    rows: RowNumbers
+    encoders: list[Encoder]
+    theta: Array
+    model: ModelSpec
+    name: str  # the block's
+    outputs: int  # d_c
+
+
+class ScoreOwnRows(Message, frozen=True):
+    """Predict these rows of a scan with the part of a model that you hold. → Scores"""
+
+    stage: ClassVar[Stage] = "score own"
+    tells: ClassVar[Telling] = ()
+    job: str
+    scan: int
+    columns: list[int]
+    rows: RowNumbers
+    model: str
+    name: str  # the block's
+
+
+class Scores(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("values", "scores", is_per_row=True),)
+    values: Array  # h of the rows asked for
+
+
+class SendIdentifiers(Message, frozen=True):
+    """Send the columns that name the rows of a scan in the answer to a prediction. → Identifiers"""
+
+    stage: ClassVar[Stage] = "identify"
+    tells: ClassVar[Telling] = ()
+    job: str
+    scan: int
+    columns: list[int]
+
+
+class Identifiers(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("columns", "identifiers"),)
+    columns: pa.Table

@@ -1,7 +1,6 @@
 """The report: runs as plain data, and one HTML page that people like to look at."""
 
-from tablepuppet.report.card import model_card
-from tablepuppet.report.page import render, write_report
+from tablepuppet.report.page import model_card, render, write_report
 from tablepuppet.report.record import RunRecord, read_record, to_json
 from tablepuppet.report.recording import history_frame, record_of, write_history
 

@@ -21,7 +21,7 @@ import msgspec
 
 from tablepuppet.errors import PolicyError
 from tablepuppet.protocol.contract import Contract, canonical
-from tablepuppet.tables.owner_log import OwnerLog
+from tablepuppet.tables.owner_files import OwnerLog
 
 Scope = Literal["once", "contract", "asker"]
 _HASH = re.compile(r"[0-9a-f]{8,64}")

@@ -1,6 +1,6 @@
 """Arrow Flight: how parties reach the server, and how each knows the other.
 
-Clients and users dial out and open one exchange; parcels then pass both ways (stream.py). With TLS
+Clients and users dial out and open one exchange; parcels then pass both ways (connections.py). With TLS
 both sides show certificates of the federation's authority. Flight tells the server only the first
 alternative name of a certificate, so the handshake also asks for a signature by the key of that very
 certificate: a revoked one is known by its serial number even when its successor has the same name.
@@ -27,9 +27,8 @@ from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportErr
 from tablepuppet.formatting import printable
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
+from tablepuppet.transport.connections import Guest, Stream, Watch
 from tablepuppet.transport.envelopes import LIMIT, Envelope, Room
-from tablepuppet.transport.stream import Stream
-from tablepuppet.transport.watch import Guest, Watch
 from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)

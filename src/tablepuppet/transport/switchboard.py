@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TransportError
 from tablepuppet.formatting import printable
 from tablepuppet.protocol.codec import Frame
+from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import Envelope, Forget, Goodbye, Reply, Request
-from tablepuppet.transport.stream import Stream
 
 log = logging.getLogger(__name__)
 _UNASKED = 1 << 20  # bytes of a parcel of a client that was asked nothing

@@ -12,7 +12,7 @@ from tests.models.heads.head_join import SEED, Oracle, trained
 
 import tablepuppet as tp
 from tablepuppet.models.heads.base import HeadSpec
-from tablepuppet.models.heads.making import make_head
+from tablepuppet.models.heads.kinds import make_head
 
 torch = pytest.importorskip("torch")
 

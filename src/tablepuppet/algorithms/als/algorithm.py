@@ -7,9 +7,8 @@ from typing import Any, Literal
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit
 from tablepuppet.algorithms.als.client import client_start, client_step
-from tablepuppet.algorithms.als.messages import AlsFigures, AlsUpdate
 from tablepuppet.algorithms.als.normal import packed_width
-from tablepuppet.algorithms.als.options import Als
+from tablepuppet.algorithms.als.options import Als, AlsFigures, AlsUpdate
 from tablepuppet.algorithms.als.server import AlsServer
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves

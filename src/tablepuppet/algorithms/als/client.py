@@ -11,9 +11,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.als.messages import AlsFigures, AlsUpdate
 from tablepuppet.algorithms.als.normal import Conjugate, diagonal_blocks, products, solved_blocks
-from tablepuppet.algorithms.als.options import Als
+from tablepuppet.algorithms.als.options import Als, AlsFigures, AlsUpdate
 from tablepuppet.algorithms.base import Answer, PartSetup, squared_norm
 from tablepuppet.arrays import Array
 from tablepuppet.models.features import Features

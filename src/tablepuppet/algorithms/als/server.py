@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.algorithms.als.messages import AlsFigures, AlsUpdate
 from tablepuppet.algorithms.als.normal import Conjugate, diagonal, solved_blocks
-from tablepuppet.algorithms.als.options import Als
+from tablepuppet.algorithms.als.options import Als, AlsFigures, AlsUpdate
 from tablepuppet.algorithms.als.shrinkage import FixedShrinkage, LearnedShrinkage
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
 from tablepuppet.algorithms.numerics.search import best_intercept

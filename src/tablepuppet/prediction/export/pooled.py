@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError, did_you_mean
-from tablepuppet.models.heads.making import trained_head
+from tablepuppet.models.heads.kinds import trained_head
 from tablepuppet.prediction.export import block_named, layers_of
 from tablepuppet.prediction.model import Model
 from tablepuppet.tables.columns import column_info

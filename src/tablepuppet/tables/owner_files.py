@@ -1,16 +1,23 @@
-"""An owner's log: every proposal, decision, disclosure count and refusal, each line bound to the one before by a hash.
+"""An owner's log and account on the disk.
+
+The log: every proposal, decision, disclosure count and refusal, each line bound to the one before by a hash.
 
     {"number": 3, "time": "2026-11-16T14:20:11+00:00", "event": "agreed", "job": "…", "contract": "…", "detail": {…},
      "previous": "9f…", "hash": "c1…"}
 
 In: events. Out: a file of JSON lines that is only ever added to; `verify` finds a line that was changed, removed or put
 in between. Whoever may write the file can cut off its end: keep the last hash elsewhere to notice that.
+
+The account: what jobs have spent; nothing leaves before it is written. It outlives jobs and processes, as does the
+owner's own secret, from which the noise of labels follows, so that a repeated job gets the noise it got.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import secrets
+import tempfile
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -20,6 +27,7 @@ from typing import Any, Literal
 import msgspec
 
 from tablepuppet.errors import PolicyError
+from tablepuppet.privacy.owner import Account, Spending, TableBudget
 
 Event = Literal["proposed", "agreed", "refused", "waiting", "approved", "denied", "disclosed"]
 _FIRST = "0" * 64
@@ -101,3 +109,61 @@ def _append(path: Path, line: bytes) -> None:
             os.close(handle)
     except OSError as error:
         raise PolicyError(f"cannot write {path}: {error.strerror}; nothing leaves before it is logged") from None
+
+
+_SECRET_BYTES = 32
+
+
+class AccountFile:
+    """One owner's account; without a path it lasts as long as the process."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self.account = Account() if path is None or not path.exists() else _read(path)
+
+    def spend(self, *spendings: Spending, budget: TableBudget | None = None) -> None:
+        """Writes releases of one kind down, or refuses them."""
+        with self._lock:
+            if budget is not None:
+                self.account.check(spendings, budget)
+            after = self.account.plus(*spendings)
+            if after is not self.account and self._path is not None:
+                _replace(self._path, msgspec.json.encode(after))
+            self.account = after
+
+
+def own_secret(path: Path) -> bytes:
+    """The owner's secret; made where there is none."""
+    if not path.exists():
+        _replace(path, secrets.token_bytes(_SECRET_BYTES))
+    found = path.read_bytes()
+    if len(found) != _SECRET_BYTES:
+        raise PolicyError(f"{path} is damaged; restore it, or remove it: labels then get new noise, which costs anew")
+    return found
+
+
+def _read(path: Path) -> Account:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Account)
+    except (OSError, msgspec.MsgspecError):
+        raise PolicyError(
+            f"the account {path} of what was spent cannot be read; without it, nothing is answered. Restore it"
+        ) from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """The file is the old one or the new one, whatever happens; only its owner can read it."""
+    name = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".account-")  # readable by its owner alone
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except OSError as error:
+        if name:
+            Path(name).unlink(missing_ok=True)
+        raise PolicyError(f"cannot write {path}: {error.strerror}; nothing leaves before it is kept") from None

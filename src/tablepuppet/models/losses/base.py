@@ -19,12 +19,11 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.models.metrics import NUMBER, Metric
+from tablepuppet.models.metrics import Metric, Task, metrics_of
 
 STEPS = 60  # more than a bisection to machine precision needs
 EXACT = 1e-10
 Derivatives = tuple[float, Array, Array | None]
-Task = Literal["number", "binary", "classes"]
 LabelNoise = Literal["unbiased labels", "targets", "refused"]
 
 
@@ -47,7 +46,7 @@ class Loss(ABC):
     model: ClassVar[str]  # model="…" trains a linear model with this loss
     task: ClassVar[Task] = "number"  # what the label must be
     options: ClassVar[tuple[str, ...]] = ()  # fields that a job may set
-    metrics: ClassVar[tuple[Metric, ...]] = NUMBER
+    metrics: ClassVar[tuple[Metric, ...]]  # by default those of the task
     is_quadratic: ClassVar[bool] = False  # the curvature is `bound` everywhere
     is_smooth: ClassVar[bool] = True  # False: algorithms that need second derivatives refuse it
     is_costly: ClassVar[bool] = False  # several exponentials a row: compiled loops win sooner
@@ -58,6 +57,11 @@ class Loss(ABC):
     searches_constant: ClassVar[bool] = False  # training begins at what a subspace search finds, not at best_constant
     diverged: ClassVar[float] = inf  # an objective that no model reaches but one that diverges
     epochs: ClassVar[Mapping[str, int]] = {}  # more than for other losses, by what of it an algorithm uses
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not hasattr(cls, "metrics"):
+            cls.metrics = metrics_of(cls.task)
 
     @classmethod
     def of(cls, label: LabelFacts, **options: float) -> Self:

@@ -31,15 +31,15 @@ class ConnectedFederation(Federation):
         settings = read_federation(path)
         self._tables = settings.tables
         self._clients = {}
-        self._desk = CoordinatorClient(settings)
+        self._coordinator = CoordinatorClient(settings)
 
     def status(self) -> dict[str, Any]:
         """Which clients are connected, which runs there are, and how far they are."""
-        return self._desk.status()
+        return self._coordinator.status()
 
     def cancel(self, run: str) -> None:
         """Stops a run; its checkpoints go."""
-        self._desk.cancel(run)
+        self._coordinator.cancel(run)
 
     def submit(self, query: str, *, label: str, share: Sequence[str] = (), resume: bool = False, **options: Any) -> str:
         """Hands in a job as `train` would and does not wait for it; the run's name.
@@ -52,29 +52,29 @@ class ConnectedFederation(Federation):
 
     def submit_job(self, job: Job, *, share: Sequence[str] = (), resume: bool = False) -> str:
         """Hands in a job that is made already; the run's name."""
-        return self._desk.submit("train", job, resume=resume, readers=share)
+        return self._coordinator.submit("train", job, resume=resume, readers=share)
 
     def wait(self, run: str, *, on_round: Callable[[RoundEvent], None] | None = None) -> Result:
         """The result of a run that was handed in; to stop waiting does not stop the run."""
-        return cast(Result, self._desk.wait(run, on_round=on_round))
+        return cast(Result, self._coordinator.wait(run, on_round=on_round))
 
     def close(self) -> None:
         """Nothing to end: the coordinator and its clients go on."""
 
     def _explain(self, job: Job) -> Plan:
-        return cast(Plan, self._desk.do("explain", job))
+        return cast(Plan, self._coordinator.do("explain", job))
 
     def profile(self, query: str, *, label: str) -> Profile:
-        return cast(Profile, self._desk.do("profile", {"query": query, "label": label}))
+        return cast(Profile, self._coordinator.do("profile", {"query": query, "label": label}))
 
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
-        return cast(Result, self._desk.do("train", job, resume=resume, on_round=on_round))
+        return cast(Result, self._coordinator.do("train", job, resume=resume, on_round=on_round))
 
     def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
-        return self._desk.do("predict", {"model": model, "query": query, "options": options})
+        return self._coordinator.do("predict", {"model": model, "query": query, "options": options})
 
     def _evaluate(self, model: Model, job: Job) -> Metrics:
-        return cast(Metrics, self._desk.do("evaluate", {"model": model, "job": job}))
+        return cast(Metrics, self._coordinator.do("evaluate", {"model": model, "job": job}))
 
     @contextmanager
     def _offered(self, name: str, builder: Builder | None) -> Iterator[None]:

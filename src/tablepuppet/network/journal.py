@@ -1,4 +1,4 @@
-"""The journal: every answer that a run was given, in order; a run is resumed by living it again.
+"""The journal: every answer that a run was given, in order; a run is resumed by replaying it.
 
 The server's part of a run is a function of its job and of what clients answered. So the checkpoint of
 a server is its clients' answers: after a crash the run starts over with answers out of the journal

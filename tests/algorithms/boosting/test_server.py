@@ -13,7 +13,7 @@ from tests.algorithms.boosting.joins import central, draw_join, splits_by_path, 
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.sampling import allowed_columns, sampled_rows
+from tablepuppet.algorithms.boosting.rows import allowed_columns, sampled_rows
 
 
 def _options(rng: np.random.Generator, **given: Any) -> Boosting:

@@ -21,8 +21,7 @@ from tablepuppet.algorithms.boosting.fixed_point import Labels, derivatives
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.rows import BlockIndex, RowNumbers
-from tablepuppet.algorithms.boosting.sampling import allowed_columns, sampled_rows
+from tablepuppet.algorithms.boosting.rows import BlockIndex, RowNumbers, allowed_columns, sampled_rows
 from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, Route, add_leaves
 from tablepuppet.errors import TransportError
 from tablepuppet.models.losses import Loss

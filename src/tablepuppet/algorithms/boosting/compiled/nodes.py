@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tablepuppet.algorithms.boosting.compiled.common import (
+from tablepuppet.algorithms.boosting.compiled.bits import (
     FEW,
     HALF,
     LOW,

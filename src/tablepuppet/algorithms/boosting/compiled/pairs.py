@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.algorithms.boosting.compiled.bits import unpack_chunk
-from tablepuppet.algorithms.boosting.compiled.common import (
+from tablepuppet.algorithms.boosting.compiled.bits import (
     HALF,
     LOW,
     Cells,
@@ -18,6 +17,7 @@ from tablepuppet.algorithms.boosting.compiled.common import (
     exact,
     row_of,
     unfold,
+    unpack_chunk,
 )
 
 __all__ = ["count_pairs", "emit_cells", "pairs_in_order", "pairs_of_each", "scatter_cells"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.algorithms.boosting.compiled.common import Array, Codes, Integers, Sums, exact
+from tablepuppet.algorithms.boosting.compiled.bits import Array, Codes, Integers, Sums, exact
 from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, SORTED
 
 __all__ = ["best_splits"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tablepuppet.algorithms.boosting.plain.common import Array, Cells, Codes, Integers, Sums, add_up
+from tablepuppet.algorithms.boosting.plain.bits import Array, Cells, Codes, Integers, Sums, add_up
 
 __all__ = ["add_split", "add_values", "count_nodes", "mark_nodes", "part_nodes", "sum_nodes"]
 

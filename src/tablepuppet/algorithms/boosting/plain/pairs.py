@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tablepuppet.algorithms.boosting.plain.bits import unpack
-from tablepuppet.algorithms.boosting.plain.common import Cells, Codes, Integers, Sums, Words, add_up
+from tablepuppet.algorithms.boosting.plain.bits import Cells, Codes, Integers, Sums, Words, add_up, unpack
 
 __all__ = ["count_pairs", "emit_cells", "pairs_in_order", "pairs_of_each", "scatter_cells"]
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, SORTED
-from tablepuppet.algorithms.boosting.plain.common import Array, Codes, Integers, Sums
+from tablepuppet.algorithms.boosting.plain.bits import Array, Codes, Integers, Sums
 
 __all__ = ["best_splits"]
 

@@ -15,7 +15,7 @@ import pytest
 import scipy.stats
 
 import tablepuppet as tp
-from tablepuppet.plan.whole_model import WholeModel
+from tablepuppet.plan.noise import WholeModel
 
 EPSILON, DELTA = 1.0, 1e-5
 QUERY = "SELECT u.v, f.group_name, f.y FROM f JOIN u ON f.k = u.k"

@@ -1,7 +1,7 @@
 """What a job's privacy means for its blocks: how much noise, over how many steps, for which ε.
 
 In: a job and a table mapping. Out: a `PrivatePlan`: what each block's clients do to gradients and predictions, and the
-ledger of what the job will spend (noisy_block.py has one block's share, whole_model.py the noise of all). Nothing
+ledger of what the job will spend (noise.py has one block's share, and the noise of all). Nothing
 here reads a feature.
 """
 
@@ -20,8 +20,7 @@ from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.disclosure import exchanges_of
-from tablepuppet.plan.noisy_block import NoisyBlock, outer_rounds, tables_of
-from tablepuppet.plan.whole_model import WholeModel
+from tablepuppet.plan.noise import NoisyBlock, WholeModel, outer_rounds, tables_of
 from tablepuppet.privacy.accounting import Mechanism, gaussian_noise
 from tablepuppet.privacy.gaussian import GradientPrivacy, NoisySteps, tuned
 from tablepuppet.privacy.labels import true_epsilon

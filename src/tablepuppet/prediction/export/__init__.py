@@ -3,7 +3,7 @@
 `layers_of`: a block's parameters as dense layers, whatever tool then computes them: the layers from encoded features to
 what the block adds to the scores,
 
-h = W_L φ(… φ(W_1 x + b_1) …) + b_L
+    h = W_L φ(… φ(W_1 x + b_1) …) + b_L
 
 A linear block is one layer without a constant. Labels are in the user's unit: the unit of a network's parameters
 (ModelSpec.unit) is in the last layer.

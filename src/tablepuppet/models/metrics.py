@@ -11,14 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from tablepuppet.arrays import Array
 from tablepuppet.privacy.labels import Channel
 
-Task = Literal["number", "binary", "classes"]  # what a label is
 Sums = dict[str, Any]
 ShardSums = Callable[[Any, Array, Array, Channel | None], Sums]  # of a loss, scores and labels
 Value = Callable[[Sums, Channel | None], float | None]  # None: cannot be had of such labels
@@ -224,7 +223,7 @@ BINARY = (ACCURACY, LOG_LOSS, AUC, *_RATES, PR_AUC)
 CLASSES = (_OF_ALL, LOG_LOSS, _ranked("auc", "AUC", _auc, Moment.FINISHED), *_MEANS)
 
 
-def metrics_of(task: Task) -> tuple[Metric, ...]:
+def metrics_of(task: str) -> tuple[Metric, ...]:
     """What any loss of such a label can be judged by, also without probabilities."""
     return {"number": NUMBER, "binary": (ACCURACY, AUC, *_RATES, PR_AUC), "classes": (_OF_ALL, *_MEANS)}[task]
 

@@ -19,11 +19,12 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.models.metrics import Metric, Task, metrics_of
+from tablepuppet.models.metrics import Metric, metrics_of
 
 STEPS = 60  # more than a bisection to machine precision needs
 EXACT = 1e-10
 Derivatives = tuple[float, Array, Array | None]
+Task = Literal["number", "binary", "classes"]
 LabelNoise = Literal["unbiased labels", "targets", "refused"]
 
 

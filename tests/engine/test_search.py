@@ -69,6 +69,35 @@ def test_folds_by_time_are_those_of_ridge_on_the_rows_before(
         assert fit.metrics["r2"] == pytest.approx(sk.r2_score(y[test], best.predict(x[test])), abs=1e-4)
 
 
+def test_many_penalties_at_once_are_those_of_ridge_one_by_one(
+    federation: tp.Federation, tables: tuple[pd.DataFrame, pd.DataFrame]
+) -> None:
+    """More than go into one message, one of them by table; rows have weights."""
+    x, y, w = encoded(tables), tables[0]["price"].to_numpy(), tables[0]["w"].to_numpy()
+    penalties: list[Any] = [0.0, *np.logspace(-8, 1, 9), {"orders": 1e-3, "users": 0.3}]
+    given: dict[str, Any] = {"label": "price", "weight": "w", "folds": 3, "time": "day"}
+    found = tp.search(federation, QUERY.format(label="price"), {"l2": penalties}, **given)
+    assert {fit.setting for fit in found.fits} == set(range(len(penalties)))
+    chunk = tables[0]["day"].to_numpy() * 4 // ROWS
+    for fit in found.fits:
+        train, test = chunk <= fit.fold, chunk == fit.fold + 1
+        l2 = found.settings[fit.setting]["l2"]
+        scale = np.array([1.0] * 2 + [np.sqrt(l2["orders"] / l2["users"])] * 5 if isinstance(l2, dict) else [1.0] * 7)
+        alpha = max(l2["orders"] if isinstance(l2, dict) else l2, 1e-12) * w[train].sum()  # 0: one column too many
+        best = Ridge(alpha=alpha, solver="svd").fit(x[train] * scale, y[train], sample_weight=w[train])
+        expected = sk.root_mean_squared_error(y[test], best.predict(x[test] * scale))
+        assert fit.metrics["rmse"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_directions_of_one_fold_serve_the_next(federation: tp.Federation) -> None:
+    found = tp.search(federation, QUERY.format(label="price"), {"l2": [1e-4, 1e-2, 1.0]}, label="price", folds=4)
+    rounds = [{fit.epochs for fit in found.fits if fit.fold == fold} for fold in range(4)]
+    assert all(len(of_fold) == 1 for of_fold in rounds)  # all settings of a fold at once
+    assert max(rounds[3]) < max(rounds[0])
+    apart = tp.cross_validate(federation, QUERY.format(label="price"), l2=1e-2, label="price", folds=4)
+    assert found.traffic.rounds < 2 * apart.traffic.rounds
+
+
 def test_folds_of_a_classifier_with_weights(
     federation: tp.Federation, tables: tuple[pd.DataFrame, pd.DataFrame]
 ) -> None:

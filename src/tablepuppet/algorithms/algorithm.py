@@ -10,10 +10,11 @@ per row down and one prediction per row up in a round, for any model. docs/archi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
+from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server, Together, Walkable
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
 from tablepuppet.arrays import Array
@@ -164,6 +165,10 @@ class Algorithm(ABC, Generic[_Options]):
     def can_continue(self, problem: Problem) -> bool:
         """Whether it may begin with another model's parameters: it ends where it would from anywhere."""
         return False
+
+    def together(self, problem: Problem, options: _Options, folds: Sequence[Walkable]) -> Together | None:
+        """A server half that trains several models of these folds at once; None: they are trained one by one."""
+        return None
 
     def figures_by(self, options: _Options, *, is_linear: bool) -> FiguresBy:
         """How the figures come."""

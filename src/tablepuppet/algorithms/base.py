@@ -183,8 +183,8 @@ class Server(ABC):
         return None
 
     @abstractmethod
-    def join_step(self) -> list[BlockUpdate]:
-        """One outer round: what each block is sent."""
+    def join_step(self) -> Sequence[BlockUpdate | None]:
+        """One outer round: what each block is sent; None: nothing."""
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """One inner round of a block: what its clients are sent, from the sum of what they sent."""
@@ -210,6 +210,25 @@ class Server(ABC):
         return {}
 
 
+class Together(Server):
+    """The server's half where it trains several models at once that differ in l2, on one fold after the other."""
+
+    most: ClassVar[int] = 8  # models at once: a message holds a column for each
+
+    @property
+    @abstractmethod
+    def continues(self) -> bool:
+        """Whether clients go on with what the fold before left them."""
+
+    @abstractmethod
+    def turn(self, problems: Sequence[Problem], kept: Sequence[int]) -> None:
+        """The next models: a problem for each, all without the same fold; `kept`: the folds that are trained on."""
+
+    @abstractmethod
+    def model(self, number: int) -> tuple[list[Array], Array]:
+        """h of all rows by one of the models, and its intercept."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PartSetup:
     """What a client's half knows of the problem."""
@@ -229,6 +248,7 @@ class PartSetup:
     l1: float = 0.0
     signs: tuple[int, ...] = ()  # of each encoded column; empty: any
     start: Array | None = None  # parameters to begin with; None: the model's own
+    before: Any = None  # the client half's last state, of the model that this one continues
 
     @property
     def initial(self) -> Array:

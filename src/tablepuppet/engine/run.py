@@ -115,6 +115,7 @@ class Run:
     on_round: OnRound | None
     patience: Patience | None
     is_fold: bool = False  # one of several models over some of the joined rows
+    models: int = 1  # that are trained at once
     continues: bool = False  # from the parameters of the model before
     last_moves: Sequence[dict[str, Any] | None] = ()  # that the model before had yet to be told
 
@@ -151,7 +152,7 @@ class Run:
                 model=self.plan.spec,
                 block=part.block,
                 name=self.plan.mapping.bound.blocks[part.block].name,
-                outputs=self.plan.head.widths[part.block],
+                outputs=self.models * self.plan.head.widths[part.block],
                 blocks=problem.blocks,
                 clients=problem.clients[part.block],
                 joined_rows=problem.joined.rows,

@@ -3,7 +3,8 @@
 In: a prepared job whose `search` says which settings and folds. Out: SearchResult. Keys, labels, statistics and
 encoders are asked for once. A fold is some of the joined rows, with the tables' rows numbered as before: a client is
 told how often its rows occur in them, and predicts all of its rows, those of the fold that is held out among them.
-Where an algorithm reaches the optimum wherever it begins, it goes on from the model before.
+Where an algorithm can, it trains all settings of a fold at once (algorithms/base.py: Together); where it reaches the
+optimum wherever it begins, it goes on from the model before.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.base import Walkable
+from tablepuppet.arrays import Array
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, measure
 from tablepuppet.engine.run import OnRound, Run, make_problem
 from tablepuppet.errors import JobError, MappingError
+from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import TableMapping, rows_here
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows
@@ -30,6 +35,7 @@ from tablepuppet.models.losses import metrics_by_name
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
+from tablepuppet.protocol import Encoder
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.meter import Traffic
@@ -138,50 +144,152 @@ def run_search(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     union = UnionOperator(link, job_id, mapping, plan.head.widths, plan.job.privacy)
     encoders = agree_on_encoders(union, mapping, plan.job)
     give_back()
+    folds = FoldRows.of(mapping, search.folds.count, is_time=search.folds.by == "time")
+    runs = _Runs(prepared, union, encoders, folds, on_round)
     fits: list[Fit] = []
-    before: Run | None = None
     for fold in range(search.folds.count):
-        inside, outside = _sides(mapping, fold, is_time=search.folds.by == "time")
-        for number, job in enumerate(search.jobs):
-            began = time.perf_counter()
-            given = msgspec.structs.replace(job, model=plan.job.model, loss=plan.job.loss, options=job.blinded_options)
-            own = replace(prepared, plan=replace(plan, job=given), training=inside)
-            problem = make_problem(own.plan, inside, union, encoders)
-            server = own.plan.algorithm.server(problem, given.options)
-            continues = before is not None and own.plan.algorithm.can_continue(problem)
-            moves = before.server.settle() if before is not None else ()
-            run = Run(own, union, problem, server, on_round, None, is_fold=True, continues=continues, last_moves=moves)
-            run.start()
-            run.loop()
-            rows = headed(outside, problem.head)
-            measured = measure(rows, run.predicted(), plan.loss, run.intercept, moment=Moment.FINISHED)
-            metrics = {"loss": measured.loss} | measured.metrics
-            seconds = time.perf_counter() - began
-            fits.append(Fit(number, fold, inside.train.rows, outside.rows, metrics, run.epochs, seconds))
-            before = run
+        fits += runs.fold(fold)
     return SearchResult(plan, search.settings, tuple(fits), link.meter.traffic())
 
 
-def _sides(mapping: TableMapping, fold: int, *, is_time: bool) -> tuple[TableMapping, JoinedRows]:
-    """The mapping without a fold (by time: of what comes before it), and the fold."""
-    train = rows_here(mapping.train)
-    assert mapping.folds is not None
-    index = train.label_index.index
-    folds = mapping.folds if index is None else mapping.folds[train.label_index.numbers(train.rows)]
-    held, kept = (folds == fold + 1, folds <= fold) if is_time else (folds == fold, folds != fold)
-    if not held.any() or not kept.any():
-        what = "measure" if kept.any() else "train"
-        raise MappingError(f"fold {fold + 1} has no row to {what} on; use fewer folds, or bring more rows")
-    inside, outside = (_only(train, np.flatnonzero(marks)) for marks in (kept, held))
-    multiplicity = tuple(_counted(p) for p in inside.indices)
-    return replace(mapping, train=inside, multiplicity=multiplicity), outside.weighted(None)
+@dataclass
+class _Runs:
+    """The models of a search, one fold after the other."""
+
+    prepared: Prepared
+    union: UnionOperator
+    encoders: list[list[Encoder]]
+    folds: FoldRows
+    on_round: OnRound | None
+
+    def __post_init__(self) -> None:
+        self.before: Run | None = None
+        plan = self.prepared.plan
+        search = plan.job.search
+        assert search is not None
+        self.plans = [replace(plan, job=_given(plan.job, job)) for job in search.jobs]
+        first = self.plans[0]
+        problem = make_problem(first, self.prepared.training, self.union, self.encoders)
+        may_share = len({msgspec.json.encode(_without_l2(own.job)) for own in self.plans}) == 1
+        self.together = first.algorithm.together(problem, first.job.options, self.folds.pieces) if may_share else None
+
+    def fold(self, fold: int) -> list[Fit]:
+        """Every setting, trained without a fold and measured on it."""
+        inside, outside = self.folds.sides(fold)
+        numbers = range(len(self.plans))
+        if self.together is None:
+            return [self._one(number, fold, inside, outside) for number in numbers]
+        size = min(len(numbers), self.together.most)
+        found: list[Fit] = []
+        for first in range(0, len(numbers), size):
+            found += self._several(numbers[first : first + size], size, fold, inside, outside)
+        return found
+
+    def _one(self, number: int, fold: int, inside: TableMapping, outside: JoinedRows) -> Fit:
+        began, before = time.perf_counter(), self.before
+        plan = self.plans[number]
+        own = replace(self.prepared, plan=plan, training=inside)
+        problem = make_problem(plan, inside, self.union, self.encoders)
+        server = plan.algorithm.server(problem, plan.job.options)
+        continues = before is not None and plan.algorithm.can_continue(problem)
+        moves = before.server.settle() if before is not None else ()
+        run = Run(
+            own, self.union, problem, server, self.on_round, None, is_fold=True, continues=continues, last_moves=moves
+        )
+        run.start()
+        run.loop()
+        self.before = run
+        metrics = _measured(headed(outside, problem.head), run.predicted(), plan, run.intercept)
+        seconds = time.perf_counter() - began
+        return Fit(number, fold, inside.train.rows, outside.rows, metrics, run.epochs, seconds)
+
+    def _several(
+        self, numbers: Sequence[int], size: int, fold: int, inside: TableMapping, outside: JoinedRows
+    ) -> list[Fit]:
+        """Some settings at once; where they are fewer than others were, the last one stands in for the rest."""
+        server = self.together
+        assert server is not None
+        began = time.perf_counter()
+        padded = [*numbers, *[numbers[-1]] * (size - len(numbers))]
+        problems = [make_problem(self.plans[number], inside, self.union, self.encoders) for number in padded]
+        server.turn(problems, self.folds.kept(fold))
+        own = replace(self.prepared, plan=self.plans[numbers[0]], training=inside)
+        given = (own, self.union, problems[0], server, self.on_round, None)
+        run = Run(*given, is_fold=True, models=size, continues=server.continues)
+        run.start()
+        run.loop()
+        trained = (time.perf_counter() - began) / len(numbers)
+        found = []
+        for place, number in enumerate(numbers):
+            began = time.perf_counter()
+            predictions, intercept = server.model(place)
+            metrics = _measured(outside, predictions, self.plans[number], intercept)
+            seconds = trained + time.perf_counter() - began
+            found.append(Fit(number, fold, inside.train.rows, outside.rows, metrics, run.epochs, seconds))
+        return found
+
+
+def _given(whole: Job, job: Job) -> Job:
+    """A setting's job, with what the label has decided for all of them."""
+    return msgspec.structs.replace(job, model=whole.model, loss=whole.loss, options=job.blinded_options)
+
+
+def _without_l2(job: Job) -> Job:
+    return msgspec.structs.replace(job, l2=0.0)
+
+
+def _measured(rows: Walkable, predictions: Sequence[Array], plan: Plan, intercept: Array) -> Metrics:
+    found = measure(rows, predictions, plan.loss, intercept, moment=Moment.FINISHED)
+    return {"loss": found.loss} | found.metrics
+
+
+@dataclass(frozen=True, eq=False)
+class FoldRows:
+    """Joined rows by fold; by time there is one more, which is never held out."""
+
+    mapping: TableMapping
+    train: JoinedRows
+    numbers: NDArray[Any]  # the fold of each joined row
+    pieces: tuple[JoinedRows, ...]
+    is_time: bool
+
+    @classmethod
+    def of(cls, mapping: TableMapping, count: int, *, is_time: bool) -> FoldRows:
+        train = rows_here(mapping.train)
+        assert mapping.folds is not None
+        index = train.label_index.index
+        folds = mapping.folds if index is None else mapping.folds[train.label_index.numbers(train.rows)]
+        pieces = tuple(_only(train, np.flatnonzero(folds == fold)) for fold in range(count + is_time))
+        return cls(mapping, train, folds, pieces, is_time)
+
+    @cached_property
+    def counts(self) -> list[list[NDArray[np.int64]]]:
+        """How many joined rows of each fold every block's rows are in."""
+        return [[_counted(p) for p in piece.indices] for piece in self.pieces]
+
+    def kept(self, fold: int) -> list[int]:
+        """What is trained on while a fold is held out (by time: what comes before it)."""
+        return list(range(fold + 1)) if self.is_time else [n for n in range(len(self.pieces)) if n != fold]
+
+    def sides(self, fold: int) -> tuple[TableMapping, JoinedRows]:
+        """The mapping of what is kept, and the fold."""
+        held = self.pieces[fold + self.is_time]
+        kept = np.flatnonzero(self.numbers <= fold if self.is_time else self.numbers != fold)
+        if not held.rows or not len(kept):
+            what = "measure" if len(kept) else "train"
+            raise MappingError(f"fold {fold + 1} has no row to {what} on; use fewer folds, or bring more rows")
+        inside = _only(self.train, kept)
+        inside = inside.weighted(_rescaled(self.train, kept))
+        counts = [self.counts[number] for number in self.kept(fold)]
+        multiplicity = tuple(reduce(np.add, own) for own in zip(*counts, strict=True))
+        return replace(self.mapping, train=inside, multiplicity=multiplicity), held.weighted(None)
 
 
 def _only(rows: JoinedRows, joined: NDArray[np.int64]) -> JoinedRows:
     """Some joined rows, with the tables' rows numbered as they are."""
     indices = tuple(RowIndex.of(p.take(joined), p.rows) for p in rows.indices)
     label = RowIndex.of(rows.label_index.take(joined), rows.label_index.rows)
-    return JoinedRows(len(joined), indices, label, rows.labels, weights=_rescaled(rows, joined))
+    return JoinedRows(len(joined), indices, label, rows.labels, weights=rows.weights)
 
 
 def _rescaled(rows: JoinedRows, joined: NDArray[np.int64]) -> NDArray[np.float64] | None:

@@ -85,7 +85,7 @@ class AlsServer(Server):
         if self.problem.has_intercept:
             self._intercept = best_intercept(self.problem, self.problem.zeros())
 
-    def join_step(self) -> list[BlockUpdate | None]:  # type: ignore[override]
+    def join_step(self) -> list[BlockUpdate | None]:
         assert self.problem.head is not None
         loss, block = self.problem.loss, self._turn
         joined: Any = self.problem.joined

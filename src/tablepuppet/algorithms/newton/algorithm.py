@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit
-from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
+from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Walkable
 from tablepuppet.algorithms.newton.client import client_start, client_step
 from tablepuppet.algorithms.newton.full_curvature import MOST, is_full, pairs
-from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
+from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.server import NewtonServer, small_blocks
+from tablepuppet.algorithms.newton.together import TogetherServer
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
 from tablepuppet.protocol import Done
@@ -22,7 +23,7 @@ class NewtonAlgorithm(Algorithm[Newton]):
 
     options = Newton
     summary = "block-preconditioned Newton with subspace search; a round for every iteration, nothing to tune"
-    requests = (NewtonUpdate,)
+    requests = (NewtonUpdate, BasisUpdate)
     figures = NewtonFigures
     requires_linear = "it needs a convex objective with second derivatives in closed form"
     requires_curvature = True
@@ -40,6 +41,13 @@ class NewtonAlgorithm(Algorithm[Newton]):
 
     def can_continue(self, problem: Problem) -> bool:
         return True
+
+    def together(self, problem: Problem, options: Newton, folds: Sequence[Walkable]) -> TogetherServer | None:
+        """Squared loss, of tables that are not wide."""
+        is_simple = problem.loss.is_quadratic and problem.loss.outputs == 1 and problem.head is None
+        if not is_simple or problem.is_private or max(problem.widths, default=0) > WIDE:
+            return None
+        return TogetherServer(problem, options, folds)
 
     def figures_by(self, options: Newton, *, is_linear: bool) -> FiguresBy:
         return "told"

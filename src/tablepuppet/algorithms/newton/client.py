@@ -12,14 +12,17 @@ import numpy as np
 
 from tablepuppet.algorithms.base import Answer, PartSetup
 from tablepuppet.algorithms.newton.full_curvature import MOST, curvature_matrix, solve, solve_by_products
-from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
+from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFigures, NewtonUpdate
+from tablepuppet.algorithms.newton.together import directions
 from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum
 from tablepuppet.algorithms.numerics.subspace import Trail
 from tablepuppet.arrays import Array, fixed
+from tablepuppet.errors import TransportError
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.protocol import Combined, Done, Move, Partial, Predictions
 
 _CLOSE = 1e-4  # residual of a wide block's direction
+_NEW = 1e-3  # of the largest of several directions: what is shorter waits for a later round
 
 
 class NewtonState(msgspec.Struct, frozen=True):
@@ -28,6 +31,7 @@ class NewtonState(msgspec.Struct, frozen=True):
     trail: Trail
     values: Array | None = None  # eigenvalues; empty where the coordinator holds them
     vectors: Array | None = None
+    basis: Array | None = None  # directions that several models share, orthogonal; their θ stay with the server
 
     @property
     def theta(self) -> Array:
@@ -39,16 +43,22 @@ def client_start(setup: PartSetup, options: Newton) -> tuple[NewtonState, Newton
     theta = setup.initial
     constants = setup.model.constants()
     figures = NewtonFigures(float(len(constants) > 0))
-    return NewtonState(Trail(theta, np.zeros_like(theta), constants, [])), figures
+    basis = setup.before.basis if isinstance(setup.before, NewtonState) else None
+    if basis is not None:
+        theta = np.zeros_like(theta)
+    return NewtonState(Trail(theta, np.zeros_like(theta), constants, []), basis=basis), figures
 
 
 def client_step(
-    setup: PartSetup, options: Newton, state: NewtonState, message: NewtonUpdate | Move | Combined
+    setup: PartSetup, options: Newton, state: NewtonState, message: NewtonUpdate | BasisUpdate | Move | Combined
 ) -> tuple[NewtonState, Answer | Done]:
     """Move by the coefficients chosen last, then find and send the next direction."""
     replace = msgspec.structs.replace
+    if isinstance(message, BasisUpdate):
+        return _basis_step(setup, state, message)
     if isinstance(message, Combined):
-        return _predicted(setup, state, message.values[0])
+        extends = _extended if state.basis is not None else _predicted
+        return extends(setup, state, message.values[0])
     if message.coefficients is not None:
         state = replace(state, trail=state.trail.moved(message.coefficients, options.memory))
     if isinstance(message, Move):
@@ -104,6 +114,59 @@ def _wide_step(
         return state, Partial(values=[gradient, diagonal[:, None]])
     products = Products(partial(setup.model.gram_product, weights), diagonal)
     return _predicted(setup, state, -products.solve(1.0, ridge, gradient, to=_CLOSE))
+
+
+def _basis_step(setup: PartSetup, state: NewtonState, message: BasisUpdate) -> tuple[NewtonState, Answer]:
+    """A direction for each of several models, where they stand in the space of the directions so far (together.py)."""
+    assert isinstance(setup.model, LinearModel)
+    basis = state.basis
+    if basis is None:
+        basis = np.concatenate(
+            [np.zeros((setup.model.width, 0)), *(c[:, :1] for c in state.trail.constants[:1])], axis=1
+        )
+    if message.points.shape != (basis.shape[1], setup.outputs) or len(message.ridges) != setup.outputs:
+        raise TransportError("points and penalties are not those of as many models and directions as there are")
+    ridges = setup.joined_rows * np.array(message.ridges)
+    theta = basis @ message.points
+    gradient = setup.model.gradient(theta, message.signal) + ridges / setup.clients * theta
+    state = msgspec.structs.replace(state, basis=basis)
+    if state.values is None:
+        gram = setup.model.gram(message.bound * setup.weights)
+        if setup.clients > 1:
+            return msgspec.structs.replace(state, values=np.zeros(0)), Partial(values=[gradient, gram])
+        spectrum = Spectrum.of(gram)
+        state = msgspec.structs.replace(state, values=spectrum.values, vectors=spectrum.vectors)
+    if setup.clients > 1:
+        return state, Partial(values=[gradient])
+    assert state.values is not None
+    assert state.vectors is not None
+    found = -directions(Spectrum(state.values, state.vectors), ridges, gradient)
+    return _extended(setup, state, found, -0.5 * np.einsum("ds,ds->s", gradient, found))
+
+
+def _extended(
+    setup: PartSetup, state: NewtonState, found: Array, gaps: Array | None = None
+) -> tuple[NewtonState, Answer]:
+    """What is new in some directions joins the others; a column of zeros is sent in the place of what is not.
+
+    With it go ‖v‖² of the directions so far, which columns are new ones, and, where no sum over clients has told the
+    server, what each model is expected to gain.
+    """
+    basis = state.basis
+    assert basis is not None
+    norms = np.einsum("dm,dm->m", basis, basis)
+    new, length = found, float(np.linalg.norm(found))
+    for _ in range(2):  # once leaves rounding errors of the length of what was taken off
+        new = new - basis @ ((basis.T @ new) / norms[:, None])
+    vectors, sizes, _ = np.linalg.svd(new, full_matrices=False)
+    count = int(np.count_nonzero(sizes > max(_NEW * sizes.max(initial=0.0), 1e-11 * length)))
+    count = min(count, len(basis) - basis.shape[1])
+    added = np.zeros_like(found)
+    added[:, :count] = vectors[:, :count]
+    is_new = np.arange(found.shape[1]) < count
+    products = np.concatenate([norms, is_new, np.zeros(len(is_new)) if gaps is None else gaps])
+    answer = Predictions(values=fixed(setup.model.predict(added)), products=products)
+    return msgspec.structs.replace(state, basis=np.concatenate([basis, added[:, :count]], axis=1)), answer
 
 
 def _weights(setup: PartSetup, message: NewtonUpdate) -> Array:

@@ -50,6 +50,19 @@ class NewtonUpdate(Message, frozen=True):
     coefficients: Array | None
 
 
+class BasisUpdate(Message, frozen=True):
+    """Y of several models, and where each stands among the directions so far. → Predictions | Partial | Masked"""
+
+    stage: ClassVar[Stage] = "step"
+    tells: ClassVar[Telling] = (Tells("signal", "signals", is_per_row=True),)
+    job: str
+    part: int
+    signal: Array  # a column for each model
+    points: Array  # (directions, models)
+    ridges: list[float]  # l2 of each model
+    bound: float  # the curvature per joined row
+
+
 class NewtonFigures(Figures, frozen=True):
     """How many parts have features that span the constant: their encoders say so already."""
 

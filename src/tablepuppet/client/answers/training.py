@@ -45,7 +45,8 @@ def start_part(own: ClientState, request: Start) -> m.Started:
         raise TransportError(f"{len(weights)} weights were sent for {part.train.rows} rows")
     if request.multiplicity is None:
         _check_rows(request, float(multiplicity.sum()))
-    start = part.state.theta if request.continues and part.state is not None else None
+    before = part.state if request.continues else None
+    start = None if before is None else before.theta
     part.options, part.started, part.kept = request.algorithm, request, None
     model = _model(own, part, request)
     part.setup = PartSetup(
@@ -63,6 +64,7 @@ def start_part(own: ClientState, request: Start) -> m.Started:
         seed=request.seed,
         unit=request.model.unit,
         start=start,
+        before=before,
         private=None if request.privacy is None else PrivateGradient(request.privacy, secure_generator()),
     )
     if request.peers:
@@ -71,7 +73,7 @@ def start_part(own: ClientState, request: Start) -> m.Started:
         part.sealing = None
     own.owner.features(own.tables.use(request.job, part.request.scan).table, request, multiplicity)
     part.state, part.figures = algorithm_of(part.options).start(part.setup, part.options)
-    is_zero = request.model.is_linear and not request.spread and start is None
+    is_zero = request.model.is_linear and not request.spread and (start is None or not start.any())
     values = None if is_zero else _shown(own, part, model.predict(part.state.theta, None, 0))
     entropy = secrets.randbits(63) if part.setup.is_private else 0
     is_told = part.sealing is None or part.figures.is_public

@@ -168,6 +168,65 @@ def test_a_subquerys_conditions_count_too() -> None:
                 owners.train(f"SELECT q.age, q.late FROM {query} q", label="late", test_fraction=0.0)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"feature": "pow(0, abs(p.id - 7)) * p.delay + p.age"},
+        {"feature": "p.delay * strpos(',7,', ',' || p.id || ',')"},
+        {"weight": "1 - pow(0, abs(p.id - 7))"},
+        {"feature": "p.delay * pow(0, abs(p.id - 7))", "label": "f"},
+    ],
+)
+def test_arithmetic_picks_no_row_out_of_a_sum_over_all(options: dict[str, Any]) -> None:
+    """The mean in an encoder, or the intercept, was one person's delay."""
+    feature, given = options.pop("feature", "p.income"), {"label": "late"} | options
+    with tp.Federation({"people": people()}) as owners:
+        result = owners.train(
+            f"SELECT {feature} AS f, p.age, p.late FROM people p", test_fraction=0.0, epochs=2, **given
+        )
+        if not options:
+            (f, _), (age, _) = second_moments(result)
+            hidden = ROWS * (f - age if "age" in feature else f)
+            assert hidden == pytest.approx(people()["delay"][7].as_py(), abs=1e-9)
+    with federation() as owners:
+        for verb in (owners.train, owners.explain):
+            with pytest.raises(PolicyError, match=r"tells of fewer than 50 rows.*rule minimum_rows"):
+                verb(f"SELECT {feature} AS f, p.age, p.late FROM people p", test_fraction=0.0, **given)
+
+
+@pytest.mark.parametrize(
+    "query",
+    {
+        "an order": "SELECT id, age, delay, late FROM people ORDER BY delay LIMIT 100",
+        "two pieces": "(SELECT id, age, delay, late FROM people ORDER BY id LIMIT 7) UNION ALL "
+        "(SELECT id, age, delay, late FROM people ORDER BY id LIMIT 592 OFFSET 8)",
+        "the rest": "SELECT age, delay, late FROM people EXCEPT SELECT age, delay, late FROM people WHERE id = 7",
+        "a value": "SELECT id, age, (SELECT max(delay) FROM people) AS delay, late FROM people",
+        "a window": "SELECT age, first_value(delay) OVER (ORDER BY abs(id - 7)) AS delay, late FROM people",
+        "a neighbour": "SELECT a.age, b.delay, a.late FROM people a JOIN people b ON a.id = b.id + 1",
+        "few of many": "SELECT a.age, b.delay, a.late FROM people a JOIN people b ON a.zip = b.id GROUP BY ALL",
+        "an extreme": "SELECT p.age, q.d AS delay, p.late FROM people p, (SELECT min_by(delay, id) d FROM people) q",
+        "a sum": "SELECT zip, age, late, sum(delay * pow(0, abs(id - 7))) AS delay FROM people GROUP BY zip, age, late",
+        "another name": "SELECT a.age, a.delay, a.late FROM "
+        "(SELECT abs(sign(id - 7)) AS age, delay, late FROM people) a WHERE a.age > 0",
+        "a truth": "SELECT age, delay, late, count(*) FROM people WHERE (id - 7)::BOOLEAN GROUP BY age, delay, late",
+    }.values(),
+)
+def test_a_subquery_picks_no_row_out_by_other_means_than_comparing(query: str) -> None:
+    with federation() as owners, pytest.raises(PolicyError, match="rule minimum_rows"):
+        owners.explain(f"SELECT q.age, q.delay, q.late FROM ({query}) q", label="late", test_fraction=0.0)
+
+
+def test_honest_expressions_and_groups_pass() -> None:
+    grouped = (
+        "SELECT id // 3 AS trio, avg(age) AS age, max(delay) AS delay, sum(late) AS late FROM people GROUP BY id // 3"
+    )
+    with federation() as owners:
+        train(owners, weight="1 + abs(p.delay)")
+        owners.train("SELECT p.age * p.income AS a, exp(p.delay) AS b, p.late FROM people p", label="late", epochs=2)
+        owners.explain(f"SELECT q.age, q.delay, q.late FROM ({grouped}) q", label="late", test_fraction=0.0)
+
+
 def test_rows_to_predict_are_chosen_by_their_keys_only() -> None:
     """Whether a row is among the predictions would tell a feature of it."""
     with federation() as owners:

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from tablepuppet import protocol as m
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError
-from tablepuppet.protocol.contract import Contract, ScanTerms
+from tablepuppet.protocol.contract import Contract, Role, ScanTerms
 from tablepuppet.tables.columns import STRING_KINDS
 from tablepuppet.tables.conditions import smallest_group
 from tablepuppet.tables.labels import Split
 from tablepuppet.tables.row_sets import Keys, Kind, Sketch, joined_keys
 from tablepuppet.tables.store import TableConditions
 
+_VALUES: tuple[Role, ...] = ("feature", "label", "weight", "key")  # of what sums over rows leave
 _FEW_NAMES = 20  # texts that are taken for categories, however few rows there are
 
 
@@ -54,6 +55,8 @@ def look_over(own: ClientState, job: str, contract: Contract) -> tuple[list[RowS
     for scan in contract.scans:
         try:
             tables = own.tables.conditions(job, scan.scan, scan.numbers("split"))
+            if contract.purpose != "predict":
+                notes += _reach(own, job, scan)
         except PolicyError as error:  # of a query whose conditions cannot be placed
             notes.append(str(error).partition("refuses the request: ")[2])
             tables = []
@@ -154,6 +157,18 @@ def _conditions(own: ClientState, table: TableConditions, contract: Contract, se
             if 0 < np.count_nonzero(held) < len(held):
                 sets.append(_compared(own, table.table, "rows", keys[held], sets, notes))
     return notes
+
+
+def _reach(own: ClientState, job: str, scan: ScanTerms) -> list[str]:
+    """What is to be said against expressions that are about few rows, whatever they are written with."""
+    numbers = [number for role in _VALUES for number in scan.numbers(role)]
+    least = own.policy.minimum_rows
+    return [
+        f"an expression on {table} tells of fewer than {least:,} rows: it is the same for all others, or nearly, and a "
+        "sum over all rows would be one over those; use columns as they are, or functions in which many rows differ "
+        "(rule minimum_rows)"
+        for table in own.tables.tells_of_few(job, scan.scan, numbers, least)
+    ]
 
 
 def _enough_rows(own: ClientState, job: str, scan: ScanTerms) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlglot import exp, parse_one
 
-from tablepuppet.errors import PolicyError
+from tablepuppet.tables.reach import shadowed, unclear, unqualified
 
 _SPLITTERS = (exp.And, exp.Or, exp.Not, exp.Paren)
 _TRUTHS = (exp.Predicate, exp.StartsWith, exp.EndsWith, exp.Contains, exp.IsNan, exp.IsInf)
@@ -47,6 +47,7 @@ def conditions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[s
     """The comparisons in a query over an owner's tables, by the table whose columns they look at."""
     tree = parse_one(sql, dialect="duckdb")
     has = {table: {column.lower() for column in columns} for table, columns in tables.items()}
+    given = shadowed(tree)
     found: dict[str, list[Condition]] = {table: [] for table in tables}
     for node in _inside(tree):
         columns = list(node.find_all(exp.Column))
@@ -55,11 +56,12 @@ def conditions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[s
         if node.find(exp.AggFunc, exp.Window, exp.Query) is not None:
             if all(isinstance(c.find_ancestor(exp.AggFunc), exp.Count) for c in columns):
                 continue  # how many rows a group has
-            raise _unclear("a comparison of an aggregate or of another query's rows")
-        places = [table for table in tables if {column.name.lower() for column in columns} <= has[table]]
-        if not places:
-            raise _unclear("a comparison that is not of the columns of one table by their own names")
-        condition = _condition(_unqualified(node))
+            raise unclear("a comparison of an aggregate or of another query's rows")
+        names, aliases = {column.name.lower() for column in columns}, {column.table.lower() for column in columns}
+        places = [table for table in tables if names <= has[table]]
+        if not places or names & given or len(aliases) > 1:
+            raise unclear("a comparison that is not of the columns of one table by their own names")
+        condition = _condition(unqualified(node))
         for table in places:  # several may have a column of that name
             found[table] += [condition] if condition not in found[table] else []
     return found
@@ -93,7 +95,9 @@ def _leaves(node: exp.Expr) -> Iterator[exp.Expr]:
 def _inside(tree: exp.Expr) -> Iterator[exp.Expr]:
     """Every comparison, also those in CASE and in arguments of functions."""
     for node in tree.walk():
-        if isinstance(node, exp.Case):
+        if isinstance(node, exp.Where | exp.Having | exp.Qualify):
+            yield from _leaves(node.this)
+        elif isinstance(node, exp.Case):
             for branch in node.args.get("ifs", ()):
                 value = node.args.get("this")
                 yield from [exp.EQ(this=value.copy(), expression=branch.this.copy())] if value else _leaves(branch.this)
@@ -121,14 +125,3 @@ def _compares_tables(node: exp.Expr) -> bool:
     if not isinstance(node, exp.EQ) or not all(isinstance(side, exp.Column) for side in sides):
         return False
     return len({side.table for side in sides if isinstance(side, exp.Column)}) == 2
-
-
-def _unqualified(node: exp.Expr) -> exp.Expr:
-    return node.copy().transform(lambda n: exp.column(n.this.copy()) if isinstance(n, exp.Column) else n)
-
-
-def _unclear(what: str) -> PolicyError:
-    return PolicyError(
-        f"its policy refuses the request: the owner cannot tell how few rows {what} picks inside a subquery; compare "
-        "columns of its tables with constants, or ask the owner to approve (rule minimum_rows)"
-    )

@@ -25,8 +25,10 @@ from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.protocol import ColumnInfo, OpenScan, ScanSchema, TableSchema
 from tablepuppet.tables.columns import arrow, holds_of
 from tablepuppet.tables.conditions import Condition, conditions_of, conditions_of_query
+from tablepuppet.tables.duck import quoted
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of, compared_columns
 from tablepuppet.tables.query_guard import CheckedQuery, DerivedSource, check_query
+from tablepuppet.tables.reach import expressions_of_query, few_match, joins_of_query, tells_of_few
 from tablepuppet.tables.row_ids import identity_expressions, in_order, order_bits, row_ids, whole_rows
 from tablepuppet.tables.row_sets import row_keys
 from tablepuppet.tables.source import Source
@@ -175,6 +177,24 @@ class ClientTables:
                 query = opened.source.query
                 for table, inner in conditions_of_query(query.text, query.reads).items():
                     found.append(TableConditions(table, self._sources[table], tuple(inner), None))
+            return found
+
+    def tells_of_few(self, job: str, scan: int, numbers: Sequence[int], least: int) -> list[str]:
+        """The tables of whose rows some expressions of a scan, or its query, tell fewer than `least`."""
+        with self._lock:
+            opened = self._opened(job, scan)
+            asked = [opened.expressions[number] for number in numbers]
+            found = [opened.table] if tells_of_few(opened.source, asked, opened.filter, least) else []
+            if isinstance(opened.source, DerivedSource):
+                query = opened.source.query
+                for table, inner in expressions_of_query(query.text, query.reads).items():
+                    found += [table] if tells_of_few(self._sources[table], inner, None, least) else []
+                for (left, ours), (right, theirs) in joins_of_query(query.text, query.reads):
+                    pair = [
+                        self._sources[left].read([quoted(ours)], None),
+                        self._sources[right].read([quoted(theirs)], None),
+                    ]
+                    found += [left] if few_match(pair[0].column(0), pair[1].column(0), least) else []
             return found
 
     def shuffle(

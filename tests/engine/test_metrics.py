@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.engine import curves
-from tablepuppet.engine.curves import area_under_curve, labelled, rank
+from tablepuppet.engine.curves import BINS, area_under_curve, labelled, rank
+from tablepuppet.engine.metrics import _bins
 
 
 @given(
@@ -30,3 +31,10 @@ def test_the_area_is_the_share_of_pairs_in_order_whatever_the_stretches(
         assert area == area_under_curve(scores, labels) or np.isnan(expected)
     assert area == pytest.approx(expected, nan_ok=True)
     assert share == labels.mean()
+
+
+def test_bins_are_those_that_a_search_among_their_edges_finds() -> None:
+    edges = np.linspace(0.0, 1.0, BINS + 1)
+    beside = [edges, np.nextafter(edges, 0.0), np.nextafter(edges, 1.0), [np.nan]]
+    drawn = np.concatenate([*beside, np.random.default_rng(0).uniform(size=10_000)])
+    assert _bins(drawn).tolist() == np.searchsorted(edges[1:-1], drawn).tolist()

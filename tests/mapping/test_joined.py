@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.mapping.counted import multiplicities
 
 from tablepuppet.mapping.rows import joined as module
-from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex, Work
+from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex, Work, by_label
 
 
 @st.composite
@@ -122,6 +122,16 @@ def test_labels_alone_are_as_heavy_as_all_joined_rows(case: tuple[JoinedRows, np
                 rows.rows if weights is None else weights.sum()
             )
             np.testing.assert_allclose(found.weights @ found.labels**power, expected, atol=1e-9)
+
+
+def test_classes_are_counted_as_they_would_be_sorted() -> None:
+    rng = np.random.default_rng(0)
+    labels, counts = rng.choice([0.0, 2.0, 3.0], 100), rng.integers(0, 4, 100)
+    for values in (labels, labels + 0.5):  # the second are no classes
+        found = by_label(values, counts, None)
+        assert found.weights is not None
+        assert found.labels.tolist() == np.unique(values).tolist()
+        assert found.weights.tolist() == [counts[values == label].sum() for label in found.labels]
 
 
 @given(mappings())

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Walkable
 from tablepuppet.arrays import Array
@@ -141,10 +142,23 @@ def _sums(loss: Loss, scores: Array, labels: Array, channel: Channel | None, mom
     probabilities = plain.probabilities(scores) if moment is Moment.FINISHED and channel is None else None
     if probabilities is not None:
         second = probabilities[:, 1]
-        bins = np.searchsorted(np.linspace(0.0, 1.0, BINS + 1)[1:-1], second)
+        bins = _bins(second)
         counted = (None, second, labels)
         sums["calibration"] = np.stack([np.bincount(bins, values, BINS).astype(np.float64) for values in counted])
     return sums
+
+
+def _bins(probabilities: Array) -> NDArray[np.intp]:
+    """The bin of each, its upper edge included: by a product, mended where that was rounded over an edge.
+
+    >>> _bins(np.array([0.0, 0.01, 0.07, 0.071, 1.0])).tolist()
+    [0, 0, 6, 7, 99]
+    """
+    edges = np.linspace(0.0, 1.0, BINS + 1)[1:-1]
+    found = np.fmin(probabilities * BINS, BINS - 1).astype(np.intp)  # fmin: what is no number comes last, as in a sort
+    found -= probabilities <= np.append(-np.inf, edges)[found]
+    found += probabilities > np.append(edges, np.inf)[found]
+    return found
 
 
 def _measured(

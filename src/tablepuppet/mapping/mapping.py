@@ -207,5 +207,5 @@ def _of_part(part: Part, mapping: TableMapping) -> PartSummary:
         train_rows=len(multiplicity),
         test_rows=part.test.stop - part.test.start,
         fan=Fan.of(multiplicity),
-        is_in_both=bool(np.isin(part.test_rows, part.train_rows, assume_unique=True).any()),
+        is_in_both=len(part.test_rows) > 0 and bool(np.isin(part.test_rows, part.train_rows, assume_unique=True).any()),
     )

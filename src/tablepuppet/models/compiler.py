@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 
-COMPILED_FROM = 1 << 22  # joined rows from which compiled kernels are worth loading
+COMPILED_FROM = 1 << 23  # joined rows from which compiled kernels are worth loading
 
 TREES_HINT = "pip install 'tablepuppet[fast]', at the server and at owners: compiled loops grow the same trees faster"
 HINT = "pip install 'tablepuppet[fast]' compiles the loops over so many joined rows: shorter epochs, in long runs"
@@ -35,7 +35,7 @@ def wins(joined_rows: int, *, is_dear: bool = False) -> bool:
 
     `is_dear`: losses whose proximal maps iterate, or with several exponentials a row, for which they win much sooner.
     """
-    return joined_rows >= COMPILED_FROM >> 4 * is_dear
+    return joined_rows >= COMPILED_FROM >> 5 * is_dear
 
 
 Counts = NDArray[np.int64]

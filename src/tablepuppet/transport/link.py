@@ -217,7 +217,7 @@ class AnswerChecks:
 
 
 def _digest(frames: Iterable[Frame]) -> bytes:
-    found = hashlib.blake2b(digest_size=16)
+    found = hashlib.sha256()  # which processors have instructions for
     for frame in frames:
         found.update(frame.header)
         for buffer in frame.buffers:

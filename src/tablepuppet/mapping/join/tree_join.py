@@ -22,6 +22,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.catalog.bound import Branch
 from tablepuppet.mapping.join.duckdb_join import SLICE, Counts, Marks
 from tablepuppet.mapping.keys.gather import ScanKeys
+from tablepuppet.mapping.rows.index import pieces
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +144,8 @@ def _edge(parent: int, relation: int, is_outer: bool, columns: list[tuple[int, i
         row_of[here] = order
         row_of[-1] = -1
         only = np.empty(len(above) + 1, order.dtype)  # the last is for row −1
-        np.take(row_of, above, mode="wrap", out=only[:-1])
+        for piece in pieces(len(above)):  # NumPy makes wide numbers of those that it takes by
+            only[piece] = row_of.take(above[piece], mode="wrap")
         only[-1] = -1
         return Edge(parent, relation, is_outer, only, only[:0], np.zeros(0, np.int64), only[:0])
     starts = np.concatenate([[0], np.cumsum(counts[1:]), [len(here) - counts[0]]])

@@ -123,8 +123,8 @@ class RowIndex:
             moves.scatter_add(out, base, place, columns)
             return
         inside, first = slice(place.start - base, place.stop - base), 0
-        for values in columns:
-            out[inside, first : first + values.shape[1]] += values
+        for values in columns:  # no other joined row comes to these rows
+            out[inside, first : first + values.shape[1]] = values
             first += values.shape[1]
 
 

@@ -160,5 +160,5 @@ def test_a_policy_that_cannot_be_understood_opens_nothing(tmp_path: Path, text: 
 def test_a_missing_policy_file_or_client_is_named(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="cannot be read; without it, nothing is answered"):
         tp.Federation(tables(), policies={"orders": tmp_path / "none.toml"})
-    with pytest.raises(JobError, match="policies name 'order', which is no client"):
+    with pytest.raises(JobError, match="policies name 'order', which is not a client"):
         tp.Federation(tables(), policies={"order": tmp_path / "none.toml"})

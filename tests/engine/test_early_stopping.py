@@ -133,7 +133,7 @@ def test_explain_says_what_is_weighed_kept_out_and_watched() -> None:
         ({"test_where": "q > 0 GROUP BY q"}, "test_where is an expression over the columns of o"),
         ({"test_where": "i.price > 0"}, "no table in the FROM clause is called i"),
         ({"test_where": "q < 1000"}, "fell on the test side"),
-        ({"test_where": "q > 1000"}, "test_where holds for no row"),
+        ({"test_where": "q > 1000"}, "test_where matches no rows"),
         ({"patience": 1, "validation_fraction": 0.1, "privacy": {"features": {"epsilon": 1.0}}}, "set epochs"),
     ],
 )

@@ -71,7 +71,7 @@ def _together(owners: Owners, together: Mapping[str, Sequence[str]]) -> Owners:
         for table in held:
             if table not in owners:
                 hint = did_you_mean(table, list(owners))
-                raise JobError(f"owner {owner!r} holds {table!r}, which is no table; {hint}")
+                raise JobError(f"owner {owner!r} holds {table!r}, which is not a table; {hint}")
             if len(owners[table]) > 1 or table in found:
                 raise JobError(f"table {table!r} has several owners already; owner {owner!r} cannot hold it alone")
             if owner in taken and owners[table] != (owner,):
@@ -129,7 +129,7 @@ def _rules(owners: Owners, given: Mapping[str, str | Path | Policy]) -> dict[str
             clients.setdefault(client, []).append(table)
     for name in given:
         if name not in clients and name not in owners:
-            raise JobError(f"policies name {name!r}, which is no client; there are {', '.join(clients)}")
+            raise JobError(f"policies name {name!r}, which is not a client; there are {', '.join(clients)}")
     read = {name: p if isinstance(p, Policy) else read_policy(p) for name, p in given.items()}
     return {
         client: next((read[name] for name in (client, *held) if name in read), Policy())

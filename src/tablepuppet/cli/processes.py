@@ -25,7 +25,8 @@ WithOption = Annotated[
     list[Path] | None, typer.Option("--with", metavar="CLIENT", help="A client file to join from this process too.")
 ]
 LevelOption = Annotated[
-    Literal["debug", "info", "warning", "error"], typer.Option("--log-level", help="The least that is logged.")
+    Literal["debug", "info", "warning", "error"],
+    typer.Option("--log-level", help="Log this level and above."),
 ]
 StyleOption = Annotated[Literal["text", "json"], typer.Option("--log-format", help="Text, or a JSON object a line.")]
 InsecureOption = Annotated[
@@ -65,7 +66,7 @@ def join(
     style: StyleOption = "text",
     as_json: JsonOption = False,
 ) -> None:
-    """Join a federation as a client: dial out, answer for the own tables, until stopped (Ctrl-C, SIGTERM).
+    """Join a federation as a client: dial out and answer for its own tables until it is stopped (Ctrl-C, SIGTERM).
 
     [bold]Example:[/bold] tablepuppet join client.toml
     """

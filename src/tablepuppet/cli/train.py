@@ -21,7 +21,7 @@ from tablepuppet.writing import check_place
 
 ResumeOption = Annotated[
     bool,
-    typer.Option("--resume", help="Go on with an interrupted run of this job (needs a running server)."),
+    typer.Option("--resume", help="Resume an interrupted run of this job (needs a running server)."),
 ]
 SaveOption = Annotated[Path | None, typer.Option("--save", metavar="DIR", help="Save the trained model here.")]
 ReportOption = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML report here.")]
@@ -152,7 +152,7 @@ def submit(
     resume: ResumeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Hand in a job at a running server and do not wait: it is trained when its turn comes.
+    """Submit a job to a running server without waiting: it is trained when its turn comes.
 
     [bold]Example:[/bold] tablepuppet submit returns.toml --federation federation.toml
     """
@@ -170,7 +170,7 @@ def wait(
     report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Wait for a run that was handed in, and show its result; Ctrl-C ends the waiting, not the run.
+    """Wait for a submitted run and show its result; Ctrl-C ends the waiting, not the run.
 
     [bold]Example:[/bold] tablepuppet wait 0b2675b6aca85709 --save model/
     """

@@ -239,7 +239,7 @@ def check_search(job: Job) -> None:
                     f"run one search for each, or vary {', '.join(_TRIED)} and options of the algorithm"
                 )
         if other.search is not None:
-            raise JobError("a setting of a search is no search itself")
+            raise JobError("a setting of a search cannot be a search itself")
     algorithm = algorithm_of(job.options)
     if algorithm.own_model or algorithm.is_pooled or job.is_expanded:
         able = named(tuple(a for a in (*FEDERATED, *KINKED) if "sum" in a.heads))

@@ -31,7 +31,7 @@ def check_penalties(job: Job, blocks: Sequence[Any]) -> None:
     features = [feature for block in blocks for feature in block.features]
     for name in job.signs:
         if not any(name in _spellings(feature) for feature in features):
-            raise JobError(f"signs names {name!r}, which is no feature of the query; {_choice(name, features)}")
+            raise JobError(f"signs names {name!r}, which is not a feature of the query; {_choice(name, features)}")
 
 
 def column_signs(job: Job, blocks: Sequence[Any], encoders: Sequence[Sequence[Encoder]]) -> tuple[tuple[int, ...], ...]:

@@ -47,7 +47,7 @@ def syntax_tree(text: str) -> exp.Expr:
     if len(text) > MAX_CHARACTERS:
         raise QueryError(f"the query has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read. Shorten it")
     if not text.isprintable() and any("\ud800" <= c <= "\udfff" or c == "\0" for c in text):
-        raise QueryError("the query holds characters that are no text; check how it was read or typed")
+        raise QueryError("the query holds characters that are not text; check how it was read or typed")
     check_grammar(text, _words(text))
     return _tree(text)
 

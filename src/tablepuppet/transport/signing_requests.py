@@ -103,7 +103,7 @@ def open_sealed(sealed: bytes, own: Path, key: Path, sender: Path, authority: Pa
         shared = private.exchange(ec.ECDH(), point)
         return _cipher(shared, found.public).decrypt(bytes(12), found.content, name.encode())
     except (msgspec.MsgspecError, ValueError, TypeError, InvalidSignature, InvalidTag):
-        raise TransportError(f"this is no secret for {name} by the holder of {sender}") from None
+        raise TransportError(f"this is not a secret for {name} by the holder of {sender}") from None
 
 
 def _cipher(shared: bytes, point: bytes) -> ChaCha20Poly1305:

@@ -123,7 +123,7 @@ def read_labels(
     if info.kind == "class" and privacy is None and _is_constant(values):
         raise MappingError(f"label {bound.label} has only one class; there is nothing to learn")
     if any(place.test >= 0 for place in places) and not is_test.any():
-        raise MappingError("test_where holds for no row that WHERE keeps; change the condition, or leave it out")
+        raise MappingError("test_where matches no rows left by WHERE; change the condition, or leave it out")
     return LabelSpace(info, values, is_test, is_validation, weights, offsets, drawn)
 
 

@@ -109,6 +109,13 @@ QUERIES = {
         SELECT x.amount, t.region, t.y FROM transactions x JOIN (
             SELECT a.account_id, a.region, a.y FROM accounts a JOIN cards c ON c.account_id = a.account_id) t
         USING (account_id)""",
+    "all of a subquery that joins owners": """
+        SELECT * FROM (SELECT a.age, a.region, c.credit, a.y FROM accounts a JOIN cards c USING (account_id)) x
+        WHERE age > 30""",
+    "correlations and slopes of groups": """
+        SELECT a.age, t.c, t.slope, a.y FROM accounts a
+        JOIN (SELECT account_id, corr(amount, day) AS c, regr_slope(amount, day) AS slope FROM transactions
+              GROUP BY account_id HAVING count(*) > 3) t USING (account_id)""",
     "star without some": "SELECT a.* EXCLUDE (account_id), c.credit FROM accounts a JOIN cards c USING (account_id)",
     "union all of two branches": """
         SELECT a.age, t.n, a.y FROM accounts a

@@ -25,7 +25,7 @@ from tablepuppet.catalog.schemas import find_table
 from tablepuppet.errors import QueryError
 from tablepuppet.query.conditions import conjuncts_of
 from tablepuppet.query.derived import base_tables, derive, has_subquery, narrowed, needed
-from tablepuppet.query.ucq import Conjunctive, Source, Ucq, matches
+from tablepuppet.query.ucq import Conjunctive, Item, Source, Star, Ucq, matches
 
 Tables = Mapping[str, tuple[str, ...]]
 
@@ -42,6 +42,9 @@ class _Branch:
 
     def rewritten(self, branch: Conjunctive) -> Conjunctive:
         """One rewriting after the other, until no subquery spans owners or nothing can be done about it."""
+        only = branch.sources[0].derived if len(branch.sources) == 1 else None
+        if only is not None and self._spans(only):
+            branch = _of_one(branch)
         while True:
             for at, source in enumerate(branch.sources):
                 if source.derived is not None and self._spans(source.derived):
@@ -107,7 +110,8 @@ class _Branch:
         if isinstance(condition, exp.Not):
             return refuse(
                 self.ucq,
-                f"{begin}, and rows without a match cannot be chosen. Join the keys of the wanted rows instead: {keys}",
+                f"{begin}, and rows without a match cannot be chosen. Join keys of wanted rows instead: {keys}, "
+                f"or write the condition on a column of {inner.name} itself, if the query joins it",
                 inner,
             )
         return refuse(self.ucq, f"{begin}. Join its keys instead: {keys}", inner)
@@ -117,6 +121,8 @@ class _Branch:
         own = self._owners(exp.Table(this=source.table))
         assert source.derived is not None
         for item in source.derived.selects:
+            for test in item.find_all(exp.Exists, exp.In):
+                self._check_test(test, own)
             scalar = item.find(exp.Subquery)
             abroad = [] if scalar is None else [base for base in base_tables(scalar) if self._owners(base) != own]
             if abroad and isinstance(scalar, exp.Subquery):
@@ -127,6 +133,34 @@ class _Branch:
                     abroad[0],
                 )
 
+    def _check_test(self, test: exp.Expr, own: tuple[str, ...]) -> None:
+        """Whether a row has a match with another owner is joined as 1 or NULL."""
+        inner = test.this if isinstance(test, exp.Exists) else test.args.get("query")
+        abroad = [] if inner is None else [base for base in base_tables(inner) if self._owners(base) != own]
+        if abroad:
+            found = _correlated(inner) if isinstance(inner, exp.Select) else None
+            keys = "SELECT DISTINCT key, 1 AS found FROM …"
+            on = "t.key = …"
+            if isinstance(test, exp.In) and isinstance(inner, exp.Subquery) and len(inner.this.selects) == 1:
+                found = [test.this], _aliased(inner.this, "key").distinct()
+                found[1].set("expressions", [item.unalias().copy() for item in inner.this.selects])
+            if found is not None:
+                outer, rows = found
+                names = [key.unalias().name for key in rows.expressions]
+                listed = [
+                    *(key.unalias().copy() for key in rows.expressions),
+                    exp.alias_(exp.Literal.number(1), "found"),
+                ]
+                rows.set("expressions", listed)
+                keys = rows.sql("duckdb")
+                on = " AND ".join(f"t.{name} = {side.sql('duckdb')}" for name, side in zip(names, outer, strict=True))
+            raise refuse(
+                self.ucq,
+                f"this item looks rows up in {abroad[0].name}, which lies with another owner. Join them instead: "
+                f"LEFT JOIN ({keys}) t ON {on}, and select coalesce(t.found, 0)",
+                abroad[0],
+            )
+
     def _inlined(self, branch: Conjunctive, at: int) -> Conjunctive | None:
         """The tables and conditions of a plain join in the place of the subquery that joins them."""
         inner = inner_join(self.ucq.text, branch, at)
@@ -135,6 +169,29 @@ class _Branch:
         if len(inner.sources) == 1 and inner.sources[0].derived is not None and self._spans(inner.sources[0].derived):
             return None  # a single table under a condition that no join can say
         return inlined(branch, at, inner)
+
+
+def _of_one(branch: Conjunctive) -> Conjunctive:
+    """A query over one source, with every column and * of that source by name."""
+    alias = branch.sources[0].alias
+
+    def named(expression: exp.Expr) -> exp.Expr:
+        for column in expression.find_all(exp.Column):
+            if column.args.get("table") is None:
+                column.set("table", alias.copy())
+        return expression
+
+    items = tuple(
+        replace(item, alias=item.alias or alias.copy())
+        if isinstance(item, Star)
+        else replace(item, expression=named(item.expression.copy()), name=item.name or _name_of(item))
+        for item in branch.items
+    )
+    return replace(branch, items=items, where=tuple(named(condition.copy()) for condition in branch.where))
+
+
+def _name_of(item: Item) -> exp.Identifier | None:
+    return item.expression.this.copy() if isinstance(item.expression, exp.Column) else None
 
 
 def _read_under(source: Source) -> tuple[Source, list[exp.Expr], dict[str, exp.CTE]]:

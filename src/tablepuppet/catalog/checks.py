@@ -121,7 +121,11 @@ def union_of(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan], 
             raise refuse(
                 ucq,
                 f"{branch.output_name(position)} is {type_name(column)}, which cannot be a feature; "
-                "cast it to a number, a string or a date, or leave it out",
+                + (
+                    "write date_diff('day', from, to) for the time between two moments"
+                    if type_name(column).upper().startswith("INTERVAL")
+                    else "cast it to a number, a string or a date, or leave it out"
+                ),
                 branch.resolved.outputs[position].at,
             )
         merged = union_column(branches[0].output_name(position), [columns[0], column])

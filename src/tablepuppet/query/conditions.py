@@ -118,7 +118,9 @@ def _cross_table(scope: Scope, node: exp.Expr, relations: list[int]) -> QueryErr
     elif isinstance(node, (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NEQ, exp.Between, exp.Like, exp.ILike)):
         message = (
             f"{tables} are compared without =, and tables can only be joined on equal keys. "
-            "Join them with =, and keep other comparisons inside one table"
+            "Join them with =, and keep other comparisons inside one table. What is compared may be selected as "
+            "features; an owner that has both tables compares in a subquery: JOIN (SELECT … FROM a JOIN b ON a.key = "
+            "b.key AND a.x < b.y) t ON …"
         )
     else:
         message = (

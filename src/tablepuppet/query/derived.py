@@ -32,7 +32,10 @@ def read_with(text: str, tree: exp.Expr) -> Ctes:
         raise refusal(text, "WITH RECURSIVE is not supported; let the table's owner offer the result as a view", at)
     for cte in clause.expressions:
         if not isinstance(cte.this, exp.Query):
-            raise refusal(text, "WITH names queries; write WITH name AS (SELECT …)", cte)
+            message = "WITH names queries; write WITH name AS (SELECT …)"
+            if isinstance(cte.this, exp.Pivot | exp.Table):
+                message += ", and for PIVOT an aggregate for each value: sum(x) FILTER (WHERE kind = 'a') AS a"
+            raise refusal(text, message, cte)
     return {cte.alias.lower(): cte for cte in clause.expressions}
 
 

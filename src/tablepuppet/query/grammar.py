@@ -150,13 +150,15 @@ SAMPLE = "a sample is not supported, because two readings would not agree; write
 _REFUSED: Final[dict[str, tuple[TokenType, str]]] = {
     "distinct": (
         TokenType.DISTINCT,
-        "DISTINCT is not supported, because the model is trained on every row of the join, copies included. Remove it",
+        "DISTINCT is not supported, because the model is trained on every row of the join, copies included. Remove it; "
+        "where one table has copies, write (SELECT DISTINCT … FROM t) in its place",
     ),
     "group": (
         TokenType.GROUP_BY,
         "GROUP BY is not supported, because the model is trained on the joined rows themselves. Select the columns as "
         "they are; if one table has to be summed up first, join a subquery: "
-        "JOIN (SELECT key, avg(x) AS x FROM t GROUP BY key) t ON …",
+        "JOIN (SELECT key, avg(x) AS x FROM t GROUP BY key) t ON …, and with no other table "
+        "SELECT g.x, g.y FROM (SELECT …, avg(x) AS x FROM t GROUP BY …) g",
     ),
     "having": (TokenType.HAVING, "HAVING is not supported, because there are no groups; write the condition in WHERE"),
     "qualify": (

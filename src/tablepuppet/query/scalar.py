@@ -62,6 +62,16 @@ VOLATILE_BY_NAME: Final = frozenset(
 VOLATILE_STRINGS: Final = frozenset({"now", "today", "tomorrow", "yesterday"})
 
 
+_INSTEAD: Final = {  # functions of other dialects
+    "age": "date_diff('day', from, to)",
+    "to_char": "strftime(moment, '%Y-%m')",
+    "date_format": "strftime(moment, '%Y-%m')",
+    "dateadd": "moment + INTERVAL 30 DAY",
+    "to_days": "date_diff('day', from, to)",
+    "isnull": "coalesce(x, 0), or x IS NULL",
+    "charindex": "strpos(text, part)",
+    "convert": "CAST(x AS DOUBLE)",
+}
 _VIEW = "let the table's owner offer the result as a column of a view"
 _STAR = "* stands for all columns and can only be an item of the SELECT list, as in alias.*"
 _NAMES = sorted(FUNCTIONS | {n.lower() for node in NODES if issubclass(node, exp.Func) for n in node.sql_names()})
@@ -164,6 +174,10 @@ def _refuse(text: str, node: exp.Expr) -> QueryError:
                 "write a constant, or use a column that holds the value"
             )
             at = node.meta.get("start", _first_word(text, _name(text, node)))
+        case exp.Func() if _name(text, node) in _INSTEAD:
+            message = f"owners do not run the function {_name(text, node)}. Write {_INSTEAD[_name(text, node)]}"
+        case exp.Bracket() | exp.Slice():
+            message = f"a part of a string or a list is not taken with [ ]; write substring(x, 1, 3), or {_VIEW}"
         case exp.Func() if "start" in node.meta:
             near = nearest(_name(text, node), _NAMES, cutoff=0.75)
             hint = f"Did you mean {near}? Otherwise" if near else "Use another, or"

@@ -27,12 +27,19 @@ _KINDS: Final = {
         "holds the label and write LEFT JOIN"
     ),
     "SEMI": (
-        "SEMI JOIN is not supported; write JOIN. If a key occurs several times in the other table, let its owner offer "
-        "a view that has each key once"
+        "SEMI JOIN is not supported; write WHERE a.key IN (SELECT key FROM b), or JOIN (SELECT DISTINCT key FROM b) b "
+        "ON b.key = a.key"
     ),
-    "ANTI": "ANTI JOIN is not supported, because no row of the other table takes part; let an owner offer a view",
+    "ANTI": (
+        "ANTI JOIN is not supported, because rows without a match cannot be chosen. Let a model see which they are: "
+        "LEFT JOIN (SELECT DISTINCT key, 1 AS found FROM b) b ON b.key = a.key, and select coalesce(b.found, 0)"
+    ),
     "NATURAL": "NATURAL JOIN is not supported, because owners may add columns; name the keys: JOIN … USING (key)",
-    "ASOF": "ASOF JOIN is not supported, because tables can only be joined on equal keys; write JOIN … ON with =",
+    "ASOF": (
+        "ASOF JOIN is not supported, because tables can only be joined on equal keys. Write JOIN … ON with =, as in "
+        "date_trunc('month', a.day) = date_trunc('month', b.day), or join each key's last row: JOIN (SELECT * FROM b "
+        "QUALIFY row_number() OVER (PARTITION BY key ORDER BY day DESC) = 1) b ON b.key = a.key"
+    ),
     "POSITIONAL": "POSITIONAL JOIN is not supported, because rows have no order; join on a key",
 }
 _JOIN_WORDS = frozenset({*(kind.lower() for kind in _KINDS), "left", "outer", "inner", "cross", "join", "lateral"})
@@ -144,7 +151,10 @@ def _not_a_table(text: str, node: exp.Expr) -> QueryError:
     if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Table):
         message = _NESTED
     elif isinstance(node, exp.Lateral):
-        message = "LATERAL is not supported; join a table of the federation on a key"
+        message = (
+            "LATERAL is not supported; join a subquery that has a row for each key: "
+            "LEFT JOIN (SELECT key, sum(x) AS x FROM b GROUP BY key) b ON b.key = a.key"
+        )
         at = word_before(text, node, TokenType.LATERAL)
     else:
         message = "FROM takes names of the federation's tables; give a file or a function to the federation as a source"
@@ -195,14 +205,21 @@ def one_table(scope: Scope, expression: exp.Expr) -> int:
     if len(relations) > 1:
         raise refusal(
             scope.text,
-            f"this item mixes columns of {scope.names(relations)}, which lie with different owners. Select the columns "
-            "of each table as items of their own: a model weighs and adds them up, which makes every sum and "
-            'difference. A product or a ratio is not a sum: boosted trees (model="boosted") and heads '
-            '(head="factor", head="mlp") learn such things from the columns themselves, an owner that has both '
-            "columns can compute it beforehand, and with items ln(x) and ln(y) a model can learn its logarithm",
+            f"this item mixes columns of {scope.names(relations)}, and no row of one table goes to the owner of "
+            f"another. Select the columns as items of their own ({_columns(expression)}): a model weighs and adds them "
+            "up, which makes every sum and difference, the time between two dates among them. A product or a ratio is "
+            'not a sum: boosted trees (model="boosted") and heads (head="factor", head="mlp") learn such things '
+            "from the columns themselves, and with items ln(x) and ln(y) a model can learn its logarithm. An owner "
+            "of both tables computes it in a subquery: JOIN (SELECT a.key, a.x / b.y AS z FROM a JOIN b ON …) t ON …",
             expression,
         )
     return relations[0]
+
+
+def _columns(expression: exp.Expr) -> str:
+    """The columns of an expression, as they would be selected."""
+    found = (f"{column.table}.{column.name}" for column in expression.find_all(exp.Column))
+    return ", ".join(dict.fromkeys(found))
 
 
 def _item(node: exp.Expr, text: str) -> Item | Star:

@@ -80,6 +80,7 @@ AGGREGATES: Final[frozenset[type[exp.Expr]]] = frozenset(
     | {exp.PercentileCont, exp.PercentileDisc, exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance}
     | {exp.VariancePop, exp.Corr, exp.CovarPop, exp.CovarSamp, exp.Skewness, exp.Kurtosis, exp.Mode}
     | {exp.AnyValue, exp.First, exp.Last, exp.ArgMax, exp.ArgMin, exp.LogicalAnd, exp.LogicalOr}
+    | {exp.RegrSlope, exp.RegrIntercept, exp.RegrR2, exp.RegrCount}
 )
 _OVER_WINDOWS: frozenset[type[exp.Expr]] = frozenset(
     {exp.RowNumber, exp.Rank, exp.DenseRank, exp.PercentRank, exp.CumeDist, exp.Ntile}

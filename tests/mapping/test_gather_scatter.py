@@ -1,4 +1,4 @@
-"""The compiled moves do what NumPy's do, for any shape of index."""
+"""Compiled gather and scatter do what NumPy's do, for any shape of index."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tablepuppet.models.compiler import COMPILED_FROM
 WAYS = [NumpyGatherScatter(), cast(GatherScatter, compiled)]
 
 
-@pytest.mark.parametrize("moves", WAYS, ids=["numpy", "compiled"])
+@pytest.mark.parametrize("gather_scatter", WAYS, ids=["numpy", "compiled"])
 @given(
     rows=st.integers(0, 30),
     joined=st.integers(0, 200),
@@ -30,7 +30,7 @@ WAYS = [NumpyGatherScatter(), cast(GatherScatter, compiled)]
     seed=st.integers(0, 99),
 )
 def test_gather_and_scatter_follow_their_definition(
-    moves: GatherScatter, rows: int, joined: int, outputs: int, wide: bool, seed: int
+    gather_scatter: GatherScatter, rows: int, joined: int, outputs: int, wide: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     drawn = rng.integers(-1, rows, joined)
@@ -39,24 +39,24 @@ def test_gather_and_scatter_follow_their_definition(
     expected = np.concatenate([values, np.zeros((1, outputs))])[index]
 
     out = np.full((joined, outputs), 7.0)
-    place = moves.place(index, is_partial=True)
-    moves.gather(out, values, place)
+    place = gather_scatter.place(index, is_partial=True)
+    gather_scatter.gather(out, values, place)
     np.testing.assert_array_equal(out, expected)
-    moves.gather_add(out, values, place)
+    gather_scatter.gather_add(out, values, place)
     np.testing.assert_array_equal(out, 2 * expected)
 
     collapsed = np.zeros((rows + 1, outputs))
     np.add.at(collapsed, index, signal)
     found = np.zeros((rows, outputs))
-    moves.scatter_add(found, 0, place, [signal[:, :1], signal[:, 1:]])
+    gather_scatter.scatter_add(found, 0, place, [signal[:, :1], signal[:, 1:]])
     np.testing.assert_allclose(found, collapsed[:rows], atol=1e-12)
 
 
-@pytest.mark.parametrize("moves", WAYS, ids=["numpy", "compiled"])
-def test_scatter_counts_from_its_base(moves: GatherScatter) -> None:
+@pytest.mark.parametrize("gather_scatter", WAYS, ids=["numpy", "compiled"])
+def test_scatter_counts_from_its_base(gather_scatter: GatherScatter) -> None:
     out = np.zeros((2, 1))
-    place = moves.place(np.array([5, 6, 6], np.int32), is_partial=False)
-    moves.scatter_add(out, 5, place, [np.ones((3, 1))])
+    place = gather_scatter.place(np.array([5, 6, 6], np.int32), is_partial=False)
+    gather_scatter.scatter_add(out, 5, place, [np.ones((3, 1))])
     np.testing.assert_array_equal(out[:, 0], [1.0, 2.0])
 
 
@@ -66,8 +66,8 @@ def test_both_ways_give_the_same_bits(columns: int) -> None:
     index = rng.integers(-1, 40, 3000).astype(np.int32)
     values = np.asfortranarray(rng.normal(size=(3000, columns)))
     one, other = np.ones((40, columns)), np.ones((40, columns))
-    for moves, out in zip(WAYS, (one, other), strict=True):
-        moves.scatter_add(out, 0, moves.place(index, is_partial=True), [values])
+    for gather_scatter, out in zip(WAYS, (one, other), strict=True):
+        gather_scatter.scatter_add(out, 0, gather_scatter.place(index, is_partial=True), [values])
     assert one.tobytes() == other.tobytes()
 
 

@@ -86,26 +86,26 @@ class RowIndex:
             return np.arange(joined_rows)
         return self.index if self.order is None else np.where(self.index < 0, self.index, self.order[self.index])
 
-    def place(self, moves: GatherScatter, start: int, stop: int) -> Place:
+    def place(self, gather_scatter: GatherScatter, start: int, stop: int) -> Place:
         """The rows of joined rows start ≤ j < stop, to be used by all that follows."""
         if self.index is None:
             return slice(start, stop)
-        return moves.place(self.index[start:stop], is_partial=self.is_partial)
+        return gather_scatter.place(self.index[start:stop], is_partial=self.is_partial)
 
-    def expand(self, moves: GatherScatter, values: Array, place: Place, joined_rows: int) -> Array:
+    def expand(self, gather_scatter: GatherScatter, values: Array, place: Place, joined_rows: int) -> Array:
         """v[p_i(j)] of so many joined rows: (n_i, k) → (joined rows, k)."""
         if isinstance(place, slice):
             return values[place]
         out = np.empty((joined_rows, values.shape[1]))
-        moves.gather(out, values, place)
+        gather_scatter.gather(out, values, place)
         return out
 
-    def expand_add(self, moves: GatherScatter, out: Array, values: Array, place: Place) -> None:
+    def expand_add(self, gather_scatter: GatherScatter, out: Array, values: Array, place: Place) -> None:
         """out[j] += v[p_i(j)]."""
         if isinstance(place, slice):
             out += values[place]
         else:
-            moves.gather_add(out, values, place)
+            gather_scatter.gather_add(out, values, place)
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """The rows that joined rows start ≤ j < stop can come from."""
@@ -117,10 +117,12 @@ class RowIndex:
             return int(self.index[start]), int(self.index[stop - 1]) + 1
         return 0, self.rows
 
-    def collapse_add(self, moves: GatherScatter, out: Array, base: int, columns: Sequence[Array], place: Place) -> None:
+    def collapse_add(
+        self, gather_scatter: GatherScatter, out: Array, base: int, columns: Sequence[Array], place: Place
+    ) -> None:
         """out[p_i(j) − base] += the columns' j-th entries, side by side."""
         if not isinstance(place, slice):
-            moves.scatter_add(out, base, place, columns)
+            gather_scatter.scatter_add(out, base, place, columns)
             return
         inside, first = slice(place.start - base, place.stop - base), 0
         for values in columns:  # no other joined row comes to these rows

@@ -86,9 +86,9 @@ class JoinedRows:
         """
         work = Work(step, signals, tuple(writes), given, own, None if self.weights is not None else fused)
         totals = whole(self.indices) if work.fused is not None else []
-        wholes = SharedTotals(self.indices, self.all_rows)
-        results = self.walk(work, per_row, columns, pool().map, totals, wholes)
-        return self._merge(results, signals, per_row[0].shape[1], totals, wholes)
+        shared_totals = SharedTotals(self.indices, self.all_rows)
+        results = self.walk(work, per_row, columns, pool().map, totals, shared_totals)
+        return self._merge(results, signals, per_row[0].shape[1], totals, shared_totals)
 
     def walk(
         self,
@@ -97,9 +97,9 @@ class JoinedRows:
         columns: Sequence[Array],
         each: Callable[[Callable[[Lane], LaneResult], Sequence[Lane]], Iterable[LaneResult]] = map,
         totals: Sequence[Array | None] = (),
-        wholes: SharedTotals | None = None,
+        shared_totals: SharedTotals | None = None,
     ) -> Iterator[LaneResult]:
-        """What every lane gives, in order, as it comes; `totals` (of a fused step) and `wholes`, if there are any, are
+        """What every lane gives, in order, as it comes; `totals` (of a fused step) and `shared_totals`, if any, are
         written into instead."""
         values, columns = (
             [np.ascontiguousarray(p.arrange(v)) for p, v in zip(self.indices, given, strict=False)]
@@ -109,7 +109,7 @@ class JoinedRows:
         def one(lane: Lane) -> LaneResult:
             with np.errstate(over="ignore", invalid="ignore"):  # divergence is the engine's to notice
                 if work.fused is None:
-                    return walk_lane(self, lane, work, values, columns, wholes)
+                    return walk_lane(self, lane, work, values, columns, shared_totals)
                 targets = totals or [None] * len(self.indices)
                 view, collapsed = lane_view(self, lane[0][0], lane[-1][1], values, work.writes, work.own, targets)
                 return [collapsed], work.fused(view, **work.given)
@@ -134,7 +134,7 @@ class JoinedRows:
     def expand(self, block: int, values: Array) -> Array:
         """expand_i of one block's values: (n_i, k) → (N, k). The centralised baseline alone wants them all at once."""
         p = self.indices[block]
-        return p.expand(self.moves, p.arrange(values), p.place(self.moves, 0, self.rows), self.rows)
+        return p.expand(self.gather_scatter, p.arrange(values), p.place(self.gather_scatter, 0, self.rows), self.rows)
 
     def joined_labels(self) -> Array:
         """The label of every joined row."""
@@ -172,7 +172,7 @@ class JoinedRows:
         yield values
 
     @cached_property
-    def moves(self) -> GatherScatter:
+    def gather_scatter(self) -> GatherScatter:
         return gather_scatter_for(self.all_rows)
 
     @property
@@ -193,7 +193,7 @@ class JoinedRows:
         signals: int,
         width: int,
         totals: Sequence[Array | None] = (),
-        wholes: SharedTotals | None = None,
+        shared_totals: SharedTotals | None = None,
     ) -> Pass:
         """Lanes added up in order, each as soon as it comes: a lane's arrays can be as large as the tables."""
         merged: list[list[Array]] = []
@@ -201,7 +201,7 @@ class JoinedRows:
         for buffers, of_lane in results:
             sums.append(of_lane)
             if not merged:
-                known = [totals] if totals else wholes.arrays if wholes is not None else []
+                known = [totals] if totals else shared_totals.arrays if shared_totals is not None else []
                 merged = self._totals(buffers, known)
             _add(merged, buffers)
             del buffers  # before the next lane's come

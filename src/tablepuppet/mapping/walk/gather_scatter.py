@@ -68,11 +68,11 @@ def preload(rows: int) -> None:
 
 def _try_out() -> None:
     """One value each way: the compiler's runtime starts with the first call."""
-    moves = cast(GatherScatter, loops())
-    values, place = np.zeros((1, 1)), moves.place(np.zeros(1, np.int32), is_partial=False)
-    moves.gather(values, values.copy(), place)
-    moves.gather_add(values, values.copy(), place)
-    moves.scatter_add(values, 0, place, [values.copy()])
+    gather_scatter = cast(GatherScatter, loops())
+    values, place = np.zeros((1, 1)), gather_scatter.place(np.zeros(1, np.int32), is_partial=False)
+    gather_scatter.gather(values, values.copy(), place)
+    gather_scatter.gather_add(values, values.copy(), place)
+    gather_scatter.scatter_add(values, 0, place, [values.copy()])
 
 
 class _Found(NamedTuple):

@@ -88,13 +88,13 @@ def walk_lane(
     work: Work,
     values: Sequence[Array],
     columns: Sequence[Array],
-    wholes: SharedTotals | None = None,
+    shared_totals: SharedTotals | None = None,
 ) -> LaneResult:
-    """Values are summed over blocks, columns are not; sums of blocks in order go to the wholes, where there are any."""
-    collapsed = LaneSums(rows.indices, rows.moves, rows.all_rows, lane[0][0], lane[-1][1], wholes)
+    """Values are summed over blocks, columns are not; sums of blocks in order go to `shared_totals`, if any."""
+    collapsed = LaneSums(rows.indices, rows.gather_scatter, rows.all_rows, lane[0][0], lane[-1][1], shared_totals)
     totals: list[Sums] = []
     for start, stop in lane:
-        places = [p.place(rows.moves, start, stop) for p in rows.indices]
+        places = [p.place(rows.gather_scatter, start, stop) for p in rows.indices]
         shard = _shard(rows, values, columns, places, start, stop, work.writes)
         outcome, sums = work.step(shard, **_weighted(shard, work.given))
         totals.append(sums)
@@ -114,20 +114,22 @@ def _shard(
     stop: int,
     writes: Collection[str],
 ) -> Shard:
-    moves, size, owner = rows.moves, stop - start, rows.label_index
+    gather_scatter, size, owner = rows.gather_scatter, stop - start, rows.label_index
     state = {name: kept[start:stop] for name, kept in rows.state.items()}
     for name, kept in state.items():
         kept.flags.writeable = name in writes
-    expanded = rows.indices[0].expand(moves, values[0], places[0], size)
+    expanded = rows.indices[0].expand(gather_scatter, values[0], places[0], size)
     scores = expanded.copy() if isinstance(places[0], slice) else expanded  # the step's to overwrite
     for p, v, place in zip(rows.indices[1:], values[1:], places[1:], strict=True):
-        p.expand_add(moves, scores, v, place)
-    beside = [p.expand(moves, v, w, size) for p, v, w in zip(rows.indices, columns, places, strict=bool(columns))]
+        p.expand_add(gather_scatter, scores, v, place)
+    beside = [
+        p.expand(gather_scatter, v, w, size) for p, v, w in zip(rows.indices, columns, places, strict=bool(columns))
+    ]
     known = [place for p, place in zip(rows.indices, places, strict=True) if p is owner]
 
     def of_label_rows(per_row: Array) -> Array:
-        place = known[0] if known else owner.place(moves, start, stop)
-        return owner.expand(moves, per_row[:, None], place, size)[:, 0]
+        place = known[0] if known else owner.place(gather_scatter, start, stop)
+        return owner.expand(gather_scatter, per_row[:, None], place, size)[:, 0]
 
     weights = None if rows.weights is None else of_label_rows(rows.weights)
     return Shard(scores, beside, state, partial(of_label_rows, rows.labels), weights)
@@ -137,7 +139,7 @@ def _less(rows: JoinedRows, signal: Signal, own: float, values: Sequence[Array],
     """A signal, less `own` times each block's own values."""
     assert isinstance(signal, np.ndarray)
     return [
-        signal - own * p.expand(rows.moves, v, place, len(signal))
+        signal - own * p.expand(rows.gather_scatter, v, place, len(signal))
         for p, v, place in zip(rows.indices, values, places, strict=True)
     ]
 
@@ -196,14 +198,14 @@ class LaneSums:
     def __init__(
         self,
         indices: Sequence[RowIndex],
-        moves: GatherScatter,
+        gather_scatter: GatherScatter,
         joined_rows: int,
         start: int,
         stop: int,
-        wholes: SharedTotals | None,
+        shared_totals: SharedTotals | None,
     ) -> None:
-        self._indices, self._moves, self._joined_rows = indices, moves, joined_rows
-        self._start, self._stop, self._wholes = start, stop, wholes
+        self._indices, self._gather_scatter, self._joined_rows = indices, gather_scatter, joined_rows
+        self._start, self._stop, self._shared_totals = start, stop, shared_totals
         self._targets: list[list[_Target]] = []
 
     def add(self, signals: Sequence[Signal], places: Sequence[Place], start: int, stop: int) -> None:
@@ -221,10 +223,10 @@ class LaneSums:
         return [[target.collapsed for target in own] for own in self._targets]
 
     def _open(self, widths: list[list[int]]) -> list[list[_Target]]:
-        wholes = None if self._wholes is None else self._wholes.of(widths)
+        shared_totals = None if self._shared_totals is None else self._shared_totals.of(widths)
         return [
             [
-                self._target(p, width, None if wholes is None else wholes[k][i])
+                self._target(p, width, None if shared_totals is None else shared_totals[k][i])
                 for i, (p, width) in enumerate(zip(self._indices, own, strict=True))
             ]
             for k, own in enumerate(widths)
@@ -245,8 +247,8 @@ class LaneSums:
         middle = min(max(start, target.shared), stop)
         if middle > start and target.edge is not None:
             first = tuple(c[: middle - start] for c in columns)
-            self._collapse(p, target.edge, target.low, first, p.place(self._moves, start, middle), start)
-            columns, place = tuple(c[middle - start :] for c in columns), p.place(self._moves, middle, stop)
+            self._collapse(p, target.edge, target.low, first, p.place(self._gather_scatter, start, middle), start)
+            columns, place = tuple(c[middle - start :] for c in columns), p.place(self._gather_scatter, middle, stop)
         if middle < stop and columns:
             self._collapse(p, target.out, target.base, columns, place, middle)
 
@@ -257,7 +259,7 @@ class LaneSums:
         whole = tuple(c for c in columns if isinstance(c, np.ndarray))
         last = columns[-1] if columns else None
         if not isinstance(last, Triangles):
-            p.collapse_add(self._moves, out, base, whole, place)
+            p.collapse_add(self._gather_scatter, out, base, whole, place)
             return
         rows = len(last.z)
         if p.index is not None and is_installed() and wins(self._joined_rows, is_dear=True):
@@ -268,7 +270,8 @@ class LaneSums:
         for first in range(0, rows, _PIECE):
             some = slice(first, min(first + _PIECE, rows))
             piece = (*(c[some] for c in whole), last[some].written_out())
-            p.collapse_add(self._moves, out, base, piece, p.place(self._moves, start + some.start, start + some.stop))
+            here = p.place(self._gather_scatter, start + some.start, start + some.stop)
+            p.collapse_add(self._gather_scatter, out, base, piece, here)
 
 
 def _columns(signal: Columns) -> tuple[Column, ...]:

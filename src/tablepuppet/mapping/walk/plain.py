@@ -1,4 +1,4 @@
-"""What compiled.py has besides moves, by NumPy: for machines without the compiler, on joined tables of any size."""
+"""What compiled.py has besides gather and scatter, by NumPy: for machines without the compiler."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ import tablepuppet as tp
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import LOSSES
 from tablepuppet.models.losses.base import Loss, Task
-from tablepuppet.models.metrics import ACCURACY, AUC, Metric
 from tablepuppet.network.control import from_frame, to_frame
 
 ROWS, GROUPS = 900, 30
@@ -224,8 +223,6 @@ class SquaredHinge(Loss):
     name: ClassVar[str] = "squared_hinge"
     model: ClassVar[str] = "svm"
     task: ClassVar[Task] = "binary"
-    metrics: ClassVar[tuple[Metric, ...]] = (ACCURACY, AUC)
-    is_in_label_units: ClassVar[bool] = False
 
     @property
     def bound(self) -> float:
@@ -274,7 +271,7 @@ def test_a_loss_from_outside_is_explained_saved_loaded_asked_evaluated_and_repor
         table = owner.predict(model)
         assert "probability" not in table.column_names
         assert set(table["prediction"].to_pylist()) == {0, 1}
-        assert set(owner.evaluate(model)) == {"accuracy", "auc"}
+        assert set(owner.evaluate(model)) == {"accuracy", "auc", "precision", "recall", "f1", "pr_auc"}
         result.report(tmp_path / "report.html")
         with pytest.raises(tp.TablePuppetError, match="without probabilities"):
             tp.RelationalClassifier(model="svm").fit(owner, QUERY.format(y="flag"), "flag").predict_proba(owner)

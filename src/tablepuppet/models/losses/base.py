@@ -53,7 +53,7 @@ class Loss(ABC):
     is_costly: ClassVar[bool] = False  # several exponentials a row: compiled loops win sooner
     proximal_iterates: ClassVar[bool] = True  # False: the proximal map is in closed form
     curvature_needs_labels: ClassVar[bool] = True
-    is_in_label_units: ClassVar[bool] = True  # a score is an estimate of the label itself
+    is_in_label_units: ClassVar[bool]  # a score is an estimate of the label itself; by default that of a number is
     label_noise: ClassVar[LabelNoise] = "refused"  # "unbiased labels": the loss is linear in y, but for what has no a
     searches_constant: ClassVar[bool] = False  # training begins at what a subspace search finds, not at best_constant
     diverged: ClassVar[float] = inf  # an objective that no model reaches but one that diverges
@@ -63,6 +63,8 @@ class Loss(ABC):
         super().__init_subclass__()
         if not hasattr(cls, "metrics"):
             cls.metrics = metrics_of(cls.task)
+        if not hasattr(cls, "is_in_label_units"):
+            cls.is_in_label_units = cls.task == "number"
 
     @classmethod
     def of(cls, label: LabelFacts, **options: float) -> Self:

@@ -23,7 +23,6 @@ class Logistic(Loss):
     task: ClassVar[Task] = "binary"
     metrics: ClassVar[tuple[Metric, ...]] = BINARY
     curvature_needs_labels: ClassVar[bool] = False
-    is_in_label_units: ClassVar[bool] = False
     label_noise: ClassVar[LabelNoise] = "unbiased labels"
     searches_constant: ClassVar[bool] = True
     diverged: ClassVar[float] = 1e6

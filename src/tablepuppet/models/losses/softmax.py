@@ -28,7 +28,6 @@ class Softmax(Loss):
     metrics: ClassVar[tuple[Metric, ...]] = CLASSES
     is_costly: ClassVar[bool] = True
     curvature_needs_labels: ClassVar[bool] = False
-    is_in_label_units: ClassVar[bool] = False
     label_noise: ClassVar[LabelNoise] = "targets"
     searches_constant: ClassVar[bool] = True
     diverged: ClassVar[float] = 1e6

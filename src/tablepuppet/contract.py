@@ -116,6 +116,7 @@ def _training(job: Job) -> Training:
         is_pooled=algorithm_of(job.options).is_pooled,
         sends_second_moments=job.options.sends_second_moments,
         most_rows=job.max_joined_rows,
+        earlier_splits=0 if job.warm_start is None else max((b.splits for b in job.warm_start.blocks), default=0),
     )
 
 
@@ -207,7 +208,8 @@ def _disclosures(
             tell(table, "category names" if block.is_masked else "statistics")
             tell(table, "multiplicities", to="client")
         if purpose == "train" and any(training.most_splits for training in trainings):
-            tell(table, "splits", fits * max(training.most_splits for training in trainings))
+            most = max(training.most_splits + training.earlier_splits for training in trainings)
+            tell(table, "splits", fits * most)
         elif purpose == "train" and trainings:
             is_whole = all(training.batch_size is None for training in trainings)
             epochs = max(training.epochs for training in trainings)

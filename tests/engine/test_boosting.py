@@ -164,9 +164,63 @@ def test_weights_count_as_copies_of_a_row() -> None:
     np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_scores_are_monotone_in_a_feature_that_is_named(sign: int) -> None:
+    federation, query = tp.Federation(shop()), QUERY.format("y")
+    job: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 30, "depth": 4, "test_fraction": 0.0}
+    bound = federation.train(query, **job, monotone={"price": sign})
+    free = federation.train(query, **job)
+    rng = np.random.default_rng(1)
+    grid = np.sort(rng.normal(size=60))
+    asked = {
+        "orders": pa.table({"id": np.arange(240), "item": np.arange(240) % 60, "quantity": np.arange(240) // 60 + 2}),
+        "items": pa.table({"item": np.arange(60), "price": grid, "kind": pa.array(["tea"] * 60)}),
+    }
+    steps = []
+    for result in (bound, free):
+        answered = tp.Federation(asked).predict(
+            result, QUERY.format("quantity").replace("o.quantity FROM", "o.quantity AS q FROM"), key=["o.id"]
+        )
+        scores = answered.to_pandas().sort_values("id")["prediction"].to_numpy().reshape(4, 60)
+        steps.append(np.diff(scores, axis=1) * sign)
+    assert (steps[0] >= 0).all()
+    assert (steps[1] < 0).any()
+    assert bound.objective > free.objective
+
+
+def test_trees_grow_by_leaves() -> None:
+    federation, query = tp.Federation(shop()), QUERY.format("y")
+    job: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 10, "test_fraction": 0.0}
+    result = federation.train(query, **job, leaves=9)
+    assert {len(tree.splits) + 1 for group in result.trees for tree in group} == {9}
+    assert "of 9 leaves" in result.explain()
+    assert result.objective < federation.train(query, **job, depth=3).objective  # eight leaves
+
+
+def test_a_forest_is_the_mean_of_its_trees() -> None:
+    """Each tree is the first of a run of its own, on its own sample of rows."""
+    federation, query = tp.Federation(shop()), QUERY.format("late")
+    job: dict[str, Any] = {"label": "late", "model": "boosted", "depth": 5, "subsample": 0.6, "test_fraction": 0.2}
+    forest = federation.train(query, **job, trees=25, forest=True)
+    single = federation.train(query, **job, trees=1, learning_rate=1.0)
+    first = [25 * value for value in forest.trees[0][0].value]
+    assert first == pytest.approx(single.trees[0][0].value)
+    assert forest.metrics["test"]["auc"] > max(0.8, single.metrics["test"]["auc"])
+    assert forest.trees[0][0].cover[0] == pytest.approx(forest.trees[24][0].cover[0], rel=0.2)
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
+        ({"model": "boosted", "monotone": {"prize": 1}}, "did you mean 'i.price'"),
+        ({"model": "boosted", "monotone": {"kind": 1}}, "which is no number"),
+        ({"model": "boosted", "monotone": {"price": 2}}, "never falls"),
+        ({"model": "boosted", "forest": True}, "subsample or feature_fraction"),
+        ({"model": "boosted", "leaves": 1}, "leaves must lie in 2"),
+        (
+            {"model": "boosted", "forest": True, "subsample": 0.5, "patience": 3, "validation_fraction": 0.1},
+            "leave patience out",
+        ),
         ({"model": "linear", "algorithm": "boosting"}, "use both, or neither"),
         ({"model": "boosted", "algorithm": "sgd"}, "use both, or neither"),
         ({"model": "boosted", "algorithm": "newton"}, "use both, or neither"),
@@ -257,3 +311,49 @@ def test_trees_under_label_privacy_learn_from_randomised_labels_alone() -> None:
     assert 0.75 < right < 1.0
     with pytest.raises(JobError, match="no private form"):
         federation.train(query, **job, privacy={"label": {"epsilon": 2.0}, "features": {"epsilon": 1.0}})
+
+
+@pytest.mark.parametrize("label", ["y", "late", "level"])
+@pytest.mark.parametrize("owners", [1, 3])
+def test_more_trees_on_a_saved_model_are_those_of_one_run(tmp_path: Path, label: str, owners: int) -> None:
+    tables: Any = {name: table if owners == 1 else slices(table, owners) for name, table in shop().items()}
+    federation, query = tp.Federation(tables), QUERY.format(label)
+    job: dict[str, Any] = {"label": label, "model": "boosted", "depth": 4, "subsample": 0.8, "test_fraction": 0.2}
+    whole = federation.train(query, **job, trees=9)
+    federation.train(query, **job, trees=5).save(tmp_path / "model")
+    more = federation.train(query, **job, trees=4, warm_start=tmp_path / "model")
+    assert more.metrics == whole.metrics
+    assert [t.value for g in more.trees for t in g] == [t.value for g in whole.trees for t in g]
+    assert federation.predict(more, query).equals(federation.predict(whole, query))
+    stopped = federation.train(query, **job, trees=40, validation_fraction=0.2, patience=2, warm_start=more)
+    assert len(stopped.trees) < 49
+    validation = [record.metrics["validation"]["loss"] for record in stopped.history]
+    assert stopped.metrics["validation"]["loss"] == min(validation)
+
+
+def test_more_trees_are_added_to_splits_that_owners_hold() -> None:
+    federation, query = tp.Federation(shop()), QUERY.format("late")
+    job: dict[str, Any] = {"label": "late", "model": "boosted", "depth": 3, "test_fraction": 0.0}
+    whole = federation.train(query, **job, trees=6)
+    held = federation.train(query, **job, trees=4, release=False)
+    more = federation.train(query, **job, trees=2, release=False, warm_start=held)
+    assert all(not block.splits for block in more.blocks)
+    assert federation.predict(more, query).equals(federation.predict(whole, query))
+    with pytest.raises(JobError, match="release=False"):
+        federation.train(query, **job, trees=2, warm_start=held)
+
+
+def test_a_start_that_does_not_fit_is_refused() -> None:
+    federation, query = tp.Federation(shop()), QUERY.format("y")
+    linear = federation.train(query, label="y", epochs=2)
+    with pytest.raises(ModelError, match="goes on with boosted trees"):
+        federation.train(query, label="y", model="boosted", warm_start=linear)
+    trees = federation.train(query, label="y", model="boosted", trees=2)
+    with pytest.raises(JobError, match="leave it out of other models"):
+        federation.train(query, label="y", model="linear", warm_start=trees)
+    with pytest.raises(JobError, match="other tables, features or classes"):
+        federation.train(query.replace("i.kind,", ""), label="y", model="boosted", warm_start=trees)
+    policy = Policy(max_splits=1, allow_reconstruction=False)
+    careful = tp.Federation(shop(), policies={"orders": policy, "items": policy})
+    with pytest.raises(PolicyError, match="max_splits"):
+        careful.train(query, label="y", model="boosted", trees=2, warm_start=trees)

@@ -144,6 +144,14 @@ class Algorithm(ABC, Generic[_Options]):
         """What is trained, for a plan's title; None: the model, the penalty and the epochs."""
         return None
 
+    def can_go_on(self, options: _Options) -> bool:
+        """Whether a run may begin with a model that there is."""
+        return False
+
+    def can_stop_early(self, options: _Options) -> bool:
+        """Whether a run that ends after some epochs is a run of fewer."""
+        return True
+
     def run_epochs(self, options: _Options, usual: int) -> int:
         """How many epochs a run has where costs are compared."""
         return usual

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from tablepuppet.api.federation import Federation
+from tablepuppet.api.federation import Federation, begun
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.errors import JobError
@@ -47,7 +47,7 @@ class ConnectedFederation(Federation):
         `share`: other users who may wait for the result too.
         """
         model, algorithm = options.pop("model", "auto"), options.pop("algorithm", None)
-        job = make_job(query, label=label, model=model, algorithm=algorithm, given=options)
+        job = make_job(query, label=label, model=model, algorithm=algorithm, given=begun(options))
         return self.submit_job(job, share=share, resume=resume)
 
     def submit_job(self, job: Job, *, share: Sequence[str] = (), resume: bool = False) -> str:

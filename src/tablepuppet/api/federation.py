@@ -30,6 +30,7 @@ from tablepuppet.prediction.cache import PredictionCache, Predictor
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.output import at_threshold, check_file, write
 from tablepuppet.prediction.predict import as_keys
+from tablepuppet.prediction.trees import grown
 from tablepuppet.progress import showing
 from tablepuppet.protocol.setup import FoldBy, Folds
 from tablepuppet.transport.link import Link, LocalTransport
@@ -111,6 +112,7 @@ class Federation:
         **options: Any,
     ) -> Plan:
         """What training would do and cost; `str(plan)` is the text."""
+        options = begun(options)
         with showing("explaining", progress), self._known(model) as known, known_head(options) as given:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
             return self._explain(job)
@@ -159,6 +161,7 @@ class Federation:
         `on_round`: called after every round; tablepuppet.report.callbacks has loggers.
         `progress`: a bar on standard error; None: in a terminal or a notebook, where training takes over two seconds.
         `resume`: go on with an interrupted run of the same job, where clients are processes of their own.
+        `warm_start`: boosted trees that more are added to: a result, a model, or the folder of one (docs/boosting.md).
         `options`: those of the algorithm (learning_rate, rho, …) where it is given by name, and what else a job has
         (docs/options.md).
         """
@@ -175,6 +178,7 @@ class Federation:
             "batch_size": batch_size,
             "privacy": privacy,
         }
+        options = begun(options)
         with self._known(model) as known, known_head(options) as given:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
             if isinstance(on_round, Logger):
@@ -385,3 +389,9 @@ def _model_of(model: Model | Result) -> Model:
     if not isinstance(chosen, Model):
         raise ModelError(f"predict needs a Result or a loaded model, not a {type(model).__name__}; see tp.load(path)")
     return chosen
+
+
+def begun(options: dict[str, Any]) -> dict[str, Any]:
+    """Options in which a model to start with is what a job holds of it."""
+    start = options.get("warm_start")
+    return options if start is None else {**options, "warm_start": grown(start)}

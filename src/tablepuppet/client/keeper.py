@@ -308,6 +308,9 @@ class Keeper:
         part, training = _opened(job, request.part), _training(contract)
         if msgspec.to_builtins(request.algorithm) != training.algorithm:
             raise refused("the algorithm is not the one that was agreed on")
+        earlier = 1 if isinstance(request.before, str) else len(request.before)  # a held part is as large as it was
+        if earlier > training.earlier_splits:
+            raise refused("it speaks of more splits of earlier trees than were agreed on")
         if contract.feature_privacy is not None or contract.prediction_privacy.mode == "local":
             raise refused("trees have no noise")
         _count(part, "start trees", 1)

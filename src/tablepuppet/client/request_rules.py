@@ -228,6 +228,7 @@ def _start_trees(own: ClientState, request: trees.StartTrees) -> None:
     _within(request.outputs, "outputs", 1, 10_000)
     _within(request.clients, "clients", 1, _MOST_CLIENTS)
     _within(request.block, "block", 0, _MOST_CLIENTS)
+    require(all(sign in (-1, 0, 1) for sign in request.signs), "signs", "hold what is no sign")
     for bins in request.bins or ():
         _within(bins.size, "bins", 1, _CODES)
         if isinstance(bins, NumberBins):
@@ -249,7 +250,7 @@ def _check_trees(own: ClientState, request: trees.CheckTrees | trees.SumTrees) -
     require(len(check.trees) <= most, "check.trees", f"are {len(check.trees)} where there are {most} outputs")
     _unions(check, len(grown.bins))
     for outline in check.trees:
-        _outline(outline, 2 ** (grown.request.algorithm.depth + 1), len(grown.train))
+        _outline(outline, 2 * grown.request.algorithm.most_leaves, len(grown.train))
 
 
 def _unions(check: Check, columns: int) -> None:
@@ -267,6 +268,7 @@ def _outline(outline: Outline, most: int, rows: int) -> None:
     for name, kinds in (("asks", "b"), ("gain", "f"), ("block", "i"), ("key", "i"), ("to_left", "b")):
         array(getattr(outline, name), f"check.trees.{name}", (nodes,), kinds=frozenset(kinds))
     finite(outline.gain, "check.trees.gain")
+    array(outline.bounds, "check.trees.bounds", (nodes if len(outline.bounds) else 0, 2))
     require(all(np.isfinite(u) and u > 0 for u in outline.unit), "check.trees.unit", "is not a positive number")
     cells = int(np.count_nonzero(outline.left < 0))
     pairs = 0

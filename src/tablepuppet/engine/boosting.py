@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
+from tablepuppet.algorithms.boosting.exchange import NewKey
 from tablepuppet.algorithms.boosting.fixed_point import Labels
 from tablepuppet.algorithms.boosting.known import KnownBlock
-from tablepuppet.algorithms.boosting.messages import HoldSplits, ReleaseSplits, SplitRule, Splits
-from tablepuppet.algorithms.boosting.model import compact
+from tablepuppet.algorithms.boosting.messages import GrownTrees, HoldSplits, ReleaseSplits, SplitRule, Splits
+from tablepuppet.algorithms.boosting.model import compact, shifted
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
@@ -30,16 +31,18 @@ from tablepuppet.engine.encoders import open_parts
 from tablepuppet.engine.metrics import Measured, Metrics, by_side, measure_scores
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
-from tablepuppet.errors import TransportError
+from tablepuppet.errors import JobError, TransportError
 from tablepuppet.mapping.mapping import Part, rows_here
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.memory import give_back
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.disclosure import held_blocks
+from tablepuppet.plan.penalties import monotone_signs
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel
+from tablepuppet.prediction.trees import add_trees
 from tablepuppet.protocol import Message
 from tablepuppet.server.boosting import TreeRounds
 from tablepuppet.server.union import UnionOperator, clients_of
@@ -58,10 +61,18 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
     names = [block.name for block in mapping.bound.blocks]
     sides = [rows_here(side) for side in (mapping.train, mapping.test, mapping.validation)]
     is_outer = [any(side.indices[b].is_partial for side in sides) for b in range(len(names))]
-    rounds = TreeRounds(union, job.options, names, is_outer)
-    kinds = rounds.start(plan.loss.outputs)
+    signs = monotone_signs(job.options.monotone, mapping.bound.blocks)
+    if any(map(any, signs)) and plan.loss.outputs > 1:
+        raise JobError("monotone needs one score per row; a label of several classes has one for each of them")
+    before = job.warm_start
+    if before is not None:
+        _check_before(before, plan)
+    rounds = TreeRounds(union, job.options, names, is_outer, signs, before)
+    kinds, earlier = rounds.start(plan.loss.outputs)
     give_back()
-    server, start = _server(prepared, sides, kinds, union)
+    server, start = _server(prepared, sides, kinds, signs, union)
+    if before is not None:
+        _add_earlier(server, before, earlier)
     training = _Training(plan, union, rounds, server, sides, start, on_round)
     training.loop()
     return training.finish()
@@ -71,6 +82,7 @@ def _server(
     prepared: Prepared,
     sides: Sequence[JoinedRows],
     kinds: Sequence[NDArray[np.uint8]],
+    signs: Sequence[list[int]],
     union: UnionOperator,
 ) -> tuple[BoostingServer, Array]:
     """The server's half, and the constant that scores begin with."""
@@ -87,7 +99,8 @@ def _server(
         batch_size=None,
         seed=job.seed,
     )
-    start = best_intercept(problem, problem.zeros())
+    before = job.warm_start
+    start = best_intercept(problem, problem.zeros()) if before is None else np.array(before.start)
     label_index = train.label_index
     held = [
         HeldRows([_index(p) for p in side.indices], np.asfortranarray(np.tile(start, (side.rows, 1))))
@@ -96,7 +109,11 @@ def _server(
     blocks = []
     for number, (index, parts) in enumerate(zip(train.indices, union.blocks, strict=True)):
         held_rows = sum(len(p.test_rows) for p in parts)
-        blocks.append(KnownBlock(number, kinds[number], index.rows, held_rows, clients_of(parts)))
+        if signs[number] and len(signs[number]) != len(kinds[number]):
+            raise JobError(
+                f"monotone cannot be held to: vectors of {clients_of(parts)} have other lengths than declared"
+            )
+        blocks.append(KnownBlock(number, kinds[number], index.rows, held_rows, clients_of(parts), signs[number]))
     assert isinstance(job.options, Boosting)
     server = BoostingServer(
         options=job.options,
@@ -108,8 +125,38 @@ def _server(
         scores=np.asfortranarray(np.tile(start, (train.rows, 1))),
         held=held,
         seed=job.seed,
+        first=0 if before is None else len(before.trees),
     )
     return server, start
+
+
+def _check_before(before: GrownTrees, plan: Plan) -> None:
+    """More trees are added to trees over the same tables and features, whose splits can be kept as they were."""
+    blocks = [(b.name, list(b.features)) for b in plan.mapping.bound.blocks]
+    if [(b.name, b.features) for b in before.blocks] != blocks or len(before.start) != plan.loss.outputs:
+        raise JobError(
+            "warm_start is a model of other tables, features or classes; write the same SELECT list and aliases, or "
+            "leave warm_start out"
+        )
+    held = held_blocks(plan.job, plan.mapping)
+    kept = [own.name for own, is_held in zip(before.blocks, held, strict=True) if own.is_held and not is_held]
+    if kept:
+        raise JobError(f"the splits of {', '.join(kept)} stay with their owners; go on with release=False")
+
+
+def _add_earlier(server: BoostingServer, before: GrownTrees, earlier: Sequence[Sequence[NewKey]]) -> None:
+    """Adds the trees that there were to all scores."""
+    train, held = [], []
+    for known, keys in zip(server.blocks, earlier, strict=True):
+        size = known.rows + 1 + known.held
+        bits = [np.unpackbits(key.right, count=size) for key in keys]
+        every = np.stack(bits) if bits else np.zeros((0, size), np.uint8)
+        train.append(every[:, : known.rows + 1])
+        held.append(np.roll(every[:, known.rows :], -1, axis=1))  # the row that does not exist comes last
+    sides = [(server.indices, server.scores, train), *((h.indices, h.scores, held) for h in server.held)]
+    for indices, scores, own in sides:
+        numbers = [p.index if len(p.index) else np.arange(len(scores)) for p in indices]
+        add_trees(before.trees, own, numbers, scores)
 
 
 def _index(p: RowIndex) -> BlockIndex:
@@ -134,6 +181,9 @@ class _Training:
 
     def __post_init__(self) -> None:
         job = self.plan.job
+        sides = [self.server.scores, *(held.scores for held in self.server.held)]
+        is_warm = job.warm_start is not None and job.patience is not None
+        self.begins = [side.copy(order="F") if is_warm else self.start for side in sides]
         self.began = time.perf_counter()
         self.patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
         self.options = self.server.options
@@ -199,6 +249,10 @@ class _Training:
         self.history[place] = replace(self.history[place], objective=objective, metrics=metrics)
         known = self.server.blocks
         trees, keys = compact(self.server.trees, lambda b, k: known[b].missing_key(k), len(known))
+        before = self.plan.job.warm_start
+        if before is not None:
+            there = [block.splits for block in before.blocks]
+            trees = (*map(tuple, before.trees), *(tuple(shifted(t, there) for t in group) for group in trees))
         job_id, mapping = self.union.job, self.plan.mapping
         held = held_blocks(self.plan.job, mapping)
         released = self.union.ask(
@@ -218,7 +272,7 @@ class _Training:
                     is_outer=self.rounds.is_outer[number],
                     mean=np.zeros(len(self.start)),
                     is_held=held[number],
-                    splits=() if held[number] else _rules(answers, parts),
+                    splits=() if held[number] else (*_known(before, number), *_rules(answers, parts)),
                 )
             )
         return Result(
@@ -241,7 +295,7 @@ class _Training:
         count = len(self.server.trees)
         if self.patience is None or self.patience.best_epoch in (0, count):
             return count
-        self.server.cut(self.patience.best_epoch, self.start)
+        self.server.cut(self.patience.best_epoch, self.begins)
         return self.patience.best_epoch
 
     def _end(self, part: Part, keys: list[int], *, is_held: bool) -> Message:
@@ -260,6 +314,11 @@ class _Training:
             features=features,
             readers=readers,
         )
+
+
+def _known(before: GrownTrees | None, block: int) -> list[SplitRule]:
+    """What the splits of earlier trees mean."""
+    return [] if before is None else before.blocks[block].rules
 
 
 def _rules(answers: Sequence[Message], parts: Sequence[Part]) -> tuple[SplitRule, ...]:

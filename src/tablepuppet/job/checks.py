@@ -118,6 +118,10 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
     """What the model cannot have, and what the algorithm cannot train."""
     algorithm, loss = algorithm_of(job.options), job.loss_class
     _check_penalties(job)
+    if job.warm_start is not None and not algorithm.can_go_on(job.options):
+        raise JobError(
+            "warm_start adds boosted trees to those of a model; leave it out of other models, and of forests"
+        )
     if job.spec.is_boosted or algorithm.own_model:
         _check_boosted(job, given)
         return
@@ -204,6 +208,8 @@ def _check_stopping(job: Job) -> None:
         raise JobError("patience needs validation rows; add validation_fraction=0.1 or validation_where=…")
     if algorithm_of(job.options).is_pooled:
         raise JobError(f'algorithm="{job.algorithm}" is a baseline without epochs to stop at; leave patience out')
+    if not algorithm_of(job.options).can_stop_early(job.options):
+        raise JobError("a forest is the mean of all its trees, in no order; leave patience out, or forest")
     if job.privacy.features is not None:
         raise JobError(
             "patience would choose an epoch by exact predictions of validation rows, outside the promise of "

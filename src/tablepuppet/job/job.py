@@ -6,6 +6,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from tablepuppet.algorithms.boosting.messages import GrownTrees
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.registry import (
     BY_NAME,
@@ -89,6 +90,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         None  # of a head: λ of ½ λ ‖h‖² per joined row; None: learned by als, 0.05 for other factors, 0 for networks
     )
     head_module: str = ""  # head="module": the name under which the server knows it
+    warm_start: GrownTrees | None = None  # boosted trees that more are added to
     search: Search | None = None  # cross-validation of several settings, instead of one model
 
     @property

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.algorithm import Algorithm
+from tablepuppet.algorithms.boosting.messages import GrownTrees
 from tablepuppet.algorithms.options import AlgorithmOptions, explained
 from tablepuppet.algorithms.registry import (
     BY_NAME,
@@ -57,7 +58,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     if algorithm is None:
         algorithm = usual_algorithm(given["head"], model, is_sparse=bool(given.get("l1") or given.get("signs")))
     own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options"}
-    values = {name: value for name, value in given.items() if name in own - {"privacy", "engine"}}
+    values = {name: value for name, value in given.items() if name in own - {"privacy", "engine", "warm_start"}}
     values["loss_options"] = dict(values.get("loss_options") or {})
     extra = {name: value for name, value in given.items() if name not in own}
     for option in [name for name in extra if name in loss_options()]:
@@ -85,7 +86,11 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     options = options.settled(is_linear=job.spec.is_linear, is_private=privacy.features is not None)
     if job.loss_class is not None and not job.loss_class.is_smooth:
         options = options.for_kinks()
-    job = msgspec.structs.replace(job, options=options, privacy=privacy, engine=engine_of(given.get("engine")))
+    before = given.get("warm_start")
+    if before is not None and not isinstance(before, GrownTrees):
+        raise JobError("warm_start goes on with boosted trees; it belongs to train")
+    engine = engine_of(given.get("engine"))
+    job = msgspec.structs.replace(job, options=options, privacy=privacy, engine=engine, warm_start=before)
     if job.privacy.keys == "sha256":
         warnings.warn(
             'keys="sha256" hides no key that somebody can guess: whoever lists the possible ids, a million a second, '

@@ -65,7 +65,7 @@ def tree_exposures(shape: Shape, given: AlgorithmOptions) -> list[Exposure]:
     found = []
     for block in shape.blocks:
         borders = (block.numbers + block.strings) * (options.bins - 1)
-        asked = options.trees * (2**options.depth - 1) * shape.outputs
+        asked = options.trees * (options.most_leaves - 1) * shape.outputs
         limits = [borders, asked, *([] if options.max_splits is None else [options.max_splits])]
         found.append(Exposure(block.name, min(limits), borders))
     return found

@@ -1,13 +1,14 @@
-"""What a job's penalties mean for the blocks of its query: which names they speak of, and signs by encoded column."""
+"""What a job's penalties and signs mean for the blocks of its query: which names they speak of, and by which column."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tablepuppet.errors import JobError, nearest
 from tablepuppet.job import Job
 from tablepuppet.protocol import Encoder, NumberEncoder
+from tablepuppet.tables.columns import NUMBER_KINDS
 from tablepuppet.tables.encoding import encoded_width
 
 
@@ -50,6 +51,24 @@ def column_signs(job: Job, blocks: Sequence[Any], encoders: Sequence[Sequence[En
             signs += [sign] * (width - free) + [0] * free
         found.append(tuple(signs))
     return tuple(found)
+
+
+def monotone_signs(given: Mapping[str, int], blocks: Sequence[Any]) -> list[list[int]]:
+    """Of each block's columns, a vector's one by one: the sign that a user gave them; nothing where there is none."""
+    features = [feature for block in blocks for feature in block.features]
+    for name in given:
+        if not any(name in _spellings(feature) for feature in features):
+            raise JobError(f"monotone names {name!r}, which is no feature of the query; {_choice(name, features)}")
+    found = []
+    for block in blocks:
+        signs: list[int] = []
+        for feature, info in zip(block.features, block.columns, strict=True):
+            sign = next((given[name] for name in _spellings(feature) if name in given), 0)
+            if sign and (info.kind == "vector" or info.kind not in NUMBER_KINDS):
+                raise JobError(f"monotone names {feature!r}, which is no number")
+            signs += [sign] * (info.size if info.kind == "vector" else 1)
+        found.append(signs if any(signs) else [])
+    return found
 
 
 def _spellings(feature: str) -> tuple[str, ...]:

@@ -7,12 +7,13 @@ table (an outer join found none, or its owner is away) is one whose values there
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.messages import AskOwnRows, AskRows, RowBits
+from tablepuppet.algorithms.boosting.messages import AskOwnRows, AskRows, GrownBlock, GrownTrees, RowBits
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import ModelError
@@ -73,13 +74,37 @@ def splits_of(model: Model) -> list[int]:
 def tree_scores(model: Model, bits: Sequence[Bits], numbers: Sequence[RowNumbers], rows: int) -> Array:
     """The score of every joined row; `numbers` are its rows in each block, −1 where it has none."""
     scores = np.tile(model.encoded_intercept, (rows, 1)).astype(np.float64)
+    add_trees(model.trees, bits, numbers, scores)
+    return scores
+
+
+def add_trees(
+    trees: Sequence[Sequence[Tree]], bits: Sequence[Bits], numbers: Sequence[RowNumbers], scores: Array
+) -> None:
+    """Adds what trees say, one after the other, to the scores of joined rows."""
+    rows = len(scores)
     for start in range(0, rows, _SHARD):
         stop = min(start + _SHARD, rows)
         own = [p[start:stop] for p in numbers]
-        for group in model.trees:
+        for group in trees:
             for output, tree in enumerate(group):
                 scores[start:stop, output] += _values(tree, bits, own, stop - start)
-    return scores
+
+
+def grown(given: Any) -> GrownTrees:
+    """What more trees are added to: of a result, a model, or the folder that one was saved to."""
+    if isinstance(given, str | Path):
+        from tablepuppet.prediction.saved import load  # here: it is built on models
+
+        given = load(given)
+    model = getattr(given, "model", given)
+    if not isinstance(model, Model) or not model.spec.is_boosted:
+        raise ModelError("warm_start goes on with boosted trees: give a result, a model, or the folder of one")
+    blocks = [
+        GrownBlock(b.name, list(b.features), list(b.splits), count, b.is_held)
+        for b, count in zip(model.blocks, splits_of(model), strict=True)
+    ]
+    return GrownTrees(model.id, model.encoded_intercept.tolist(), [list(g) for g in model.trees], blocks)
 
 
 def _values(tree: Tree, bits: Sequence[Bits], numbers: Sequence[RowNumbers], count: int) -> Array:

@@ -90,6 +90,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_pooled: bool = False  # a baseline over pooled features
     sends_second_moments: bool = False  # of each owner, where a table has several
     most_rows: int | None = None  # joined rows, by which an epoch has its batches
+    earlier_splits: int = 0  # of each table: of boosted trees that more are added to
     l1: float = 0.0
     signs: dict[str, int] = {}  # of features: parameters that may not be negative (1) or positive (−1)
 
@@ -103,7 +104,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         options = self.algorithm
         if "trees" not in options:
             return 0
-        return int(options.get("max_splits") or 4 * options["trees"] * 2 ** options["depth"])
+        cells = min(2 ** options["depth"], 2 * (options.get("leaves") or 2 ** options["depth"]))
+        return int(options.get("max_splits") or 4 * options["trees"] * cells)
 
     def batch(self, rows: int) -> int | None:
         """How many of so many joined rows are a batch; None: all of them."""

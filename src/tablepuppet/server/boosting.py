@@ -20,9 +20,11 @@ from tablepuppet.algorithms.boosting.keys import KeyBook, Objection
 from tablepuppet.algorithms.boosting.messages import (
     CheckTrees,
     FeatureSketches,
+    GrownTrees,
     RevealedKeys,
     RevealKeys,
     SketchFeatures,
+    SplitRule,
     StartTrees,
     SumTrees,
     TreeObjections,
@@ -40,12 +42,21 @@ from tablepuppet.tables.binning import merged_bins
 class TreeRounds:
     """Speaks with the clients of every block about trees."""
 
-    def __init__(self, union: UnionOperator, options: Boosting, names: Sequence[str], is_outer: Sequence[bool]) -> None:
-        self.union, self.options, self.names, self.is_outer = union, options, names, is_outer
+    def __init__(
+        self,
+        union: UnionOperator,
+        options: Boosting,
+        names: Sequence[str],
+        is_outer: Sequence[bool],
+        signs: Sequence[list[int]],
+        before: GrownTrees | None = None,
+    ) -> None:
+        self.union, self.options, self.names, self.is_outer, self.signs = union, options, names, is_outer, signs
+        self.before = before
         self.books: dict[int, KeyBook] = {}  # of blocks that several parts share
 
-    def start(self, outputs: int) -> list[NDArray[np.uint8]]:
-        """Bins at every part; the kinds of each block's columns."""
+    def start(self, outputs: int) -> tuple[list[NDArray[np.uint8]], list[list[NewKey]]]:
+        """Bins at every part; the kinds of each block's columns, and the bits of splits of earlier trees."""
         shared = self._shared_bins()
 
         def start(part: Part) -> Message:
@@ -59,17 +70,34 @@ class TreeRounds:
                 is_outer=self.is_outer[part.block],
                 clients=len(self.union.blocks[part.block]),
                 bins=shared.get(part.block),
+                signs=self.signs[part.block],
+                before=self._before(part.block),
                 peers=self.union.peers(part),
             )
 
         started = self.union.ask(start, "setup")
-        kinds = []
+        kinds, earlier = [], []
         for number, block in enumerate(self.union.blocks):
             answers = [cast(TreesStarted, started[p.number][0]) for p in block]
+            earlier.append(self._earlier(number, block, [a.right for a in answers]))
             kinds.append(answers[0].kinds if answers else np.zeros(0, np.uint8))
             if len(block) > 1:
                 self.books[number] = self._book(number, shared[number], answers)
-        return kinds
+        return kinds, earlier
+
+    def _before(self, block: int) -> list[SplitRule] | str:
+        """What a block's client needs to know of the splits of earlier trees."""
+        if self.before is None:
+            return []
+        own = self.before.blocks[block]
+        return self.before.model if own.is_held else own.rules
+
+    def _earlier(self, number: int, block: Sequence[Part], told_: Sequence[list[NDArray[np.uint8]]]) -> list[NewKey]:
+        """The bits of earlier splits, in order of the block's rows."""
+        count = 0 if self.before is None or not block else self.before.blocks[number].splits
+        if any(len(own) != count for own in told_):
+            raise TransportError(f"{clients_of(block)} do not answer every split of the model")
+        return [_joined(block, [NewKey(0, False, own[k]) for own in told_], is_missing=False) for k in range(count)]
 
     def ask(self, checks: Sequence[Sequence[Check]]) -> list[Objections]:
         """One round of all blocks; and another where several clients of a block must tell bits."""
@@ -114,7 +142,7 @@ class TreeRounds:
         return bins
 
     def _book(self, number: int, bins: Sequence[Bins], started: Sequence[TreesStarted]) -> KeyBook:
-        layout = Columns.of([b.kind for b in bins], [b.size for b in bins])
+        layout = Columns.of([b.kind for b in bins], [b.size for b in bins], self.signs[number])
         has_missing = np.any([s.has_missing for s in started], axis=0)
         limits = [s.limit for s in started if s.limit is not None]
         return KeyBook(number, layout, has_missing, self.options.rules, limit=min(limits, default=None))

@@ -30,6 +30,22 @@ class Column:
     codes: NDArray[np.int64]
     size: int
     is_category: bool
+    sign: int = 0  # what leaves are monotone in
+
+
+@dataclass(eq=False)
+class _Leaf:
+    """Rows of a sample, all rows, and what the leaf's value lies within."""
+
+    path: tuple[int, ...]
+    rows: NDArray[np.int64]
+    everyone: NDArray[np.int64]
+    low: float = -np.inf
+    high: float = np.inf
+
+    @property
+    def bound(self) -> tuple[float, float]:
+        return self.low, self.high
 
 
 @dataclass
@@ -47,43 +63,84 @@ class Central:
     def fit(self, allowed: Sequence[Sequence[NDArray[np.bool_]]], rows: Sequence[NDArray[np.int64]], seed: int) -> None:
         """As many trees as there are samples of columns and rows."""
         labels = Labels(self.labels, None, self.weights)
+        start = self.scores.copy(order="F")
         for number, (columns, sample) in enumerate(zip(allowed, rows, strict=True)):
-            given = derivatives(self.loss, self.scores, labels, self.options.bits, (seed, number))
+            is_forest = self.options.forest
+            scores, draw = (start, (seed, 0)) if is_forest else (self.scores, (seed, number))
+            given = derivatives(self.loss, scores, labels, self.options.bits, draw)
             grown = []
             for output, own in enumerate(given):
                 g, h = own.g.astype(np.int64), own.h.astype(np.int64)
                 splits: dict[tuple[int, ...], Any] = {}
                 values = np.zeros(len(self.scores))
                 everyone = np.arange(len(self.scores))
-                self._grow((), sample, everyone, (g, h, *own.unit), columns, splits, values)
+                self._grow(_Leaf((), sample, everyone), (g, h, *own.unit), columns, splits, values)
                 self.scores[:, output] += values
                 grown.append(splits)
             self.trees.append(grown)
 
     def _grow(
         self,
-        path: tuple[int, ...],
-        rows: NDArray[np.int64],
-        everyone: NDArray[np.int64],
+        root: _Leaf,
         given: tuple[Any, ...],
         allowed: Sequence[NDArray[np.bool_]],
         splits: dict[tuple[int, ...], Any],
         values: Array,
     ) -> None:
-        g, h, ug, uh = given
-        best = self._best(rows, given, allowed) if len(path) < self.options.depth else None
-        if best is None:
-            weight = int(h[rows].sum()) * uh + self.options.l2
-            values[everyone] = -self.options.learning_rate * (int(g[rows].sum()) * ug) / weight if weight > 0 else 0.0
-            return
-        gain, column, right = best
-        splits[path] = (column.block, column.number, right.tobytes(), gain)
-        for side in (0, 1):
-            inside, others = (some[right[column.codes[some]] == side] for some in (rows, everyone))
-            self._grow((*path, side), inside, others, given, allowed, splits, values)
+        """Splits the leaf of the largest gain, then the next; without a number of leaves the order does not matter."""
+        leaves = [root]
+        found = {(): self._best(root, given, allowed)}
+        most = self.options.leaves or 2**15
+        while len(leaves) < most:
+            able = [leaf for leaf in leaves if found[leaf.path] is not None]
+            if not able:
+                break
+            leaf = min(able, key=lambda own: (-found[own.path][0], int("1" + "".join(map(str, own.path)), 2)))
+            gain, column, right = found[leaf.path]
+            splits[leaf.path] = (column.block, column.number, right.tobytes(), gain)
+            leaves.remove(leaf)
+            for child in self._children(leaf, column, right, given):
+                found[child.path] = self._best(child, given, allowed)
+                leaves.append(child)
+        for leaf in leaves:
+            values[leaf.everyone] = self._value(leaf, given)
 
-    def _best(self, rows: NDArray[np.int64], given: tuple[Any, ...], allowed: Sequence[NDArray[np.bool_]]) -> Any:
+    def _children(self, leaf: _Leaf, column: Column, right: NDArray[np.uint8], given: tuple[Any, ...]) -> list[_Leaf]:
+        own = []
+        for side in (0, 1):
+            inside, others = (some[right[column.codes[some]] == side] for some in (leaf.rows, leaf.everyone))
+            own.append(_Leaf((*leaf.path, side), inside, others, *leaf.bound))
+        if column.sign:
+            g, h, ug, uh = given
+            at = [
+                float(
+                    np.clip(-(int(g[s.rows].sum()) * ug) / (int(h[s.rows].sum()) * uh + self.options.l2), *leaf.bound)
+                )
+                for s in own
+            ]
+            middle = (at[0] + at[1]) / 2
+            lower, upper = own if column.sign > 0 else own[::-1]
+            lower.high, upper.low = middle, middle
+        return own
+
+    def _value(self, leaf: _Leaf, given: tuple[Any, ...]) -> float:
         g, h, ug, uh = given
+        options = self.options
+        weight = int(h[leaf.rows].sum()) * uh + options.l2
+        total = int(g[leaf.rows].sum()) * ug
+        rate = 1 / options.trees if options.forest else options.learning_rate
+        if weight <= 0:
+            return 0.0
+        if any(column.sign for column in self.columns):
+            return rate * float(np.clip(-total / weight, *leaf.bound))
+        return -rate * total / weight
+
+    def _best(self, leaf: _Leaf, given: tuple[Any, ...], allowed: Sequence[NDArray[np.bool_]]) -> Any:
+        if len(leaf.path) == self.options.levels:
+            return None
+        g, h, ug, uh = given
+        rows = leaf.rows
+        is_bound = any(column.sign for column in self.columns)
         g, h = g[rows], h[rows]
         total_g, total_h = int(g.sum()), int(h.sum())
         options = self.options
@@ -92,13 +149,20 @@ class Central:
         found: Any = None
         top = options.min_gain
 
-        def gains(left_g: Any, left_h: Any, l2: float) -> Array:
+        def worth(G: Any, H: Any) -> Any:
+            if not is_bound:
+                return G * G / H
+            w = np.clip(-G / H, *leaf.bound)
+            return -(2 * G * w + H * w * w)
+
+        def gains(left_g: Any, left_h: Any, l2: float, sign: int = 0) -> Array:
             GL, HL = left_g * ug, left_h * uh
             GR, HR = (total_g - left_g) * ug, (total_h - left_h) * uh
             G, H = total_g * ug, total_h * uh
             with np.errstate(all="ignore"):
-                gain = GL * GL / (HL + l2) + GR * GR / (HR + l2) - G * G / (H + options.l2)
-            fits = np.minimum(HL, HR) >= options.min_child_weight
+                gain = worth(GL, HL + l2) + worth(GR, HR + l2) - worth(G, H + options.l2)
+                rises = np.clip(-GR / (HR + l2), *leaf.bound) - np.clip(-GL / (HL + l2), *leaf.bound)
+            fits = (np.minimum(HL, HR) >= options.min_child_weight) & ~(rises * sign < 0)
             return np.where(fits & (left_h > 0) & (left_h < total_h), gain, -np.inf)
 
         for column in self.columns:
@@ -129,7 +193,7 @@ class Central:
                     break
                 last = column.size - (1 if missing[1] == 0 else to_left)
                 left_sums = np.cumsum(sums[:, 1:last], axis=1) + to_left * missing[:, None]
-                own = gains(left_sums[0], left_sums[1], options.l2)
+                own = gains(left_sums[0], left_sums[1], options.l2, column.sign)
                 if len(own) and own.max() > top:
                     border = int(np.argmax(own)) + 1
                     right = (np.arange(column.size) > border).astype(np.uint8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class Table:
     rows: int
     columns: list[tuple[NDArray[np.float64], bool]]
     parts: int = 1
+    signs: list[int] = field(default_factory=list)  # of columns that leaves are monotone in
 
 
 @dataclass
@@ -74,6 +75,14 @@ def draw_join(rng: np.random.Generator) -> Join:
     labels = signal if which == 0 else np.searchsorted(partition_specs, signal).astype(np.float64)
     weights = rng.integers(0, 4, count).astype(np.float64) if rng.random() < 0.3 else None
     return Join(tables, labels, weights, loss)
+
+
+def bind_signs(rng: np.random.Generator, join: Join) -> None:
+    """Leaves are monotone in some columns of numbers, where there is one score."""
+    for table in join.tables:
+        drawn = rng.integers(-1, 2, len(table.columns)).tolist()
+        signs = [0 if is_category else sign for (_, is_category), sign in zip(table.columns, drawn, strict=True)]
+        table.signs = signs if any(signs) and join.loss.outputs == 1 else []
 
 
 def _column(rng: np.random.Generator, rows: int) -> tuple[NDArray[np.float64], bool]:
@@ -121,7 +130,7 @@ def open_block(number: int, table: Table, options: Boosting) -> Block:
             codes.append(own.codes(values))
         bins.append(own)
     both = np.stack(codes, axis=1)
-    layout = Columns.of([b.kind for b in bins], [b.size for b in bins])
+    layout = Columns.of([b.kind for b in bins], [b.size for b in bins], table.signs)
     train = np.vstack([both[: table.rows], np.zeros((1, len(bins)), np.uint8)])
     held = both[table.rows :]
     is_outer = bool((table.train < 0).any() or (table.held < 0).any())
@@ -173,7 +182,7 @@ def train(join: Join, options: Boosting, seed: int = 0) -> tuple[BoostingServer,
         labels=Labels(join.labels, None, join.weights),
         indices=[_index(t.train, t.rows) for t in join.tables],
         blocks=[
-            KnownBlock(i, b.layout.kinds, t.rows, len(b.held))
+            KnownBlock(i, b.layout.kinds, t.rows, len(b.held), signs=t.signs)
             for i, (b, t) in enumerate(zip(blocks, join.tables, strict=True))
         ],
         starts=[b.starts for b in blocks],
@@ -216,7 +225,14 @@ def _index(numbers: NDArray[np.int32], rows: int) -> BlockIndex:
 def central(join: Join, blocks: list[Block], options: Boosting) -> Central:
     """The oracle on the same bins."""
     columns = [
-        Column(i, f, block.train[table.train, f].astype(np.int64), block.layout.size(f), not hasattr(bins, "borders"))
+        Column(
+            i,
+            f,
+            block.train[table.train, f].astype(np.int64),
+            block.layout.size(f),
+            not hasattr(bins, "borders"),
+            int(block.layout.signs[f]),
+        )
         for i, (block, table) in enumerate(zip(blocks, join.tables, strict=True))
         for f, bins in enumerate(block.bins)
     ]

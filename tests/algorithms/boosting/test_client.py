@@ -36,6 +36,7 @@ def _outline(**change: Any) -> Outline:
         block=np.array([-1], np.int32),
         key=np.array([-1], np.int32),
         to_left=np.array([False]),
+        bounds=np.zeros((0, 2)),
         pieces=_piece(),
     )
     return replace(plain, **change)

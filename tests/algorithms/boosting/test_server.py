@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.algorithms.boosting.joins import central, draw_join, splits_by_path, train
+from msgspec.structs import replace
+from tests.algorithms.boosting.joins import bind_signs, central, draw_join, splits_by_path, train
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.options import Boosting
@@ -28,6 +29,8 @@ def _options(rng: np.random.Generator, **given: Any) -> Boosting:
             "subsample": float(rng.choice([1.0, 0.7])),
             "feature_fraction": float(rng.choice([1.0, 0.6])),
             "bits": int(rng.choice([4, 8, 16, 32])),
+            "min_gain": float(rng.choice([1e-12, 0.5])),
+            "leaves": None if rng.random() < 0.5 else int(rng.integers(2, 12)),
             **given,
         }
     )
@@ -39,6 +42,10 @@ def test_strict_trees_equal_the_centralised_ones_split_for_split(seed: int) -> N
     rng = np.random.default_rng(seed)
     join = draw_join(rng)
     options = _options(rng)
+    if rng.random() < 0.4:
+        bind_signs(rng, join)
+    if options.subsample < 1 and rng.random() < 0.4:
+        options = replace(options, forest=True)
     server, blocks, _ = train(join, options, seed % 1000)
     widths = [len(b.bins) for b in blocks]
     oracle = central(join, blocks, options)
@@ -111,6 +118,7 @@ def test_clients_of_a_table_give_the_trees_of_one(seed: int) -> None:
 @given(st.integers(0, 2**32), st.sampled_from(["strict", "lazy"]))
 def test_numpy_grows_the_trees_of_the_compiled_loops(seed: int, checks: str) -> None:
     join, options = draw_join(np.random.default_rng(seed)), _options(np.random.default_rng(seed), checks=checks)
+    bind_signs(np.random.default_rng(seed), join)
     server, _, rounds = train(join, options)
     with pytest.MonkeyPatch.context() as patch:
         for place in ("bits", "nodes", "pairs", "splits"):

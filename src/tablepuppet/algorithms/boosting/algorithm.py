@@ -42,10 +42,18 @@ class BoostingAlgorithm(Algorithm[Boosting]):
 
     def title(self, options: Boosting) -> str:
         trees = "1 tree" if options.trees == 1 else f"{options.trees:,} trees"
-        return f"at most {trees} of depth {options.depth}, {options.checks} checks"
+        size = f"depth {options.levels}" if options.leaves is None else f"{options.leaves:,} leaves"
+        kind = "a forest of" if options.forest else "at most"
+        return f"{kind} {trees} of {size}, {options.checks} checks"
 
     def run_epochs(self, options: Boosting, usual: int) -> int:
         return options.trees
+
+    def can_go_on(self, options: Boosting) -> bool:
+        return not options.forest
+
+    def can_stop_early(self, options: Boosting) -> bool:
+        return not options.forest
 
     def server(self, problem: Problem, options: Boosting) -> Server:
         raise TransportError("boosting has rounds of its own")
@@ -59,7 +67,7 @@ class BoostingAlgorithm(Algorithm[Boosting]):
     def traffic(self, shape: Shape, options: Boosting, epoch: int, batch_size: int | None) -> list[Wave]:
         """The rounds of one tree; `epoch` is its number."""
         if epoch == 0:
-            return _waves(shape, options, options.depth, 1.0)
+            return _waves(shape, options, _levels(options), 1.0)
         if options.checks == "lazy":
             return _waves(shape, options, 1, 1.0) if epoch % options.every == 0 else []
         again = 2 if epoch % _TENTH == 0 else 1
@@ -81,6 +89,11 @@ class BoostingAlgorithm(Algorithm[Boosting]):
         return "boosted trees tell the server bits of every row; they have no private form"
 
 
+def _levels(options: Boosting) -> int:
+    """Rounds of the first tree: one a level, of which growth by leaves has a few more than a balanced tree."""
+    return min(options.levels, math.ceil(1.5 * math.log2(options.most_leaves)))
+
+
 def _waves(shape: Shape, options: Boosting, times: int, share: float) -> list[Wave]:
     """Rounds that are about this share of a tree; where clients share a block, each takes one more, for bits."""
     waves = [_wave(times, [(p.client, *_sizes(shape, options, b, p, share)) for b, p in shape.parts])]
@@ -90,11 +103,11 @@ def _waves(shape: Shape, options: Boosting, times: int, share: float) -> list[Wa
 
 def _sizes(shape: Shape, options: Boosting, block: BlockShape, part: PartShape, share: float) -> tuple[float, float]:
     """Bytes down and up of one part."""
-    cells = 2 ** (options.depth - 1)
+    cells = max(1, options.most_leaves // 2)
     pairs = min(part.joined, part.rows * cells)
     fan = max(1.0, part.joined / max(1, pairs))
     per_h = options.bits if shape.curvature_varies or shape.outputs > 1 else 0
-    bits = (options.depth - 1) + options.bits + per_h + 2 * math.log2(fan)
+    bits = math.log2(cells) + options.bits + per_h + 2 * math.log2(fan)
     down = shape.outputs * share * pairs * bits / 8
     if block.is_split:
         return down, shape.outputs * share * cells * block.width * options.bins * _BIN

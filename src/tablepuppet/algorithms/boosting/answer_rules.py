@@ -60,6 +60,11 @@ def _started(request: trees.StartTrees, answer: trees.TreesStarted, known: Known
     wanted = 0 if request.bins is None else len(request.bins)
     array(answer.has_missing, "has_missing", (wanted,), kinds=_TRUTHS)
     require(request.bins is None or len(answer.kinds) == wanted, "kinds", "are not those of the bins that were sent")
+    known_rows = known.part(request)
+    count = len(answer.right) if isinstance(request.before, str) else len(request.before)
+    require(len(answer.right) == count, "right", "is not of the splits that were sent")
+    for right in answer.right:
+        array(right, "right", (_bytes(known_rows),), kinds=_BYTES)
     require(answer.limit is None or answer.limit >= 0, "limit", "is negative")
     part = known.part(request)
     if part is not None:
@@ -168,9 +173,14 @@ def _own_bits(request: trees.AskOwnRows, answer: trees.RowBits, known: Known) ->
     require(answer.right.shape[1] in (0, (len(request.rows) + 7) // 8), "right", "does not have a bit for every row")
 
 
+def _bytes(part: Part | None) -> int | None:
+    """Bytes that hold a bit for every row of a part, the one that does not exist, and held-out rows."""
+    return None if part is None or part.train is None else (part.train + 1 + part.test + 7) // 8
+
+
 def _bits_of(keys: list[Any], name: str, part: Part | None) -> None:
     """A bit for every row of the part, the one that does not exist, and held-out rows."""
-    rows = None if part is None or part.train is None else (part.train + 1 + part.test + 7) // 8
+    rows = _bytes(part)
     width = MOST_COLUMNS if part is None or part.width is None else part.width
     for key in keys:
         array(key.right, f"{name}.right", (rows,), kinds=_BYTES)

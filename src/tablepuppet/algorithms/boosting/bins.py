@@ -56,10 +56,12 @@ class Columns:
 
     kinds: NDArray[np.uint8]
     offsets: NDArray[np.int64]  # of each column's bins; the last: their number
+    signs: NDArray[np.int8]  # of each column: 1, values of leaves never fall in it; −1, they never rise; 0: any
 
     @classmethod
-    def of(cls, kinds: Sequence[int], sizes: Sequence[int]) -> Columns:
-        return cls(np.array(kinds, np.uint8), np.cumsum([0, *sizes], dtype=np.int64))
+    def of(cls, kinds: Sequence[int], sizes: Sequence[int], signs: Sequence[int] = ()) -> Columns:
+        every = np.array(signs or [0] * len(kinds), np.int8)
+        return cls(np.array(kinds, np.uint8), np.cumsum([0, *sizes], dtype=np.int64), every)
 
     @property
     def bins(self) -> int:
@@ -100,12 +102,13 @@ class Splits:
         allowed: NDArray[np.uint8],
         unit: tuple[float, float],
         rules: Array,
+        bounds: Array,
     ) -> Splits:
-        """From (Σg, Σh) of every node and bin."""
+        """From (Σg, Σh) of every node and bin; `bounds`: what the values of each node lie within, or of none."""
         count = len(sums)
         from tablepuppet.algorithms.boosting import kernels  # here: it loads the compiler
 
         out = cls(np.empty(count), np.empty((count, 5), np.int64), np.empty((count, 256), np.uint8))
-        how = (columns.offsets, columns.kinds, allowed, np.array(unit), rules)
+        how = (columns.offsets, columns.kinds, columns.signs, allowed, np.array(unit), rules, bounds)
         kernels.best_splits(sums, *how, out.gain, out.found, out.order)
         return out

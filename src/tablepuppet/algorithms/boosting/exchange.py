@@ -89,6 +89,7 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block: NDArray[np.int32]  # whose split it is; −1: none
     key: NDArray[np.int32]  # where it is the client's own; else −1
     to_left: NDArray[np.bool_]  # whether missing values go left
+    bounds: Array  # (nodes, 2): what the values of a node lie within; (0, 2): nothing is bound
     pieces: list[Pairs] = []  # sums of the client's rows in cells; cells are numbered as they come
 
 

@@ -122,7 +122,8 @@ class KeyBook:
         for number, (outline, cells) in enumerate(zip(check.trees, histograms, strict=True)):
             asked = np.flatnonzero(outline.asks)
             sums = node_sums(outline, cells)[asked]
-            splits = Splits.of(sums, self.columns, allowed, outline.unit, self.rules)
+            bounds = outline.bounds[asked] if len(outline.bounds) else outline.bounds
+            splits = Splits.of(sums, self.columns, allowed, outline.unit, self.rules, bounds)
             is_best = (splits.found[:, 0] >= 0) & (splits.gain >= outline.gain[asked])
             is_own = outline.block[asked] == self.block
             for place in np.flatnonzero(is_best | is_own).tolist():

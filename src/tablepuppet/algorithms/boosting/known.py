@@ -64,8 +64,17 @@ class _Column:
 class KnownBlock:
     """One block. `codes` has a row for each training row, one that an outer join did not find, and held-out rows."""
 
-    def __init__(self, block: int, kinds: NDArray[np.uint8], rows: int, held: int, owner: str = "its client") -> None:
+    def __init__(
+        self,
+        block: int,
+        kinds: NDArray[np.uint8],
+        rows: int,
+        held: int,
+        owner: str = "its client",
+        signs: Sequence[int] = (),
+    ) -> None:
         self.block, self.kinds, self.owner = block, kinds, owner
+        self.signs = list(signs) or [0] * len(kinds)  # of columns that leaves are monotone in
         self.rows, self.held = rows, held  # training rows (without the missed one), and held-out ones
         self.keys: list[tuple[int, bool]] = []  # column, and whether a client told it
         self.told = 0  # bits of each row that the server has been told
@@ -90,7 +99,7 @@ class KnownBlock:
         if keys:
             known = [self.columns[number] for number in self._active]
             kinds = [KNOWN_ONE_HOT if c.kind == ONE_HOT else c.kind for c in known]
-            self.layout = Columns.of(kinds, [c.bins for c in known])
+            self.layout = Columns.of(kinds, [c.bins for c in known], [self.signs[n] for n in self._active])
 
     def _column(self, number: int) -> _Column:
         """A column, with codes of its own."""
@@ -165,6 +174,7 @@ class KnownBlock:
         unit: tuple[float, float],
         allowed: NDArray[np.bool_],
         rules: NDArray[np.float64],
+        bounds: NDArray[np.float64],
         *,
         sets: bool = True,
     ) -> Splits:
@@ -172,7 +182,7 @@ class KnownBlock:
         may = allowed[self._active].astype(np.uint8)
         if not sets:
             may[self.layout.kinds == SORTED] = 0
-        return Splits.of(sums, self.layout, may, unit, rules)
+        return Splits.of(sums, self.layout, may, unit, rules, bounds)
 
     def choice(self, splits: Splits, node: int) -> Choice | None:
         """One of the splits that were found."""
@@ -210,6 +220,10 @@ class KnownBlock:
     def is_set(self, key: int) -> bool:
         """Whether a key is a set of sorted categories."""
         return bool(self.kinds[self.keys[key][0]] == SORTED) if key >= 0 else True
+
+    def sign(self, key: int) -> int:
+        """Whether leaves are to rise (1) or fall (−1) with the values of a key's column."""
+        return self.signs[self.keys[key][0]]
 
     def missing_key(self, key: int) -> int:
         """The key that says which values of a key's column are missing; −1: none."""

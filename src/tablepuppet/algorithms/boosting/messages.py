@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.exchange import Bins, Check, Key, NewKey, Objections, Union
+from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.privacy.masks import MaskKey
@@ -85,14 +86,21 @@ class StartTrees(_OfPart, frozen=True):
     is_outer: bool  # whether joined rows may have no row here
     clients: int  # how many parts the block has
     bins: list[Bins] | None = None
+    signs: list[int] = msgspec.field(default_factory=list)  # of columns that leaves are monotone in; none: any
+    before: list[SplitRule] | str = msgspec.field(default_factory=list)  # splits of earlier trees, or the held model
     peers: list[MaskKey] = msgspec.field(default_factory=list)
 
 
 class TreesStarted(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("kinds", "figure"), Tells("has_missing", "figure"))
+    tells: ClassVar[Telling] = (
+        Tells("kinds", "figure"),
+        Tells("has_missing", "figure"),
+        Tells("right", "splits", is_per_row=True),
+    )
     kinds: NDArray[np.uint8]  # of each column: numbers, or which categories
     has_missing: NDArray[np.bool_]  # where bins were given; else nothing
     limit: int | None = None  # keys that the client will tell
+    right: list[NDArray[np.uint8]] = msgspec.field(default_factory=list)  # of earlier splits, as NewKey has it
 
 
 class CheckTrees(_OfTrees, frozen=True):
@@ -140,6 +148,25 @@ class SplitRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     null_left: bool = False
     other_left: bool = False
     known: list[str] = []  # where other_left
+
+
+class GrownBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table's part of trees that were grown before: what their splits mean, or that its owners hold them."""
+
+    name: str
+    features: list[str]
+    rules: list[SplitRule]
+    splits: int
+    is_held: bool = False
+
+
+class GrownTrees(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A boosted model that more trees are added to."""
+
+    model: str  # under which owners hold their parts
+    start: list[float]  # the constant that its scores begin with
+    trees: list[list[Tree]]
+    blocks: list[GrownBlock]
 
 
 class ReleaseSplits(_OfPart, frozen=True):

@@ -35,7 +35,7 @@ class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def as_tree(nodes: Sequence[Node], unit: tuple[float, float], l2: float, rate: float) -> tuple[Tree, list[int]]:
-    """The tree of all nodes that are left, and their numbers there: −η ΣG / (ΣH + λ) in the leaves."""
+    """The tree of all nodes that are left, and their numbers there: −η ΣG / (ΣH + λ) in the leaves, within bounds."""
     numbers = [0]
     left = []
     place = 0
@@ -49,6 +49,8 @@ def as_tree(nodes: Sequence[Node], unit: tuple[float, float], l2: float, rate: f
 
     def value(node: Node) -> float:
         weight = node.h * unit[1] + l2
+        if node.bound is not None:
+            return rate * value_of(node.g * unit[0], weight, node.bound) if weight > 0 else 0.0
         return -rate * (node.g * unit[0]) / weight if weight > 0 else 0.0
 
     return (
@@ -63,6 +65,11 @@ def as_tree(nodes: Sequence[Node], unit: tuple[float, float], l2: float, rate: f
         ),
         numbers,
     )
+
+
+def value_of(g: float, h: float, bound: tuple[float, float]) -> float:
+    """−g/h within bounds."""
+    return min(max(-g / h, bound[0]), bound[1])
 
 
 def compact(
@@ -87,3 +94,10 @@ def compact(
         return replace(tree, key=key, missing=missing)
 
     return tuple(tuple(renumbered(tree) for tree in group) for group in trees), keys
+
+
+def shifted(tree: Tree, by: Sequence[int]) -> Tree:
+    """A tree whose keys come after so many of each block's."""
+    pairs = list(zip(tree.block, tree.key, tree.missing, strict=True))
+    key = [k + by[b] if b >= 0 else k for b, k, _ in pairs]
+    return replace(tree, key=key, missing=[m + by[b] if m >= 0 else m for b, _, m in pairs])

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 from math import inf
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.options import AlgorithmOptions
+
+_DEEPEST = 15
 
 
 class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     """Gradient-boosted trees over the join (docs/boosting.md).
 
     `checks="strict"` gives the trees of the exact algorithm on the joined table; "lazy" asks clients about every
-    `every`-th tree only. `max_splits` caps the distinct splits that one table's owner tells the server of; later trees
-    use those that are known. `bits` is the precision of derivatives; below 16 they are rounded at random, right on
-    average.
+    `every`-th tree only. `leaves` grows each tree where it gains most, to so many leaves; `depth` bounds it too (6, or
+    15 beside `leaves`). `monotone` names features in which scores never fall (1) or never rise (−1). `forest` grows
+    every tree on the first derivatives and takes the mean of them all. `max_splits` caps the distinct splits that one
+    table's owner tells the server of; later trees use those that are known. `bits` is the precision of derivatives;
+    below 16 they are rounded at random, right on average.
     """
 
     name: ClassVar[str] = "boosting"
     trees: int = 100
     learning_rate: float = 0.1
-    depth: int = 6
+    depth: int | None = None
+    leaves: int | None = None
     bins: int = 255
     l2: float = 1.0
     min_child_weight: float = 1.0
     min_gain: float = 1e-12
     subsample: float = 1.0
     feature_fraction: float = 1.0
+    monotone: dict[str, int] = msgspec.field(default_factory=dict)
+    forest: bool = False
     bits: Literal[4, 8, 16, 32] = 16
     checks: Literal["strict", "lazy"] = "strict"
     every: int = 5
@@ -38,20 +46,47 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     def __post_init__(self) -> None:
         self._check(1 <= self.trees <= 100_000, "trees must lie in 1..100000")
         self._check(0 < self.learning_rate <= 1, "learning_rate must lie in (0, 1]")
-        self._check(1 <= self.depth <= 15, "depth must lie in 1..15")
+        self._check(1 <= self.levels <= _DEEPEST, f"depth must lie in 1..{_DEEPEST}")
+        self._check(self.leaves is None or 2 <= self.leaves <= 2**_DEEPEST, f"leaves must lie in 2..{2**_DEEPEST}")
         self._check(2 <= self.bins <= 255, "bins must lie in 2..255")
         self._check(0 <= self.l2 < inf, "l2 must be a number from 0 up")
         self._check(0 <= self.min_child_weight < inf, "min_child_weight must be a number from 0 up")
         self._check(0 <= self.min_gain < inf, "min_gain must be a number from 0 up")
         self._check(0 < self.subsample <= 1, "subsample must lie in (0, 1]")
         self._check(0 < self.feature_fraction <= 1, "feature_fraction must lie in (0, 1]")
+        self._check(
+            all(s in (-1, 1) for s in self.monotone.values()), "monotone must be 1 (never falls) or -1 for each"
+        )
+        is_varied = self.subsample < 1 or self.feature_fraction < 1 or self.trees == 1
+        self._check(
+            not self.forest or is_varied, "the trees of a forest differ by subsample or feature_fraction below 1"
+        )
         self._check(self.every >= 1, "every must be at least 1")
         self._check(self.max_splits is None or self.max_splits >= 1, "max_splits must be at least 1, or None")
+
+    def settled(self, *, is_linear: bool, is_private: bool) -> Self:
+        return msgspec.structs.replace(self, depth=self.levels)
+
+    @property
+    def levels(self) -> int:
+        """The depth of a tree, at the most."""
+        return self.depth or (6 if self.leaves is None else _DEEPEST)
+
+    @property
+    def most_leaves(self) -> int:
+        """The leaves of a tree, at the most."""
+        return min(2**self.levels, self.leaves or 2**self.levels)
+
+    @property
+    def rate(self) -> float:
+        """What leaves are multiplied by."""
+        return 1 / self.trees if self.forest else self.learning_rate
 
     @property
     def most_splits(self) -> int:
         """Distinct splits that a table's owner tells at most: those of all nodes, with some that others outdo."""
-        return 4 * self.trees * 2**self.depth if self.max_splits is None else self.max_splits
+        cells = min(2**self.levels, 2 * (self.leaves or 2**self.levels))  # growth by leaves looks beyond them
+        return 4 * self.trees * cells if self.max_splits is None else self.max_splits
 
     @property
     def rules(self) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.exchange import Check, Objections, Outline
-from tablepuppet.algorithms.boosting.fixed_point import Labels, derivatives
+from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, derivatives
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
@@ -61,18 +61,22 @@ class BoostingServer:
     scores: Array  # (joined rows, outputs), to begin with; each output's lie side by side
     held: Sequence[HeldRows] = ()
     seed: int = 0
+    first: int = 0  # trees that there were before
     trees: list[list[Tree]] = field(default_factory=list)  # by tree, then output
 
     def __post_init__(self) -> None:
         count = len(self.scores)
         self._spare: RowNumbers = np.empty(count, np.int32 if count < 2**31 else np.int64)
-        self._growth = Growth(self.options.depth, self.options.rules)
+        options, is_bound = self.options, any(sign for block in self.blocks for sign in block.signs)
+        self._growth = Growth(options.levels, options.rules, options.leaves, is_bound)
+        self._first: list[Derivatives] = []  # of a forest, whose trees all have the same
 
     def grow(self) -> Rounds:
         """One tree for each output: yields checks by block and part, takes objections by block."""
-        number = len(self.trees)
+        number = self.first + len(self.trees)
         options = self.options
-        given = derivatives(self.loss, self.scores, self.labels, options.bits, (self.seed, number))
+        given = self._first or derivatives(self.loss, self.scores, self.labels, options.bits, (self.seed, number))
+        self._first = given if options.forest else []
         columns = allowed_columns([len(b.kinds) for b in self.blocks], options.feature_fraction, self.seed, number)
         rows = sampled_rows(self.labels, len(self.scores), options.subsample, self.seed, number)
         orders = [rows, *(rows.copy() for _ in given[1:])]
@@ -82,9 +86,9 @@ class BoostingServer:
         ]
         for tree in growing:
             tree.grow([0])
-        if options.checks == "strict" or number == 0:
+        if options.checks == "strict" or not self.trees:
             yield from self._mend(growing, columns)
-        elif number % options.every == 0:
+        elif len(self.trees) % options.every == 0:
             plans = [tree.outline([0]) for tree in growing]
             if any(numbers for _, numbers in plans):
                 self._learn((yield self._checks(growing, plans, columns)))
@@ -98,6 +102,8 @@ class BoostingServer:
             if not any(numbers for _, numbers in plans):
                 return
             answers = yield self._checks(growing, plans, columns)
+            for tree, (_, numbers) in zip(growing, plans, strict=True):
+                tree.check_off(numbers)
             found = self._by_node(answers, plans)
             self._learn(answers)
             for block in (number for number, answer in enumerate(answers) if answer.keys):
@@ -149,7 +155,7 @@ class BoostingServer:
 
     def _finished(self, output: int, growing: GrowingTree, rows: RowNumbers) -> Tree:
         """The tree; its values are added to all scores."""
-        tree, numbers = as_tree(growing.nodes, growing.given.unit, self.options.l2, self.options.learning_rate)
+        tree, numbers = as_tree(growing.nodes, growing.given.unit, self.options.l2, self.options.rate)
         growing.add_values(tree, numbers, self.scores[:, output])
         if len(rows) < len(self.scores):
             others = np.ones(len(self.scores), np.bool_)
@@ -161,11 +167,11 @@ class BoostingServer:
             self._route(tree, everyone, side.indices, side.scores[:, output], is_held=True)
         return tree
 
-    def cut(self, trees: int, start: Array) -> None:
-        """Forgets all but the first trees; scores, which begin with `start`, are added up anew."""
+    def cut(self, trees: int, starts: Sequence[Array]) -> None:
+        """Forgets all but the first trees; scores, which begin with `starts`, are added up anew."""
         del self.trees[trees:]
         sides = [(self.indices, self.scores, False), *((h.indices, h.scores, True) for h in self.held)]
-        for indices, scores, is_held in sides:
+        for (indices, scores, is_held), start in zip(sides, starts, strict=True):
             scores[...] = start
             for group in self.trees:
                 for output, tree in enumerate(group):
@@ -213,5 +219,7 @@ def _mended(tree: GrowingTree, better: dict[int, _Better]) -> list[int]:
         if best is not None:
             forced[number] = best
     tree.grow(list(forced), forced)
+    if tree.growth.leaves is not None:
+        return tree.unchecked(again)
     split = [tree.nodes[v].left for v in forced if v not in again]
     return [*again, *(n for left in split for n in (left, left + 1))]

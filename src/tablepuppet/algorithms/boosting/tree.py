@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heappop, heappush
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.exchange import Codes, Outline
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
-from tablepuppet.algorithms.boosting.model import Tree
+from tablepuppet.algorithms.boosting.model import Tree, value_of
 from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, RowNumbers
 from tablepuppet.errors import TransportError
 
@@ -38,6 +40,10 @@ class Node:
     border: int = -1  # where the rows of its right child begin
     choice: Choice | None = None
     is_gone: bool = False  # another split of an ancestor took its place
+    bound: tuple[float, float] | None = None  # what its leaves lie within, where some columns have signs
+    path: int = 1  # 1 for the root, 2p and 2p + 1 for the children of p
+    is_searched: bool = False  # the best known split was looked for; `choice` is it, or a better one
+    is_checked: bool = False  # clients have nothing better
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +52,8 @@ class Growth:
 
     depth: int
     rules: NDArray[np.float64]  # λ, least Σh, least gain, further λ of categories, smoothing
+    leaves: int | None = None  # where trees grow by leaves: so many
+    is_bound: bool = False  # some columns have signs
 
     @cached_property
     def least(self) -> float:
@@ -73,7 +81,7 @@ class GrowingTree:
         self.growth, self.blocks, self.indices, self.given = growth, blocks, indices, given
         self.order, self.allowed, self.spare = order, allowed, spare
         whole = self._totals([(0, len(order))])[0]
-        self.nodes = [Node(0, len(order), 0, *whole)]
+        self.nodes = [Node(0, len(order), 0, *whole, bound=(-inf, inf) if growth.is_bound else None)]
         self._sums: dict[int, dict[int, Sums]] = {}  # by node, then block
 
     def is_open(self, number: int) -> bool:
@@ -87,6 +95,9 @@ class GrowingTree:
     def grow(self, numbers: Sequence[int], forced: Mapping[int, Choice] | None = None) -> None:
         """Splits these nodes and all below them by the best known keys, or by those that are forced."""
         forced = forced or {}
+        if self.growth.leaves is not None:
+            self._grow_leaves(self.growth.leaves, forced)
+            return
         level = [n for n in numbers if self.is_open(n)]
         while level:
             free = [n for n in level if n not in forced]
@@ -101,6 +112,42 @@ class GrowingTree:
             for number in chosen.keys() & forced.keys():
                 self._check_gain(number, forced[number])
 
+    def _grow_leaves(self, leaves: int, forced: Mapping[int, Choice]) -> None:
+        """Splits the leaf that gains most, from the root on, until there are so many; the lower path wins a tie.
+
+        What was split before and is not reached any more is a leaf again.
+        """
+        for number, choice in forced.items():
+            node = self.nodes[number]
+            node.choice, node.is_searched = self.blocks[choice.block].settled(choice), True
+        waiting: list[tuple[float, int, int]] = []
+        self._await(waiting, [0])
+        while waiting and leaves > 1:
+            _, _, number = heappop(waiting)
+            node = self.nodes[number]
+            if node.left < 0:
+                choice = _choice(node)
+                self._split({number: choice})
+                if choice.sums is None:
+                    self._check_gain(number, choice)
+            self._await(waiting, [node.left, node.left + 1])
+            leaves -= 1
+        for _, _, number in waiting:
+            self.undo(number, keeps=True)
+
+    def _await(self, waiting: list[tuple[float, int, int]], numbers: Sequence[int]) -> None:
+        """Adds nodes that have a split to those that wait for it."""
+        opened = [n for n in numbers if self.is_open(n)]
+        fresh = [n for n in opened if not self.nodes[n].is_searched]
+        for number, choice in zip(fresh, self.best(fresh), strict=True):
+            node = self.nodes[number]
+            node.choice = None if choice is None else self.blocks[choice.block].settled(choice)
+            node.is_searched = True
+        for number in opened:
+            node = self.nodes[number]
+            if node.choice is not None:
+                heappush(waiting, (-node.choice.gain, node.path, number))
+
     def best(self, numbers: Sequence[int], *, sets: bool = True) -> list[Choice | None]:
         """The best split of each of these nodes among all known keys."""
         if not numbers:
@@ -112,13 +159,19 @@ class GrowingTree:
         found = []
         for block in asked:
             sums = np.stack([self._sums[n][block.block] for n in numbers])
-            found.append(block.best(sums, self.given.unit, self.allowed[block.block], self.growth.rules, sets=sets))
+            how = (self.given.unit, self.allowed[block.block], self.growth.rules, self._bounds(numbers))
+            found.append(block.best(sums, *how, sets=sets))
         gains = np.stack([np.where(splits.found[:, 0] >= 0, splits.gain, -1.0) for splits in found])
         first = np.argmax(gains, axis=0).tolist()  # of equal gains the earliest block's
         return [asked[f].choice(found[f], place) for place, f in enumerate(first)]
 
-    def undo(self, number: int) -> None:
-        """A node without what was below it."""
+    def _bounds(self, numbers: Sequence[int]) -> NDArray[np.float64]:
+        """What the values of nodes lie within; of none, where nothing is bound."""
+        bounds = [self.nodes[n].bound for n in numbers] if self.growth.is_bound else []
+        return np.array(bounds, np.float64).reshape(-1, 2)
+
+    def undo(self, number: int, *, keeps: bool = False) -> None:
+        """A node without what was below it, and without its split unless it `keeps` that."""
         below = [self.nodes[number].left]
         while below:
             left = below.pop()
@@ -126,7 +179,9 @@ class GrowingTree:
                 for child in (left, left + 1):
                     self.nodes[child].is_gone = True
                     below.append(self.nodes[child].left)
-        self.nodes[number].left, self.nodes[number].choice = -1, None
+        self.nodes[number].left = -1
+        if not keeps:
+            self.nodes[number].choice = None
 
     def _split(self, chosen: Mapping[int, Choice]) -> list[int]:
         """Gives nodes children; those that may be split again. Rows of a last level stay where they are."""
@@ -138,8 +193,11 @@ class GrowingTree:
             node = self.nodes[number]
             g, h = choice.sums or sums[number]
             node.left = len(self.nodes)
-            self.nodes.append(Node(node.start, node.border, node.depth + 1, g, h))
-            self.nodes.append(Node(node.border, node.stop, node.depth + 1, node.g - g, node.h - h))
+            below_left, below_right = self._child_bounds(node, choice, g, h)
+            depth, path = node.depth + 1, 2 * node.path
+            self.nodes.append(Node(node.start, node.border, depth, g, h, bound=below_left, path=path))
+            others = (node.border, node.stop, depth, node.g - g, node.h - h)
+            self.nodes.append(Node(*others, bound=below_right, path=path + 1))
             own = [n for n in (node.left, node.left + 1) if self.is_open(n)]
             below += own
             if own:
@@ -153,6 +211,19 @@ class GrowingTree:
             self._sums[large] = {block: sums - part[block] for block, sums in whole.items()}
         return below
 
+    def _child_bounds(self, node: Node, choice: Choice, g: int, h: int) -> Sequence[tuple[float, float] | None]:
+        """Of two children: what their values lie within. Where the column has a sign, they meet in the middle."""
+        sign = self.blocks[choice.block].sign(choice.key)
+        if node.bound is None or not sign:
+            return node.bound, node.bound
+        (unit_g, unit_h), penalty = self.given.unit, self.growth.rules[0]
+        left = value_of(g * unit_g, h * unit_h + penalty, node.bound)
+        right = value_of((node.g - g) * unit_g, (node.h - h) * unit_h + penalty, node.bound)
+        low, high = node.bound
+        middle = (left + right) / 2
+        below, above = (low, middle), (middle, high)
+        return (below, above) if sign > 0 else (above, below)
+
     def _check_gain(self, number: int, choice: Choice) -> None:
         """What a client claimed of its split is what the split does, now that its rows are known."""
         node, (unit_g, unit_h), rules = self.nodes[number], self.given.unit, self.growth.rules
@@ -160,8 +231,8 @@ class GrowingTree:
         ridge = rules[0] + (rules[3] if block.is_set(choice.key) else 0.0)
         sides = [self.nodes[child] for child in (node.left, node.left + 1)]
         least = min(side.h for side in sides)
-        gain = sum((s.g * unit_g) ** 2 / (s.h * unit_h + ridge) for s in sides if s.h)
-        gain -= (node.g * unit_g) ** 2 / (node.h * unit_h + rules[0])
+        gain = sum(_worth(s.g * unit_g, s.h * unit_h + ridge, node.bound) for s in sides if s.h)
+        gain -= _worth(node.g * unit_g, node.h * unit_h + rules[0], node.bound)
         if least <= 0 or least * unit_h < rules[1] or abs(gain - choice.gain) > 1e-9 * max(abs(gain), 1.0):
             raise TransportError(f"{block.owner} claims a gain that its split does not have: Objections.gain")
 
@@ -223,6 +294,25 @@ class GrowingTree:
 
     # -- what clients are asked ------------------------------------------------------------
 
+    def check_off(self, numbers: Sequence[int]) -> None:
+        """Clients were asked about these nodes."""
+        for number in numbers:
+            self.nodes[number].is_checked = True
+
+    def unchecked(self, again: Sequence[int]) -> list[int]:
+        """The topmost nodes that clients were not asked about as they are now."""
+        for number in again:
+            self.nodes[number].is_checked = False
+        found, below = [], [0]
+        while below:
+            number = below.pop()
+            node = self.nodes[number]
+            if not node.is_checked and self.is_open(number):
+                found.append(number)
+            elif node.left >= 0:
+                below += [node.left, node.left + 1]
+        return sorted(found)
+
     def outline(self, roots: Sequence[int]) -> tuple[Outline, list[int]]:
         """These nodes and what is below them, as far as it may be split; and their numbers here."""
         numbers = [n for n in roots if self.is_open(n)]
@@ -245,6 +335,7 @@ class GrowingTree:
                 block=np.array([-1 if c is None else c.block for c in choices], np.int32),
                 key=np.array([-1 if c is None else c.key for c in choices], np.int32),
                 to_left=np.array([c is not None and c.to_left for c in choices], np.bool_),
+                bounds=self._bounds(numbers),
             ),
             numbers,
         )
@@ -297,6 +388,14 @@ def add_leaves(
     """Adds a value to the scores of every segment's rows."""
     if segments:
         kernels.add_values(order, np.array(segments, np.int64), np.array(values), scores)
+
+
+def _worth(g: float, h: float, bound: tuple[float, float] | None) -> float:
+    """What a leaf gains: g²/h, or less where it is bound."""
+    if bound is None:
+        return g * g / h
+    w = value_of(g, h, bound)
+    return -(2 * g * w + h * w * w)
 
 
 def _choice(node: Node) -> Choice:

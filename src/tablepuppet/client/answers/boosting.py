@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
@@ -50,6 +51,7 @@ class TreesPart:
     train: Codes
     held: Codes
     limit: int | None
+    before: tuple[trees.SplitRule, ...] = ()  # of trees that were there already
     halves: list[tuple[TreesState, ClientHalf]] = field(default_factory=list)  # of the last request, and what it left
 
 
@@ -82,10 +84,16 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     sizes = np.array([b.size for b in bins], np.int64)
     if (sizes > 256).any() or (len(codes) and (codes.max(axis=0) >= sizes).any()):
         raise TransportError("the bins that were sent do not hold all values of this part's columns")
+    if request.signs and len(request.signs) != len(train):
+        raise TransportError(f"signs of {len(request.signs)} columns were sent, and there are {len(train)}")
     missed = np.zeros((1, codes.shape[1]), np.uint8)
-    limits = [n for n in (request.algorithm.most_splits, own.policy.max_splits) if n is not None]
+    before = _earlier(own, part, request)
+    limit, most = request.algorithm.most_splits, own.policy.max_splits
+    if most is not None and len(before) > most:
+        raise PolicyError(f"no more than {most} splits of this table may be told (max_splits), and there are more")
+    limit = limit if most is None else min(limit, most - len(before))
     empty = [RawColumn(c.feature, c.entry, np.zeros(0) if c.is_number else None) for c in train]
-    part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, min(limits))
+    part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, limit, before)
     part.state = TreesState()
     if request.peers:
         part.meet(request.peers)
@@ -94,7 +102,9 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     give_back()
     half = _half(part)
     has_missing = half.book.has_missing if request.bins is not None else np.zeros(0, np.bool_)
-    return trees.TreesStarted(kinds=half.book.columns.kinds, has_missing=has_missing, limit=part.trees.limit)
+    kinds = half.book.columns.kinds
+    right = _earlier_bits(train, held, before)
+    return trees.TreesStarted(kinds=kinds, has_missing=has_missing, limit=part.trees.limit, right=right)
 
 
 def check_trees(own: ClientState, request: trees.CheckTrees) -> trees.TreeObjections:
@@ -139,7 +149,7 @@ def release_splits(own: ClientState, request: trees.ReleaseSplits) -> trees.Spli
 
 def hold_splits(own: ClientState, request: trees.HoldSplits) -> m.Done:
     part = own.part(request)
-    rules = _rules(part, request.unions, request.keys)
+    rules = [*part.trees.before, *_rules(part, request.unions, request.keys)]
     every = own.tables.expressions(request.job, part.request.scan)
     asker = own.asker(request.job)
     held = BlockPart(
@@ -171,6 +181,37 @@ def ask_own_rows(own: ClientState, request: trees.AskOwnRows) -> trees.RowBits:
     return _bits(own, request, part.splits)
 
 
+def _earlier(own: ClientState, part: Part, request: trees.StartTrees) -> tuple[trees.SplitRule, ...]:
+    """The splits of trees that were grown before: as they were sent, or as this owner holds them."""
+    if not isinstance(request.before, str):
+        return tuple(request.before)
+    held = own.part_store.find(request.before, request.name, own.asker(request.job))
+    every = own.tables.expressions(request.job, part.request.scan)
+    infos = own.tables.columns(request.job, part.request.scan)
+    columns = part.request.columns
+    held.check([every[c] for c in columns], [infos[c] for c in columns])
+    return held.splits
+
+
+def _earlier_bits(
+    train: Sequence[RawColumn], held: Sequence[RawColumn], rules: Sequence[trees.SplitRule]
+) -> list[NDArray[np.uint8]]:
+    """Of each rule a bit for training rows, one for a row that does not exist, and those for held-out rows."""
+    if not rules:
+        return []
+    sides = [
+        [column.take(np.append(np.arange(count), -1)[: count + extra]) for column in side]
+        for side, count, extra in ((train, _count(train), 1), (held, _count(held), 0))
+    ]
+    found = [[np.unpackbits(b, count=_count(side)) for b in answers(side, rules)] for side in sides]
+    return [np.packbits(np.concatenate(both)) for both in zip(*found, strict=True)]
+
+
+def _count(columns: Sequence[RawColumn]) -> int:
+    first = columns[0]
+    return len(first.values if first.values is not None else first.codes)
+
+
 def _bits(
     own: ClientState, request: trees.AskRows | trees.AskOwnRows, rules: Sequence[trees.SplitRule]
 ) -> trees.RowBits:
@@ -194,7 +235,7 @@ def _half(part: Part) -> ClientHalf:
         left, half = own.halves.pop()  # it comes back with what the request leaves
         if left is state:  # else a checkpoint was restored
             return half
-    layout = Columns.of([b.kind for b in own.bins], [b.size for b in own.bins])
+    layout = Columns.of([b.kind for b in own.bins], [b.size for b in own.bins], own.request.signs)
     has_missing = (own.train[:-1] == 0).any(axis=0) | (own.held == 0).any(axis=0) | own.request.is_outer
     rules = own.request.algorithm.rules
     book = KeyBook(own.request.block, layout, has_missing, rules, list(state.keys), list(state.is_told), own.limit)

@@ -17,9 +17,11 @@ def best_splits(
     sums: Sums,
     offsets: Integers,
     kinds: Codes,
+    signs: Integers,
     allowed: Codes,
     unit: Array,
     rules: Array,
+    bounds: Array,
     gain: Array,
     found: Sums,
     order: Codes,
@@ -30,15 +32,42 @@ def best_splits(
     `sums[k]` are (Σg, Σh) per bin in fixed point, `unit` their units, `rules` λ, the least Σh of a side, the least
     gain, what λ is raised by for sorted categories, and what smooths their order. The first in this order wins a tie:
     column, missing values right before left, bin. Bin 0 is "missing". Sorted categories: the left side is
-    order[k, :bin]; one against the rest: `bin` itself is the left side.
+    order[k, :bin]; one against the rest: `bin` itself is the left side. With `bounds`, leaves lie within bounds[k], and
+    those of a column with a sign rise, or fall, with its values.
     """
+    free = np.zeros(0)
     for k in range(len(sums)):
-        gain[k] = _best(sums[k], offsets, kinds, allowed, unit, rules, found[k], order[k])
+        bound = bounds[k] if len(bounds) else free
+        gain[k] = _best(sums[k], offsets, kinds, signs, allowed, unit, rules, bound, found[k], order[k])
+
+
+@exact
+def _value(G: Any, H: Any, bound: Array) -> Any:
+    """−G/H within bounds."""
+    return min(max(-G / H, bound[0]), bound[1])
+
+
+@exact
+def _worth(G: Any, H: Any, bound: Array) -> Any:
+    """What a leaf gains: G²/H, or less where it is bound."""
+    if len(bound) == 0:
+        return G * G / H
+    w = _value(G, H, bound)
+    return -(2 * G * w + H * w * w)
 
 
 @exact
 def _best(
-    sums: Sums, offsets: Integers, kinds: Codes, allowed: Codes, unit: Array, rules: Array, found: Sums, order: Codes
+    sums: Sums,
+    offsets: Integers,
+    kinds: Codes,
+    signs: Integers,
+    allowed: Codes,
+    unit: Array,
+    rules: Array,
+    bound: Array,
+    found: Sums,
+    order: Codes,
 ) -> Any:
     penalty, least_h, best = rules[0], rules[1], rules[2]
     found[0] = -1
@@ -48,7 +77,7 @@ def _best(
             total_g += sums[b, 0]
             total_h += sums[b, 1]
     G, H = total_g * unit[0], total_h * unit[1]
-    base = G * G / (H + penalty)
+    base = _worth(G, H + penalty, bound)
     for f in range(len(kinds)):
         if not allowed[f]:
             continue
@@ -61,16 +90,20 @@ def _best(
                 gl = missing_g if left == 1 else np.int64(0)
                 hl = missing_h if left == 1 else np.int64(0)
                 for b in range(1, bins - (1 if missing_h == 0 else left)):
-                    if sums[first + b, 1] == 0:
-                        continue  # the split before has the same sides, or its mirror image had
+                    if sums[first + b, 1] == 0 and not (left == 1 and signs[f]):
+                        continue  # the split before has the same sides, or its mirror image had, which has no sign
                     gl += sums[first + b, 0]
                     hl += sums[first + b, 1]
                     HL, HR = hl * unit[1], (total_h - hl) * unit[1]
                     if min(HL, HR) < least_h or hl == total_h:
                         continue
                     GL, GR = gl * unit[0], (total_g - gl) * unit[0]
-                    gain = GL * GL / (HL + penalty) + GR * GR / (HR + penalty) - base
+                    gain = _worth(GL, HL + penalty, bound) + _worth(GR, HR + penalty, bound) - base
                     if gain > best:
+                        if len(bound) and signs[f]:
+                            rise = _value(GR, HR + penalty, bound) - _value(GL, HL + penalty, bound)
+                            if rise * signs[f] < 0:
+                                continue
                         best = gain
                         found[0], found[1], found[2], found[3], found[4] = f, b, left, gl, hl
             continue
@@ -99,7 +132,7 @@ def _best(
             if min(HL, HR) < least_h or hl == total_h:
                 continue
             GL, GR = gl * unit[0], (total_g - gl) * unit[0]
-            gain = GL * GL / (HL + ridge) + GR * GR / (HR + ridge) - base
+            gain = _worth(GL, HL + ridge, bound) + _worth(GR, HR + ridge, bound) - base
             if gain > best:
                 best = gain
                 found[0], found[1], found[2], found[3], found[4] = f, (t + 1 if is_sorted else b), 0, gl, hl

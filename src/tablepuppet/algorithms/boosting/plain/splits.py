@@ -15,9 +15,11 @@ def best_splits(
     sums: Sums,
     offsets: Integers,
     kinds: Codes,
+    signs: Integers,
     allowed: Codes,
     unit: Array,
     rules: Array,
+    bounds: Array,
     gain: Array,
     found: Sums,
     order: Codes,
@@ -30,20 +32,36 @@ def best_splits(
         if allowed[f]:
             own = sums[:, offsets[f] : offsets[f + 1]]
             if kinds[f] == NUMBER:
-                _numbers(f, own, total, unit, rules, gain, found)
+                _numbers(f, own, total, unit, rules, bounds, int(signs[f]), gain, found)
             else:
-                _categories(f, int(kinds[f]), own, total, unit, rules, gain, found, order)
+                _categories(f, int(kinds[f]), own, total, unit, rules, bounds, gain, found, order)
 
 
-def _gains(left: Sums, total: Sums, unit: Array, rules: Array, ridge: float) -> Array:
-    """Of every node and candidate; −∞ where a side is too light."""
+def _value(G: Array, H: Array, bounds: Array) -> Array:
+    """−G/H within the bounds of each node."""
+    low, high = (bounds[:, k] if G.ndim == 1 else bounds[:, k, None] for k in (0, 1))
+    return np.minimum(np.maximum(-G / H, low), high)
+
+
+def _worth(G: Array, H: Array, bounds: Array) -> Array:
+    """What a leaf gains: G²/H, or less where it is bound."""
+    if not len(bounds):
+        return np.asarray(G * G / H)
+    w = _value(G, H, bounds)
+    return np.asarray(-(2 * G * w + H * w * w))
+
+
+def _gains(left: Sums, total: Sums, unit: Array, rules: Array, bounds: Array, ridge: float, sign: int = 0) -> Array:
+    """Of every node and candidate; −∞ where a side is too light, or values go against the sign."""
     G, H = total[:, 0] * unit[0], total[:, 1] * unit[1]
     right = total[:, None] - left
     GL, HL, GR, HR = left[..., 0] * unit[0], left[..., 1] * unit[1], right[..., 0] * unit[0], right[..., 1] * unit[1]
     with np.errstate(all="ignore"):
-        base = G * G / (H + rules[0])
-        gains = GL * GL / (HL + ridge) + GR * GR / (HR + ridge) - base[:, None]
-    fits = (np.minimum(HL, HR) >= rules[1]) & (left[..., 1] > 0) & (right[..., 1] > 0)
+        base = _worth(G, H + rules[0], bounds)
+        gains = _worth(GL, HL + ridge, bounds) + _worth(GR, HR + ridge, bounds) - base[:, None]
+        fits = (np.minimum(HL, HR) >= rules[1]) & (left[..., 1] > 0) & (right[..., 1] > 0)
+        if sign and len(bounds):
+            fits &= (_value(GR, HR + ridge, bounds) - _value(GL, HL + ridge, bounds)) * sign >= 0
     return np.where(fits & ~np.isnan(gains), gains, -np.inf)
 
 
@@ -58,12 +76,22 @@ def _take(f: int, gains: Array, at: int, to_left: int, left: Sums, gain: Array, 
     return nodes
 
 
-def _numbers(f: int, own: Sums, total: Sums, unit: Array, rules: Array, gain: Array, found: Sums) -> None:
+def _numbers(
+    f: int,
+    own: Sums,
+    total: Sums,
+    unit: Array,
+    rules: Array,
+    bounds: Array,
+    sign: int,
+    gain: Array,
+    found: Sums,
+) -> None:
     bins = own.shape[1]
     missing = own[:, :1]
     for to_left in (0, 1):
         left = np.cumsum(own[:, 1:], axis=1) + to_left * missing
-        gains = _gains(left, total, unit, rules, float(rules[0]))
+        gains = _gains(left, total, unit, rules, bounds, float(rules[0]), sign)
         if to_left:
             gains[missing[:, 0, 1] == 0] = -np.inf
             gains[:, bins - 2 :] = -np.inf
@@ -80,6 +108,7 @@ def _categories(
     total: Sums,
     unit: Array,
     rules: Array,
+    bounds: Array,
     gain: Array,
     found: Sums,
     order: Codes,
@@ -93,7 +122,7 @@ def _categories(
         is_there = np.take_along_axis(is_there, places, axis=1)
         left = np.cumsum(np.take_along_axis(own, places[..., None], axis=1), axis=1)
     ridge = float(rules[0] + rules[3]) if is_sorted else float(rules[0])
-    gains = np.where(is_there, _gains(left, total, unit, rules, ridge), -np.inf)
+    gains = np.where(is_there, _gains(left, total, unit, rules, bounds, ridge), -np.inf)
     if kind == KNOWN_ONE_HOT:
         gains[:, 0] = -np.inf
     nodes = _take(f, gains, 1 if is_sorted else 0, 0, left, gain, found)

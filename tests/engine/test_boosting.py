@@ -229,7 +229,6 @@ def test_a_forest_is_the_mean_of_its_trees() -> None:
         ({"model": "boosted", "tress": 3}, "trees"),
         ({"model": "boosted", "depth": 99}, "depth must lie in 1..15"),
         ({"model": "boosted", "privacy": {"features": {"epsilon": 1.0}}}, "no private form"),
-        ({"model": "boosted", "engine": "ray"}, "one process"),
     ],
 )
 def test_what_trees_cannot_have_is_refused(given: dict[str, Any], says: str) -> None:

@@ -93,6 +93,21 @@ def test_a_cluster_trains_the_same_model_and_survives_the_loss_of_a_node(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("label", ["binary", "number"])
+def test_a_cluster_grows_the_same_trees(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str
+) -> None:
+    monkeypatch.setattr(joined_module, "SHARD", 256)
+    nodes.fill(2)
+    options: dict[str, Any] = {"model": "boosted", "trees": 4, "depth": 3, "validation_fraction": 0.1}
+    options |= {"class_weight": "balanced"} if label == "binary" else {"loss": "squared"}
+    alone = trained("many", 3000, "local", **options)
+    spread = trained("many", 3000, tp.Ray(workers=2, storage=str(tmp_path)), **options)
+    assert spread.trees == alone.trees
+    assert [block.splits for block in spread.blocks] == [block.splits for block in alone.blocks]
+    assert_same(spread, alone)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options"),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import tablepuppet as tp
@@ -123,3 +123,42 @@ def test_explain_counts_the_predictions_of_evaluation() -> None:
     assert items.numbers == 9  # four steps, and five evaluations
     told = result.traffic.all_told
     assert sum(n for t, n in told.items() if t.client == "items" and "predictions" in t.what) == 9
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
+@given(
+    label=st.sampled_from(["y", "c"]),
+    owners=st.sampled_from([1, 2, 3]),
+    checks=st.sampled_from(["strict", "lazy"]),
+    depth=st.sampled_from([2, 4]),
+    leaves=st.sampled_from([None, 5]),
+    max_splits=st.sampled_from([None, 4]),
+    trees=st.sampled_from([1, 6]),
+    weight=st.sampled_from([None, "w"]),
+    release=st.sampled_from([True, False]),
+)
+def test_trees_tell_what_is_predicted_and_of_checks_and_splits_no_more(
+    label: str, owners: int, weight: str | None, release: bool, **options: Any
+) -> None:
+    given: dict[str, Any] = {"label": label, "algorithm": tp.Boosting(every=2, **options), "weight": weight}
+    given |= {"release": release}
+    with tp.Federation(shop(owners)) as federation:
+        query = QUERY.format(label=label)
+        plan = federation.explain(query, model="boosted", **given)
+        result = federation.train(query, model="boosted", **given)
+        more = federation.train(query, model="boosted", **given, warm_start=result)
+    for run, expected in ((result, plan.disclosures()), (more, more.plan.disclosures())):
+        counted = run.traffic.all_told
+        assert counted.keys() <= expected.keys()
+        for told, most in expected.items():
+            if told.what in ("splits", "node sums", "sums", "parameters"):  # no tree may ask one of the tables
+                assert counted.get(told, 0) <= most
+            else:
+                assert counted.get(told, 0) == most, told
+    counted = result.traffic.all_told
+    for number, exposure in enumerate(plan.exposures):
+        for part in (p for p in plan.mapping.parts if p.block == number):
+            told = sum(n for t, n in counted.items() if t.subject == f"part {part.number}" and t.what == "splits")
+            assert told <= exposure.numbers
+            assert options["max_splits"] is None or told <= options["max_splits"]
+    assert result.history[-1].residuals["splits"] <= sum(n for t, n in counted.items() if t.what == "splits")

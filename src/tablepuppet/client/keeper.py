@@ -50,6 +50,7 @@ class _Part:
     rows: int  # distinct ones that exist
     exchanges: Exchanges | None = None  # once it is started
     requests: tuple[type, ...] = ()  # of its algorithm
+    most_checks: int = 0  # of trees
     asked: Counter[str] = field(default_factory=Counter)
 
 
@@ -314,13 +315,11 @@ class Keeper:
         if contract.feature_privacy is not None or contract.prediction_privacy.mode == "local":
             raise refused("trees have no noise")
         _count(part, "start trees", 1)
-        part.exchanges = Exchanges(request.algorithm.trees)
+        part.exchanges, part.most_checks = Exchanges(request.algorithm.trees), request.algorithm.most_checks
 
     def _check_trees(self, job: _Job, contract: Contract, request: Any) -> None:
         part = _started(job, request.part)
-        options = _training(contract).algorithm
-        levels = int(options.get("depth", 6)) + 2
-        _count(part, "check trees", 3 * levels * (int(options.get("trees", 0)) + 1))
+        _count(part, "check trees", part.most_checks)
 
     def _release(self, job: _Job, contract: Contract, request: m.Release) -> None:
         if not _training(contract).releases:

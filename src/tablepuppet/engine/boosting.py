@@ -32,7 +32,7 @@ from tablepuppet.engine.metrics import Measured, Metrics, by_side, measure_score
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
 from tablepuppet.errors import JobError, TransportError
-from tablepuppet.mapping.mapping import Part, rows_here
+from tablepuppet.mapping.mapping import Part, gathered
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.memory import give_back
@@ -59,7 +59,7 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs, job.privacy)
     open_parts(union, mapping, wants_statistics=False)
     names = [block.name for block in mapping.bound.blocks]
-    sides = [rows_here(side) for side in (mapping.train, mapping.test, mapping.validation)]
+    sides = [gathered(side) for side in (mapping.train, mapping.test, mapping.validation)]
     is_outer = [any(side.indices[b].is_partial for side in sides) for b in range(len(names))]
     signs = monotone_signs(job.options.monotone, mapping.bound.blocks)
     if any(map(any, signs)) and plan.loss.outputs > 1:
@@ -91,7 +91,7 @@ def _server(
     problem = Problem(
         loss=loss,
         l2=0.0,
-        joined=train,
+        joined=prepared.mapping.train,
         rows=tuple(index.rows for index in train.indices),
         clients=tuple(max(1, len(block)) for block in union.blocks),
         multiplicity=prepared.mapping.multiplicity,

@@ -95,8 +95,6 @@ def _check(job: Job) -> None:
             f'algorithm="{job.algorithm}" is a baseline and runs in one process; '
             f'engine="ray" runs {", ".join(a.name for a in FEDERATED)}'
         )
-    if not isinstance(job.engine, Local) and algorithm_of(job.options).own_model:
-        raise JobError(f'algorithm="{job.algorithm}" runs in one process; leave engine="ray" out')
 
 
 def check_loss(job: Job) -> None:

@@ -34,6 +34,11 @@ def rows_here(joined: Joined) -> JoinedRows:
     return joined
 
 
+def gathered(joined: Joined) -> JoinedRows:
+    """Joined rows in this process, brought here where they lie on a cluster."""
+    return joined.gathered() if isinstance(joined, ClusterRows) else joined
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """One client's share of a block: which of its rows take part, and where they lie in the block."""

@@ -14,8 +14,9 @@ from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.plan.costs import Advice, cost, spelled
-from tablepuppet.plan.disclosure import held_blocks
+from tablepuppet.plan.disclosure import Account, held_blocks, setup_disclosures
 from tablepuppet.plan.knowledge import Exposure, Insight, common_insights, owners_of
+from tablepuppet.transport.meter import Told
 
 
 def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insight]:
@@ -59,15 +60,41 @@ def _checked(options: Boosting) -> str:
     return f"one tree in {options.every}"
 
 
+def tree_disclosures(mapping: MappingSummary, shape: Shape, job: Job) -> dict[Told, int]:
+    """What a run tells whom, from its first key to the last split; of checks and splits, at most so many."""
+    account, options, held = Account(), _own(job.options), held_blocks(job, mapping)
+    account.told = setup_disclosures(mapping)
+    for part in mapping.parts:
+        block, subject = shape.blocks[part.block], f"part {part.number}"
+        shared = int(block.is_split)
+        account.client(part.client, subject, multiplicities=1, node_sums=options.most_checks)
+        account.server(
+            part.client,
+            subject,
+            sketches=shared,
+            figure=1 + shared,
+            sums=options.most_checks * shared,
+            splits=options.most_splits + earlier_splits(job, part.block),
+            parameters=int(not held[part.block]),
+        )
+    return account.told
+
+
+def earlier_splits(job: Job, block: int) -> int:
+    """The splits of a block in trees that there were before."""
+    return 0 if job.warm_start is None else job.warm_start.blocks[block].splits
+
+
 def tree_exposures(shape: Shape, given: AlgorithmOptions) -> list[Exposure]:
     """Per block: the bits of a row that the server may be told, against those that its bins have."""
     options = _own(given)
     found = []
     for block in shape.blocks:
         borders = (block.numbers + block.strings) * (options.bins - 1)
-        asked = options.trees * (options.most_leaves - 1) * shape.outputs
-        limits = [borders, asked, *([] if options.max_splits is None else [options.max_splits])]
-        found.append(Exposure(block.name, min(limits), borders))
+        all_of_them = (
+            borders + block.numbers if not block.strings else options.most_splits
+        )  # sets are more than borders
+        found.append(Exposure(block.name, min(options.most_splits, all_of_them), borders))
     return found
 
 

@@ -64,7 +64,7 @@ def exchanges_of(job: Job, loss: Loss, rows: int, epochs: int | None = None) -> 
     return algorithm_of(job.options).exchanges(job.options, run)
 
 
-class _Account:
+class Account:
     """Disclosures while they are put together."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class _Account:
 
 def setup_disclosures(mapping: MappingSummary) -> dict[Told, int]:
     """Row counts, keys and labels: what a job of any kind begins with."""
-    account, bound = _Account(), mapping.bound
+    account, bound = Account(), mapping.bound
     for number, scan in enumerate(bound.scans):
         for client in scan.clients:
             order = int(len(scan.clients) > 1)
@@ -101,7 +101,7 @@ def setup_disclosures(mapping: MappingSummary) -> dict[Told, int]:
 
 def statistics_disclosures(mapping: MappingSummary, shape: Shape) -> dict[Told, int]:
     """What encoders are made from."""
-    account = _Account()
+    account = Account()
     for part in mapping.parts:
         block, subject = shape.blocks[part.block], f"part {part.number}"
         account.client(part.client, subject, multiplicities=1)
@@ -115,7 +115,7 @@ def statistics_disclosures(mapping: MappingSummary, shape: Shape) -> dict[Told, 
 
 def training_disclosures(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, epochs: int) -> dict[Told, int]:
     """What a training run of so many epochs tells whom, from its first key to its last parameter."""
-    account = _Account()
+    account = Account()
     account.told = setup_disclosures(mapping) | statistics_disclosures(mapping, shape)
     asked = exchanges_of(job, loss, mapping.train_rows, epochs)
     held = held_blocks(job, mapping)
@@ -129,7 +129,7 @@ def training_disclosures(mapping: MappingSummary, shape: Shape, job: Job, loss: 
     return account.told
 
 
-def _of_part(account: _Account, part: PartSummary, shape: Shape, job: Job, asked: Exchanges, *, is_held: bool) -> None:
+def _of_part(account: Account, part: PartSummary, shape: Shape, job: Job, asked: Exchanges, *, is_held: bool) -> None:
     block, subject = shape.blocks[part.block], f"part {part.number}"
     outputs = block.outputs
     algorithm = algorithm_of(job.options)

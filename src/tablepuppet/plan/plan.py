@@ -19,7 +19,7 @@ from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.heads.kinds import head_spec
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.plan.boosting import advise_trees, tree_exposures, tree_insights
+from tablepuppet.plan.boosting import advise_trees, tree_disclosures, tree_exposures, tree_insights
 from tablepuppet.plan.costs import RUN_EPOCHS, Advice, Cost, advise, client_memory, cost, server_memory, shape_of
 from tablepuppet.plan.disclosure import training_disclosures
 from tablepuppet.plan.document import document, plan_html
@@ -135,7 +135,12 @@ class Plan:
         return exposures(self.shape, self.job, self.loss)
 
     def disclosures(self, epochs: int | None = None) -> dict[Told, int]:
-        """What a run of so many epochs (the job's, unless it stops early) tells whom: as the meter will count it."""
+        """What a run of so many epochs (the job's, unless it stops early) tells whom: as the meter will count it.
+
+        How often trees are checked, and how many splits are told, depends on the data: of these it is the most.
+        """
+        if self.job.spec.is_boosted:
+            return tree_disclosures(self.mapping, self.shape, self.job)
         return training_disclosures(self.mapping, self.shape, self.job, self.loss, epochs or self.job.epochs)
 
     @cached_property

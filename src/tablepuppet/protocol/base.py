@@ -10,7 +10,7 @@ fields, a message declares two things as data on its class:
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -137,6 +137,14 @@ def disclosures(message: Message) -> list[tuple[Tells, int]]:
             if tells.if_empty:
                 found.append((tells, 1))
             continue
-        width = value.shape[1] if tells.is_per_row and isinstance(value, np.ndarray) and value.ndim > 1 else 1
-        found.append((tells, int(width)))
+        width = _numbers(value) if tells.is_per_row else 1
+        if width:
+            found.append((tells, width))
     return found
+
+
+def _numbers(value: Any) -> int:
+    """How many numbers, or bits, a field tells of each row: a list's entries tell one each; others may say it."""
+    if isinstance(value, np.ndarray):
+        return int(value.shape[1]) if value.ndim > 1 else 1
+    return len(value) if isinstance(value, list) else int(getattr(value, "bits_of_a_row", 1))

@@ -89,7 +89,7 @@ class Central:
     ) -> None:
         """Splits the leaf of the largest gain, then the next; without a number of leaves the order does not matter."""
         leaves = [root]
-        found = {(): self._best(root, given, allowed)}
+        found: dict[tuple[int, ...], Any] = {(): self._best(root, given, allowed)}
         most = self.options.leaves or 2**15
         while len(leaves) < most:
             able = [leaf for leaf in leaves if found[leaf.path] is not None]
@@ -133,7 +133,7 @@ class Central:
             return 0.0
         if any(column.sign for column in self.columns):
             return rate * float(np.clip(-total / weight, *leaf.bound))
-        return -rate * total / weight
+        return float(-rate * total / weight)
 
     def _best(self, leaf: _Leaf, given: tuple[Any, ...], allowed: Sequence[NDArray[np.bool_]]) -> Any:
         if len(leaf.path) == self.options.levels:

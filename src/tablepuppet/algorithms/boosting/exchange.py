@@ -128,3 +128,8 @@ class Objections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: NDArray[np.int32]
     to_left: NDArray[np.bool_]
     is_void: NDArray[np.bool_]  # the split in the outline is not one of the client's candidates
+
+    @property
+    def bits_of_a_row(self) -> int:
+        """How many bits of every row it tells."""
+        return len(self.keys)

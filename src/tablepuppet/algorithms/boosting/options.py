@@ -75,7 +75,8 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     @property
     def most_leaves(self) -> int:
         """The leaves of a tree, at the most."""
-        return min(2**self.levels, self.leaves or 2**self.levels)
+        whole = int(2**self.levels)
+        return min(whole, self.leaves or whole)
 
     @property
     def rate(self) -> float:
@@ -85,8 +86,15 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     @property
     def most_splits(self) -> int:
         """Distinct splits that a table's owner tells at most: those of all nodes, with some that others outdo."""
-        cells = min(2**self.levels, 2 * (self.leaves or 2**self.levels))  # growth by leaves looks beyond them
+        whole = int(2**self.levels)
+        cells = min(whole, 2 * (self.leaves or whole))  # growth by leaves looks beyond them
         return 4 * self.trees * cells if self.max_splits is None else self.max_splits
+
+    @property
+    def most_checks(self) -> int:
+        """Requests about trees that a client answers at the most."""
+        strict = self.trees if self.checks == "strict" else 1
+        return 3 * (self.levels + 2) * (strict + 1) + self.trees - strict
 
     @property
     def rules(self) -> NDArray[np.float64]:

@@ -209,7 +209,10 @@ def _earlier_bits(
 
 def _count(columns: Sequence[RawColumn]) -> int:
     first = columns[0]
-    return len(first.values if first.values is not None else first.codes)
+    if first.values is not None:
+        return len(first.values)
+    assert first.codes is not None
+    return len(first.codes)
 
 
 def _bits(

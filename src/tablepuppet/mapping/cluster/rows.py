@@ -21,6 +21,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.mapping.cluster.cluster import Cluster
 from tablepuppet.mapping.cluster.partitions import IndexFacts, Partition, write_labels
 from tablepuppet.mapping.cluster.worker import Kept, Source, Walk
+from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows, batch, by_label, weight_step
 from tablepuppet.mapping.walk.gather_scatter import empty_sums
 from tablepuppet.mapping.walk.lane import JoinStep, LaneResult, Pass, Sums, Work, add_sums
@@ -152,6 +153,24 @@ class ClusterRows:
             if weights is not None:
                 weights[place] = found[2]
         return batch(numbers, labels, weights, [p.rows for p in self.indices], self.rows)
+
+    def gathered(self) -> JoinedRows:
+        """The same joined rows in this process, for work that is not a walk; a partition at a time."""
+        numbers = [np.empty(self.rows, np.int32 if p.rows < 2**31 else np.int64) for p in self.indices]
+        labels, weights = np.empty(self.rows), np.empty(self.rows) if self.weights is not None else None
+        calls = []
+        stops = [*(partition.first for partition in self.partitions[1:]), self.rows]
+        for partition, stop in zip(self.partitions, stops, strict=True):
+            calls.append((self._source(partition), np.arange(stop - partition.first)))
+        for partition, stop, found in zip(self.partitions, stops, self.cluster.ask("look_up", calls), strict=True):
+            own = slice(partition.first, stop)
+            for block, rows in enumerate(found[0]):
+                numbers[block][own] = partition.number(block, rows)
+            labels[own] = found[1]
+            if weights is not None:
+                weights[own] = found[2]
+        indices = tuple(RowIndex.of(own, facts.rows) for own, facts in zip(numbers, self.indices, strict=True))
+        return JoinedRows(self.rows, indices, RowIndex(self.rows, None, is_sorted=True), labels, weights=weights)
 
 
 def _add(merged: list[list[Array]], partition: Partition, lane: LaneResult) -> None:

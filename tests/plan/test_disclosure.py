@@ -158,7 +158,7 @@ def test_trees_tell_what_is_predicted_and_of_checks_and_splits_no_more(
     counted = result.traffic.all_told
     for number, exposure in enumerate(plan.exposures):
         for part in (p for p in plan.mapping.parts if p.block == number):
-            told = sum(n for t, n in counted.items() if t.subject == f"part {part.number}" and t.what == "splits")
-            assert told <= exposure.numbers
-            assert options["max_splits"] is None or told <= options["max_splits"]
+            bits = sum(n for t, n in counted.items() if t.subject == f"part {part.number}" and t.what == "splits")
+            assert bits <= exposure.numbers
+            assert options["max_splits"] is None or bits <= options["max_splits"]
     assert result.history[-1].residuals["splits"] <= sum(n for t, n in counted.items() if t.what == "splits")

@@ -156,7 +156,9 @@ class ClusterRows:
 
     def gathered(self) -> JoinedRows:
         """The same joined rows in this process, for work that is not a walk; a partition at a time."""
-        numbers = [np.empty(self.rows, np.int32 if p.rows < 2**31 else np.int64) for p in self.indices]
+        numbers: list[RowNumbers] = [
+            np.empty(self.rows, np.int32) if p.rows < 2**31 else np.empty(self.rows, np.int64) for p in self.indices
+        ]
         labels, weights = np.empty(self.rows), np.empty(self.rows) if self.weights is not None else None
         calls = []
         stops = [*(partition.first for partition in self.partitions[1:]), self.rows]

@@ -59,6 +59,26 @@ def eight_gibibytes_of_zeros(answer: Any, frame: Frame) -> Frame:
     )
 
 
+def no_numbers(answer: Any, frame: Frame) -> Frame:
+    """NaN in every array of floats of every answer, whatever its type."""
+    return _arrays(answer, frame, lambda a: np.full_like(a, np.nan) if a.dtype.kind == "f" else a)
+
+
+def one_less(answer: Any, frame: Frame) -> Frame:
+    """Every array of every answer is an entry short."""
+    return _arrays(answer, frame, lambda a: a[:-1].copy() if a.ndim and len(a) else a)
+
+
+def _arrays(answer: Any, frame: Frame, change: Callable[[Any], Any]) -> Frame:
+    found = {
+        name: change(value) if isinstance(value, np.ndarray) else [change(v) for v in value]
+        for name in answer.__struct_fields__
+        if isinstance(value := getattr(answer, name), np.ndarray)
+        or (isinstance(value, list) and value and all(isinstance(v, np.ndarray) for v in value))
+    }
+    return encode(replace(answer, **found), frame.wire) if found else frame
+
+
 def too_few_labels(answer: Any, frame: Frame) -> Frame:
     if not isinstance(answer, m.Labels):
         return frame

@@ -7,16 +7,20 @@ import json
 import logging
 import os
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.network.parties import QUERY
 
+from tablepuppet.errors import JobError
 from tablepuppet.job import make_job
 from tablepuppet.network.control import Finished, from_frame, to_frame
 from tablepuppet.network.coordinator import Coordinator
 from tablepuppet.network.processes import JsonLines
 from tablepuppet.network.runs import Run
+from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.switchboard import Switchboard
 
 JOB = make_job(QUERY, label="y", model="auto", algorithm="newton", given={})
@@ -64,6 +68,61 @@ def test_a_coordinator_remembers_its_runs_and_passes_over_a_damaged_one(
         assert "passed over" in caplog.text
     finally:
         coordinator.close()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Coordinator]:
+    """A coordinator that gives a run 64 MiB, and no client ever comes to it."""
+    made = Coordinator({"orders": ("a",)}, Switchboard(["a"]), tmp_path, 60.0, memory=1 << 26)
+    yield made
+    made.close()
+
+
+def test_what_users_hand_in_takes_no_more_memory_than_is_theirs(small: Coordinator) -> None:
+    """A hundred jobs of half a gigabyte each would have been kept in memory while they waited, and after."""
+    given = Frame(b"\x00garbage", [bytes(1 << 20)])
+    small.submit("train", to_frame(JOB), user="patient")  # it waits for its client, and all others for it
+    for _ in range(3):
+        small.submit("train", given, user="rival")
+    with pytest.raises(JobError, match="more than the 4,194,304 that the server has for it"):
+        small.submit("train", given, user="rival")
+    with pytest.raises(JobError, match="send less"):
+        small.submit("train", Frame(b"\x00", [bytes(5 << 20)]), user="other")
+    small.submit("train", to_frame(JOB), user="other")
+    held = [run for run in small._runs.values() if run.owner == "rival"]
+    assert sum(run.size for run in held) <= small.most_held
+
+
+def test_results_give_way_to_their_own_users_later_ones_alone(tmp_path: Path) -> None:
+    """Fifty quick jobs of one user pushed out what another had not fetched yet."""
+
+    def kept(number: int, owner: str, size: int) -> None:
+        run = Run(f"{number:016x}", "train", to_frame(JOB), tmp_path / "runs" / f"{number:016x}")
+        run.owner, run.result, run.submitted = owner, Frame(b"r", [bytes(size)]), float(number)
+        run.move("finished")
+
+    kept(1, "patient", 100)
+    for number in range(2, 60):
+        kept(number, "rival", 100)
+    for number in range(60, 70):
+        kept(number, "large", 1 << 20)
+    coordinator = Coordinator({"orders": ("a",)}, Switchboard(["a"]), tmp_path, 1.0, memory=1 << 26)
+    coordinator.close()
+    owners = Counter(run["user"] for run in coordinator.status()["runs"])
+    assert owners == {"patient": 1, "rival": 50, "large": 3}
+    assert len(list((tmp_path / "runs").iterdir())) == 54
+
+
+def test_who_does_not_read_misses_rounds_and_never_the_end(tmp_path: Path) -> None:
+    run = Run(ID, "train", to_frame(JOB), tmp_path / ID)
+    news = run.follow(rounds=True)
+    for number in range(5000):
+        run.end_round(number, 5000, to_frame({"a": 1}))
+    run.result = to_frame({"a": 1})
+    run.move("finished")
+    heard = [news.get(timeout=1) for _ in range(news.qsize())]
+    assert len(heard) == 1001
+    assert isinstance(heard[-1][0], Finished)
 
 
 def test_a_run_that_goes_on_waits_for_nobody_any_more(tmp_path: Path) -> None:

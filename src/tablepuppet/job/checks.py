@@ -39,6 +39,8 @@ def check_job(job: Job) -> None:
     _check(job)
     _check_stopping(job)
     _check_model(job, {})
+    _check_head(job, {})
+    _check_label_privacy(job)
     check_search(job)
     for other in () if job.search is None else job.search.jobs:
         check_job(other)
@@ -49,6 +51,11 @@ def check_given(job: Job, given: dict[str, Any]) -> None:
     _check(job)
     _check_stopping(job)
     _check_model(job, given)
+    _check_head(job, given)
+    _check_label_privacy(job)
+
+
+def _check_head(job: Job, given: dict[str, Any]) -> None:
     algorithm = algorithm_of(job.options)
     check_head(
         job,
@@ -57,7 +64,6 @@ def check_given(job: Job, given: dict[str, Any]) -> None:
         trained_by=named(tuple(a for a in FEDERATED if job.head in a.heads)),
         needs_bound=algorithm.figures_by(job.options, is_linear=True) == "power iteration",
     )
-    _check_label_privacy(job)
 
 
 def _check(job: Job) -> None:

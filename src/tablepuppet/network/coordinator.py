@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,13 @@ from tablepuppet.transport.switchboard import Switchboard
 from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)
-_KEPT = 50  # finished runs whose results stay
+_KEPT = 50  # finished runs of one user whose results stay
 _QUEUED = 100  # runs of one user that wait
 _DEATHS = 2  # of a run's processes, after which it is set aside
 _ASK_AGAIN = (1.0, 30.0)  # seconds between two looks whether a person has approved: at first, and later on
 _APPROVAL = 30 * 86400.0  # seconds after which nobody has
 _SHARE = 0.7  # of the memory, for the process of a run
+_OF_A_USER = 16  # times less is for what the runs of one user were given and gave
 
 
 class Coordinator:
@@ -64,6 +66,7 @@ class Coordinator:
         self._current: Run | None = None
         self._is_closing = False
         self._process = RunProcess(memory or int(_SHARE * memory_limit()), compute)
+        self.most_held = self._process.memory // _OF_A_USER  # bytes of one user's runs
         self.trouble = ""  # what keeps the coordinator from its work
         self.rounds = self.bytes_up = self.bytes_down = 0
         self._take_up()
@@ -83,6 +86,12 @@ class Coordinator:
             waiting = sum(r.owner == user and not r.is_over for r in self._runs.values())
             if waiting >= _QUEUED:
                 raise JobError(f"{waiting} runs of {user or 'yours'} wait already; let some of them end first")
+            held = sum(r.size for r in self._runs.values() if r.owner == user and not r.is_over and r is not run)
+            if held + asked.size > self.most_held:
+                raise JobError(
+                    f"what runs of {user or 'yours'} were given takes {held + asked.size:,} bytes, more than the "
+                    f"{self.most_held:,} that the server has for it; send less, or let some of them end first"
+                )
         if run is None:
             id = story.new_job_id()
             run = Run(id, kind, asked, self._folder / id if kind == "train" else None)
@@ -185,16 +194,27 @@ class Coordinator:
                 continue
             log.info("run %s goes on from its journal", run.id)
             self._queue.put(run)
+        self._trim()
 
     def _resumable(self, asked: Frame, user: str) -> Run | None:
         same = [r for r in self._runs.values() if r.state == "interrupted" and r.owner == user and r.asked == asked]
         return max(same, key=lambda r: r.submitted, default=None)
 
     def _trim(self) -> None:
-        over = sorted((r for r in self._runs.values() if r.is_over), key=lambda r: r.submitted)
-        for run in over[: max(0, len(over) - _KEPT)]:
-            run.remove()
-            del self._runs[run.id]
+        """Forgets the oldest runs that are over, of each user who has many, or whose take more memory than is its."""
+        newest = sorted(self._runs.values(), key=lambda r: (not r.is_over, r.submitted), reverse=True)
+        held: Counter[str] = Counter()
+        kept: Counter[str] = Counter()
+        for run in newest:
+            held[run.owner] += run.size
+            if not run.is_over:
+                continue
+            kept[run.owner] += 1
+            is_last = kept[run.owner] == 1
+            if kept[run.owner] > _KEPT or (held[run.owner] > self.most_held and not is_last):
+                held[run.owner] -= run.size
+                run.remove()
+                del self._runs[run.id]
 
     def _work(self) -> None:
         while (run := self._queue.get()) is not None:
@@ -211,6 +231,7 @@ class Coordinator:
             finally:
                 with self._lock:
                     self._current = None
+                    self._trim()
                 if run.id not in self.live():
                     self._turns.pop(run.id, None)
                     self._switchboard.forget(run.id)

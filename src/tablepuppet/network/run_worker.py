@@ -35,6 +35,7 @@ from tablepuppet.transport.envelopes import Envelope
 from tablepuppet.transport.link import AnswerChecks, Link
 
 log = logging.getLogger(__name__)
+_RESULT = 8  # times less memory than a run has is for its result, at the coordinator
 
 
 class Begin(Envelope, frozen=True):
@@ -195,11 +196,19 @@ def _behave(memory: int) -> None:
 def _serve(pipe: Pipe, begin: Begin, asked: Frame, cache: PredictionCache, memory: int) -> None:
     try:
         outcome = to_frame(_outcome(pipe, begin, _checked(begin.kind, from_frame(asked, (Job, Model))), cache, memory))
+        if outcome.size > memory // _RESULT:
+            raise JobError(
+                f"the result takes {outcome.size:,} bytes, and the server holds at most {memory // _RESULT:,} of one; "
+                "ask for fewer rows at a time"
+            )
     except TablePuppetError as error:
         pipe.send(Broken(error=type(error).__name__, message=str(error)))
     except MemoryError:
         pipe.send(Broken(error="TrainingError", message=too_much_memory(memory)))
     except Exception as error:  # a bug must not stop the service, nor tell anybody about it
+        if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # as torch says it
+            pipe.send(Broken(error="TrainingError", message=too_much_memory(memory)))
+            return
         log.exception("run %s failed", begin.run)
         message = f"internal error ({type(error).__name__}); see the server's log"
         pipe.send(Broken(error="TrainingError", message=message))

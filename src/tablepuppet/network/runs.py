@@ -21,6 +21,7 @@ from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)
 NewsItem = tuple[News, list[Frame]]
+_UNREAD = 1000  # rounds that somebody may be behind
 _OVER = ("finished", "failed", "interrupted", "cancelled")
 
 
@@ -110,6 +111,11 @@ class Run:
     def is_over(self) -> bool:
         return self.state in _OVER
 
+    @property
+    def size(self) -> int:
+        """Bytes that it holds in memory: what was asked, and the result."""
+        return self.asked.size + (0 if self.result is None else self.result.size)
+
     def is_of(self, user: str) -> bool:
         """Whether a user may see this run and its result."""
         return user == self.owner or user in self.readers
@@ -143,7 +149,8 @@ class Run:
         self.round, self.rounds = number, rounds
         with self._lock:
             for watcher in self._watchers:
-                watcher.put((Round(round=number), [event]))
+                if watcher.qsize() < _UNREAD:  # who does not read misses rounds, and never the end
+                    watcher.put((Round(round=number), [event]))
 
     def move(
         self, state: State, message: str = "", *, on_full: Callable[[], bool] = lambda: True, waits: bool = True

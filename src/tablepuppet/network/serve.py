@@ -178,6 +178,7 @@ class Server:
         if role == "client":
             self.switchboard.serve(name, stream)
             return
+        stream.allow(min(stream.limit, self.coordinator.most_held))
         while True:
             envelope, frames = stream.receive()
             if isinstance(envelope, Goodbye):

@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 _PACKAGE = os.path.dirname(__file__)
 
@@ -186,3 +187,21 @@ def hint(name: str, known: Sequence[str], whose: str = "it") -> str:
     """
     near = nearest(name, known)
     return f"did you mean {near!r}?" if near is not None else f"{whose} has {', '.join(known) or 'none'}"
+
+
+def unreadable(path: str | Path, error: Exception) -> str:
+    """Why a file cannot be read, and what to do about it."""
+    path = Path(path)
+    if isinstance(error, FileNotFoundError):
+        beside = path.parent.glob(f"*{path.suffix}") if path.parent.is_dir() else ()
+        near = nearest(path.stem, [other.stem for other in beside if other.is_file()], cutoff=0.75)
+        advice = "check the path" if near is None else f"did you mean {path.with_name(near + path.suffix)}?"
+        where = "" if path.is_absolute() else f" (looked in {Path.cwd()})"
+        return f"cannot read {path}: there is no such file{where}; {advice}"
+    if isinstance(error, IsADirectoryError):
+        return f"cannot read {path}: it is a folder; name a file in it"
+    if isinstance(error, PermissionError):
+        return f"cannot read {path}: this user may not; change the file's permissions"
+    if isinstance(error, OSError):
+        return f"cannot read {path}: {error.strerror or 'the path is no path'}; check the path"
+    return f"cannot read {path}: it is not UTF-8 text; save it as such"

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.job import make_job
 
 MISTAKES: dict[str, Callable[[], Any]] = {
     "tp.Sgd has no option 'lr'; did you mean 'learning_rate'?": lambda: tp.Sgd(lr=1),  # type: ignore[call-arg]
@@ -65,3 +66,13 @@ def test_options_are_copied_and_shown_without_their_defaults() -> None:
     options = tp.Admm(rho=0.5)
     assert copy.deepcopy(options) == options
     assert repr(options) == "Admm(rho=0.5)"
+
+
+def test_networks_take_1200_steps_where_the_user_leaves_epochs_open() -> None:
+    def epochs(rows: int, model: str = "mlp", **given: Any) -> int:
+        return make_job("SELECT 1", label="y", model=model, algorithm="sgd", given=given).over(rows).epochs
+
+    assert [epochs(rows) for rows in (500, 400_000, 614_400, 2_000_000)] == [30, 30, 20, 10]
+    assert epochs(2_000_000, batch_size=None) == 30
+    assert epochs(500, epochs=7) == 7
+    assert epochs(500, model="linear") == 10

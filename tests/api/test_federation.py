@@ -155,6 +155,8 @@ REFUSALS: list[tuple[str, dict[str, Any], type[tp.TablePuppetError], str]] = [
     ("o.x, o.mood", {"label": "mood", "model": "linear"}, errors.MappingError, "is text"),
     ("o.x, o.one", {"label": "one", "model": "softmax"}, errors.MappingError, "only one class"),
     ("o.x, o.y > 1e9 AS far", {"label": "far", "model": "logistic"}, errors.MappingError, "only one class"),
+    ("o.x, o.one", {"label": "one", "model": "logistic"}, errors.MappingError, "only one class"),
+    ("o.x, CAST(o.y AS VARCHAR) AS t", {"label": "t"}, errors.MappingError, "classes in 120 rows.*CAST"),
     ("o.x, o.nothing", {"label": "nothing"}, errors.MappingError, "IS NOT NULL"),
     ("o.infinite, o.y", {"label": "y"}, errors.SourceError, "infinity"),
     ("o.y", {"label": "y"}, errors.CatalogError, "at least one feature"),

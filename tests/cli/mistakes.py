@@ -1,4 +1,4 @@
-"""Sixty things that users get wrong: each one edit of a job that works."""
+"""Sixty and more things that users get wrong: each one edit of a job that works."""
 
 from __future__ import annotations
 
@@ -143,6 +143,18 @@ MISTAKES: dict[str, tuple[Files, str]] = {
     "a query that deletes": (_query("DROP TABLE orders"), "SELECT"),
     "two queries": (_query(f"{QUERY}; {QUERY}"), ""),
     "an unknown column": (_query(QUERY.replace("quantity", "quantitty")), "Did you mean quantity?"),
+    "a name with a space": (
+        {
+            "job.toml": job(QUERY.replace("o.quantity", "o.unit price")),
+            **{"orders.parquet": right()["orders.parquet"].append_column("unit price", pa.array([1.0] * 60))},
+        },
+        'Did you mean o."unit price"?',
+    ),
+    "a column of nothing": (_orders(quantity=[None] * 60), "NULL in every row"),
+    "a job file with a neighbour": (
+        {"job.toml": job(more='federation = "federaton.toml"', tables=" "), "federation.toml": "[tables]"},
+        "federation.toml?",
+    ),
     "an unknown table": (_query(QUERY.replace("orders o", "oders o")), "Did you mean orders?"),
     "an unknown alias": (_query(QUERY.replace("i.price", "x.price")), "x"),
     "a label that is not selected": (_query(QUERY, label='label = "refund"'), "refund"),

@@ -62,6 +62,32 @@ def test_a_model_that_is_worse_than_a_constant_says_so() -> None:
     assert "raise l2" in str(result)
 
 
+def test_a_label_that_never_changes_says_so() -> None:
+    with federation(lambda u, v: np.full(len(u), 3.5)) as owner:
+        for algorithm in ("newton", "sgd", "centralized"):
+            result = owner.train(QUERY, label="y", algorithm=algorithm)
+            assert result.metrics["test"]["rmse"] == pytest.approx(0.0, abs=1e-9)
+            assert "the label is the same in all training rows" in str(result)
+
+
+def test_figures_without_a_test_row_are_said_to_be_of_training_rows() -> None:
+    with federation(linear, rows=3) as owner:
+        result = owner.train(QUERY, label="y", algorithm="newton", seed=1)
+        assert not result.metrics["test"]
+        assert "no joined row fell on the test side" in str(result)
+        asked = owner.train(QUERY, label="y", algorithm="newton", test_fraction=0.0)
+    assert "test side" not in str(asked)
+
+
+def test_dates_that_are_written_as_text_are_pointed_at() -> None:
+    with federation(linear) as owner:
+        named = owner.train(QUERY.replace("a.u", "CAST(a.u AS VARCHAR) AS day"), label="y")
+        kept = owner.train(QUERY.replace("a.u", "CAST(a.u AS VARCHAR) AS day"), label="y", max_categories=3)
+    assert "day has 2" in str(named)
+    assert "CAST(… AS DATE)" in str(named)
+    assert "different texts" not in str(kept)
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_the_best_constant_is_that_of_the_class_shares(classes: int) -> None:
     with federation(lambda u, v: [f"c{k}" for k in np.clip(np.round(u + 1), 0, classes - 1).astype(int)]) as owner:

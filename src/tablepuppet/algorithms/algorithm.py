@@ -97,6 +97,7 @@ class Algorithm(ABC, Generic[_Options]):
     remedy: ClassVar[str] = "check the features for extreme values"  # for a run that diverges
     untuned: ClassVar[str] = ""  # what to do without where a linear model is worse than a constant
     epochs: ClassVar[int] = 10  # of a job whose user does not say, with most losses
+    network_epochs: ClassVar[int] = 0  # the same where blocks are networks; 0: no more
     epoch: ClassVar[str] = "epoch"  # what one is called
     takes_many_rounds: ClassVar[bool] = False  # whether others are done sooner with a linear model
 
@@ -151,6 +152,10 @@ class Algorithm(ABC, Generic[_Options]):
     def can_stop_early(self, options: _Options) -> bool:
         """Whether a run that ends after some epochs is a run of fewer."""
         return True
+
+    def enough_epochs(self, most: int, batches: int, *, is_linear: bool) -> int:
+        """How many of the usual epochs do, where each has so many batches."""
+        return most
 
     def run_epochs(self, options: _Options, usual: int) -> int:
         """How many epochs a run has where costs are compared."""

@@ -29,7 +29,7 @@ from urllib.parse import quote
 
 from tablepuppet.client.client import Client
 from tablepuppet.client.policy import Policy, read_policy
-from tablepuppet.errors import JobError, TablePuppetError, did_you_mean, hint
+from tablepuppet.errors import JobError, TablePuppetError, did_you_mean, hint, unreadable
 from tablepuppet.tables.part_store import PartStore
 from tablepuppet.tables.source import Source, open_source, source
 from tablepuppet.tables.store import ClientTables
@@ -149,7 +149,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"cannot read {path}: {error.strerror if isinstance(error, OSError) else 'not text'}") from None
+        raise JobError(unreadable(path, error)) from None
     except tomllib.TOMLDecodeError as error:
         raise JobError(f"{path} is not valid TOML: {error}") from None
 

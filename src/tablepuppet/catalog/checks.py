@@ -118,6 +118,9 @@ def union_of(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan], 
     columns = [branch.output(position, scans) for branch in branches]
     for branch, column in zip(branches, columns, strict=True):
         if not is_feature(column):
+            if type_name(column).strip('"') == "NULL":
+                what = "is NULL in every row, so that its type is not known; leave it out"
+                raise refuse(ucq, f"{branch.output_name(position)} {what}", branch.resolved.outputs[position].at)
             raise refuse(
                 ucq,
                 f"{branch.output_name(position)} is {type_name(column)}, which cannot be a feature; "

@@ -156,7 +156,8 @@ class _Names:
         found = matches(name, shape.columns)
         alias = self.scope.aliases[relation]
         if not found:
-            hint = did_you_mean(name.name, shape.columns)
+            spaced = next((c for c in shape.columns if c.startswith(f"{name.name} ") and not name.quoted), None)
+            hint = did_you_mean(name.name, shape.columns) if spaced is None else f'Did you mean {alias}."{spaced}"?'
             table = f"{alias} (table {shape.name})" if alias != shape.name else alias
             raise refuse(self.ucq, f"{table} has no column {name.name}. {hint}", name)
         if len(found) > 1:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tablepuppet.cli.screen import JsonOption, Screen, table
-from tablepuppet.errors import TransportError
+from tablepuppet.errors import TransportError, unreadable
 from tablepuppet.transport import certs as authority
 from tablepuppet.transport import signing_requests
 
@@ -134,7 +134,7 @@ def share(
     try:
         content = secret.read_bytes().strip()
     except OSError as error:
-        raise TransportError(f"cannot read {secret}: {error.strerror}") from None
+        raise TransportError(unreadable(secret, error)) from None
     for recipient in recipients:
         target = secret.with_name(f"{recipient.stem}.sealed")
         target.write_bytes(signing_requests.seal(content, own, key, recipient, ca))
@@ -159,7 +159,7 @@ def open_secret(
     try:
         content = sealed.read_bytes()
     except OSError as error:
-        raise TransportError(f"cannot read {sealed}: {error.strerror}") from None
+        raise TransportError(unreadable(sealed, error)) from None
     own, key, ca = folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem"
     _write_secret(to, signing_requests.open_sealed(content, own, key, sender, ca).decode("ascii"))
     _say(as_json, to, "Never give it to the server.")

@@ -21,7 +21,7 @@ import typer
 from tablepuppet.algorithms.registry import BY_NAME, DEFAULT
 from tablepuppet.api import Federation
 from tablepuppet.api.owners import read_toml, tables_from_toml
-from tablepuppet.errors import JobError, nearest
+from tablepuppet.errors import JobError, nearest, unreadable
 from tablepuppet.job import Job, loss_options
 
 JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (TOML).", show_default=False)]
@@ -98,8 +98,7 @@ def _query(path: Path, given: dict[str, Any]) -> str:
     try:
         return (path.parent / name).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise JobError(f"cannot read the query file {path.parent / name}: {reason}") from None
+        raise JobError(f"the query file: {unreadable(path.parent / name, error)}") from None
 
 
 def _algorithm(path: Path, given: dict[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,11 @@ from tablepuppet.mapping.rows.joined import by_label
 from tablepuppet.models.losses import Loss, metrics_by_name
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
+from tablepuppet.protocol.features import CategoryEncoder, Encoder
 
 _STILL = 0.01  # of all that the objective has fallen below a constant's: what the last fifth of the epochs may bring
+_FEW_NAMES = 20  # that a text column may have in any table
+_CONSTANT = "the label is the same in all training rows, and so is what the model predicts; choose another label"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,18 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
-def judge(prepared: Prepared, objectives: Sequence[float], metrics: dict[str, Metrics], *, is_settled: bool) -> Verdict:
+def judge(
+    prepared: Prepared,
+    objectives: Sequence[float],
+    metrics: dict[str, Metrics],
+    encoders: Sequence[Sequence[Encoder]],
+    *,
+    is_settled: bool,
+) -> Verdict:
     """The verdict on a run; `is_settled`: what its algorithm says of its own end."""
     plan, train = prepared.plan, prepared.mapping.train
+    if len(np.unique(_seen(train, None)[0])) == 1:
+        return Verdict(converged=True, notes=(_CONSTANT,))
     constant = best_constant(train, plan.loss)
     start = constant_loss(train, plan.loss, constant, train.weights)
     falls = _last_fall(start, objectives)
@@ -42,6 +54,9 @@ def judge(prepared: Prepared, objectives: Sequence[float], metrics: dict[str, Me
     notes = [] if converged else [_unfinished(plan, falls, len(objectives))]
     if metrics.get("test"):
         notes += _worse(prepared, constant, metrics)
+    elif plan.job.test_fraction:
+        notes.append("no joined row fell on the test side, and figures are of training rows; raise test_fraction")
+    notes += _names_of_rows(prepared, encoders)
     return Verdict(converged, tuple(notes))
 
 
@@ -108,6 +123,21 @@ def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> 
         ways.append("more noise than signal may have come through: allow a larger ε, or bring more rows")
     what = "; ".join(ways) if ways else "the features may say nothing about the label"
     return [f"the model predicts test rows worse than a constant would ({figures}); {what}"]
+
+
+def _names_of_rows(prepared: Prepared, encoders: Sequence[Sequence[Encoder]]) -> list[str]:
+    """A sentence for each text column whose values hardly come twice: dates, numbers and names, written as text."""
+    joined, notes = prepared.mapping.train.rows, []
+    for block, of_block in zip(prepared.mapping.bound.blocks, encoders, strict=True):
+        for name, encoder in zip(block.features, of_block, strict=False):  # a block without rows has none
+            count = len(encoder.categories) if isinstance(encoder, CategoryEncoder) else 0
+            if count > _FEW_NAMES and 2 * count > joined:
+                notes.append(
+                    f"{name} has {count:,} different texts in {joined:,} joined rows, which say nothing of other rows; "
+                    "if they are dates or numbers, write CAST(… AS DATE) or CAST(… AS DOUBLE), else leave them out or "
+                    "set max_categories"
+                )
+    return notes
 
 
 @dataclass(slots=True, eq=False)

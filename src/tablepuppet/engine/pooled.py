@@ -94,5 +94,5 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
         classes=mapping.label.classes,
         privacy=ledger,
         epoch=1,
-        notes=judge(prepared, [best.value], metrics, is_settled=True).notes,
+        notes=judge(prepared, [best.value], metrics, encoders, is_settled=True).notes,
     )

@@ -385,7 +385,7 @@ class Run:
                 )
             )
         objectives = [record.objective for record in self.history]
-        verdict = judge(self.prepared, objectives, metrics, is_settled=self.is_settled)
+        verdict = judge(self.prepared, objectives, metrics, encoders, is_settled=self.is_settled)
         return Result(
             plan=self.plan,
             objective=objective,

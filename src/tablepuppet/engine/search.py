@@ -167,7 +167,8 @@ class _Runs:
         plan = self.prepared.plan
         search = plan.job.search
         assert search is not None
-        self.plans = [replace(plan, job=_given(plan.job, job)) for job in search.jobs]
+        rows = self.prepared.mapping.train.rows
+        self.plans = [replace(plan, job=_given(plan.job, job).over(rows)) for job in search.jobs]
         first = self.plans[0]
         problem = make_problem(first, self.prepared.training, self.union, self.encoders)
         may_share = len({msgspec.json.encode(_without_l2(own.job)) for own in self.plans}) == 1

@@ -67,6 +67,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     standardize: bool = True
     seed: int = 0
     epochs: int = 20
+    epochs_by_rows: bool = False  # whether the user left them open: fewer are enough where each has many batches
     batch_size: BatchSize = "auto"  # joined rows, of algorithms with batches; auto: from how many there are, None: all
     max_categories: int | None = None
     max_joined_rows: int | None = None
@@ -114,6 +115,15 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def batch(self, rows: int) -> int | None:
         """How many of so many joined rows are a batch; None: all of them."""
         return automatic_batch(rows) if self.batch_size == "auto" else self.batch_size
+
+    def over(self, rows: int) -> Job:
+        """The same, with as many epochs as so many joined rows need where the user left that open."""
+        if not self.epochs_by_rows:
+            return self
+        size = self.batch(rows)
+        batches = 1 if size is None else -(-rows // size)
+        epochs = algorithm_of(self.options).enough_epochs(self.epochs, batches, is_linear=self.spec.is_linear)
+        return msgspec.structs.replace(self, epochs=epochs, epochs_by_rows=False)
 
     @property
     def chooses_steps(self) -> bool:

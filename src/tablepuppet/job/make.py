@@ -32,6 +32,7 @@ from tablepuppet.models.spec import L2
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.setup import Folds
 
+_OURS = ("module", "head_module", "epochs_by_rows")  # fields of a job that nobody sets by hand
 _FACTOR_L2 = 1e-8  # factors are shrunk by how often a row appears; on each parameter, l2 · N would be far too much
 
 
@@ -57,7 +58,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     given |= head_given(given.get("head", "sum"))
     if algorithm is None:
         algorithm = usual_algorithm(given["head"], model, is_sparse=bool(given.get("l1") or given.get("signs")))
-    own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options"}
+    own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options", "epochs_by_rows"}
     values = {name: value for name, value in given.items() if name in own - {"privacy", "engine", "warm_start"}}
     values["loss_options"] = dict(values.get("loss_options") or {})
     extra = {name: value for name, value in given.items() if name not in own}
@@ -81,7 +82,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         raise JobError(explained(error, Job, values)) from None
     check_loss(job)
     if is_usual:
-        job = msgspec.structs.replace(job, epochs=_epochs(job, algorithm_of(options)))
+        job = msgspec.structs.replace(job, epochs=_epochs(job, algorithm_of(options)), epochs_by_rows=True)
     privacy = privacy_of(given.get("privacy"))
     options = options.settled(is_linear=job.spec.is_linear, is_private=privacy.features is not None)
     if job.loss_class is not None and not job.loss_class.is_smooth:
@@ -162,6 +163,8 @@ def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[st
 
 def _epochs(job: Job, algorithm: Algorithm[Any]) -> int:
     """How many epochs are usually enough; "auto" may turn out to be any of the usual losses."""
+    if not job.spec.is_linear and algorithm.network_epochs:
+        return algorithm.network_epochs
     if algorithm.is_pooled or algorithm.takes_kinks:
         return algorithm.epochs
     losses = [usual_loss(classes) for classes in (0, 2, 3)] if job.loss_class is None else [job.loss_class]
@@ -170,7 +173,5 @@ def _epochs(job: Job, algorithm: Algorithm[Any]) -> int:
 
 def _options(algorithm: str) -> str:
     """What can be chosen: of the algorithm, and of every job."""
-    others = sorted(
-        set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options", "module", "head_module"}
-    )
+    others = sorted(set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options", *_OURS})
     return f"It has {', '.join(BY_NAME[algorithm].options.__struct_fields__)}; every job has {', '.join(others)}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tablepuppet.errors import JobError
+from tablepuppet.errors import JobError, unreadable
 from tablepuppet.transport.certs import warn_of_loose
 from tablepuppet.transport.envelopes import LIMIT
 from tablepuppet.transport.flight import Identity
@@ -123,7 +123,7 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         try:
             found = self.path(self.secret).read_bytes().strip()
         except OSError as error:
-            raise JobError(f"cannot read the clients' secret {self.path(self.secret)}: {error.strerror}") from None
+            raise JobError(f"the clients' secret: {unreadable(self.path(self.secret), error)}") from None
         warn_of_loose(self.path(self.secret))
         if len(found) < 32:
             raise JobError(f"{self.path(self.secret)} is too short for a secret; `tablepuppet certs secret` makes one")
@@ -170,9 +170,9 @@ def _read(path: str | Path, kind: Any) -> Any:
         if isinstance(given, dict) and "folder" in given:
             raise msgspec.ValidationError("Object contains unknown field `folder`")
         settings = msgspec.convert(given, kind, strict=True)
-    except OSError as error:
-        raise JobError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, msgspec.MsgspecError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(unreadable(path, error)) from None
+    except msgspec.MsgspecError as error:
         raise JobError(f"{path} cannot be read: {error}") from None
     return msgspec.structs.replace(settings, folder=Path(path).parent)
 

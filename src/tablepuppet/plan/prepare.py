@@ -46,7 +46,7 @@ def prepare(mapping: TableMapping, job: Job) -> Prepared:
     if job.model == "auto":
         kind = job.loss_class or usual_loss(len(mapping.label.classes))
         job = msgspec.structs.replace(job, model=kind.model, loss=None)
-    job = msgspec.structs.replace(job, options=job.blinded_options)
+    job = msgspec.structs.replace(job, options=job.blinded_options).over(mapping.train.rows)
     loss = _loss(job, mapping)
     check_labels(loss, mapping)
     mapping = weighted(_unbiased(mapping, loss), job)

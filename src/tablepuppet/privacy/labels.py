@@ -79,7 +79,8 @@ def channel_of(privacy: LabelPrivacy, classes: int | None) -> Channel:
         if privacy.bounds is None:
             raise PrivacyError(
                 "a label that is a number needs public bounds to be made private: privacy = "
-                '{"label": {"epsilon": …, "bounds": [low, high]}}, known without looking at the data'
+                '{"label": {"epsilon": …, "bounds": [low, high]}}, known without looking at the data. Are its numbers '
+                'classes? Then say so: model="logistic" or model="softmax"'
             )
         low, high = privacy.bounds
         if privacy.mechanism == "laplace":

@@ -214,7 +214,7 @@ def _lines(contract: Contract) -> Iterator[str]:
     if training is not None:
         name, kind = training.name, training.model.kind
         kept = "leave" if training.releases else "stay here"
-        yield f"{name}, {kind} model, {training.epochs} epochs; trained parameters {kept}"
+        yield f"{name}, {kind} model, at most {training.epochs} epochs; trained parameters {kept}"
     noise = {
         "labels": contract.label_privacy,
         "features": contract.feature_privacy,

@@ -6,6 +6,7 @@ deep or strange.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from sqlglot import Token, TokenType, exp
@@ -37,6 +38,7 @@ _UNKNOWN = (
     "this SQL has a construct that is not known here; "
     "write SELECT … FROM … JOIN … ON … WHERE with plain expressions over columns"
 )
+_BACKTICK = 'names are quoted by double quotes here, as in o."unit price", not by backticks'
 _CONTEXT = 100  # characters that sqlglot gives before the place of an error
 
 
@@ -98,6 +100,8 @@ def _tree(text: str) -> exp.Expr:
     # DuckDB has read this text, so that it is SQL; sqlglot, which fails in many ways, does not know it.
     except Exception as error:
         at = _place(error)
+        if "`" in re.sub("'[^']*'", "", text):
+            raise refusal(text, _BACKTICK, text.index("`")) from error
         # sqlglot reads %s as "modulo s", and stops at the s.
         known = at is not None and is_parameter(text, at - 1)
         raise refusal(text, PARAMETER if known else _UNKNOWN, at) from error

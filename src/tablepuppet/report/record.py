@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tablepuppet.errors import ModelError
+from tablepuppet.errors import ModelError, unreadable
 
 
 class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -183,7 +183,7 @@ def read_record(path: str | Path) -> RunRecord:
             "model keeps no history: write its run with Result.to_json, or with tablepuppet train --json)"
         ) from None
     except OSError as error:
-        raise ModelError(f"cannot read run {path}: {error.strerror}") from None
+        raise ModelError(unreadable(path, error)) from None
     except msgspec.MsgspecError as error:
         raise ModelError(
             f"{path} is not a run that this version reads: {error}; write it with Result.to_json"

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from tablepuppet.errors import JobError
+from tablepuppet.formatting import size
 from tablepuppet.fragments import folded, fragment, table
 from tablepuppet.protocol import Message, disclosures
 from tablepuppet.protocol.codec import Frame
@@ -96,7 +97,7 @@ class Account:
         return sum(net.seconds(r.slowest if link == "slowest" else r.total) for r in self.each_round)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Traffic(Account):
     """The training rounds of a run; what came before and beside them is apart, in full.
 
@@ -105,6 +106,11 @@ class Traffic(Account):
 
     setup: Account = field(default_factory=Account)
     evaluation: Account = field(default_factory=Account)
+
+    def __repr__(self) -> str:
+        return (
+            f"Traffic({self.rounds:,} rounds, {size(self.bytes_up)} from clients, {size(self.bytes_down)} to clients)"
+        )
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the three phases side by side, and where the bytes of training went."""

@@ -32,6 +32,7 @@ _ITERATIONS = 12
 _HALVINGS = 30
 _PIECE = 1 << 14  # rows that are combined at a time
 _NO_LABELS = np.zeros(0)
+_PAIRS = 2**24  # numbers of an array over joined rows and pairs of classes
 _ENOUGH = 1e-3  # of what a round has gained: less than that is left to the next round
 
 
@@ -112,11 +113,17 @@ def hessian_step(shard: Any, *, loss: Loss, intercept: Array, is_known: bool) ->
         if is_known:
             return ([(*curved[:i], *curved[i + 1 :]) for i in range(len(curved))],), sums
         return ((*curved, curvature),), sums
-    unit = np.broadcast_to(np.eye(outputs), (rows, outputs, outputs))
-    vectors = np.concatenate([*(block.reshape(rows, -1, outputs) for block in shard.columns), unit], axis=1)
-    products = loss.hessian_product(scores, _labels(shard, loss), vectors)
-    new = range(products.shape[1] - outputs)
-    return [products[:, k] for k in new], {"intercept": products.sum(axis=0)}
+    labels = _labels(shard, loss)
+    directions = [block.reshape(rows, -1, outputs) for block in shard.columns]
+    new = loss.hessian_product(scores, labels, np.concatenate(directions, axis=1)) if directions else None
+    totals = [] if new is None else [new.sum(axis=0)]
+    unit, few = np.eye(outputs), max(1, _PAIRS // (rows * outputs))  # with many classes, not all of them at once
+    for first in range(0, outputs, few):
+        some = unit[first : first + few]
+        vectors = np.ascontiguousarray(np.broadcast_to(some, (rows, *some.shape)))
+        totals.append(loss.hessian_product(scores, labels, vectors).sum(axis=0))
+    signals = [] if new is None else [new[:, k] for k in range(new.shape[1])]
+    return signals, {"intercept": np.concatenate(totals)}
 
 
 def _labels(shard: Any, loss: Loss) -> Array:

@@ -25,6 +25,8 @@ from tablepuppet.protocol.setup import Folds
 from tablepuppet.transport.link import Link
 
 _CLASSES = 100  # distinct numbers that may be classes; more are a quantity
+_FEW_CLASSES = 20  # that may have one row each
+_ONE_CLASS = "has only one class, so that there is nothing to learn; choose another label, or another WHERE"
 Task = Literal["number", "binary", "classes", "any"]  # what a loss needs (models/losses); any: whatever it is
 
 
@@ -121,7 +123,13 @@ def read_labels(
         if weights is not None:
             weights[inside] = cast(Weights, next(answers[client])).values
     if info.kind == "class" and privacy is None and _is_constant(values):
-        raise MappingError(f"label {bound.label} has only one class; there is nothing to learn")
+        raise MappingError(f"label {bound.label} {_ONE_CLASS}")
+    if privacy is None and len(info.classes) > max(_FEW_CLASSES, total / 2):
+        raise MappingError(
+            f"label {bound.label} has {len(info.classes):,} classes in {total:,} rows, too few of each to learn from. "
+            "A number or a date that is written as text is learned as a number: CAST(… AS DOUBLE), CAST(… AS DATE). "
+            "Else group the classes with CASE"
+        )
     if any(place.test >= 0 for place in places) and not is_test.any():
         raise MappingError("test_where matches no rows left by WHERE; change the condition, or leave it out")
     return LabelSpace(info, values, is_test, is_validation, weights, offsets, drawn)
@@ -157,13 +165,13 @@ def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelIn
             f"label {label} has more distinct numbers than a classifier takes ({_CLASSES}); "
             'use model="linear", or make classes of it in the SELECT, for example (x > 0) AS y'
         )
+    if len(found) < 2:
+        raise MappingError(f"label {label} {_ONE_CLASS}")
     if task == "binary" and len(found) != 2:
         raise MappingError(
             f"the model needs a label of two classes, and {label} has {len(found)}; "
             'use model="softmax", or make two of them in the SELECT, for example (x > 0) AS y'
         )
-    if len(found) < 2:
-        raise MappingError(f"label {label} has only one class; there is nothing to learn")
     if kinds == {"boolean"}:
         return LabelInfo("class", (False, True))
     return LabelInfo("class", in_label_type(found))

@@ -16,6 +16,7 @@ from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import ApprovalError
 from tablepuppet.formatting import printable
 from tablepuppet.job import Job
+from tablepuppet.privacy.options import Privacy
 from tablepuppet.protocol.base import What
 from tablepuppet.protocol.contract import (
     Agreement,
@@ -89,6 +90,7 @@ def job_contracts(
             fits=fits,
             folds=None if job.search is None else job.search.folds,
             keys=privacy.keys,
+            most_keys=_most_keys(privacy),
             wants_classes=job.loss_name != "squared" and not (job.loss_name == "auto" and privacy.label is not None),
             label_privacy=privacy.label,
             feature_privacy=privacy.features,
@@ -129,7 +131,11 @@ def key_contracts(bound: BoundQuery, purpose: Purpose, asker: str) -> dict[str, 
 
 
 def score_contracts(
-    bound: BoundQuery, models: Mapping[str, str], identifiers: Sequence[Place], asker: str
+    bound: BoundQuery,
+    models: Mapping[str, str],
+    identifiers: Sequence[Place],
+    asker: str,
+    privacy: Privacy,
 ) -> dict[str, Contract]:
     """What each client is asked for predictions; `models`: the fingerprint of what is applied to each block."""
     found = {}
@@ -140,9 +146,15 @@ def score_contracts(
             label=bound.label,
             scans=scans,
             blocks=blocks,
+            keys=privacy.keys,
+            most_keys=_most_keys(privacy),
             disclosures=_disclosures(scans, blocks, (), "predict"),
         )
     return found
+
+
+def _most_keys(privacy: Privacy) -> int:
+    return privacy.max_keys if privacy.keys == "dh" else 0
 
 
 def _clients(bound: BoundQuery, block: int) -> int:

@@ -85,6 +85,26 @@ def test_a_private_neural_model_is_trained_over_the_network_as_in_process(tmp_pa
         assert [spent["steps"] for spent in account["spendings"] if spent["what"] == "features"] == [3]
 
 
+def test_keys_that_every_owner_blinds_give_the_same_join_over_the_network(tmp_path: Path) -> None:
+    parties = Parties(tmp_path)
+    parties.write(tables())
+    parties.extra["server"] = [word for name in OWNERS for word in ("--with", f"{tmp_path}/{name}.toml")]
+    parties.start("server")
+    try:
+        parties.await_clients()
+        federation = parties.connect()
+        result = federation.train(QUERY, label="y", privacy={"keys": "dh"})
+        predicted = federation.predict(result).num_rows
+    finally:
+        parties.kill("server")
+    with in_process(tables()) as local:
+        expected = local.train(QUERY, label="y", privacy={"keys": "dh"})
+        assert_same(result, expected)
+        assert result.traffic.setup.by_message["BlindedKeys"] > 30 * 32
+        assert result.coefficients().equals(local.train(QUERY, label="y").coefficients())
+    assert predicted == expected.plan.mapping.joined_rows
+
+
 def test_the_coordinator_may_live_with_a_client(tmp_path: Path) -> None:
     parties = Parties(tmp_path)
     parties.write(tables())

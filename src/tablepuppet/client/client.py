@@ -130,6 +130,7 @@ ANSWERS: dict[type, Callable[[ClientState, Any], m.Message]] = {
     m.ProposeContract: contract.propose,
     m.CountRows: setup.count_rows,
     m.SendKeys: setup.send_keys,
+    m.BlindKeys: setup.blind_keys,
     m.DescribeLabels: setup.describe_labels,
     m.SendLabels: setup.send_labels,
     m.SendWeights: setup.send_weights,

@@ -26,7 +26,7 @@ from tablepuppet.protocol.contract import BlockTerms, Contract, Purpose, Role, S
 from tablepuppet.protocol.setup import Folds
 
 BEFORE: frozenset[m.Stage] = frozenset({"schema", "scan", "propose", "close"})  # nothing of them reads a row
-_SETUP: frozenset[m.Stage] = frozenset({"count", "keys", "classes", "labels", "weights"})
+_SETUP: frozenset[m.Stage] = frozenset({"count", "keys", "blind", "classes", "labels", "weights"})
 _ONCE = ("start", "encode", "summed statistics 0", "summed statistics 1")  # what a part is asked for all its models
 _STATISTICS: frozenset[m.Stage] = frozenset({"part", "summed statistics", "seal"})
 _TREES: frozenset[m.Stage] = frozenset({"sketch", "start trees", "check trees"})
@@ -34,11 +34,11 @@ _TRAINING: frozenset[m.Stage] = _TREES | frozenset(
     {"encode", "start", "figure", "second moments", "step", "combine", "settle", "evaluate", "keep", "release", "hold"}
 )
 ALLOWED: dict[Purpose, frozenset[m.Stage]] = {
-    "profile": frozenset({"keys"}),
+    "profile": frozenset({"keys", "blind"}),
     "explain": _SETUP | _STATISTICS,
     "train": _SETUP | _STATISTICS | _TRAINING | {"pool"},
     "evaluate": _SETUP | {"score", "score own"},
-    "predict": frozenset({"keys", "score", "score own", "identify"}),
+    "predict": frozenset({"keys", "blind", "score", "score own", "identify"}),
 }
 
 
@@ -63,6 +63,8 @@ class _Job:
     is_excused: bool = False
     asked: Counter[tuple[str, int]] = field(default_factory=Counter)  # by stage and scan
     parts: dict[int, _Part] = field(default_factory=dict)
+    domains: set[str] = field(default_factory=set)  # of keys that left
+    blinded: int = 0  # keys of other owners
     scored: Counter[tuple[int, tuple[int, ...]]] = field(default_factory=Counter)
 
 
@@ -149,6 +151,17 @@ class Keeper:
         if request.tokens != contract.keys:
             raise refused(f"keys leave as {contract.keys}, and were asked for as {request.tokens}")
         self._once(job, "keys", request.scan)
+        job.domains.update(request.domains)
+
+    def _blind(self, job: _Job, contract: Contract, request: m.BlindKeys) -> None:
+        """Whoever may ask without end learns of each guess whether this owner has it."""
+        if contract.keys != "dh":
+            raise refused(f"keys leave as {contract.keys}, and nobody else's are blinded")
+        if request.domain not in job.domains:
+            raise refused("keys are blinded that this owner's own are compared with, and no others")
+        job.blinded += len(request.points)
+        if job.blinded > contract.most_keys:
+            raise refused(f"{contract.most_keys:,} keys of others are blinded at most, and more were sent")
 
     def _classes(self, job: _Job, contract: Contract, request: m.DescribeLabels) -> None:
         scan = _scan(contract, request.scan)
@@ -443,6 +456,7 @@ def _count(part: _Part, what: str, limit: int) -> None:
 _CHECKS: dict[m.Stage, Callable[[Keeper, _Job, Contract, Any], None]] = {
     "count": Keeper._count,
     "keys": Keeper._keys,
+    "blind": Keeper._blind,
     "classes": Keeper._classes,
     "labels": Keeper._labels,
     "weights": Keeper._weights,

@@ -3,6 +3,8 @@
     minimum_rows = 50            # fewer distinct rows of a table than this never take part, nor are told apart by WHERE
     minimum_difference = 50      # jobs are about the same rows, or about rows that differ by so many
     keys_in_plain = false        # join keys leave as tokens only
+    keys_need_dh = true          # …and only such as one leaking client does not open (privacy.md, Join keys)
+    max_blinded_keys = 100000    # of other owners, in a job: so many guesses a server has that another client helps
     second_moments = false       # no exact TᵀT: newton and admm(union="exact") on a partitioned table are refused
     minimum_clients = 3          # statistics, gradients, parameters leave only in masked sums over so many clients
     release_parameters = true    # false: trained parameters stay here, and I predict with them
@@ -85,6 +87,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     minimum_difference: int | None = None  # rows by which two agreed sets of rows differ, or not at all; None: as above
     minimum_clients: int = 1
     keys_in_plain: bool = True
+    keys_need_dh: bool = False
+    max_blinded_keys: int | None = None
     second_moments: bool = True
     release_parameters: bool = True
     predictions: bool | Literal["held"] = True
@@ -141,8 +145,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 self._label_terms(contract.label_privacy)
             if scan.numbers("weight"):
                 self._weight_terms()
-            if scan.numbers("key") and contract.keys == "plain":
-                self._rule(self.keys_in_plain, "keys_in_plain", "join keys leave this owner as tokens only")
+            if scan.numbers("key"):
+                self._key_terms(contract)
             if scan.numbers("identifier"):
                 self._identifiers()
         clients = {scan.scan: scan.clients for scan in contract.scans}
@@ -155,6 +159,23 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             elif contract.purpose == "predict":
                 allowed = self.predictions is True if block.model else bool(self.predictions)
                 self._rule(allowed, "predictions", _PREDICTIONS[self.predictions])
+
+    def _key_terms(self, contract: m.Contract) -> None:
+        if contract.keys == "plain":
+            self._rule(self.keys_in_plain, "keys_in_plain", "join keys leave this owner as tokens only")
+        self._rule(
+            contract.keys == "dh" or not self.keys_need_dh,
+            "keys_need_dh",
+            f"join keys leave this owner blinded by all their owners only, and were asked for as {contract.keys}; "
+            'use privacy={"keys": "dh"}',
+        )
+        if contract.keys == "dh" and self.max_blinded_keys is not None:
+            self._rule(
+                contract.most_keys <= self.max_blinded_keys,
+                "max_blinded_keys",
+                f"at most {self.max_blinded_keys:,} keys of others are blinded in a job, and it asks for "
+                f'{contract.most_keys:,}; use privacy={{"keys": "dh", "max_keys": {self.max_blinded_keys}}}',
+            )
 
     def _of_a_job(self, request: Any, use: Use) -> None:
         """What a part that was opened and started under the rules below goes on with; how often, its owner counts."""
@@ -324,6 +345,7 @@ DECISIONS: dict[m.Stage | None, Callable[[Policy, Any, Use], None]] = {
     "propose": Policy._contract,
     "count": Policy._of_a_job,
     "keys": Policy._keys,
+    "blind": Policy._of_a_job,
     "classes": Policy._classes,
     "labels": Policy._labels,
     "weights": Policy._weights,

@@ -19,6 +19,7 @@ from tablepuppet.client.part import Part
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol.rules import LONGEST_TEXT, WrongError, array, finite, require
+from tablepuppet.tables.blinding import SIZE as POINT
 
 _SEEDS = 2**63
 _MOST_ROWS = 2**62
@@ -60,6 +61,10 @@ def _keys(own: ClientState, request: m.SendKeys) -> None:
     if request.order is not None:
         _within(request.order.seed, "order", 0, _SEEDS)
         _within(request.order.offset, "order", 0, _MOST_ROWS)
+
+
+def _blind(own: ClientState, request: m.BlindKeys) -> None:
+    array(request.points, "points", (None, POINT), kinds=frozenset("u"))
 
 
 def _labels(own: ClientState, request: m.SendLabels) -> None:
@@ -295,6 +300,7 @@ def _reveal_keys(own: ClientState, request: trees.RevealKeys) -> None:
 
 _RULES: dict[type, Rule] = {
     m.SendKeys: _keys,
+    m.BlindKeys: _blind,
     m.SendLabels: _labels,
     m.OpenPart: _open_part,
     m.SumStatistics: _sum_statistics,

@@ -278,6 +278,7 @@ class Result:
                 # The metrics of a private run come from exact predictions, and stay with whoever ran it.
                 **({} if job.is_private else {"objective": self.objective, "metrics": self.metrics}),
                 "training_rows": self.plan.mapping.train_rows,
+                **job.privacy.key_options,
             },
             spec=self.plan.spec,
             builder=self.builder,

@@ -117,7 +117,7 @@ def map_tables(
     limits = (
         [max_joined_rows] * 2 if max_joined_rows else [default_limit(None if any(caps) else cluster), default_limit()]
     )
-    keys, client_rows = gather_keys(bound, link, job, privacy.keys, seed)
+    keys, client_rows = gather_keys(bound, link, job, privacy, seed)
     joins: list[BranchJoin] = []
     for branch in bound.branches:
         joins.append(join_branch(bound, branch, keys, limits[0], max_here=limits[1]))

@@ -20,6 +20,7 @@ from tablepuppet.mapping.join.join import Column, JoinedSide, join_branch
 from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
+from tablepuppet.privacy.options import Privacy
 from tablepuppet.transport.link import Link
 
 
@@ -36,11 +37,17 @@ class NewRows:
 
 
 def map_new_rows(
-    bound: BoundQuery, link: Link, *, job: str, max_joined_rows: int | None = None, incomplete: Collection[str] = ()
+    bound: BoundQuery,
+    link: Link,
+    *,
+    job: str,
+    max_joined_rows: int | None = None,
+    incomplete: Collection[str] = (),
+    privacy: Privacy | None = None,
 ) -> NewRows:
     """The joined rows of a query to predict on; `incomplete` names the tables with a missing owner."""
     limit = max_joined_rows if max_joined_rows is not None else default_limit()
-    keys, client_rows = gather_keys(bound, link, job)
+    keys, client_rows = gather_keys(bound, link, job, privacy)
     branches: list[ListedSide] = []
     lenient = []
     for branch in bound.branches:

@@ -14,8 +14,10 @@ from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import Exchanges, RunShape, Shape
 from tablepuppet.errors import PolicyError
 from tablepuppet.job import Job
+from tablepuppet.mapping.keys.gather import key_domains
 from tablepuppet.mapping.mapping import MappingSummary, PartSummary
 from tablepuppet.models.losses import Loss
+from tablepuppet.privacy.options import KeyMode
 from tablepuppet.transport.meter import Told
 
 
@@ -84,9 +86,17 @@ class Account:
                 self.told[told] = self.told.get(told, 0) + count
 
 
-def setup_disclosures(mapping: MappingSummary) -> dict[Told, int]:
+def setup_disclosures(mapping: MappingSummary, keys: KeyMode) -> dict[Told, int]:
     """Row counts, keys and labels: what a job of any kind begins with."""
     account, bound = Account(), mapping.bound
+    if keys == "dh":
+        owners: dict[int, set[str]] = {}
+        for (scan, _), domain in key_domains(bound).items():
+            owners.setdefault(domain, set()).update(bound.scans[scan].clients)
+        for clients in owners.values():
+            for client in clients if len(clients) > 1 else ():
+                account.client(client, "", blinded_keys=len(clients) - 1)
+                account.server(client, "", key_tokens=len(clients) - 1)
     for number, scan in enumerate(bound.scans):
         for client in scan.clients:
             order = int(len(scan.clients) > 1)
@@ -116,7 +126,7 @@ def statistics_disclosures(mapping: MappingSummary, shape: Shape) -> dict[Told, 
 def training_disclosures(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, epochs: int) -> dict[Told, int]:
     """What a training run of so many epochs tells whom, from its first key to its last parameter."""
     account = Account()
-    account.told = setup_disclosures(mapping) | statistics_disclosures(mapping, shape)
+    account.told = setup_disclosures(mapping, job.privacy.keys) | statistics_disclosures(mapping, shape)
     asked = exchanges_of(job, loss, mapping.train_rows, epochs)
     held = held_blocks(job, mapping)
     for part in mapping.parts:

@@ -138,7 +138,10 @@ def _about_keys(mapping: MappingSummary, mode: KeyMode) -> str:
     if not keys:
         return "how many rows each table has"
     kept = {
-        "hmac": f"tokens of {keys} under a key that it does not have: which rows meet and how often, no value",
+        "hmac": f"tokens of {keys} under a key that it does not have: which rows meet and how often, no value; "
+        "one client that leaks that key opens all of them that can be guessed",
+        "dh": f"tokens of {keys}, blinded by every client that has such keys: which rows meet and how often, no value; "
+        "one client that leaks its secrets opens its own keys and those of others that meet them, and no more",
         "sha256": f"hashes of {keys}: which rows meet, and by enumeration the values of any key that can be guessed",
         "plain": f"the join keys {keys} as they are",
     }

@@ -25,6 +25,7 @@ from tablepuppet.prediction.missing import Reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.output import answer
 from tablepuppet.prediction.trees import ask_bits, tree_scores
+from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol import Identifiers, Message, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
 from tablepuppet.protocol.contract import fingerprint
 from tablepuppet.query import parse
@@ -71,8 +72,11 @@ def predict_rows(
         for branch, columns in zip(servable.bound.branches, servable.key_columns, strict=True)
         for column in columns
     ]
-    agree(score_contracts(servable.bound, block_fingerprints(model), identifiers, link.asker), link, job)
-    rows = map_new_rows(servable.bound, link, job=job, max_joined_rows=max_joined_rows, incomplete=incomplete)
+    privacy = privacy_of(model.metadata.get("keys"))
+    agree(score_contracts(servable.bound, block_fingerprints(model), identifiers, link.asker, privacy), link, job)
+    rows = map_new_rows(
+        servable.bound, link, job=job, max_joined_rows=max_joined_rows, incomplete=incomplete, privacy=privacy
+    )
     scores = _scores(model, rows, link, job)
     keys = _identifiers(servable, rows, link, job)
     if there is None:

@@ -13,7 +13,7 @@ import msgspec
 from tablepuppet.errors import JobError, hint
 
 EPSILON_STEP = 0.01  # of ε of labels
-KeyMode = Literal["hmac", "sha256", "plain"]
+KeyMode = Literal["hmac", "dh", "sha256", "plain"]
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -127,9 +127,18 @@ class Privacy(_Part, frozen=True):
     features: FeaturePrivacy | None = None
     predictions: PredictionPrivacy = PredictionPrivacy()
     keys: KeyMode = "hmac"
+    max_keys: int = 1_000_000  # of other owners, that an owner is asked to blind where keys = "dh"
     secure_aggregation: bool | None = None  # masked sums: None: where a table has three or more clients; True: or two
     budget: Budget = Budget()
     allow_reconstruction: bool = False
+
+    def __post_init__(self) -> None:
+        self._check(1 <= self.max_keys < 2**40, "max_keys must be at least 1")
+
+    @property
+    def key_options(self) -> dict[str, Any]:
+        """What a model keeps of them: keys that its training blinded are blinded when it is applied."""
+        return {"keys": {"keys": self.keys, "max_keys": self.max_keys}} if self.keys == "dh" else {}
 
     def masks(self, clients: int) -> bool:
         """Whether the server sees sums over a table's clients only."""

@@ -29,6 +29,8 @@ from tablepuppet.protocol.features import (
     SumStatistics,
 )
 from tablepuppet.protocol.setup import (
+    BlindedKeys,
+    BlindKeys,
     ColumnInfo,
     CountRows,
     DescribeLabels,
@@ -78,6 +80,7 @@ REQUESTS = (
     | ProposeContract
     | CountRows
     | SendKeys
+    | BlindKeys
     | DescribeLabels
     | SendLabels
     | SendWeights
@@ -107,6 +110,7 @@ RESPONSES = (
     | Agreement
     | RowCount
     | Keys
+    | BlindedKeys
     | LabelSummary
     | Labels
     | Weights
@@ -131,6 +135,8 @@ __all__ = [
     "RESPONSES",
     "Agreement",
     "Array",
+    "BlindKeys",
+    "BlindedKeys",
     "CategoryEncoder",
     "CategoryStatistics",
     "CloseJob",

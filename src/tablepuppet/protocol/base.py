@@ -21,6 +21,7 @@ Stage = Literal[
     "propose",  # the contract, before anything is read
     "count",  # how many rows a scan has
     "keys",
+    "blind",  # keys of other owners, by a secret of one's own
     "classes",  # what the label is
     "labels",
     "weights",
@@ -51,6 +52,7 @@ Stage = Literal[
 What = Literal[
     "row count",
     "key tokens",
+    "blinded keys",  # of other owners: how many they have
     "row order",
     "label classes",
     "labels",

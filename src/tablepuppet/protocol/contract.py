@@ -122,6 +122,7 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     blocks: tuple[BlockTerms, ...]
     training: Training | None = None
     keys: KeyMode = "hmac"
+    most_keys: int = 0  # keys of other owners that this one blinds, at most
     wants_classes: bool = True  # whether the distinct values of the label leave, where it is a number
     label_privacy: LabelPrivacy | None = None
     feature_privacy: FeaturePrivacy | None = None
@@ -222,6 +223,8 @@ def _lines(contract: Contract) -> Iterator[str]:
     }
     for what, given in noise.items():
         yield f"{what}: no noise" if given is None else f"{what}: under noise, {given}"
+    if contract.keys == "dh":
+        yield f"at most {contract.most_keys:,} join keys of other owners are blinded with this owner's secret"
     for told in contract.disclosures:
         how = (
             "once for each joined row of a row, in every epoch" if told.times is None else f"at most {told.times} times"

@@ -236,18 +236,26 @@ def _keys(request: m.SendKeys, answer: m.Keys, known: Known) -> None:
     _table(answer.columns, "columns", len(request.columns), rows)
     require(len(answer.check) <= 64, "check", "is longer than 64 bytes")
     require(
-        bool(answer.check) or request.tokens != "hmac", "check", "is missing, without which keys cannot be compared"
+        bool(answer.check) or request.tokens not in ("hmac", "dh"),
+        "check",
+        "is missing, without which keys cannot be compared",
     )
     if request.tokens != "plain":
         for column in answer.columns.columns:
             kind = column.type
-            is_token = pa.types.is_dictionary(kind) and kind.value_type == pa.binary(16)
-            require(is_token, "columns", f"are {kind}, not tokens of 16 bytes; install the same version everywhere")
+            size = 32 if request.tokens == "dh" else 16
+            is_token = pa.types.is_dictionary(kind) and kind.value_type == pa.binary(size)
+            require(is_token, "columns", f"are {kind}, not tokens of {size} bytes; install the same version everywhere")
     is_due = request.order is not None and request.order.is_shared
     require(answer.order is not None or not is_due, "order", "is missing, and rows are shared out in it")
     if answer.order is not None:
         array(answer.order, "order", (rows,), kinds=frozenset("i"))
         require(bool((answer.order[1:] >= answer.order[:-1]).all()), "order", "is not ascending")
+
+
+@answered_by(m.BlindKeys, m.BlindedKeys)
+def _blinded(request: m.BlindKeys, answer: m.BlindedKeys, known: Known) -> None:
+    array(answer.points, "points", request.points.shape, kinds=frozenset("u"))
 
 
 @answered_by(m.DescribeLabels, m.LabelSummary)

@@ -91,8 +91,9 @@ class RowOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SendKeys(Message, frozen=True):
     """Send the key columns of a scan, one row per row number. → Keys
 
-    Unless they are plain, keys come as tokens (tables/tokens.py), a dictionary of 16 bytes each. With an order, rows
-    are numbered in it from now on and for the whole job.
+    Unless they are plain, keys come as tokens (tables/tokens.py), a dictionary of 16 bytes each; of `dh` of 32, which
+    are compared once all owners of a domain have blinded them. With an order, rows are numbered in it from now on and
+    for the whole job.
     """
 
     stage: ClassVar[Stage] = "keys"
@@ -113,7 +114,22 @@ class Keys(Message, frozen=True):
     rows: int
     columns: pa.Table
     order: NDArray[np.int64] | None = None  # ascending, where the order is shared
-    check: bytes = b""  # of hmac tokens: the same from all clients that share a key
+    check: bytes = b""  # of hmac and dh tokens: the same from all clients that share a key
+
+
+class BlindKeys(Message, frozen=True):
+    """Blind keys that another owner of the same domain has blinded, in the order they come in. → BlindedKeys"""
+
+    stage: ClassVar[Stage] = "blind"
+    tells: ClassVar[Telling] = (Tells("points", "blinded keys"),)
+    job: str
+    domain: str
+    points: NDArray[np.uint8]  # distinct keys × 32 (tables/blinding.py)
+
+
+class BlindedKeys(Message, frozen=True):
+    tells: ClassVar[Telling] = (Tells("points", "key tokens"),)
+    points: NDArray[np.uint8]
 
 
 class DescribeLabels(Message, frozen=True):

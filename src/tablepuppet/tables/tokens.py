@@ -5,6 +5,7 @@ each column as a dictionary of tokens, sorted, and one index per row; NULL stays
 all at once, in DuckDB.
 
     hmac     HMAC-SHA-256(K_job, message)[:16],  message = len(domain) ":" domain len(type) ":" type value
+    dh       the hmac token as a point of a curve, blinded by every owner of such keys (tables/blinding.py)
     sha256   SHA-256(value)[:16], the paper's: whoever can list the possible values can undo it
     value    integer, decimal of scale 0: digits · decimal: digits and its scale · string: UTF-8 · uuid: 32 hex digits
              boolean: true | false · date: days since 1970-01-01 · timestamp: nanoseconds since then (UTC)
@@ -68,12 +69,16 @@ def tokens(column: pa.ChunkedArray, info: ColumnInfo, mode: KeyMode, key: bytes,
     if isinstance(encoded, pa.ChunkedArray):  # no chunk at all
         return pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), pa.array([], TOKEN))
     family, text = canonical(encoded.dictionary.type, info)
-    hashed = _hash(encoded.dictionary, text, mode, key, prefix(domain, family))
-    order = pc.sort_indices(hashed)
+    return sorted_tokens(encoded.indices, _hash(encoded.dictionary, text, mode, key, prefix(domain, family)))
+
+
+def sorted_tokens(indices: pa.Array, tokens: pa.Array) -> pa.DictionaryArray:
+    """Tokens in their own order, which tells nothing, and the rows' indices into them."""
+    order = pc.sort_indices(tokens)
     rank = np.empty(len(order), np.int32)
     rank[numpy_of(order)] = np.arange(len(order), dtype=np.int32)
-    ranked = arrow(rank).take(encoded.indices) if len(rank) else encoded.indices
-    return pa.DictionaryArray.from_arrays(ranked, hashed.take(order))
+    ranked = arrow(rank).take(indices) if len(rank) else indices
+    return pa.DictionaryArray.from_arrays(ranked, tokens.take(order))
 
 
 def prefix(domain: str, family: str) -> bytes:

@@ -4,6 +4,7 @@ columns, then the encoding that all clients of its block share.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -20,12 +21,13 @@ from tablepuppet.client.part import Part
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.memory import give_back
+from tablepuppet.tables.blinding import blinded, blinding_key, points_of, to_array
 from tablepuppet.tables.columns import all_in_order
 from tablepuppet.tables.encoding import encode
 from tablepuppet.tables.labels import LabelNoise, Split, fold_numbers, read_labels, read_weights
 from tablepuppet.tables.labels import describe_labels as describe
 from tablepuppet.tables.statistics import first_summands, names_only, second_summands, statistics, without_moments
-from tablepuppet.tables.tokens import job_key, key_check, key_of, tokens
+from tablepuppet.tables.tokens import job_key, key_check, key_of, sorted_tokens, tokens
 
 
 def describe_table(own: ClientState, request: m.DescribeTable) -> m.TableSchema:
@@ -52,14 +54,25 @@ def send_keys(own: ClientState, request: m.SendKeys) -> m.Keys:
     if request.tokens == "plain":
         keys = table.select([f"c{c}" for c in request.columns]) if request.columns else pa.table({})
         return m.Keys(rows=table.num_rows, columns=keys, order=order)
-    key = job_key(own.key, request.job) if request.tokens == "hmac" else b""
+    key = b"" if request.tokens == "sha256" else job_key(own.key, request.job)
     columns = {}
     for column, domain in zip(request.columns, request.domains, strict=True):
         values, info = own.column(request.job, request.scan, column)
-        columns[f"c{column}"] = tokens(values, info, request.tokens, key, domain)
+        found = tokens(values, info, "sha256" if request.tokens == "sha256" else "hmac", key, domain)
+        if request.tokens == "dh":
+            points = blinded(points_of(found.dictionary), blinding_key(own.secret, request.job, domain))
+            found = sorted_tokens(found.indices, to_array(points))
+        columns[f"c{column}"] = found
     give_back()
-    check = key_check(key) if request.tokens == "hmac" else b""
+    check = key_check(key) if key else b""
     return m.Keys(rows=table.num_rows, columns=pa.table(columns), order=order, check=check)
+
+
+def blind_keys(own: ClientState, request: m.BlindKeys) -> m.BlindedKeys:
+    """Other owners' keys under this owner's secret too; the log says how many."""
+    told = own.told.setdefault(request.job, Counter())
+    told["keys of others, blinded"] += len(request.points)
+    return m.BlindedKeys(points=blinded(request.points, blinding_key(own.secret, request.job, request.domain)))
 
 
 def _shuffle(own: ClientState, request: m.SendKeys, order: m.RowOrder) -> NDArray[np.int64] | None:

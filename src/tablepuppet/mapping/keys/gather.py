@@ -4,7 +4,8 @@ In: which columns of which scans the query compares. Out: `ScanKeys`, the client
 come as tokens; a token is only good for being compared, so each is replaced by a small number that is equal where the
 tokens are, and DuckDB joins those.
 
-Two rounds: how many rows each client has, then their keys, the rows in an order that only the clients know.
+Two rounds: how many rows each client has, then their keys, the rows in an order that only the clients know; under
+`dh` one more for every further owner of keys that are compared (blind.py).
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import MappingError, TransportError
+from tablepuppet.mapping.keys.blind import blinded_by_all
 from tablepuppet.mapping.walk.gather_scatter import preload
-from tablepuppet.privacy.options import KeyMode
+from tablepuppet.privacy.options import Privacy
 from tablepuppet.protocol import CountRows, Keys, RowCount, RowOrder, SendKeys
 from tablepuppet.tables.columns import numpy_of
 from tablepuppet.transport.link import Link
@@ -51,10 +53,11 @@ Place = tuple[int, int]  # scan, column
 
 
 def gather_keys(
-    bound: BoundQuery, link: Link, job: str, tokens: KeyMode = "hmac", seed: int | None = None
+    bound: BoundQuery, link: Link, job: str, privacy: Privacy | None = None, seed: int | None = None
 ) -> tuple[list[ScanKeys], list[dict[str, int]]]:
     """The keys of every scan, and how many rows each of its clients has."""
-    domains = key_domains(bound)
+    privacy = privacy or Privacy()
+    tokens, domains = privacy.keys, key_domains(bound)
     wanted = [sorted(column for scan, column in domains if scan == number) for number in range(len(bound.scans))]
     offsets = None if seed is None else _offsets(bound, link, job)
     requests: dict[str, list[SendKeys]] = {}
@@ -70,6 +73,11 @@ def gather_keys(
     answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
     received = [[cast(Keys, next(answers[client])) for client in scan.clients] for scan in bound.scans]
     _check_keys(bound, received)
+    if tokens == "dh":
+        by_client = [
+            dict(zip(scan.clients, given, strict=True)) for scan, given in zip(bound.scans, received, strict=True)
+        ]
+        received = [list(given.values()) for given in blinded_by_all(by_client, domains, link, job, privacy.max_keys)]
     tables = _plain(received, wanted) if tokens == "plain" else _numbered(received, wanted, domains)
     _check_groups(bound, received, tables)
     keys = [

@@ -1,0 +1,193 @@
+"""Join keys after one client leaked all it has: HMAC tokens open to a dictionary, blinded ones do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from tests.attacks.meddler import Meddler
+
+import tablepuppet as tp
+from tablepuppet import protocol as m
+from tablepuppet.algorithms.registry import REQUESTS, RESPONSES
+from tablepuppet.errors import MappingError, PolicyError
+from tablepuppet.protocol.codec import Frame, decode
+from tablepuppet.tables.blinding import blinded, blinding_key, points_of, to_array, to_points
+from tablepuppet.tables.columns import column_info
+from tablepuppet.tables.tokens import job_key, tokens
+
+QUERY = "SELECT p.age, v.dose, p.y FROM patients p JOIN visits v ON p.person = v.person"
+SHARED = bytes(range(32))
+PEOPLE = 300  # any of whom may be anybody's: the dictionary
+
+
+def hospital() -> dict[str, Any]:
+    """Patients of one owner, visits of two; each has people that no other has."""
+    random = np.random.default_rng(1)
+    people = random.permutation(PEOPLE)
+
+    def visits(who: np.ndarray[Any, Any]) -> pa.Table:
+        return pa.table({"person": who, "dose": random.normal(size=len(who))})
+
+    patients = {"person": people[:90], "age": random.normal(size=90), "y": random.integers(0, 2, 90)}
+    return {"patients": pa.table(patients), "visits": [visits(people[60:150]), visits(people[30:200:2])]}
+
+
+class Recorder:
+    """A server that does what it should and keeps all that it sees."""
+
+    def __init__(self, federation: tp.Federation) -> None:
+        self._inner = federation._transport
+        self.job = ""
+        self.sent: dict[str, list[bytes]] = {}  # by client: keys that it sent
+        federation._transport = self  # type: ignore[assignment]
+
+    def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]:
+        answers = self._inner.exchange(frames, wait=wait)
+        for client, given in answers.items():
+            for asked, frame in zip(frames[client], given, strict=True):
+                request, answer = decode(asked, REQUESTS), decode(frame, RESPONSES)
+                if isinstance(answer, m.Keys):
+                    self.job = request.job
+                    for column in answer.columns.columns:
+                        self.sent.setdefault(client, []).extend(column.combine_chunks().dictionary.to_pylist())
+                elif isinstance(answer, m.BlindedKeys):
+                    self.sent.setdefault(client, []).extend(to_array(answer.points).to_pylist())
+        return answers
+
+    def accept(self) -> None:
+        self._inner.accept()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def guesses(job: str) -> pa.Array:
+    """The token of everybody, by the key that all clients share."""
+    column = pa.chunked_array([pa.array(range(PEOPLE))])
+    found = tokens(column, column_info("person", pa.int64()), "hmac", job_key(SHARED, job), "0")
+    return found.dictionary.take(found.indices)
+
+
+def opened_with(leaked: bytes, job: str, seen: Sequence[bytes]) -> set[int]:
+    """Whose keys a server reads that has one client's secrets and all that was ever sent."""
+    key = blinding_key(leaked, job, "0")
+    points = points_of(guesses(job))
+    found = set(seen)
+    tried = {0: to_array(points), 1: to_array(blinded(points, key)), 2: to_array(blinded(blinded(points, key), key))}
+    return {person for kind in tried.values() for person, token in enumerate(kind.to_pylist()) if token in found}
+
+
+def test_with_one_client_s_secrets_a_server_reads_all_hmac_tokens_and_only_that_client_s_dh_tokens() -> None:
+    tables = hospital()
+    for mode in ("hmac", "dh"):
+        with tp.Federation(tables, key=SHARED) as federation:
+            recorder = Recorder(federation)
+            federation.train(QUERY, label="y", epochs=2, privacy={"keys": mode})
+            clients = {name: client.secret for name, client in federation._clients.items()}
+        everybody = {int(p) for t in (tables["patients"], *tables["visits"]) for p in t["person"].to_pylist()}
+        seen = [token for sent in recorder.sent.values() for token in sent]
+        if mode == "hmac":
+            by_token = {token: person for person, token in enumerate(guesses(recorder.job).to_pylist())}
+            assert {by_token[token] for token in seen} == everybody
+            continue
+        leaking = next(name for name in clients if name.startswith("patients"))
+        own = {int(p) for p in tables["patients"]["person"].to_pylist()}
+        assert opened_with(clients[leaking], recorder.job, recorder.sent[leaking]) == own
+        others = [token for name, sent in recorder.sent.items() if name != leaking for token in sent]
+        assert opened_with(clients[leaking], recorder.job, others) == set()
+        assert len(everybody - own) > 50  # whom HMAC would have given away
+
+
+def test_blinded_keys_give_the_join_the_model_and_the_predictions_of_tokens() -> None:
+    found = {}
+    for mode in ("hmac", "dh"):
+        with tp.Federation(hospital(), key=SHARED) as federation:
+            result = federation.train(QUERY, label="y", epochs=5, privacy={"keys": mode})
+            found[mode] = result, federation.predict(result), federation.evaluate(result)
+            assert result.traffic.all_told == result.plan.disclosures(len(result.history))
+    assert found["dh"][0].coefficients().equals(found["hmac"][0].coefficients())
+    assert found["dh"][0].plan.mapping.joined_rows == found["hmac"][0].plan.mapping.joined_rows
+    assert found["dh"][1].equals(found["hmac"][1])
+    assert found["dh"][2] == found["hmac"][2]
+    rounds = {mode: found[mode][0].traffic.setup.rounds for mode in found}
+    assert rounds["dh"] == rounds["hmac"] + 2  # three owners of such keys
+
+
+def test_unions_and_self_joins_are_joined_by_blinded_keys() -> None:
+    query = f"{QUERY} WHERE v.dose > 0 UNION ALL {QUERY} WHERE v.dose <= 0"
+    twice = (
+        "SELECT a.dose, b.dose AS other, p.y FROM patients p "
+        "JOIN visits a ON p.person = a.person JOIN visits b ON p.person = b.person"
+    )
+    for text in (query, twice):
+        with tp.Federation(hospital(), key=SHARED) as federation:
+            plain, dh = (federation.train(text, label="y", epochs=3, privacy={"keys": k}) for k in ("hmac", "dh"))
+        assert dh.coefficients().equals(plain.coefficients())
+
+
+def test_a_client_blinds_no_more_keys_and_no_others_than_its_contract_says() -> None:
+    points = np.frombuffer(bytes(range(64)), np.uint8).reshape(2, 32)
+
+    def ask(job: str) -> list[m.Message]:
+        many = np.tile(points, (60, 1))
+        zero = np.zeros((1, 32), np.uint8)
+        return [
+            m.BlindKeys(job=job, domain="7", points=points),  # keys that none of its own are compared with
+            m.BlindKeys(job=job, domain="0", points=zero),  # whose answer would be the same under every secret
+            m.BlindKeys(job=job, domain="0", points=points[:, :31]),
+            m.BlindKeys(job=job, domain="0", points=many),
+        ]
+
+    with tp.Federation(hospital(), key=SHARED) as federation:
+        meddler = Meddler(federation, "patients", m.DescribeLabels, ask)
+        federation.train(QUERY, label="y", epochs=2, privacy={"keys": "dh", "max_keys": 200})
+        log = federation._clients["patients"].log.entries
+    assert [type(answer) for answer in meddler.answers] == [m.Failure] * 4
+    whys = [answer.message for answer in meddler.answers]
+    assert "compared with" in whys[0]
+    assert "no point" in whys[1]
+    assert "shape" in whys[2]
+    assert "200 keys of others are blinded at most" in whys[3]
+    told = next(entry.detail for entry in log if entry.event == "disclosed")
+    assert told["keys of others, blinded"] == 90 + 85 + 1
+    with tp.Federation(hospital(), key=SHARED) as federation:
+        meddler = Meddler(federation, "patients", m.DescribeLabels, lambda job: [ask(job)[3]])
+        federation.train(QUERY, label="y", epochs=2)
+        assert isinstance(meddler.answers[0], m.Failure)
+        with pytest.raises(MappingError, match=r"blind 1\d\d keys of others, and privacy.max_keys lets it blind 9"):
+            federation.train(QUERY, label="y", epochs=2, privacy={"keys": "dh", "max_keys": 9})
+
+
+def test_an_owner_that_wants_blinded_keys_only_refuses_others_and_bounds_them(tmp_path: Any) -> None:
+    (tmp_path / "policy.toml").write_text("keys_need_dh = true\nmax_blinded_keys = 500\n")
+    with tp.Federation(hospital(), policies={"patients": tmp_path / "policy.toml"}) as federation:
+        for privacy, why in (({}, "keys_need_dh"), ({"keys": "dh"}, "max_blinded_keys")):
+            with pytest.raises(PolicyError, match=why):
+                federation.train(QUERY, label="y", epochs=2, privacy=privacy)
+        result = federation.train(QUERY, label="y", epochs=2, privacy={"keys": "dh", "max_keys": 500})
+        assert federation.predict(result).num_rows == result.plan.mapping.joined_rows
+        assert "blinded by every client" in " ".join(str(result.plan).split())
+
+
+def test_all_points_lie_on_the_curve_so_that_blinding_keeps_no_bit_of_a_key() -> None:
+    """Of a point of the twist the blinded one is of the twist too: half of all guesses would be excluded."""
+    points = points_of(guesses("j"))
+    prime = 2**255 - 19
+    for packed in (points, blinded(points, X25519PrivateKey.generate())):
+        numbers = [int.from_bytes(p.tobytes(), "little") % 2**255 for p in packed]
+        assert all(pow(u**3 + 486662 * u**2 + u, (prime - 1) // 2, prime) == 1 for u in numbers)
+    assert len({p.tobytes() for p in points}) == PEOPLE
+
+
+def test_the_order_of_blinding_does_not_matter_and_each_is_one_exchange() -> None:
+    points = points_of(guesses("j"))[:20]
+    one, two = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+    assert np.array_equal(blinded(blinded(points, one), two), blinded(blinded(points, two), one))
+    by_hand = one.exchange(X25519PublicKey.from_public_bytes(points[0].tobytes()))
+    assert blinded(points, one)[0].tobytes() == by_hand
+    assert np.array_equal(to_points(to_array(points)[3:]), points[3:])

@@ -121,3 +121,30 @@ def test_noise_leaves_no_digits_that_tell_of_the_value() -> None:
     grid = 2.0 ** (np.floor(np.log2(0.7)) - 30)
     assert (np.rint(shown / grid) * grid == shown).all()
     assert abs(np.std(shown - values) - 0.7) < 0.05
+
+
+def test_what_has_a_budget_is_neither_measured_nor_scored_as_it_is(tmp_path: Path) -> None:
+    """Metrics and scores are made of exact features and labels, whatever noise the model was trained with."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[budget.items]\nfeatures = 10.0\n")
+    privacy = {"features": PRIVATE, "allow_reconstruction": True}
+    with tp.Federation(shop(), policies={"items": policy}) as federation:
+        result = federation.train(QUERY, label="y", algorithm="sgd", epochs=2, privacy=privacy)
+        with pytest.raises(PolicyError, match=r"metrics would be computed.*budget\.items\.features"):
+            federation.evaluate(result)
+        with pytest.raises(PolicyError, match=r"scores would be computed.*budget\.items\.features"):
+            federation.predict(result)
+        log = federation._clients["items"].log.entries
+    assert [entry.event for entry in log].count("refused") == 2
+    told = [entry for entry in log if entry.event == "disclosed"]
+    assert len(told) == 1  # of training; nothing left before the refusals
+    policy.write_text("predictions = true\n[budget.items]\nfeatures = 10.0\n")
+    with tp.Federation(shop(), policies={"items": policy}) as federation:
+        assert federation.predict(result).num_rows == 200
+        with pytest.raises(PolicyError, match="metrics would be computed"):
+            federation.evaluate(result)
+    policy.write_text("[budget.orders]\nlabel = 3.0\n")
+    with tp.Federation(shop(), policies={"orders": policy}) as federation:
+        with pytest.raises(PolicyError, match="labels of orders have a budget"):
+            federation.evaluate(result)
+        assert not [entry for entry in federation._clients["orders"].log.entries if entry.event == "disclosed"]

@@ -13,6 +13,7 @@ import tablepuppet as tp
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.registry import REQUESTS, UPDATES, algorithm_of
+from tablepuppet.algorithms.sgd.options import SgdUpdate
 from tablepuppet.client.keeper import ALLOWED, BEFORE, DECIDED
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
@@ -154,6 +155,42 @@ def test_a_server_does_not_choose_how_many_joined_rows_there_are() -> None:
             federation._clients["items"].answer = lie  # type: ignore[method-assign]
             with pytest.raises(PolicyError, match=why):
                 federation.train(QUERY, label="y", algorithm="sgd", epochs=1, max_joined_rows=5000)
+
+
+def test_joined_rows_that_there_are_not_bring_no_further_batches() -> None:
+    """Without `max_joined_rows`, too: the owner of a whole table counts them, others how often a row is in a batch."""
+
+    def lie(federation: tp.Federation, client: str) -> None:
+        inner = federation._clients[client].answer
+
+        def answer(message: Any) -> Any:
+            is_start = isinstance(message, m.StartPart)
+            return inner(msgspec.structs.replace(message, joined_rows=10**9) if is_start else message)
+
+        federation._clients[client].answer = answer  # type: ignore[method-assign]
+
+    job: dict[str, Any] = {"label": "y", "algorithm": "sgd", "batch_size": 50, "epochs": 2}
+    with tp.Federation(shop()) as federation:
+        lie(federation, "items")
+        with pytest.raises(PolicyError, match="fewer joined rows than said"):
+            federation.train(QUERY, **job)
+    tables = shop()
+    tables["items"] = [tables["items"][:15], tables["items"][15:]]
+    with tp.Federation(tables) as federation:
+        first = next(name for name in federation._clients if name.startswith("items"))
+        lie(federation, first)
+        often = int(np.bincount(tables["orders"]["item"].to_numpy())[0])
+        one = [SgdUpdate(job="", part=1, signal=None, count=1, learning_rate=0.0, next_rows=np.array([0]))]
+
+        def again(name: str) -> list[m.Message]:
+            return [msgspec.structs.replace(u, job=name, next_rows=rows) for u in one for rows in (*asked, None, None)]
+
+        asked = [np.array([0])] * (2 * often + 2)
+        meddler = Meddler(federation, first, m.Release, again)
+        federation.train(QUERY, **job)
+    told = [isinstance(answer, m.Failure) for answer in meddler.answers]
+    assert all(told[-3:])
+    assert all("no more batches" in a.message for a in meddler.answers if isinstance(a, m.Failure))
 
 
 def test_a_contract_about_trees_says_how_many_splits_are_told_and_no_more_are() -> None:

@@ -278,3 +278,17 @@ def test_row_sets_outlive_the_process_and_are_readable_by_their_owner_alone(tmp_
     assert again.nearest("people", "rows", keys[70:], 100) == 70  # a stricter policy later on
     assert path.stat().st_mode & 0o077 == 0
     assert path.stat().st_size < 40_000
+
+
+def test_folds_of_a_search_are_rows_that_a_job_is_about() -> None:
+    """Each is held out of a model, and left out of all others: few rows in one, or two searches that differ by few."""
+    given: dict[str, Any] = {"label": "late", "epochs": 2, "test_fraction": 0.0}
+    with federation() as owners:
+        tp.search(owners, QUERY, {"l2": [0.1, 1.0]}, folds=3, **given)
+        with pytest.raises(PolicyError, match=r"a fold would have fewer than 50 rows of people.*minimum_rows"):
+            tp.search(owners, QUERY, {"l2": [0.1]}, folds=20, **given)
+        tp.search(owners, QUERY, {"l2": [0.5]}, folds=3, **given)  # the same rows again
+    with federation() as owners:
+        tp.search(owners, QUERY, {"l2": [0.1]}, folds=3, time="p.id", **given)  # the first of four are ids below 150
+        with pytest.raises(PolicyError, match=r"differ from those of an earlier.*minimum_difference"):
+            train(owners, test_where="p.id < 155")

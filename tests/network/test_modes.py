@@ -17,6 +17,7 @@ import pytest
 from tests.network.parties import OWNERS, QUERY, Parties, assert_same, in_process, running, tables
 
 import tablepuppet as tp
+from tablepuppet.errors import PrivacyError
 
 JOB = f'query = "{QUERY}"\nlabel = "y"\nalgorithm = "sgd"\nbatch_size = 8\nepochs = 6\nlearning_rate = 0.05\n'
 
@@ -65,6 +66,8 @@ def test_a_private_neural_model_is_trained_over_the_network_as_in_process(tmp_pa
     try:
         parties.await_clients()
         network = parties.connect().train(QUERY, **job)
+        with pytest.raises(PrivacyError, match="which no ε covers"):  # nor do they by evaluating it afterwards
+            parties.connect().evaluate(network)
         accounts = [json.loads((tmp_path / "state" / name / "account.json").read_text()) for name in OWNERS]
     finally:
         parties.kill("server")

@@ -16,6 +16,7 @@ import scipy.stats
 
 import tablepuppet as tp
 from tablepuppet.plan.noise import WholeModel
+from tablepuppet.privacy.gaussian import GradientPrivacy
 
 EPSILON, DELTA = 1.0, 1e-5
 QUERY = "SELECT u.v, f.group_name, f.y FROM f JOIN u ON f.k = u.k"
@@ -99,3 +100,10 @@ def test_the_audit_catches_noise_that_is_enough_for_the_own_table_only(
     monkeypatch.setattr(WholeModel, "across", lambda self, number: 0.0)
     monkeypatch.setattr(WholeModel, "scales", property(lambda self: list(self.clips)))
     assert audited(name, 100) > 2.0
+
+
+def test_the_audit_catches_shares_of_noise_that_are_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three clients each brings a tenth of its share."""
+    share = GradientPrivacy.deviation
+    monkeypatch.setattr(GradientPrivacy, "deviation", property(lambda self: share.__get__(self) / 10.0))
+    assert audited("sgd", 20, clients=3) > 2.0

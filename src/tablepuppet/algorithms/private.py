@@ -37,8 +37,15 @@ class PrivateGradient:
         if self.taken > self.privacy.limit:
             raise _past("gradients", self.privacy.limit)
         total = model.clipped_gradient(theta, signal, self.privacy.clip, rows, draw, self.privacy.reach)
-        noisy = noised(total.astype(np.float64), self.privacy.noise * self.privacy.clip, self.generator)
+        noisy = noised(total.astype(np.float64), self.privacy.deviation, self.generator)
+        if self.is_shared:  # on the grid of all parts' noise, and nowhere beside it
+            return noisy
         return noisy.astype(total.dtype, copy=False)  # a network's numbers may be of 32 bits
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the noise of one part alone is not enough: only the masked sum may be looked at."""
+        return self.privacy.summed_over > 1
 
     @property
     def clips(self) -> bool:

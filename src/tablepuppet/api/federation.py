@@ -314,7 +314,9 @@ class Federation:
     ) -> Metrics:
         """A model's metrics on all labelled rows of a query: its own by default, or one with the same features."""
         chosen = _model_of(model)
-        given = {"test_fraction": 0.0, "loss": "cross_entropy" if chosen.classes else "squared"}
+        given: dict[str, Any] = {"test_fraction": 0.0, "loss": "cross_entropy" if chosen.classes else "squared"}
+        if "keys" in chosen.metadata:
+            given["privacy"] = chosen.metadata["keys"]
         if query is None and chosen.metadata.get("weight") is not None:
             given["weight"] = chosen.metadata["weight"]  # an item of the query may be that, and no feature
         job = make_job(

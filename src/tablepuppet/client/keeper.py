@@ -49,6 +49,7 @@ class _Part:
     block: BlockTerms
     rows: int  # distinct ones that exist
     exchanges: Exchanges | None = None  # once it is started
+    epochs: int | None = None  # of a training in batches
     requests: tuple[type, ...] = ()  # of its algorithm
     most_checks: int = 0  # of trees
     asked: Counter[str] = field(default_factory=Counter)
@@ -110,6 +111,10 @@ class Keeper:
         """What was agreed to for a job."""
         job = self.jobs.get(name)
         return None if job is None else job.contract
+
+    def epochs(self, name: str, part: int) -> int | None:
+        """How many epochs a part is trained for in batches; None: all its rows take part in every round."""
+        return self.jobs[name].parts[part].epochs
 
     def asked(self, name: str, part: int) -> dict[str, int]:
         """What a checkpoint keeps of a part."""
@@ -245,8 +250,9 @@ class Keeper:
         for counted in (request.weights, request.multiplicity):
             if counted is None:
                 continue
-            weighed = int(np.count_nonzero(counted.reshape(len(counted), -1).any(axis=1)))
-            if weighed < min(self.minimum_rows, len(counted)):
+            rows = np.atleast_1d(counted)
+            weighed = int(np.count_nonzero(rows.any(axis=tuple(range(1, rows.ndim)))))
+            if weighed < min(self.minimum_rows, len(rows)):
                 raise refused(f"at least {self.minimum_rows:,} rows count, and the weights leave fewer")
         if training.most_rows is not None and request.joined_rows > training.most_rows:
             raise refused(f"at most {training.most_rows:,} joined rows were agreed on")
@@ -259,6 +265,8 @@ class Keeper:
             is_linear=training.model.is_linear,
             is_private=contract.feature_privacy is not None,
         )
+        is_batched = run.batch_size is not None and run.batch_size < request.joined_rows
+        part.epochs = training.epochs if is_batched else None
         part.exchanges = algorithm_of(request.algorithm).exchanges(request.algorithm, run)
         part.requests = tuple(algorithm_of(request.algorithm).requests)
 
@@ -274,6 +282,9 @@ class Keeper:
         has_form = algorithm_of(request.algorithm).why_not_private(request.algorithm) is None
         if privacy is not None and (not has_form or (clips and privacy.noise <= 0)):
             raise refused("what was agreed to be noised has no noise")
+        agreed = contract.feature_privacy
+        if privacy is not None and privacy.summed_over != 1 and (agreed is None or not agreed.shared_noise):
+            raise refused("each client adds all of the noise, and no share of it")
         if privacy is not None and not 0 < privacy.prediction_bound < np.inf:
             raise refused("under noise, predictions leave within bounds")
 

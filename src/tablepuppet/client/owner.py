@@ -73,14 +73,14 @@ class Owner:
 
     def contract(self, contract: m.Contract) -> None:
         """A contract was proposed: what has a budget leaves under noise only, and within what is left of it."""
-        if contract.training is None:
-            return
-        for scan in contract.scans:
+        for scan in contract.scans if contract.purpose in ("train", "explain", "evaluate") else ():
             budget = self.policy.budget.get(scan.table)
             if budget is None:
                 continue
             if budget.label is not None and scan.numbers("label") and contract.label_privacy is None:
                 raise without_noise(scan.table, "label")
+            if contract.training is None:
+                continue
             if budget.features is not None and scan.numbers("feature") and contract.feature_privacy is None:
                 raise without_noise(scan.table, "features")
 

@@ -47,6 +47,7 @@ class Part:
     encoders: tuple[m.Encoder, ...] = ()
     started: m.StartPart[AlgorithmOptions] | None = None
     trees: Any = None  # what boosted trees are grown from
+    batched: NDArray[np.int64] | None = None  # how often each row was in a batch
 
     @property
     def theta(self) -> Any:

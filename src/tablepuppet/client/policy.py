@@ -8,8 +8,10 @@
     second_moments = false       # no exact TᵀT: newton and admm(union="exact") on a partitioned table are refused
     minimum_clients = 3          # statistics, gradients, parameters leave only in masked sums over so many clients
     release_parameters = true    # false: trained parameters stay here, and I predict with them
-    predictions = true           # a trained model may be applied to my rows; "held": only one whose part I hold
+    predictions = true           # a trained model may be applied to my rows, by default unless their features have a
+                                 # budget; "held": only one whose part I hold
     identifiers = true           # key values may be shown beside predictions; by default not under the first two rules
+    own_noise = true             # what I add to gradients is enough by itself, and no share of all clients' noise
     max_splits = 50              # boosted trees may ask at most so many distinct splits of every row of a table
     allow_reconstruction = false # no more predictions of a row, in training or after, than leave its features unknown
 
@@ -91,10 +93,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_blinded_keys: int | None = None
     second_moments: bool = True
     release_parameters: bool = True
-    predictions: bool | Literal["held"] = True
+    predictions: bool | Literal["held"] | None = None  # None: unless the features have a budget
     identifiers: bool | None = None  # None: unless keys stay hidden and rows come in numbers (the two rules above)
     allow_reconstruction: bool | None = None  # None: training as the job says; scores of few models, but in process
     max_splits: int | None = None
+    own_noise: bool = False
     labels: LabelRules = LabelRules()
     budget: dict[str, TableBudget] = {}
     tables: dict[str, TableRules] = {}
@@ -150,15 +153,27 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             if scan.numbers("identifier"):
                 self._identifiers()
         clients = {scan.scan: scan.clients for scan in contract.scans}
+        tables = {scan.scan: scan.table for scan in contract.scans}
         for block in contract.blocks:
             if contract.training is not None:
+                self._noise_terms(contract, clients[block.scan])
                 self._masked(clients[block.scan] if block.is_masked else 1)
                 training = contract.training
                 self._few_splits(bool(training.most_splits), training.algorithm.get("max_splits"))
                 self._moments_of(training.sends_second_moments, training.name, clients[block.scan])
-            elif contract.purpose == "predict":
-                allowed = self.predictions is True if block.model else bool(self.predictions)
-                self._rule(allowed, "predictions", _PREDICTIONS[self.predictions])
+            elif contract.purpose in ("predict", "evaluate"):
+                self._applied(is_held=not block.model)
+                if block.columns:
+                    self._score_terms(contract.purpose, tables[block.scan])
+
+    def _noise_terms(self, contract: m.Contract, clients: int) -> None:
+        noise = contract.feature_privacy
+        self._rule(
+            noise is None or not noise.shared_noise or clients < 3 or not self.own_noise,
+            "own_noise",
+            "this owner adds all of the noise itself, for others might not; train with "
+            'privacy={"features": {"shared_noise": false, …}}',
+        )
 
     def _key_terms(self, contract: m.Contract) -> None:
         if contract.keys == "plain":
@@ -209,11 +224,33 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def _score(self, request: m.ScoreRows | trees.AskRows, use: Use) -> None:
         self._columns(request, use, request.columns, "features")
-        self._rule(self.predictions is True, "predictions", _PREDICTIONS[self.predictions])
+        self._applied(is_held=False)
 
     def _score_own(self, request: m.ScoreOwnRows | trees.AskOwnRows, use: Use) -> None:
         self._columns(request, use, request.columns, "features")
-        self._rule(bool(self.predictions), "predictions", _PREDICTIONS[self.predictions])
+        self._applied(is_held=True)
+
+    def _applied(self, *, is_held: bool) -> None:
+        allowed = self.predictions in (None, True) or (is_held and self.predictions == "held")
+        self._rule(allowed, "predictions", _PREDICTIONS[self.predictions])
+
+    def _score_terms(self, purpose: str, table: str) -> None:
+        """Scores are computed from exact features, whatever noise a model was trained with."""
+        budget = self.budget.get(table)
+        if budget is None or budget.features is None:
+            return
+        if purpose == "evaluate":
+            raise _refused(
+                f"budget.{table}.features",
+                f"features of {table} leave under noise only, and metrics would be computed from them as they are; "
+                "measure the model on rows of your own",
+            )
+        if self.predictions is None:
+            raise _refused(
+                f"budget.{table}.features",
+                f"features of {table} leave under noise only, and scores would be computed from them as they are; its "
+                "owner can allow that with predictions = true",
+            )
 
     def _identify(self, request: m.SendIdentifiers, use: Use) -> None:
         self._columns(request, use, request.columns, "keys")
@@ -431,7 +468,8 @@ _AS = {
     "labels": "be the label or a weight",
     "filters": "be filtered by",
 }
-_PREDICTIONS: dict[bool | str, str] = {
+_PREDICTIONS: dict[bool | str | None, str] = {
+    None: "",
     True: "",
     False: "models are not applied to this owner's rows",
     "held": "only models whose part this owner holds are applied to its rows",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet import protocol as m
@@ -54,7 +55,7 @@ def look_over(own: ClientState, job: str, contract: Contract) -> tuple[list[RowS
     notes: list[str] = []
     for scan in contract.scans:
         try:
-            tables = own.tables.conditions(job, scan.scan, scan.numbers("split"))
+            tables = own.tables.conditions(job, scan.scan, _predicates(own, job, scan, contract))
             if contract.purpose != "predict":
                 notes += _reach(own, job, scan)
         except PolicyError as error:  # of a query whose conditions cannot be placed
@@ -68,6 +69,13 @@ def look_over(own: ClientState, job: str, contract: Contract) -> tuple[list[RowS
         if contract.purpose != "predict":  # scores of single rows are what it is for; others limit those
             sets.append(_compared(own, scan.table, "rows", own.tables.row_keys(job, scan.scan), sets, notes))
     return sets, list(dict.fromkeys(notes))
+
+
+def _predicates(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> list[int]:
+    """The expressions that say as a whole which rows are held out; groups and times of folds, which do not, are looked
+    at once the folds are known (`check_folds`)."""
+    kinds, has_folds = own.tables.columns(job, scan.scan), contract.folds is not None and contract.folds.column
+    return [n for n in scan.numbers("split") if not has_folds or kinds[n].kind == "boolean"]
 
 
 def check_texts(own: ClientState, job: str, contract: Contract) -> None:
@@ -120,6 +128,30 @@ def check_split(own: ClientState, request: m.SendLabels, sides: Split) -> None:
                 "minimum_rows",
             )
         _check_set(own, request.job, table, "held out", keys[held])
+
+
+def check_folds(own: ClientState, request: m.SendLabels, folds: NDArray[np.int16]) -> None:
+    """Refuses folds that are few rows, or that differ by few from rows that were held out in an earlier job."""
+    if not is_on(own):
+        return
+    keys, table = own.tables.row_keys(request.job, request.scan), own.tables.use(request.job, request.scan).table
+    for fold in np.unique(folds):
+        held = folds == fold
+        if np.count_nonzero(held) < own.policy.minimum_rows:
+            raise _refused(
+                f"a fold would have fewer than {own.policy.minimum_rows:,} rows of {table}, and a metric over them "
+                "tells of single ones; use fewer folds",
+                "minimum_rows",
+            )
+        _check_set(own, request.job, table, "held out", keys[held])
+
+
+def check_fold(own: ClientState, opened: m.OpenPart, multiplicity: NDArray[np.float64]) -> None:
+    """Refuses the rows of a fold's training, as those of a job's."""
+    rows = opened.train_rows
+    times = multiplicity.astype(np.int64)
+    kept = np.flatnonzero(times)
+    check_part(own, replace(opened, train_rows=kept if rows is None else rows[kept], multiplicity=times[kept]))
 
 
 def check_part(own: ClientState, request: m.OpenPart) -> None:

@@ -279,6 +279,7 @@ class Result:
                 **({} if job.is_private else {"objective": self.objective, "metrics": self.metrics}),
                 "training_rows": self.plan.mapping.train_rows,
                 **job.privacy.key_options,
+                **({"is_private": True} if job.is_private or job.privacy.label is not None else {}),
             },
             spec=self.plan.spec,
             builder=self.builder,

@@ -22,7 +22,7 @@ from typing import Any
 
 from tablepuppet import train as story
 from tablepuppet.engine.result import RoundEvent
-from tablepuppet.errors import DisconnectedError, JobError, RunInterruptedError, TablePuppetError
+from tablepuppet.errors import DisconnectedError, JobError, PrivacyError, RunInterruptedError, TablePuppetError
 from tablepuppet.job import Job, check_job
 from tablepuppet.mapping.engines import Ray
 from tablepuppet.memory import give_back
@@ -228,6 +228,12 @@ def _checked(kind: Kind, asked: Any) -> Any:
         raise JobError(f"a request to {kind} holds a job")
     if kind == "predict" and not set(asked["options"]) <= _OPTIONS:
         raise JobError(f"predict has no option {min(map(str, set(asked['options']) - _OPTIONS))[:64]!r}")
+    if kind == "evaluate" and asked["model"].metadata.get("is_private"):
+        raise PrivacyError(
+            "the model was trained under noise, and its metrics would be computed from owners' exact features and "
+            "labels, which no ε covers: over a network they are not given. Save the model, and measure it on rows of "
+            "your own"
+        )
     for job in (asked, *(asked.values() if isinstance(asked, dict) else ())):
         if isinstance(job, Job):
             check_job(job)

@@ -32,6 +32,7 @@ from tablepuppet.models.spec import l2_of
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, composed_noise, rough_noise
 from tablepuppet.privacy.gaussian import GradientPrivacy, NoisySteps
 from tablepuppet.privacy.ledger import Release, Sampling
+from tablepuppet.privacy.masks import honest_parts
 from tablepuppet.privacy.options import FeaturePrivacy
 
 
@@ -88,6 +89,18 @@ class NoisyBlock:
         return 1.0 if size is None or size >= rows else size / rows
 
     @property
+    def summed_over(self) -> int:
+        """Parts that bring the noise together, a minority of the clients left out; 1: each part brings all of it.
+
+        A local step is followed by others on the same rows, and noisy predictions are about single clients: there each
+        part's own noise has to be enough.
+        """
+        clients = [part.client for part in self.mapping.parts_of(self.number)]
+        privacy = self.job.privacy
+        is_shared = self.features.shared_noise and not self.is_local and privacy.predictions.mode == "trusted"
+        return honest_parts(clients) if is_shared and privacy.masks(len(set(clients))) else 1
+
+    @property
     def cap(self) -> int:
         return 1 if self.is_local else self.most
 
@@ -127,7 +140,7 @@ class NoisyBlock:
         """What the block's clients do; `rate` is of a local step."""
         given: dict[str, Any] = {"clip": clip, "noise": noise, "limit": self.steps, "reach": self.reach, **shared}
         if not self.is_local:
-            return GradientPrivacy(batch_rate=self.rate, **given)
+            return GradientPrivacy(batch_rate=self.rate, summed_over=self.summed_over, **given)
         rate = self.features.learning_rate or self.form.learning_rate or rate
         return GradientPrivacy(learning_rate=rate, steps=self.local, rate=self.features.sample, **given)
 
@@ -282,7 +295,10 @@ def _named(block: NoisyBlock, names: str, *, is_other: bool, bound: float | None
     through = (
         "" if bound is None or block.is_local else f" and of other tables, through predictions within ±{bound:.3g}"
     )
-    return f"noisy {what} of {names}{through}"
+    shared = ""
+    if block.summed_over > 1:
+        shared = ", each client's noise a share that is enough if most clients of the table are honest"
+    return f"noisy {what} of {names}{through}{shared}"
 
 
 def _norm(values: Any) -> float:

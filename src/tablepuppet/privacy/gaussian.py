@@ -42,7 +42,8 @@ class GradientPrivacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """What a client does to every gradient of its part before anything depends on it."""
 
     clip: float  # C; 0: gradients are neither clipped nor noised
-    noise: float  # σ, in units of C
+    noise: float  # σ of a sum, in units of C
+    summed_over: int = 1  # parts of a masked sum that bring this noise together, each its share
     steps: int = 1  # local steps in a row, of algorithms that sample at the clients
     rate: float = 1.0  # Poisson rate of base rows in a local step
     learning_rate: float = 0.0  # of a local step
@@ -58,6 +59,11 @@ class GradientPrivacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def clips(self) -> bool:
         """Whether gradients are clipped and noised; otherwise only predictions are."""
         return self.clip > 0
+
+    @property
+    def deviation(self) -> float:
+        """Of what this part adds: shares are independent, and their squares add up."""
+        return self.noise * self.clip / math.sqrt(self.summed_over)
 
     @property
     def hides_predictions(self) -> bool:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hmac
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -103,6 +104,16 @@ class Masks:
             )
             np.add(total, stream, out=total) if sign > 0 else np.subtract(total, stream, out=total)
         return total.view(np.int64).reshape(integers.shape)
+
+
+def honest_parts(clients: Sequence[str]) -> int:
+    """Of a sum over parts of these clients, how many are left where less than half of the clients work together.
+
+    >>> honest_parts("abc"), honest_parts("abcde"), honest_parts("aabc"), honest_parts("ab")
+    (2, 3, 2, 1)
+    """
+    parts = sorted(Counter(clients).values())
+    return sum(parts[: len(parts) - (len(parts) - 1) // 2]) if len(parts) > 2 else 1
 
 
 def _tag(shared: bytes, job: str, client: str, part: int, public: bytes) -> bytes:

@@ -54,7 +54,8 @@ class FeaturePrivacy(_Part, frozen=True):
     `cap`: at most so many joined rows per base row of a table take part in training (κ); a number for all tables, or
     one per table. None: no cap, and the largest multiplicity is accounted for. `noise`: σ in units of `clip`; None:
     the least that keeps within ε. `bounds`: public (low, high) of numeric features by name; with them, numbers are
-    scaled without looking at the data.
+    scaled without looking at the data. `shared_noise`: where sums over a table's clients are masked, each client of
+    three or more adds a share of the noise, enough if most of them are honest; False: each adds all of it.
     """
 
     epsilon: float | None = None
@@ -66,6 +67,7 @@ class FeaturePrivacy(_Part, frozen=True):
     sample: float = 1.0  # Poisson rate of base rows in a local step
     learning_rate: float | None = None  # of a local step, falling to 0; None: from the clip and the noise
     bounds: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
+    shared_noise: bool = True
 
     def __post_init__(self) -> None:
         caps = list(self.cap.values()) if isinstance(self.cap, dict) else [] if self.cap is None else [self.cap]

@@ -23,6 +23,7 @@ class SgdState(msgspec.Struct, frozen=True):
     moments: Moments
     rows: RowNumbers | None
     learning_rate: float = 0.0
+    divisor: float = 1.0  # of the sum that comes back
 
 
 def client_start(setup: PartSetup, options: Sgd) -> tuple[SgdState, SgdFigures]:
@@ -43,15 +44,20 @@ def client_step(
                 total = setup.model.gradient(state.theta, message.signal, state.rows, drawn)
             else:
                 total = setup.private.gradient(setup.model, state.theta, message.signal, state.rows, drawn)
-            gradient = total / message.count
-            state = msgspec.structs.replace(state, rows=message.next_rows, learning_rate=message.learning_rate)
+            # A share of noise lies on a grid that masks keep; whoever divided it would leave digits beside the grid.
+            divisor = float(message.count) if setup.private is not None and setup.private.is_shared else 1.0
+            gradient = total if divisor > 1.0 else total / message.count
+            state = msgspec.structs.replace(
+                state, rows=message.next_rows, learning_rate=message.learning_rate, divisor=divisor
+            )
             if setup.clients > 1:
                 return state, Partial(values=[gradient])
             state = _descended(setup, options, state, gradient)
         else:
             state = msgspec.structs.replace(state, rows=message.next_rows)
     else:
-        state = _descended(setup, options, state, message.values[0])
+        gradient = (message.values[0] / state.divisor).astype(state.theta.dtype, copy=False)
+        state = _descended(setup, options, state, gradient)
     predictions = setup.model.predict(state.theta, state.rows, state.moments.step)
     return state, Predictions(values=predictions, products=np.array([squared_norm(state.theta)]))
 

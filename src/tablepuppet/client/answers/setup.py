@@ -109,7 +109,9 @@ def send_labels(own: ClientState, request: m.SendLabels) -> m.Labels:
     if not request.folds:
         return labels
     by = None if request.fold_column is None else own.column(request.job, request.scan, request.fold_column)
-    return replace(labels, folds=fold_numbers(len(column), sides, request.folds, request.fold_by, by, order))
+    folds = fold_numbers(len(column), sides, request.folds, request.fold_by, by, order)
+    row_rules.check_folds(own, request, folds)
+    return replace(labels, folds=folds)
 
 
 def _spend(own: ClientState, table: str, request: m.SendLabels) -> Callable[[str], None]:

@@ -13,6 +13,7 @@ from tablepuppet.algorithms.base import PartSetup
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.algorithms.registry import algorithm_of
+from tablepuppet.client import row_rules
 from tablepuppet.client.answers.contract import reads, unknowns
 from tablepuppet.client.owner import Shown
 from tablepuppet.client.part import Kept, Part, check_model, check_options, check_outputs
@@ -21,6 +22,7 @@ from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.models.linear import LinearModel, Model
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.privacy.gaussian import secure_generator
+from tablepuppet.privacy.masks import honest_parts
 from tablepuppet.tables.part_store import BlockPart
 
 Start = m.StartPart[AlgorithmOptions]
@@ -43,11 +45,12 @@ def start_part(own: ClientState, request: Start) -> m.Started:
         raise TransportError(f"multiplicities of {len(multiplicity)} rows were sent for {part.train.rows}")
     if len(weights) != part.train.rows:
         raise TransportError(f"{len(weights)} weights were sent for {part.train.rows} rows")
-    if request.multiplicity is None:
-        _check_rows(request, float(multiplicity.sum()))
+    _check_rows(request, float(multiplicity.sum()), is_whole=_is_whole(own, part))
+    if request.multiplicity is not None:
+        row_rules.check_fold(own, part.request, multiplicity)
     before = part.state if request.continues else None
     start = None if before is None else before.theta
-    part.options, part.started, part.kept = request.algorithm, request, None
+    part.options, part.started, part.kept, part.batched = request.algorithm, request, None, None
     model = _model(own, part, request)
     part.setup = PartSetup(
         model=model,
@@ -71,6 +74,7 @@ def start_part(own: ClientState, request: Start) -> m.Started:
         part.meet(request.peers)
     else:
         part.sealing = None
+    _check_shares(part, request)
     own.owner.features(own.tables.use(request.job, part.request.scan).table, request, multiplicity)
     part.state, part.figures = algorithm_of(part.options).start(part.setup, part.options)
     is_zero = request.model.is_linear and not request.spread and (start is None or not start.any())
@@ -81,11 +85,35 @@ def start_part(own: ClientState, request: Start) -> m.Started:
     return m.Started(values=values, figures=figures, width=model.width, entropy=entropy)
 
 
-def _check_rows(request: Start, own: float) -> None:
-    """The number of joined rows says how many batches an epoch has: at least this part's own take part."""
+def _is_whole(own: ClientState, part: Part) -> bool:
+    """Whether this part is its block: every joined row has one of its rows, or its missing one."""
+    contract = own.keeper.contract(part.request.job)
+    assert contract is not None
+    terms = {scan.scan: scan for scan in contract.scans}
+    name = next(b.name for b in contract.blocks if b.place == (part.request.scan, tuple(part.request.columns)))
+    return terms[part.request.scan].clients == 1 and sum(block.name == name for block in contract.blocks) == 1
+
+
+def _check_rows(request: Start, own: float, *, is_whole: bool) -> None:
+    """The number of joined rows says how many batches an epoch has."""
     if request.joined_rows < own:
         raise PolicyError(
             "the request is outside its contract: this table's rows alone have more joined rows than said"
+        )
+    if is_whole and request.joined_rows != own:
+        raise PolicyError("the request is outside its contract: this table's rows have fewer joined rows than said")
+
+
+def _check_shares(part: Part, request: Start) -> None:
+    """A share of noise leaves in a masked sum only, with so many others that a minority of them may be left out."""
+    if request.privacy is None or request.privacy.summed_over == 1:
+        return
+    clients = [] if part.sealing is None else [peer.client for peer in part.sealing.peers]
+    is_due = request.privacy.summed_over == honest_parts(clients)
+    if not is_due or request.algorithm.samples_at_clients or request.privacy.hides_predictions:
+        raise PolicyError(
+            "the request is outside its contract: a share of the noise is added to masked sums over three clients or "
+            "more, such that it is enough without a minority of them, and here it would not be"
         )
 
 
@@ -114,12 +142,32 @@ def take_step(own: ClientState, request: Any) -> m.Message:
     algorithm = algorithm_of(part.options)
     if not isinstance(request, (*algorithm.requests, m.Combined, m.Move)):
         raise TransportError(f"a {type(request).__name__} does not belong to algorithm {algorithm.name}")
+    _count_batch(own, part, request)
     part.state, answer = algorithm.step(part.setup, part.options, part.state, request)
     if isinstance(answer, m.Partial):
         return part.sealed(answer, "training")
     if isinstance(answer, m.Predictions):
         return replace(answer, values=_shown(own, part, answer.values))
     return answer
+
+
+def _count_batch(own: ClientState, part: Part, request: Any) -> None:
+    """In an epoch a row is in no more batches than it has joined rows, however many there are said to be."""
+    epochs = own.keeper.epochs(part.request.job, part.request.part)
+    if epochs is None or not hasattr(request, "next_rows"):
+        return
+    assert part.setup is not None
+    joined = part.setup.multiplicity
+    if part.batched is None:
+        part.batched = np.zeros(len(joined), np.int64)
+    rows = slice(None) if request.next_rows is None else request.next_rows
+    np.add.at(part.batched, rows, 1)
+    most = epochs * joined[rows]
+    most = most + (8.0 * np.sqrt(most) + 20.0 if part.setup.is_private else 1.0)  # Poisson samples, or the next epoch's
+    if bool((part.batched[rows] > most).any()):
+        raise PolicyError(
+            "the request is outside its contract: in an epoch a row is in no more batches than it has joined rows"
+        )
 
 
 def multiply_gram(own: ClientState, request: m.MultiplyGram) -> m.Message:

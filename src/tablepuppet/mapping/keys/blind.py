@@ -71,8 +71,8 @@ def _round_trip(points: dict[Owned, Points], link: Link, job: str, most: int) ->
                 requests.setdefault(other, []).append(BlindKeys(job=job, domain=str(domain), points=own))
                 sent.setdefault(other, []).append((client, domain))
         answers = link.ask(requests) if requests else {}
-        for other, owned in sent.items():
-            for place, answer in zip(owned, answers[other], strict=True):
+        for other, places in sent.items():
+            for place, answer in zip(places, answers[other], strict=True):
                 going[place] = cast(BlindedKeys, answer).points
     found = {}
     for owned, order in orders.items():

@@ -91,8 +91,8 @@ def setup_disclosures(mapping: MappingSummary, keys: KeyMode) -> dict[Told, int]
     account, bound = Account(), mapping.bound
     if keys == "dh":
         owners: dict[int, set[str]] = {}
-        for (place, _), domain in key_domains(bound).items():
-            owners.setdefault(domain, set()).update(bound.scans[place].clients)
+        for (holder, _), domain in key_domains(bound).items():
+            owners.setdefault(domain, set()).update(bound.scans[holder].clients)
         for clients in owners.values():
             for client in clients if len(clients) > 1 else ():
                 account.client(client, "", blinded_keys=len(clients) - 1)

@@ -160,7 +160,7 @@ def _count_batch(own: ClientState, part: Part, request: Any) -> None:
     joined = part.setup.multiplicity
     if part.batched is None:
         part.batched = np.zeros(len(joined), np.int64)
-    rows = slice(None) if request.next_rows is None else request.next_rows
+    rows = np.arange(len(joined)) if request.next_rows is None else request.next_rows
     np.add.at(part.batched, rows, 1)
     most = epochs * joined[rows]
     most = most + (8.0 * np.sqrt(most) + 20.0 if part.setup.is_private else 1.0)  # Poisson samples, or the next epoch's

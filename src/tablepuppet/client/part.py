@@ -47,7 +47,7 @@ class Part:
     encoders: tuple[m.Encoder, ...] = ()
     started: m.StartPart[AlgorithmOptions] | None = None
     trees: Any = None  # what boosted trees are grown from
-    batched: NDArray[np.int64] | None = None  # how often each row was in a batch
+    batches_left: NDArray[np.int64] | None = None  # that each row may still be in
 
     @property
     def theta(self) -> Any:

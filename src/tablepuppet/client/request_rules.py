@@ -47,7 +47,10 @@ def _within(number: float, name: str, least: float, most: float) -> None:
 
 def _row_numbers(rows: Any, name: str, count: int, *, least: int = -1) -> None:
     array(rows, name, (None,), kinds=frozenset("i"))
-    is_inside = not len(rows) or (int(rows.min()) >= least and int(rows.max()) < count)
+    if least == 0:  # one look at them: a negative number is a very large one without its sign
+        is_inside = not len(rows) or int(rows.view(f"u{rows.itemsize}").max()) < count
+    else:
+        is_inside = not len(rows) or (int(rows.min()) >= least and int(rows.max()) < count)
     require(is_inside, name, f"hold a row that there is not; there are {count:,}")
 
 

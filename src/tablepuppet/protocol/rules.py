@@ -156,12 +156,12 @@ def _count(number: float, name: str, most: float = LARGEST_COUNT) -> None:
 
 def array(values: Any, name: str, shape: tuple[int | None, ...], *, kinds: frozenset[str] = _NUMBERS) -> None:
     """An array of this shape (None: any length) and of numbers."""
-    require(values.dtype.kind in kinds, name, f"has elements of type {values.dtype}")
-    fits = values.ndim == len(shape) and all(
-        want is None or n == want for n, want in zip(values.shape, shape, strict=True)
-    )
+    if values.dtype.kind not in kinds:
+        raise WrongError(name, f"has elements of type {values.dtype}")
+    if values.ndim == len(shape) and all(w is None or n == w for n, w in zip(values.shape, shape, strict=True)):
+        return
     wanted = " × ".join("any" if want is None else f"{want:,}" for want in shape)
-    require(fits, name, f"has shape {'×'.join(map(str, values.shape)) or 'of a number'} where {wanted} is due")
+    raise WrongError(name, f"has shape {'×'.join(map(str, values.shape)) or 'of a number'} where {wanted} is due")
 
 
 def finite(values: Any, name: str, *, diverged: bool = False) -> None:

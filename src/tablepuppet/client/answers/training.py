@@ -45,12 +45,12 @@ def start_part(own: ClientState, request: Start) -> m.Started:
         raise TransportError(f"multiplicities of {len(multiplicity)} rows were sent for {part.train.rows}")
     if len(weights) != part.train.rows:
         raise TransportError(f"{len(weights)} weights were sent for {part.train.rows} rows")
-    _check_rows(request, float(multiplicity.sum()), is_whole=_is_whole(own, part))
+    _check_rows(request, float(multiplicity.sum()))
     if request.multiplicity is not None:
         row_rules.check_fold(own, part.request, multiplicity)
     before = part.state if request.continues else None
     start = None if before is None else before.theta
-    part.options, part.started, part.kept, part.batched = request.algorithm, request, None, None
+    part.options, part.started, part.kept, part.batches_left = request.algorithm, request, None, None
     model = _model(own, part, request)
     part.setup = PartSetup(
         model=model,
@@ -85,23 +85,12 @@ def start_part(own: ClientState, request: Start) -> m.Started:
     return m.Started(values=values, figures=figures, width=model.width, entropy=entropy)
 
 
-def _is_whole(own: ClientState, part: Part) -> bool:
-    """Whether this part is its block: every joined row has one of its rows, or its missing one."""
-    contract = own.keeper.contract(part.request.job)
-    assert contract is not None
-    terms = {scan.scan: scan for scan in contract.scans}
-    name = next(b.name for b in contract.blocks if b.place == (part.request.scan, tuple(part.request.columns)))
-    return terms[part.request.scan].clients == 1 and sum(block.name == name for block in contract.blocks) == 1
-
-
-def _check_rows(request: Start, own: float, *, is_whole: bool) -> None:
-    """The number of joined rows says how many batches an epoch has."""
+def _check_rows(request: Start, own: float) -> None:
+    """The number of joined rows says how many batches an epoch has: at least this part's own take part."""
     if request.joined_rows < own:
         raise PolicyError(
             "the request is outside its contract: this table's rows alone have more joined rows than said"
         )
-    if is_whole and request.joined_rows != own:
-        raise PolicyError("the request is outside its contract: this table's rows have fewer joined rows than said")
 
 
 def _check_shares(part: Part, request: Start) -> None:
@@ -157,14 +146,14 @@ def _count_batch(own: ClientState, part: Part, request: Any) -> None:
     if epochs is None or not hasattr(request, "next_rows"):
         return
     assert part.setup is not None
-    joined = part.setup.multiplicity
-    if part.batched is None:
-        part.batched = np.zeros(len(joined), np.int64)
-    rows = np.arange(len(joined)) if request.next_rows is None else request.next_rows
-    np.add.at(part.batched, rows, 1)
-    most = epochs * joined[rows]
-    most = most + (8.0 * np.sqrt(most) + 20.0 if part.setup.is_private else 1.0)  # Poisson samples, or the next epoch's
-    if bool((part.batched[rows] > most).any()):
+    if part.batches_left is None:
+        most = epochs * part.setup.multiplicity  # and what Poisson samples may have more, or the epoch after the last
+        part.batches_left = (most + (8.0 * np.sqrt(most) + 20.0 if part.setup.is_private else 1.0)).astype(np.int64)
+    every = request.next_rows is None
+    rows = np.arange(len(part.batches_left)) if every else request.next_rows.astype(np.intp)  # as look-ups want them
+    left = part.batches_left.take(rows) - 1  # a row that is named twice is predicted once
+    part.batches_left[rows] = left
+    if len(left) and left.min() < 0:
         raise PolicyError(
             "the request is outside its contract: in an epoch a row is in no more batches than it has joined rows"
         )

@@ -63,7 +63,7 @@ def _checked(options: Boosting) -> str:
 def tree_disclosures(mapping: MappingSummary, shape: Shape, job: Job) -> dict[Told, int]:
     """What a run tells whom, from its first key to the last split; of checks and splits, at most so many."""
     account, options, held = Account(), _own(job.options), held_blocks(job, mapping)
-    account.told = setup_disclosures(mapping)
+    account.told = setup_disclosures(mapping, job.privacy.keys)
     for part in mapping.parts:
         block, subject = shape.blocks[part.block], f"part {part.number}"
         shared = int(block.is_split)

@@ -103,7 +103,7 @@ def _boosting(data: Path | None, out: Path) -> None:
 
     if data is None:
         raise JobError("boosting needs --data, the folder of the original data")
-    _write(out / "boosting.md", boosting(data))
+    _write(out / "boosting.md", boosting(data, out))
 
 
 def _plan(workload: Workload, asked: argparse.Namespace, *, is_private: bool) -> Plan:

@@ -1,16 +1,22 @@
 """Boosted trees beside LightGBM, HistGradientBoosting, the linear optimum and a network: accuracy, rounds, bytes,
-seconds on two networks, CPU seconds.
+seconds on two networks, CPU seconds and memory.
 
     python -m evaluation boosting --data /path/to/data
 
 Everybody gets the same rows, features, bins and settings: 100 trees of depth 6, rate 0.1, λ = 1, strings as categories.
-15 % of the label's rows are for the test, drawn by the seed. LightGBM has the materialised join, and one thread.
+15 % of the label's rows are for the test, drawn by the seed. LightGBM has the materialised join, and one thread. Every
+line is a process of its own, which has compiled its loops before the clock starts: CPU seconds are of all its threads,
+from the tables in memory to the trained model; memory is the most that it held beyond what it began with.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,20 +30,23 @@ import pyarrow.parquet as pq
 import tablepuppet as tp
 from evaluation import flights, movielens, walmart
 from evaluation.workload import Workload
+from tablepuppet.bench.figures import Beginning
 from tablepuppet.engine.curves import area_under_curve
 
 _LABEL_TABLES = {"flights": "flights", "walmart": "sales", "movielens-linear": "ratings"}
-WORKLOADS = (flights.FLIGHTS, walmart.WALMART, movielens.LINEAR)
+_WIDE = "movielens-wide"
+_FURTHER = 100  # columns of users, and of movies, of the wide data
 TREES, DEPTH, RATE = 100, 6, 0.1
+_HEAD = ["rounds", "MB", "US-UK s", "US-US s", "CPU s", "memory, MB", "bits told of a row"]
 
 
 @dataclass(frozen=True)
 class Line:
     """One row of the table."""
 
-    name: str
     metric: float
-    cpu: float
+    cpu: float = 0.0
+    memory: float = 0.0
     rounds: int = 0
     megabytes: float = 0.0
     uk: float = 0.0
@@ -45,83 +54,178 @@ class Line:
     told: int = 0
 
 
-def boosting(data: Path, seed: int = 0) -> str:
-    """The table of every workload whose data are there, as Markdown."""
+@dataclass(frozen=True)
+class Task:
+    """A data set as it is prepared: its name, tables and query."""
+
+    name: str
+    workload: Workload
+    query: str
+
+    @property
+    def is_number(self) -> bool:
+        return self.workload.model == "linear"
+
+    @property
+    def least(self) -> float:
+        """Σh of a leaf."""
+        return 20.0 if self.is_number else 5.0
+
+
+def boosting(data: Path, out: Path, seed: int = 0) -> str:
+    """The table of every workload whose data are there, as Markdown; beside it what docs/figures keeps."""
     pages = ["# Boosted trees\n"]
-    for workload in WORKLOADS:
-        if (data / workload.folder).is_dir():
-            tables = _tables(workload, data / workload.folder, seed)
-            pages.append(_page(workload, _lines(workload, tables)))
-            print(pages[-1], flush=True)
+    for name, task in tasks().items():
+        if not (data / task.workload.folder).is_dir():
+            continue
+        beginning = Beginning()
+        with TemporaryDirectory() as folder:
+            _prepare(task, data / task.workload.folder, Path(folder), seed)
+            lines = {title: _apart(name, title, Path(folder)) for title in _titles(name)}
+        head = ["", "test RMSE" if task.is_number else "test AUC", *_HEAD]
+        rows = [_cells(title, line) for title, line in lines.items()]
+        given = {"command": "python -m evaluation boosting", "provenance": asdict(beginning.provenance())}
+        table = {"text": [f"### {_name(name, task)}"], "head": head, "rows": rows}
+        text = json.dumps(given | table, indent=2, ensure_ascii=False) + "\n"
+        (out / f"evaluation-boosting-{name}.json").write_text(text, encoding="utf-8")
+        marks = ["|" + "---|" * len(head)]
+        shown = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+        pages.append("\n".join([f"\n## {_name(name, task)}\n", shown[0], *marks, *shown[1:]]))
+        print(pages[-1], flush=True)
     return "\n".join(pages)
 
 
-def _tables(workload: Workload, folder: Path, seed: int) -> dict[str, pa.Table]:
-    """The tables in memory; the label's has a column that says which rows are for the test."""
-    with TemporaryDirectory() as out, duckdb.connect() as connection:
-        paths = workload.prepare(connection, folder, Path(out))
-        tables = {name: pq.read_table(path) for name, path in paths.items()}
-    name = _LABEL_TABLES[workload.name]
-    held = np.random.default_rng(seed).random(tables[name].num_rows) < 0.15
-    return {**tables, name: tables[name].append_column("held", pa.array(held))}
+def tasks() -> dict[str, Task]:
+    """What is measured, by name."""
+    plain = {w.name: Task(w.name, w, w.query) for w in (flights.FLIGHTS, walmart.WALMART, movielens.LINEAR)}
+    further = "".join(f"{alias}.x{k}, " for alias in ("u", "g") for k in range(_FURTHER))
+    wide = movielens.LINEAR.query.replace("SELECT ", f"SELECT {further}", 1)
+    return plain | {_WIDE: Task(_WIDE, movielens.LINEAR, wide)}
 
 
-def _lines(workload: Workload, tables: dict[str, pa.Table]) -> list[Line]:
-    is_number = workload.model == "linear"
-    least = 20.0 if is_number else 5.0
-    job: dict[str, Any] = {"label": workload.label, "test_where": "held"}
-    trees: dict[str, Any] = {"trees": TREES, "depth": DEPTH, "learning_rate": RATE, "min_child_weight": least}
-    tp.Federation(tables).train(workload.query, **job, algorithm=tp.Boosting(trees=2, depth=3))  # compiles
-    return [
-        _ours("linear optimum (newton)", workload, tables, {**job, "model": workload.model}),
-        _ours("network (mlp)", workload, tables, {**job, "model": "mlp"}),
-        _lightgbm(workload, tables, least),
-        _hist_gradient_boosting(workload, tables),
-        _ours("boosting, strict", workload, tables, job | {"algorithm": tp.Boosting(**trees)}),
-        _ours("boosting, lazy", workload, tables, job | {"algorithm": tp.Boosting(**trees, checks="lazy")}),
-    ]
+def _name(name: str, task: Task) -> str:
+    title = task.workload.title.split(",")[0]
+    return f"{title}, with {_FURTHER} further columns of users and {_FURTHER} of movies" if name == _WIDE else title
 
 
-def _ours(name: str, workload: Workload, tables: dict[str, pa.Table], job: dict[str, Any]) -> Line:
+def _titles(name: str) -> list[str]:
+    return [t for t in LINES if name != _WIDE or "boosting" in t.lower() or "LightGBM" in t]
+
+
+def _prepare(task: Task, data: Path, folder: Path, seed: int) -> None:
+    """Writes the tables; the label's has a column that says which rows are for the test."""
+    with duckdb.connect() as connection:
+        paths = task.workload.prepare(connection, data, folder)
+    for name, path in paths.items():
+        table, rng = pq.read_table(path), np.random.default_rng(seed)
+        if name == _LABEL_TABLES[task.workload.name]:
+            table = table.append_column("held", pa.array(rng.random(table.num_rows) < 0.15))
+        elif task.name == _WIDE:
+            first = np.unique(table.column(0).to_numpy(), return_index=True)[1]  # a movie has one row, of a genre
+            table = table.take(pa.array(first))
+            for k in range(_FURTHER):
+                table = table.append_column(f"x{k}", pa.array(rng.normal(size=table.num_rows)))
+        pq.write_table(table, folder / f"{name}.table")
+
+
+def _apart(name: str, title: str, folder: Path) -> Line:
+    """A line, measured in a process of its own."""
+    command = [sys.executable, "-m", "evaluation.boosting", name, title, str(folder)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    line = Line(**json.loads(done.stdout.splitlines()[-1]))
+    print(f"{name}: {title}: {line}", flush=True)
+    return line
+
+
+def _cells(title: str, line: Line) -> list[str]:
+    wire = ("", "", "", "")
+    if line.rounds:
+        wire = (f"{line.rounds:,}", f"{line.megabytes:,.1f}", f"{line.uk:.1f}", f"{line.us:.1f}")
+    return [title, f"{line.metric:.4f}", *wire, f"{line.cpu:.1f}", f"{line.memory:,.0f}", str(line.told or "")]
+
+
+# -- in a process of its own -----------------------------------------------------------------
+
+
+def measure(name: str, title: str, folder: Path) -> Line:
+    """One line; what loads, and compiles, is over before it begins."""
+    task = tasks()[name]
+    tables = {path.stem: pq.read_table(path) for path in sorted(folder.glob("*.table"))}
+    run = LINES[title]
+    if "boosting" in title:
+        _train(task, tables, algorithm=tp.Boosting(trees=2, depth=3))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before, began = _memory("VmRSS"), time.process_time()
+    line = run(task, tables)
+    cpu, memory = line.cpu or time.process_time() - began, _memory("VmHWM") - before
+    return Line(**asdict(line) | {"cpu": cpu, "memory": memory})
+
+
+def _memory(which: str) -> float:
+    """Megabytes of this process."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith(which)).split()[1]) / 1024
+
+
+def _train(task: Task, tables: dict[str, pa.Table], **job: Any) -> tp.Result:
+    return tp.Federation(tables).train(task.query, label=task.workload.label, test_where="held", **job)
+
+
+def _ours(task: Task, tables: dict[str, pa.Table], **job: Any) -> Line:
     began = time.process_time()
-    result = tp.Federation(tables).train(workload.query, **job)
+    result = _train(task, tables, **job)
     cpu = time.process_time() - began
-    metric = result.metrics["test"]["rmse" if workload.model == "linear" else "auc"]
     traffic = result.traffic
+    seconds = {"uk": traffic.seconds("us-uk"), "us": traffic.seconds("us-us")}
     told = int(result.history[-1].residuals.get("splits", 0))
-    seconds = (traffic.seconds("us-uk"), traffic.seconds("us-us"))
-    return Line(name, metric, cpu, traffic.rounds, traffic.bytes / 1e6, *seconds, told)
+    metric = result.metrics["test"]["rmse" if task.is_number else "auc"]
+    return Line(metric, cpu, rounds=traffic.rounds, megabytes=traffic.bytes / 1e6, told=told, **seconds)
 
 
-def _joined(workload: Workload, tables: dict[str, pa.Table]) -> tuple[pd.DataFrame, Any, Any]:
+def _linear(task: Task, tables: dict[str, pa.Table]) -> Line:
+    return _ours(task, tables, model=task.workload.model)
+
+
+def _network(task: Task, tables: dict[str, pa.Table]) -> Line:
+    return _ours(task, tables, model="mlp")
+
+
+def _boosting(checks: Any) -> Callable[[Task, dict[str, pa.Table]], Line]:
+    def run(task: Task, tables: dict[str, pa.Table]) -> Line:
+        size: dict[str, Any] = {"trees": TREES, "depth": DEPTH, "learning_rate": RATE}
+        return _ours(task, tables, algorithm=tp.Boosting(**size, min_child_weight=task.least, checks=checks))
+
+    return run
+
+
+def _joined(task: Task, tables: dict[str, pa.Table]) -> tuple[pd.DataFrame, Any, Any]:
     """The materialised join: features, strings as categories; labels; which rows are for the test."""
-    alias = {"flights": "f", "walmart": "t", "movielens-linear": "r"}[workload.name]
+    alias = {"flights": "f", "walmart": "t", "movielens-linear": "r"}[task.workload.name]
     with duckdb.connect() as connection:
         connection.execute("SET threads = 1")
         for name, table in tables.items():
             connection.register(name, table)
-        joined = connection.sql(workload.query.replace("SELECT", f"SELECT {alias}.held AS held,", 1)).df()
+        joined = connection.sql(task.query.replace("SELECT", f"SELECT {alias}.held AS held,", 1)).df()
     held = joined.pop("held").to_numpy(bool)
-    label = joined.pop(workload.label).to_numpy(np.float64)
+    label = joined.pop(task.workload.label).to_numpy(np.float64)
     for column in joined.columns:
         if not pd.api.types.is_numeric_dtype(joined[column]):
             joined[column] = joined[column].astype("category")
     return joined, label, held
 
 
-def _lightgbm(workload: Workload, tables: dict[str, pa.Table], least: float) -> Line:
+def _lightgbm(task: Task, tables: dict[str, pa.Table]) -> Line:
     import lightgbm
 
-    is_number = workload.model == "linear"
     began = time.process_time()
-    joined, label, held = _joined(workload, tables)
+    joined, label, held = _joined(task, tables)
     settings = {
-        "objective": "regression" if is_number else "binary",
+        "objective": "regression" if task.is_number else "binary",
         "num_leaves": 2**DEPTH,
         "max_depth": DEPTH,
         "learning_rate": RATE,
         "lambda_l2": 1.0,
-        "min_sum_hessian_in_leaf": least,
+        "min_sum_hessian_in_leaf": task.least,
         "min_data_in_leaf": 1,
         "num_threads": 1,
         "verbosity": -1,
@@ -129,45 +233,37 @@ def _lightgbm(workload: Workload, tables: dict[str, pa.Table], least: float) -> 
     train = lightgbm.Dataset(joined[~held], label[~held], params={"max_bin": 255, "verbosity": -1})
     booster = lightgbm.train(settings, train, TREES)
     cpu = time.process_time() - began
-    metric = _metric(workload, np.asarray(booster.predict(joined[held])), label[held])
-    return Line("LightGBM on the join", metric, cpu)
+    return Line(_metric(task, np.asarray(booster.predict(joined[held])), label[held]), cpu)
 
 
-def _hist_gradient_boosting(workload: Workload, tables: dict[str, pa.Table]) -> Line:
+def _hist_gradient_boosting(task: Task, tables: dict[str, pa.Table]) -> Line:
     """scikit-learn's, at the same depth, rate and bins; a leaf has twenty rows, as it is used to."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-    is_number = workload.model == "linear"
     began = time.process_time()
-    joined, label, held = _joined(workload, tables)
-    kind = HistGradientBoostingRegressor if is_number else HistGradientBoostingClassifier
+    joined, label, held = _joined(task, tables)
+    kind = HistGradientBoostingRegressor if task.is_number else HistGradientBoostingClassifier
     settings = {"max_iter": TREES, "max_depth": DEPTH, "max_leaf_nodes": 2**DEPTH, "learning_rate": RATE}
     model = kind(**settings, l2_regularization=1.0, early_stopping=False, categorical_features="from_dtype")
     model.fit(joined[~held], label[~held])
     cpu = time.process_time() - began
     rows = joined[held]
-    scores = model.predict(rows) if is_number else model.decision_function(rows)
-    return Line("HistGradientBoosting on the join", _metric(workload, scores, label[held]), cpu)
+    scores = model.predict(rows) if task.is_number else model.decision_function(rows)
+    return Line(_metric(task, scores, label[held]), cpu)
 
 
-def _metric(workload: Workload, scores: Any, truth: Any) -> float:
-    is_number = workload.model == "linear"
-    return float(np.sqrt(np.mean((scores - truth) ** 2))) if is_number else area_under_curve(scores, truth)
+def _metric(task: Task, scores: Any, truth: Any) -> float:
+    return float(np.sqrt(np.mean((scores - truth) ** 2))) if task.is_number else area_under_curve(scores, truth)
 
 
-def _page(workload: Workload, lines: list[Line]) -> str:
-    metric = "test RMSE" if workload.model == "linear" else "test AUC"
-    rows = [
-        f"\n## {workload.title.split(',')[0]}\n",
-        f"| | {metric} | rounds | MB | US-UK s | US-US s | CPU s | bits told of a row |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for line in lines:
-        wire = (
-            ("", "", "", "")
-            if not line.rounds
-            else (line.rounds, f"{line.megabytes:.1f}", f"{line.uk:.1f}", f"{line.us:.1f}")
-        )
-        cells = (line.name, f"{line.metric:.4f}", *wire, f"{line.cpu:.1f}", line.told or "")
-        rows.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(rows)
+LINES: dict[str, Callable[[Task, dict[str, pa.Table]], Line]] = {
+    "linear optimum (newton)": _linear,
+    "network (mlp)": _network,
+    "LightGBM on the join": _lightgbm,
+    "HistGradientBoosting on the join": _hist_gradient_boosting,
+    "boosting, strict": _boosting("strict"),
+    "boosting, lazy": _boosting("lazy"),
+}
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(measure(sys.argv[1], sys.argv[2], Path(sys.argv[3])))))

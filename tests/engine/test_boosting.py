@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.scenarios import Scenario, scenarios, slices
 
 import tablepuppet as tp
 from tablepuppet.client.policy import Policy
+from tablepuppet.engine import boosting
 from tablepuppet.errors import JobError, ModelError, PolicyError
 
 JOB: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 8, "depth": 4, "min_child_weight": 3.0}
@@ -356,3 +358,27 @@ def test_a_start_that_does_not_fit_is_refused() -> None:
     careful = tp.Federation(shop(), policies={"orders": policy, "items": policy})
     with pytest.raises(PolicyError, match="max_splits"):
         careful.train(query, label="y", model="boosted", trees=2, warm_start=trees)
+
+
+@pytest.mark.slow
+def test_the_server_needs_at_most_24_bytes_for_a_joined_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond row numbers and labels, at 16 bits and one score: counted from where they are there to the last metric."""
+    rng = np.random.default_rng(0)
+    begin = boosting._server
+
+    def counted(*given: Any) -> Any:
+        tracemalloc.start()
+        return begin(*given)
+
+    monkeypatch.setattr(boosting, "_server", counted)
+    query = "SELECT a.x, b.z, a.y FROM a JOIN b ON a.k = b.k"
+    sizes = []
+    for keys in (2000, 60, 30):  # the first run compiles; the others are longer than what is measured at a time
+        a = pa.table({"k": rng.integers(0, keys, 6000), "x": rng.normal(size=6000), "y": rng.normal(size=6000)})
+        b = pa.table({"k": rng.integers(0, keys, 6000), "z": rng.normal(size=6000)})
+        result = tp.Federation({"a": a, "b": b}).train(query, label="y", model="boosted", trees=3, test_fraction=0.0)
+        sizes.append((result.plan.mapping.train_rows, tracemalloc.get_traced_memory()[1]))
+        tracemalloc.stop()
+    (_, _), (few, small), (many, large) = sizes
+    assert many > few + 500_000
+    assert (large - small) / (many - few) <= 24

@@ -48,7 +48,7 @@ from tablepuppet.server.boosting import TreeRounds
 from tablepuppet.server.union import UnionOperator, clients_of
 from tablepuppet.transport.link import Link
 
-_RECORDS = 20  # of a run, where nothing waits for each of them
+_RECORDS = 10  # of a run, where nothing waits for each of them
 
 
 def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
@@ -236,17 +236,19 @@ class _Training:
             if name == "validation" and not side.rows:
                 continue
             moment = Moment.FINISHED if is_last else Moment.EPOCH if name == "train" else Moment.HELD_OUT
-            labels, weights = side.joined_labels(), side.joined_weights()
-            found[name] = measure_scores(own, labels, weights, loss, moment=moment, channel=channel)
+            given = (own, side.labels, side.weights, loss)
+            found[name] = measure_scores(*given, moment=moment, channel=channel, index=side.label_index.index)
         ordered: dict[str, Measured] = {name: found[name] for name in ("train", "validation", "test") if name in found}
         metrics, self.curves = by_side(ordered, self.plan.mapping.label.classes)
         return found["train"].loss, metrics
 
     def finish(self) -> Result:
         best = self._best()
-        objective, metrics = self._measure(is_last=True)
         place = next(i for i, record in enumerate(self.history) if record.epoch == best)
-        self.history[place] = replace(self.history[place], objective=objective, metrics=metrics)
+        if best < self.options.trees:  # else the last record has it
+            objective, metrics = self._measure(is_last=True)
+            self.history[place] = replace(self.history[place], objective=objective, metrics=metrics)
+        objective, metrics = self.history[place].objective, self.history[place].metrics
         known = self.server.blocks
         trees, keys = compact(self.server.trees, lambda b, k: known[b].missing_key(k), len(known))
         before = self.plan.job.warm_start

@@ -169,15 +169,21 @@ def area_under_curve(scores: Array, labels: Array) -> float:
     >>> area_under_curve(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0.0, 0.0, 1.0, 1.0]))
     0.75
     """
-    return rank_rows(scores, labels).area
+    return rank_rows(len(labels), [(scores, labels)]).area
 
 
-def rank_rows(scores: Array, labels: Array) -> Ranking:
-    """The ranking of rows that are all here."""
-    return rank([np.sort(labelled(scores, labels))], len(labels), int(np.count_nonzero(labels > 0.5)))
+def rank_rows(count: int, rows: Iterable[tuple[Array, NDArray[Any]]]) -> Ranking:
+    """The ranking of so many rows that are all here: scores and labels, some at a time."""
+    ordered, start, positives = np.empty(count), 0, 0
+    for scores, labels in rows:
+        ordered[start : start + len(scores)] = labelled(scores, labels)
+        start += len(scores)
+        positives += int(np.count_nonzero(labels > 0.5))
+    ordered.sort()
+    return rank([ordered], count, positives)
 
 
-def labelled(scores: Array, labels: Array) -> Array:
+def labelled(scores: Array, labels: NDArray[Any]) -> Array:
     """Scores whose last bit is the row's class: one sort then orders rows and classes, far faster than an argsort."""
     bits = (scores + 0.0).view(np.int64)  # + 0.0: −0 is 0
     bits &= ~np.int64(1)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Walkable
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.engine.curves import BINS, Curves, Ranking, curves_of, labelled, rank, rank_rows
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.losses import Loss
@@ -108,24 +108,38 @@ def measure_scores(
     *,
     moment: Moment,
     channel: Channel | None = None,
+    index: RowNumbers | None = None,
 ) -> Measured:
-    """The same from the score of every row, where an algorithm keeps them; `scores` is (rows, outputs)."""
+    """The same from the score of every row, where an algorithm keeps them; `scores` is (rows, outputs).
+
+    `index`: which label, and weight, a row has; None: its own. Nothing but ranks is as long as the scores.
+    """
     if not len(scores):
         return Measured(float("nan"), {})
+
+    def of(values: Array, rows: slice) -> Array:
+        return values[rows] if index is None else values[index[rows]]
+
     totals = []
-    for start in range(0, len(scores), _CHUNK):
-        rows = slice(start, start + _CHUNK)
-        own = loss if weights is None else Weighted(loss, weights[rows])
-        totals.append(_sums(own, np.ascontiguousarray(scores[rows]), labels[rows], channel, moment))
+    chunks = [slice(start, start + _CHUNK) for start in range(0, len(scores), _CHUNK)]
+    for rows in chunks:
+        own = loss if weights is None else Weighted(loss, of(weights, rows))
+        totals.append(_sums(own, np.ascontiguousarray(scores[rows]), of(labels, rows), channel, moment))
     sums = {name: sum(t[name] for t in totals) for name in totals[0]}
     found: list[Ranking] = []
     if _is_ranked(loss, moment) and loss.outputs == 1:
-        found = [rank_rows(scores[:, 0], labels)]
+        found = [rank_rows(len(scores), ((scores[rows, 0], of(labels, rows)) for rows in chunks))]
     elif _is_ranked(loss, moment) and loss.outputs <= _CLASSES:
-        probabilities = loss.probabilities(scores)
-        assert probabilities is not None
-        found = [rank_rows(probabilities[:, k], labels == k) for k in range(loss.outputs)]
+        for k in range(loss.outputs):
+            own_class = ((_probability(loss, scores[rows], k), of(labels, rows) == k) for rows in chunks)
+            found.append(rank_rows(len(scores), own_class))
     return _measured(sums, loss, channel, moment, found)
+
+
+def _probability(loss: Loss, scores: Array, number: int) -> Array:
+    probabilities = loss.probabilities(scores)
+    assert probabilities is not None
+    return probabilities[:, number]
 
 
 def _is_ranked(loss: Loss, moment: Moment) -> bool:

@@ -103,12 +103,14 @@ class Splits:
         unit: tuple[float, float],
         rules: Array,
         bounds: Array,
+        at: NDArray[np.int64] | None = None,
     ) -> Splits:
-        """From (Σg, Σh) of every node and bin; `bounds`: what the values of each node lie within, or of none."""
-        count = len(sums)
+        """From (Σg, Σh) of every node and bin, or of those in `at`; `bounds`: what each node's values lie within."""
+        at = np.arange(len(sums)) if at is None else at
+        count = len(at)
         from tablepuppet.algorithms.boosting import kernels  # here: it loads the compiler
 
         out = cls(np.empty(count), np.empty((count, 5), np.int64), np.empty((count, 256), np.uint8))
         how = (columns.offsets, columns.kinds, columns.signs, allowed, np.array(unit), rules, bounds)
-        kernels.best_splits(sums, *how, out.gain, out.found, out.order)
+        kernels.best_splits(sums, at, *how, out.gain, out.found, out.order)
         return out

@@ -121,13 +121,15 @@ class KeyBook:
         allowed = check.columns.astype(np.uint8)
         for number, (outline, cells) in enumerate(zip(check.trees, histograms, strict=True)):
             asked = np.flatnonzero(outline.asks)
-            sums = node_sums(outline, cells)[asked]
+            sums = node_sums(outline, cells)
             bounds = outline.bounds[asked] if len(outline.bounds) else outline.bounds
-            splits = Splits.of(sums, self.columns, allowed, outline.unit, self.rules, bounds)
+            splits = Splits.of(sums, self.columns, allowed, outline.unit, self.rules, bounds, asked)
             is_best = (splits.found[:, 0] >= 0) & (splits.gain >= outline.gain[asked])
             is_own = outline.block[asked] == self.block
             for place in np.flatnonzero(is_best | is_own).tolist():
-                objection = self._against(outline, number, int(asked[place]), self._best(splits, place), sums[place])
+                objection = self._against(
+                    outline, number, int(asked[place]), self._best(splits, place), sums[asked[place]]
+                )
                 if objection is not None:
                     found.append(objection)
         return found

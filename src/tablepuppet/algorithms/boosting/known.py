@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Codes, Columns, Splits
 from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, ONE_HOT, SORTED, NewKey, Union
 from tablepuppet.errors import TransportError
@@ -88,14 +89,21 @@ class KnownBlock:
     def learn(self, keys: list[NewKey]) -> None:
         """Takes in keys that a client told."""
         size = len(self.codes)
+        apart: dict[int, Codes] = {}  # columns whose codes lie side by side while keys are taken in
         for new in keys:
             if not 0 <= new.column < len(self.kinds):
                 raise self._wrong("column", "is none of the part's")
             if len(new.right) != (size + 7) // 8:
                 raise self._wrong("right", "does not have a bit for every row")
-            self._learn(len(self.keys), new, np.unpackbits(new.right, count=size).view(np.bool_))
+            column = self._column(new.column)
+            if new.column not in apart:
+                apart[new.column] = np.ascontiguousarray(self.codes[:, column.place])
+            right = np.unpackbits(new.right, count=size).view(np.bool_)
+            self._learn(len(self.keys), new, column, apart[new.column], right)
             self.keys.append((new.column, True))
             self.told += 1
+        for number, codes in apart.items():
+            self.codes[:, self.columns[number].place] = codes
         if keys:
             known = [self.columns[number] for number in self._active]
             kinds = [KNOWN_ONE_HOT if c.kind == ONE_HOT else c.kind for c in known]
@@ -121,20 +129,20 @@ class KnownBlock:
     def _wrong(self, field: str, what: str) -> TransportError:
         return TransportError(f"{self.owner} tells of a split what cannot be: NewKey.{field} {what}")
 
-    def _learn(self, number: int, new: NewKey, right: NDArray[np.bool_]) -> None:
-        column = self._column(new.column)
-        codes = self.codes[:, column.place]
+    def _learn(self, number: int, new: NewKey, column: _Column, codes: Codes, right: NDArray[np.bool_]) -> None:
         if column.kind == NUMBER and new.is_missing:
             column.missing = number
             codes *= ~right
         elif column.kind == NUMBER:
-            right &= codes > 0
-            above = int(np.count_nonzero(right))
+            sides = np.zeros((256, 2), np.int64)
+            kernels.count_sides(codes, right, sides)
+            above = int(sides[1:, 1].sum())
             place = sum(a > above for a in column.above)
-            if (right & (codes <= place)).any() or not right[codes >= place + 2].all():
+            if sides[1 : place + 1, 1].any() or sides[place + 2 :, 0].any():
                 raise self._wrong("right", "is no border of the same numbers as those before")
             column.borders.insert(place, number)
             column.above.insert(place, above)
+            right &= codes > 0
             codes += right
         elif column.kind == ONE_HOT:
             if (codes[~right] > 0).any():
@@ -143,13 +151,13 @@ class KnownBlock:
             codes[...] = np.where(right, codes, np.uint8(len(column.borders)))
             self.sets[number] = np.arange(256) != len(column.borders)
         else:
-            self._refine(column, number, right)
+            self._refine(column, number, codes, right)
 
-    def _refine(self, column: _Column, number: int, right: NDArray[np.bool_]) -> None:
+    def _refine(self, column: _Column, number: int, codes: Codes, right: NDArray[np.bool_]) -> None:
         """Atoms that a new set cuts in two become two."""
-        codes = self.codes[:, column.place]
-        both = codes * np.uint16(2) + right
-        found = np.flatnonzero(np.bincount(both, minlength=512))
+        sides = np.zeros((256, 2), np.int64)
+        kernels.count_sides(codes, right, sides)
+        found = np.flatnonzero(sides)
         if len(found) > 256:
             raise self._wrong("right", "tells apart more categories than a column can have")
         parent, rest = found // 2, np.ones(256 - len(found), np.bool_)
@@ -159,7 +167,7 @@ class KnownBlock:
                 self.sets[key] = np.append(self.sets[key][parent], rest)
             renumbered = np.zeros(512, np.uint8)
             renumbered[found] = np.arange(len(found))
-            codes[...] = renumbered[both]
+            codes[...] = renumbered[codes * np.uint16(2) + right]
             column.size = len(found)
         column.told.append(number)
         column.keys.append(number)

@@ -62,7 +62,8 @@ class BlockIndex:
         if not len(self.index):
             parts = ((a, min(b, len(cell))) for a, b in pairwise(borders))
             return [list(_each(cell[a:b], cells, given.g[a:b], given.h[a:b])) for a, b in parts]
-        places = [*np.searchsorted(self.index, borders[:-1]).tolist(), len(cell)]
+        firsts = np.array(borders[:-1], self.index.dtype)  # of its own type: of another, all numbers would be copied
+        places = [*np.searchsorted(self.index, firsts).tolist(), len(cell)]
         return [
             list(self._in_order(start, a, b, cell, cells, given))
             for start, (a, b) in zip(starts, pairwise(places), strict=True)

@@ -6,6 +6,7 @@ Several nodes are done in one call: node k of a call has the joined rows order[s
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.compiled.bits import (
     FEW,
@@ -21,7 +22,7 @@ from tablepuppet.algorithms.boosting.compiled.bits import (
     unfold,
 )
 
-__all__ = ["add_split", "add_values", "count_nodes", "mark_nodes", "part_nodes", "sum_nodes"]
+__all__ = ["add_split", "add_values", "count_nodes", "count_sides", "mark_nodes", "part_nodes", "sum_nodes"]
 
 
 @exact
@@ -132,6 +133,13 @@ def count_nodes(
         else:
             _collapse(order[start:stop], index, missed, g, h, sums)
             _count_rows(sums, codes, offsets, folded, out[k])
+
+
+@exact
+def count_sides(codes: Codes, right: NDArray[np.bool_], sides: Sums) -> None:
+    """sides[code, side] += 1 for every row."""
+    for r in range(len(codes)):
+        sides[codes[r], np.int64(right[r])] += 1
 
 
 @exact

@@ -15,6 +15,7 @@ __all__ = ["best_splits"]
 @exact
 def best_splits(
     sums: Sums,
+    at: Sums,
     offsets: Integers,
     kinds: Codes,
     signs: Integers,
@@ -29,16 +30,16 @@ def best_splits(
     """Of every node the split with the largest gain: gain[k], and found[k] = (column, bin, whether missing values go
     left, Σg and Σh of the left side); column −1: none.
 
-    `sums[k]` are (Σg, Σh) per bin in fixed point, `unit` their units, `rules` λ, the least Σh of a side, the least
+    `sums[at[k]]` are (Σg, Σh) per bin in fixed point, `unit` their units, `rules` λ, the least Σh of a side, the least
     gain, what λ is raised by for sorted categories, and what smooths their order. The first in this order wins a tie:
     column, missing values right before left, bin. Bin 0 is "missing". Sorted categories: the left side is
     order[k, :bin]; one against the rest: `bin` itself is the left side. With `bounds`, leaves lie within bounds[k], and
     those of a column with a sign rise, or fall, with its values.
     """
     free = np.zeros(0)
-    for k in range(len(sums)):
+    for k in range(len(at)):
         bound = bounds[k] if len(bounds) else free
-        gain[k] = _best(sums[k], offsets, kinds, signs, allowed, unit, rules, bound, found[k], order[k])
+        gain[k] = _best(sums[at[k]], offsets, kinds, signs, allowed, unit, rules, bound, found[k], order[k])
 
 
 @exact

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.plain.bits import Array, Cells, Codes, Integers, Sums, add_up
 
-__all__ = ["add_split", "add_values", "count_nodes", "mark_nodes", "part_nodes", "sum_nodes"]
+__all__ = ["add_split", "add_values", "count_nodes", "count_sides", "mark_nodes", "part_nodes", "sum_nodes"]
 
 
 def _rows(index: Integers, joined: Integers, base: int, missed: int) -> Sums:
@@ -86,3 +87,7 @@ def count_nodes(
             bins, sums = codes[rows, f], out[k, offsets[f] : offsets[f + 1]]
             add_up(bins, own_g, sums[:, 0])
             add_up(bins, own_h, sums[:, 1])
+
+
+def count_sides(codes: Codes, right: NDArray[np.bool_], sides: Sums) -> None:
+    sides += np.bincount(codes * np.uint16(2) + right, minlength=512).reshape(256, 2)

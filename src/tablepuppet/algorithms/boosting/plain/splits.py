@@ -13,6 +13,7 @@ __all__ = ["best_splits"]
 
 def best_splits(
     sums: Sums,
+    at: Sums,
     offsets: Integers,
     kinds: Codes,
     signs: Integers,
@@ -24,6 +25,7 @@ def best_splits(
     found: Sums,
     order: Codes,
 ) -> None:
+    sums = sums[at]
     gain[:], found[:, 0] = rules[2], -1
     if not len(kinds):
         return

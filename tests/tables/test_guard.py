@@ -145,6 +145,8 @@ def test_any_text_is_either_refused_or_runs_on_the_own_row_alone(sql: str) -> No
         " || ".join(["strftime(day, '%A')"] * 17),
         " + ".join(["levenshtein(name, 'x')"] * 5),
         f"name = '{'x' * 3_000}'",
+        f"concat({', '.join(['name'] * 65)})",
+        f"length({' || '.join(['name'] * 65)})",
     ],
 )
 def test_an_expression_that_takes_long_or_grows_is_refused(text: str) -> None:

@@ -41,6 +41,8 @@ def silence(connection: duckdb.DuckDBPyConnection) -> None:
 _T = TypeVar("_T")
 _RELATION = "tablepuppet_source"
 MOST_SECONDS = 900.0  # of one reading
+_ROWS_SHARE = 3  # times less than all memory is for the rows of one reading
+_BATCH = 1 << 13  # rows that come together
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "threads": min(2, os.cpu_count() or 1),  # several clients may share a machine
     "preserve_insertion_order": True,
@@ -70,7 +72,7 @@ class DuckSource:
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
         with _timed(self._connection):
-            return _guarded(self._name, lambda: self._connection.sql(_select(expressions, filter)).to_arrow_table())
+            return _guarded(self._name, lambda: _rows(self._connection, _select(expressions, filter)))
 
     def types(self, expressions: Sequence[str], filter: str | None) -> list[str]:
         """DuckDB's names for the types of some expressions."""
@@ -115,6 +117,23 @@ def _timed(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
         yield
     finally:
         alarm.cancel()
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
+    """The rows of a query; DuckDB's own limit of memory does not hold for what it has handed out, so it is counted."""
+    left, batches = memory_limit() // _ROWS_SHARE, []
+    reader = connection.sql(query).to_arrow_reader(_BATCH)
+    try:
+        for batch in reader:
+            left -= batch.nbytes
+            if left < 0:
+                raise duckdb.OutOfMemoryException("its rows take more memory than they may")
+            batches.append(batch)
+    except OSError as error:  # as Arrow passes on what DuckDB says
+        kind = str(error).partition(" Error: ")[0].title().replace(" ", "")
+        found = getattr(duckdb, f"{kind}Exception", duckdb.Error)
+        raise found(str(error)) from None
+    return pa.Table.from_batches(batches, reader.schema)
 
 
 def _guarded(name: str, action: Callable[[], _T]) -> _T:
@@ -229,7 +248,7 @@ def project(
     query = _select(columns, filter, f"(SELECT {', '.join(inner)} FROM {_RELATION})")
     try:
         _lock(connection, ())
-        return _guarded(name, lambda: connection.sql(query).to_arrow_table())
+        return _guarded(name, lambda: _rows(connection, query))
     except SourceError:
         if failed:
             raise failed[0] from None

@@ -96,6 +96,9 @@ _MOST: dict[type[exp.Expr], int] = {
     exp.Levenshtein: 4,
     exp.TimeToStr: 16,
 }  # calls in one expression that cost much, or grow
+_JOINED = (exp.Concat, exp.ConcatWs, exp.DPipe)
+_GROWING = (*_JOINED, exp.Array)
+_MOST_JOINED = 64  # columns whose texts are put together: a row's value is as long as all of them
 _LONGEST_ARGUMENT = 200  # characters of SQL: of those calls' arguments
 
 
@@ -139,15 +142,12 @@ def _check(sql: str, columns: Collection[str], what: str) -> str:
     known = {column.lower() for column in columns}
     try:
         tree = parse_tree(sql, exp.Condition, what)
-        nodes = 0
-        calls = dict.fromkeys(_MOST, 0)
+        nodes, costs = 0, Costs(what)
         for node, depth in walk(tree):
             if depth > MAX_DEPTH:
                 raise _too_deep(what)
             _check_node(node, known, what)
-            if type(node) in calls:
-                calls[type(node)] += 1
-                _check_cost(node, calls[type(node)], what)
+            costs.see(node)
             nodes += 1
         return written(tree, 10 * nodes + 100, what)
     except RecursionError:  # the parser may give up earlier than we do
@@ -220,13 +220,34 @@ def _check_node(node: exp.Expr, known: Collection[str], what: str) -> None:
         check_call(node, what)
 
 
-def _check_cost(node: exp.Expr, calls: int, what: str) -> None:
-    """Refuses calls that take long for a row (levenshtein) or write much (strftime) beyond a few short ones."""
-    name, most = _title(node), _MOST[type(node)]
-    if calls > most:
-        raise refused(what, f"it calls {name} more than {most} times; compute it beforehand, as a column")
-    if any(len(argument.sql("duckdb")) > _LONGEST_ARGUMENT for argument in node.iter_expressions()):
-        raise refused(what, f"an argument of {name} is longer than {_LONGEST_ARGUMENT} characters; use columns")
+class Costs:
+    """Counts, in one text, calls that take long for a row (levenshtein) or make its values long (strftime, a || b)."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._calls = dict.fromkeys(_MOST, 0)
+        self._joined = 0
+        self._growing: exp.Expr | None = None  # the SELECT in which values grow
+
+    def see(self, node: exp.Expr) -> None:
+        """Refuses what is one too many."""
+        kind = type(node)
+        if kind in _MOST:
+            self._calls[kind] += 1
+            name, most = _title(node), _MOST[kind]
+            if self._calls[kind] > most:
+                raise refused(self._what, f"it calls {name} more than {most} times; compute it beforehand, as a column")
+            if any(len(argument.sql("duckdb")) > _LONGEST_ARGUMENT for argument in node.iter_expressions()):
+                raise refused(
+                    self._what, f"an argument of {name} is longer than {_LONGEST_ARGUMENT} characters; use columns"
+                )
+        self._joined += kind is exp.Column and node.find_ancestor(*_JOINED) is not None
+        if self._joined > _MOST_JOINED:
+            raise refused(self._what, f"it puts more than {_MOST_JOINED} texts together; join some of them beforehand")
+        if kind in _GROWING and (select := node.find_ancestor(exp.Select)) is not None:
+            if self._growing not in (None, select):  # twice as long in each, a text becomes as long as memory
+                raise refused(self._what, "texts or lists are put together in more than one SELECT; do it in one")
+            self._growing = select
 
 
 def check_call(node: exp.Expr, what: str) -> None:

@@ -28,6 +28,7 @@ from tablepuppet.tables.guard import (
     MAX_DEPTH,
     MAX_LENGTH,
     QUERY_NODES,
+    Costs,
     check_call,
     parse_tree,
     refused,
@@ -83,11 +84,12 @@ def check_query(sql: str, tables: Mapping[str, Sequence[str]]) -> CheckedQuery:
         local = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
         names = {name.lower(): name for name in tables}
         used: dict[str, str] = {}
-        nodes = 0
+        nodes, costs = 0, Costs(_WHAT)
         for node, depth in walk(tree):
             if depth > MAX_DEPTH:
                 raise refused(_WHAT, "it is nested too deeply; write it more simply")
             _check_node(node)
+            costs.see(node)
             if isinstance(node, exp.Table):
                 _check_table(node, names, local, used)
             nodes += 1

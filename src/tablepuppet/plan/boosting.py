@@ -113,6 +113,17 @@ def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
     )
 
 
+def trees_beside(shape: Shape) -> str:
+    """What boosted trees would cost, and tell, beside a model whose scores are sums."""
+    options = Boosting()
+    strict, lazy = (cost(shape, options.name, Boosting(checks=checks), options.trees) for checks in ("strict", "lazy"))
+    return (
+        f'model="boosted" learns what tables say together: {options.trees} trees take about {strict.rounds} rounds, '
+        f'{spelled(strict)} on US-UK (checks="lazy": {lazy.rounds} rounds, {spelled(lazy)}), and tell the server one '
+        "bit of every row for each of their splits (docs/boosting.md)"
+    )
+
+
 def _own(options: AlgorithmOptions) -> Boosting:
     assert isinstance(options, Boosting)
     return options

@@ -179,7 +179,7 @@ def _comparison(plan: Plan, counted: Account, epochs: int) -> list[str]:
 
 def _advice(plan: Plan) -> list[str]:
     advice = plan.advice
-    said = [advice.why] if plan.hint is None else [advice.why, plan.hint]
+    said = [text for text in (advice.why, plan.hint, plan.beside) if text is not None]
     lines = [line for text in said for line in wrap(text, _LINE, initial_indent="  ", subsequent_indent="  ")]
     return [f"Advice: {advice.algorithm}", *lines]
 

@@ -19,7 +19,7 @@ from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.heads.kinds import head_spec
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.plan.boosting import advise_trees, tree_disclosures, tree_exposures, tree_insights
+from tablepuppet.plan.boosting import advise_trees, tree_disclosures, tree_exposures, tree_insights, trees_beside
 from tablepuppet.plan.costs import RUN_EPOCHS, Advice, Cost, advise, client_memory, cost, server_memory, shape_of
 from tablepuppet.plan.disclosure import training_disclosures
 from tablepuppet.plan.document import document, plan_html
@@ -111,6 +111,12 @@ class Plan:
         if self.algorithm.takes_kinks:
             return Advice(self.algorithm.name, "it takes penalties with kinks, l1 and signs, and reaches the optimum")
         return advise(self.shape, self.batch_size)
+
+    @property
+    def beside(self) -> str | None:
+        """What a model that is no sum would cost, where the job could have it."""
+        is_plain = self.job.spec.is_linear and self.job.head == "sum" and not self.job.is_private
+        return trees_beside(self.shape) if is_plain and not self.algorithm.is_pooled else None
 
     @property
     def hint(self) -> str | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tablepuppet.engine.result import Result
     from tablepuppet.engine.search import SearchResult
     from tablepuppet.errors import TablePuppetError
-    from tablepuppet.mapping.engines import Ray
+    from tablepuppet.job.engines import Ray
     from tablepuppet.plan.plan import Plan
     from tablepuppet.prediction.model import Model
     from tablepuppet.prediction.saved import load
@@ -70,7 +70,7 @@ if not TYPE_CHECKING:
         "Network": "transport.meter",
         "Newton": "algorithms.newton.options",
         "Plan": "plan.plan",
-        "Ray": "mapping.engines",
+        "Ray": "job.engines",
         "RelationalClassifier": "api.estimators",
         "RelationalRegressor": "api.estimators",
         "Result": "engine.result",

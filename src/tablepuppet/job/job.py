@@ -15,7 +15,7 @@ from tablepuppet.algorithms.registry import (
     algorithm_of,
     is_expanded,
 )
-from tablepuppet.mapping.engines import Engine, Local
+from tablepuppet.job.engines import Engine, Local
 from tablepuppet.models.heads.base import HeadKind
 from tablepuppet.models.heads.kinds import is_network
 from tablepuppet.models.losses import (

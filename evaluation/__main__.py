@@ -24,7 +24,7 @@ from evaluation.factor import factor
 from evaluation.figures import Study, write_figures
 from evaluation.lineup import LINEUP
 from evaluation.running import Outcome, Plan, has_runs, run_workload, saved_outcomes
-from evaluation.tables import workload_table
+from evaluation.tables import WorkloadTable, workload_table
 from evaluation.workload import Workload
 from tablepuppet.bench.figures import Beginning
 from tablepuppet.errors import JobError, TablePuppetError
@@ -85,7 +85,9 @@ def main() -> int:
             if name == "boosting":
                 _boosting(asked.data, asked.out)
             if name == "movielens-factor":
-                _write(asked.out / "movielens-factor.md", factor(_folder(asked.data, movielens.LINEAR)))
+                beginning = Beginning()
+                found = factor(_folder(asked.data, movielens.LINEAR))
+                _keep(asked.out, name, f"python -m evaluation {name}", found, beginning)
             for workload in _chosen(name, asked.data):
                 both = name == "all" and not asked.private and workload.privacy is not None
                 for is_private in (False, True) if both else (asked.private,):
@@ -156,15 +158,19 @@ def _say(text: str) -> None:
 
 def _show(workload: Workload, outcomes: list[Outcome], out: Path, plan: Plan, beginning: Beginning) -> None:
     name = workload.name + ("-private" if plan.is_private else "")
-    table = workload_table(workload, outcomes)
-    _write(out / f"{name}.md", table.markdown())
     command = f"python -m evaluation {workload.name}" + " --private" * plan.is_private
-    given = {"command": command, "provenance": asdict(beginning.provenance())}
-    text = json.dumps(given | asdict(table), indent=2, ensure_ascii=False) + "\n"
-    (out / f"evaluation-{name}.json").write_text(text, encoding="utf-8")
+    _keep(out, name, command, workload_table(workload, outcomes), beginning)
     write_figures([Study(workload, plan.is_private, outcomes)], out / "figures", f"{workload.name}-")
     page = write_report(out / f"{name}.html", [outcome.runs[0] for outcome in outcomes])
     print(f"report: {page}")
+
+
+def _keep(out: Path, name: str, command: str, table: WorkloadTable, beginning: Beginning) -> None:
+    """A table as a page, and as a file of docs/figures."""
+    _write(out / f"{name}.md", table.markdown())
+    given = {"command": command, "provenance": asdict(beginning.provenance())}
+    text = json.dumps(given | asdict(table), indent=2, ensure_ascii=False) + "\n"
+    (out / f"evaluation-{name}.json").write_text(text, encoding="utf-8")
 
 
 def _all_figures(out: Path) -> None:

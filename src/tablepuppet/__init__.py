@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tablepuppet.algorithms.sgd.options import Sgd
     from tablepuppet.api import Federation
     from tablepuppet.api.estimators import RelationalClassifier, RelationalRegressor
+    from tablepuppet.api.recommend import ranking_metrics
     from tablepuppet.api.search import cross_validate, search
     from tablepuppet.engine.curves import Curves
     from tablepuppet.engine.result import Result
@@ -53,6 +54,7 @@ __all__ = [
     "cross_validate",
     "embed",
     "load",
+    "ranking_metrics",
     "search",
     "source",
 ]
@@ -80,6 +82,7 @@ if not TYPE_CHECKING:
         "cross_validate": "api.search",
         "embed": "tables.embedding",
         "load": "prediction.saved",
+        "ranking_metrics": "api.recommend",
         "search": "api.search",
         "source": "tables.source",
     }

@@ -12,8 +12,8 @@ from typing import cast
 import msgspec
 
 from tablepuppet.algorithms.registry import algorithm_of
-from tablepuppet.catalog.bound import BoundQuery
-from tablepuppet.errors import ApprovalError
+from tablepuppet.catalog.bound import Block, BoundQuery
+from tablepuppet.errors import ApprovalError, JobError
 from tablepuppet.formatting import printable
 from tablepuppet.job import Job
 from tablepuppet.privacy.options import Privacy
@@ -30,6 +30,7 @@ from tablepuppet.protocol.contract import (
     ScanTerms,
     Training,
 )
+from tablepuppet.tables.columns import STRING_KINDS
 from tablepuppet.transport.link import Link
 
 Place = tuple[int, int]  # scan, expression
@@ -78,7 +79,12 @@ def job_contracts(
     others = () if job.search is None else tuple(_training(other) for other in job.search.jobs)
     masks = {block.name: privacy.masks(_clients(bound, number)) for number, block in enumerate(bound.blocks)}
     found = {}
+    ids = {block.name: id_features(job, block) for block in bound.blocks}
+    check_ids(job, bound)
     for client, scans, blocks in _owners(bound, roles_of(bound), masks, models):
+        if purpose in ("train", "explain"):
+            named = [(block, *ids[block.name]) for block in blocks]
+            blocks = tuple(msgspec.structs.replace(block, ids=i, finds_ids=finds) for block, i, finds in named)
         found[client] = Contract(
             purpose=purpose,
             asker=asker,
@@ -100,6 +106,35 @@ def job_contracts(
             disclosures=_disclosures(scans, blocks, (training, *others), purpose, fits),
         )
     return found
+
+
+def id_features(job: Job, block: Block) -> tuple[tuple[int, ...], bool]:
+    """Which features of a block are ids that stay with their owner, by place; whether owners find them themselves."""
+    if job.ids is None:
+        is_open = job.head == "sum" or job.max_categories is not None or job.is_expanded
+        return (), not (is_open or algorithm_of(job.options).is_pooled)
+    wanted = {name.lower() for name in job.ids}
+    return tuple(i for i, name in enumerate(block.features) if wanted & _names_of(name)), False
+
+
+def check_ids(job: Job, bound: BoundQuery) -> None:
+    """Every id that a job names is a text among the features."""
+    kinds = {
+        known: column.kind
+        for block in bound.blocks
+        for name, column in zip(block.features, block.columns, strict=True)
+        for known in _names_of(name)
+    }
+    for name in job.ids or ():
+        if name.lower() not in kinds:
+            raise JobError(f"ids name {name!r}, which is no feature of the query")
+        if kinds[name.lower()] not in STRING_KINDS:
+            raise JobError(f"ids name {name!r}, which is a number; write CAST({name} AS VARCHAR) in the query")
+
+
+def _names_of(feature: str) -> set[str]:
+    """A feature's name, with and without its alias."""
+    return {feature.lower(), feature.rpartition(".")[2].lower()}
 
 
 def _training(job: Job) -> Training:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pyarrow as pa
 from tablepuppet.catalog import LabelColumns, bind
 from tablepuppet.catalog.binding import Key
 from tablepuppet.contract import agree, job_contracts, key_contracts
-from tablepuppet.engine.encoders import block_widths
+from tablepuppet.engine.encoders import with_statistics
 from tablepuppet.engine.evaluate import evaluate as evaluate_model
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.pooled import run_pooled
@@ -67,7 +66,7 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
         _ = plan.private  # what training would refuse is refused here
         if job.spec.is_boosted:
             return plan
-        plan = replace(plan, widths=block_widths(prepared, link, job_id))
+        plan = with_statistics(prepared, link, job_id)
         check_exposure(plan.shape, plan.job, plan.loss)
         return plan
 

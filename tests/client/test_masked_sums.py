@@ -167,6 +167,7 @@ def test_clients_are_told_names_and_means_of_all_and_no_count() -> None:
     asked = [r for r in (decode(f, REQUESTS) for f in tap.down) if isinstance(r, m.SumStatistics)]
     assert {r.is_second for r in asked} == {False, True}
     for column in (c for r in asked for c in r.columns):
+        assert not isinstance(column, m.IdStatistics)
         assert column.missing == 0.0
         assert not np.any(column.weight if isinstance(column, m.NumberStatistics) else column.weights)
     assert all(np.any(c.mean) for r in asked if r.is_second for c in r.columns if isinstance(c, m.NumberStatistics))

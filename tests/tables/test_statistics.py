@@ -31,6 +31,7 @@ def assert_same(left: Statistics, right: Statistics) -> None:
         assert (left.categories, left.missing) == (right.categories, right.missing)
         np.testing.assert_array_equal(left.weights, right.weights)
         return
+    assert isinstance(left, NumberStatistics)
     assert isinstance(right, NumberStatistics)
     assert (left.weight, left.missing) == (right.weight, right.missing)
     np.testing.assert_allclose(left.mean, right.mean, rtol=1e-9, atol=1e-9)

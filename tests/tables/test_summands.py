@@ -67,6 +67,7 @@ def test_names_hold_no_figure() -> None:
             assert not told.weights.any()
             assert told.missing == 0.0
         else:
+            assert isinstance(told, NumberStatistics)
             assert (told.weight, told.missing) == (0.0, 0.0)
             assert not told.mean.any()
             assert not told.spread.any()

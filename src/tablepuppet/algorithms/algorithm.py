@@ -17,8 +17,6 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server, Together, Walkable
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
-from tablepuppet.arrays import Array
-from tablepuppet.errors import TransportError
 from tablepuppet.models.heads.base import HeadKind
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
@@ -26,16 +24,6 @@ from tablepuppet.privacy.options import FeaturePrivacy
 from tablepuppet.protocol import Done, Message
 
 FLOAT = 8  # bytes
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Optimum:
-    """θ (features, outputs), the intercept, F there, and how many iterations it took."""
-
-    theta: Array
-    intercept: Array
-    value: float
-    iterations: int
 
 
 _Options = TypeVar("_Options", bound=AlgorithmOptions)
@@ -242,44 +230,3 @@ class Algorithm(ABC, Generic[_Options]):
     def merit(self, shape: Shape) -> Merit:
         """How good it is for a job."""
         return Merit(0, "it is there")
-
-
-class PooledAlgorithm(Algorithm[_Options]):
-    """A baseline that fits pooled features at the server, in one process: it has no halves."""
-
-    is_pooled = True
-    epochs = 1
-
-    @abstractmethod
-    def fit(self, features: Array, labels: Array, loss: Loss, l2: float, options: _Options) -> Optimum:
-        """The minimum of F on the joined feature matrix."""
-
-    def server(self, problem: Problem, options: _Options) -> Server:
-        raise TransportError(f"{self.name} has no server half")
-
-    def start(self, setup: PartSetup, options: _Options) -> tuple[Any, Figures]:
-        raise TransportError(f"{self.name} has no client half")
-
-    def step(self, setup: PartSetup, options: _Options, state: Any, message: Any) -> tuple[Any, Answer | Done]:
-        raise TransportError(f"{self.name} has no client half")
-
-    def traffic(self, shape: Shape, options: _Options, epoch: int, batch_size: int | None) -> list[Wave]:
-        """Every encoded feature of every row, once."""
-        pooled = OuterRound(lambda _b, _p: 0, lambda b, part: (part.rows + part.test_rows) * b.width, lambda _b: [])
-        return waves(shape, pooled)
-
-    def server_memory(self, shape: Shape, options: _Options) -> int:
-        return 3 * FLOAT * shape.joined * sum(block.width for block in shape.blocks)
-
-    def client_memory(self, shape: Shape, options: _Options, block: BlockShape, part: PartShape) -> float:
-        pooled = 2 * FLOAT * (part.rows + part.test_rows) * block.width
-        return super().client_memory(shape, options, block, part) + pooled
-
-    def disclosure(self, shape: Shape, options: _Options, block: BlockShape, batches: int) -> Disclosure:
-        return Disclosure(predictions=0, slopes=0, features=True)
-
-    def exchanges(self, options: _Options, run: RunShape) -> Exchanges:
-        return Exchanges(run.epochs, is_pooled=True)
-
-    def why_not_private(self, options: _Options) -> str:
-        return f"{self.name} pools all features; it has no private form"

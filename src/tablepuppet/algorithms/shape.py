@@ -235,6 +235,7 @@ class Exchanges:
     has_start: bool = False  # …and come with the start
     inner: int = 1  # sums between two steps, where a table has several clients
     sends_curvature: bool = False
+    curvature_is_full: bool = False  # a matrix over a row's outputs, not one number
     evaluates_train: bool = False  # train rows are predicted again to be measured
     power_rounds: int = 0
     sums_figure: bool = False  # where sums are masked, one more for the first step

@@ -14,6 +14,7 @@ import pyarrow as pa
 from tablepuppet import train as story
 from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.api.owners import federation_from_toml, make_clients, name_owners, read_toml
+from tablepuppet.api.recommend import best, candidates
 from tablepuppet.client.policy import Policy
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
@@ -190,7 +191,19 @@ class Federation:
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
         if resume:
             raise JobError("a run in one process ends with it; only a federation of processes can resume runs")
-        return cast(Result, story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round))
+        result = cast(Result, story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round))
+        return result if job.search is not None else self._with_ids(result)
+
+    def _with_ids(self, result: Result) -> Result:
+        """The blocks whose ids stayed with their owner, who is in this process: with them, for saving and export."""
+        blocks = list(result.blocks)
+        for number, places in enumerate(result.plan.ids):
+            client = self._clients[result.plan.mapping.parts_of(number)[0].client] if "here" in places else None
+            if client is not None and result.plan.job.release and client.policy.release_parameters:
+                part = client.part_store.take_out(result.id, blocks[number].name)
+                blocks[number] = replace(blocks[number], encoders=part.encoders, theta=part.theta, is_held=False)
+        is_whole = not any(block.is_held for block in blocks)
+        return replace(result, blocks=tuple(blocks), id="" if is_whole else result.id)
 
     def search(
         self,
@@ -292,6 +305,35 @@ class Federation:
         if to is not None:
             write(table, to)
         return table
+
+    def recommend(
+        self,
+        model: Model | Result,
+        *,
+        user: Any,
+        n: int = 10,
+        by: str | None = None,
+        met: bool = False,
+        head: Any = None,
+    ) -> pa.Table:
+        """The n items that the model predicts most for a user: the item's key and the prediction, the best first.
+
+        For a model over a label's table that joins users with items (docs/heads.md). `user` is the key by which the
+        label's table is joined with the user's, `by` the alias of that table, by default the first in the query. Items
+        that the user has met in the label's table are left out, unless `met`. What is asked of owners is a prediction,
+        and their rules for it hold.
+        """
+        if n < 1:
+            raise JobError("n must be at least 1")
+        chosen = _model_of(model)
+        asked = candidates(chosen, user, by)
+        found = self.predict(chosen, asked.query, key=asked.key, head=head, progress=False)
+        if not found.num_rows:
+            raise JobError(
+                "no row of the user's table has this key, or there is no item; see `by` for which table it is"
+            )
+        known = None if met else self.predict(chosen, asked.met, key=asked.met_key, head=head, progress=False)
+        return best(found, asked.key, known, asked.met_key, n)
 
     def predictor(
         self, model: Model | Result, query: str | None = None, *, key: str | Sequence[str], **options: Any

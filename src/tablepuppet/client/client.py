@@ -129,6 +129,7 @@ ANSWERS: dict[type, Callable[[ClientState, Any], m.Message]] = {
     m.OpenScan: setup.open_scan,
     m.ProposeContract: contract.propose,
     m.CountRows: setup.count_rows,
+    m.FindIds: setup.find_ids,
     m.SendKeys: setup.send_keys,
     m.BlindKeys: setup.blind_keys,
     m.DescribeLabels: setup.describe_labels,

@@ -28,7 +28,7 @@ from tablepuppet.protocol.setup import Folds
 BEFORE: frozenset[m.Stage] = frozenset({"schema", "scan", "propose", "close"})  # nothing of them reads a row
 _SETUP: frozenset[m.Stage] = frozenset({"count", "keys", "blind", "classes", "labels", "weights"})
 _ONCE = ("start", "encode", "summed statistics 0", "summed statistics 1")  # what a part is asked for all its models
-_STATISTICS: frozenset[m.Stage] = frozenset({"part", "summed statistics", "seal"})
+_STATISTICS: frozenset[m.Stage] = frozenset({"find ids", "part", "summed statistics", "seal"})
 _TREES: frozenset[m.Stage] = frozenset({"sketch", "start trees", "check trees"})
 _TRAINING: frozenset[m.Stage] = _TREES | frozenset(
     {"encode", "start", "figure", "second moments", "step", "combine", "settle", "evaluate", "keep", "release", "hold"}
@@ -199,6 +199,11 @@ class Keeper:
 
     # -- features --------------------------------------------------------------------------
 
+    def _find_ids(self, job: _Job, contract: Contract, request: m.FindIds) -> None:
+        if not _block(contract, request.scan, request.columns).finds_ids:
+            raise refused("which texts are ids is not for this owner to say")
+        self._once(job, f"find ids {request.part}", request.scan)
+
     def _part(self, job: _Job, contract: Contract, request: m.OpenPart) -> None:
         if request.part in job.parts:
             raise refused("which rows take part is said once, and this part is open already")
@@ -208,6 +213,8 @@ class Keeper:
             raise refused("its features are a part already")
         if request.wants_key and not block.is_masked:  # fewer owners with rows than agreed is for policies to judge
             raise refused("sums are not masked")
+        if request.finds_ids != block.finds_ids or (not block.finds_ids and request.ids != block.ids):
+            raise refused("which texts are ids that stay here was agreed on otherwise")
         if request.wants_moments and contract.feature_privacy is not None:
             raise refused("means and spreads of a private job do not leave")
         rows = request.train_rows
@@ -471,6 +478,7 @@ _CHECKS: dict[m.Stage, Callable[[Keeper, _Job, Contract, Any], None]] = {
     "classes": Keeper._classes,
     "labels": Keeper._labels,
     "weights": Keeper._weights,
+    "find ids": Keeper._find_ids,
     "part": Keeper._part,
     "summed statistics": Keeper._sums,
     "seal": Keeper._seal,

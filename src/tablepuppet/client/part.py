@@ -46,6 +46,7 @@ class Part:
     sealing: Sealing | None = None  # where summands leave under masks
     encoders: tuple[m.Encoder, ...] = ()
     started: m.StartPart[AlgorithmOptions] | None = None
+    ids: dict[int, list[str]] = field(default_factory=dict)  # the names in columns of ids, which nobody else knows
     trees: Any = None  # what boosted trees are grown from
     batches_left: NDArray[np.int64] | None = None  # that each row may still be in
 

@@ -204,6 +204,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         self._columns(request, use, [request.column], "labels")
         self._rule(self.labels.leave, "labels.leave", "labels do not leave this owner")
 
+    def _ids(self, request: m.FindIds, use: Use) -> None:
+        self._columns(request, use, request.columns, "features")
+
     def _part(self, request: m.OpenPart, use: Use) -> None:
         self._columns(request, use, request.columns, "features")
         self._minimum(request, use)
@@ -386,6 +389,7 @@ DECISIONS: dict[m.Stage | None, Callable[[Policy, Any, Use], None]] = {
     "classes": Policy._classes,
     "labels": Policy._labels,
     "weights": Policy._weights,
+    "find ids": Policy._ids,
     "part": Policy._part,
     "summed statistics": Policy._statistics,
     "encode": Policy._of_a_job,

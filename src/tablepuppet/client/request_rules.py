@@ -18,7 +18,7 @@ from tablepuppet.algorithms.registry import UPDATES
 from tablepuppet.client.part import Part
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import TransportError
-from tablepuppet.protocol.rules import LONGEST_TEXT, WrongError, array, finite, require
+from tablepuppet.protocol.rules import LONGEST_TEXT, MOST_CATEGORIES, WrongError, array, finite, require
 from tablepuppet.tables.blinding import SIZE as POINT
 
 _SEEDS = 2**63
@@ -89,6 +89,8 @@ def _open_part(own: ClientState, request: m.OpenPart) -> None:
     if request.train_rows is not None:
         _row_numbers(request.train_rows, "train_rows", rows)
     _row_numbers(request.test_rows, "test_rows", rows)
+    require(len(request.id_salt) <= 64, "id_salt", "is too long")
+    require(all(0 <= i < len(request.columns) for i in request.ids), "ids", "name a feature that there is not")
     if request.multiplicity is not None:
         due = rows if request.train_rows is None else len(request.train_rows)
         array(request.multiplicity, "multiplicity", (due,), kinds=frozenset("i"))
@@ -118,6 +120,12 @@ def _encoders(encoders: Sequence[m.Encoder], due: int) -> None:
                 array(getattr(one, name), f"encoders.{name}", (one.mean.size,))
                 finite(getattr(one, name), f"encoders.{name}")
             require(not (one.scale < 0).any(), "encoders.scale", "is negative")
+        elif isinstance(one, m.IdEncoder):
+            _within(one.count, "encoders.count", 0, MOST_CATEGORIES)
+            if one.tokens is not None:
+                array(one.tokens, "encoders.tokens", (one.count,), kinds=frozenset("i"))
+                is_ascending = bool((one.tokens[1:] > one.tokens[:-1]).all())
+                require(is_ascending, "encoders.tokens", "are not ascending")
         else:
             require(len(set(one.categories)) == len(one.categories), "encoders.categories", "name one category twice")
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet import protocol as m
+from tablepuppet.client.ids import names_rows
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError
 from tablepuppet.protocol.contract import Contract, Role, ScanTerms
@@ -27,7 +27,6 @@ from tablepuppet.tables.row_sets import Keys, Kind, Sketch, joined_keys
 from tablepuppet.tables.store import TableConditions
 
 _VALUES: tuple[Role, ...] = ("feature", "label", "weight", "key")  # of what sums over rows leave
-_FEW_NAMES = 20  # texts that are taken for categories, however few rows there are
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,18 +82,25 @@ def check_texts(own: ClientState, job: str, contract: Contract) -> None:
     for scan in contract.scans if contract.training is not None else ():
         for number in scan.numbers("feature"):
             values, info = own.column(job, scan.scan, number)
-            if info.kind in STRING_KINDS and _names_rows(values) and not _may_leave(own, job, scan, number):
+            if (
+                info.kind in STRING_KINDS
+                and _leaves(contract, scan, number, values)
+                and not _may_leave(own, job, scan, number)
+            ):
                 raise _refused(
                     f"nearly every row of {scan.table} has its own {info.name}, and as a feature the texts themselves "
-                    "would leave as names of categories; make groups of them (CASE, left(…, 1)), embed them at their "
-                    f"owner (tp.embed), or ask the owner to grant it under tables.{scan.table}",
+                    "would leave as names of categories; let them stay (ids=[…] with its name), make groups of them "
+                    "(CASE, left(…, 1)), embed them at their owner (tp.embed), or ask the owner to grant it under "
+                    f"tables.{scan.table}",
                     "texts",
                 )
 
 
-def _names_rows(values: pa.ChunkedArray) -> bool:
-    distinct = pc.count_distinct(values, mode="only_valid").as_py()
-    return bool(distinct > _FEW_NAMES and 2 * distinct > len(values) - values.null_count)
+def _leaves(contract: Contract, scan: ScanTerms, number: int, values: pa.ChunkedArray) -> bool:
+    """Whether texts that name nearly every row would leave: as ids they stay."""
+    blocks = [block for block in contract.blocks if block.scan == scan.scan and number in block.columns]
+    stay = [block.finds_ids or block.columns.index(number) in block.ids for block in blocks]
+    return not (stay and all(stay)) and names_rows(values)
 
 
 def _may_leave(own: ClientState, job: str, scan: ScanTerms, number: int) -> bool:

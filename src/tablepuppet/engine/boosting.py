@@ -57,7 +57,7 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
     job = plan.job
     assert isinstance(job.options, Boosting)
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs, job.privacy)
-    open_parts(union, mapping, wants_statistics=False)
+    open_parts(union, mapping, job, wants_statistics=False)
     names = [block.name for block in mapping.bound.blocks]
     sides = [gathered(side) for side in (mapping.train, mapping.test, mapping.validation)]
     is_outer = [any(side.indices[b].is_partial for side in sides) for b in range(len(names))]

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 
+from tablepuppet.contract import id_features
 from tablepuppet.errors import PrivacyError, TransportError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import Part, TableMapping
+from tablepuppet.plan.disclosure import Ids
+from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.protocol import (
-    CategoryStatistics,
     Encoded,
     EncodeFeatures,
     Encoder,
     FeatureNames,
     FeatureStatistics,
+    FindIds,
+    FoundIds,
+    IdEncoder,
     Message,
     NumberEncoder,
+    NumberStatistics,
     OpenPart,
     SumStatistics,
 )
 from tablepuppet.server.union import UnionOperator
+from tablepuppet.tables.columns import STRING_KINDS
 from tablepuppet.tables.encoding import encoded_width, encoder, merge
-from tablepuppet.tables.statistics import Statistics, first_totals, means_only, second_totals
+from tablepuppet.tables.statistics import Statistics, first_totals, means_only, second_totals, without_ids
 from tablepuppet.transport.link import Link
 
 
@@ -34,7 +43,7 @@ def private_encoder(statistics: Statistics, name: str, bounds: Mapping[str, tupl
 
     Which categories a string has, and whether any value is missing, is taken to be public.
     """
-    if isinstance(statistics, CategoryStatistics):
+    if not isinstance(statistics, NumberStatistics):
         return encoder(statistics, job.standardize, job.max_categories)
     known = bounds.get(name) or bounds.get(name.rpartition(".")[2])
     ones = np.ones_like(statistics.mean)
@@ -66,12 +75,15 @@ def agree_on_encoders(union: UnionOperator, mapping: TableMapping, job: Job) -> 
 
 
 def open_parts(
-    union: UnionOperator, mapping: TableMapping, *, wants_moments: bool = True, wants_statistics: bool = True
+    union: UnionOperator, mapping: TableMapping, job: Job, *, wants_moments: bool = True, wants_statistics: bool = True
 ) -> dict[int, list[Message]]:
     """Tells every part which of its rows take part, and how often; by part, its statistics."""
+    found = _find_ids(union, mapping, job)
 
     def open_part(part: Part) -> Message:
         multiplicity = mapping.multiplicity[part.block][part.train]
+        ids, finds_ids = id_features(job, mapping.bound.blocks[part.block])
+        ids = found.get(part.block, ids)
         fits = int(multiplicity.max(initial=0)) < 2**31
         return OpenPart(
             job=union.job,
@@ -83,6 +95,9 @@ def open_parts(
             wants_moments=wants_moments,
             wants_statistics=wants_statistics,
             wants_key=union.is_masked[part.block],
+            ids=ids,
+            finds_ids=finds_ids,
+            id_salt=_salt(job) if (ids or finds_ids) and len(union.blocks[part.block]) > 1 else "",
             multiplicity=None if (multiplicity == 1).all() else multiplicity.astype(np.int32 if fits else np.int64),
         )
 
@@ -91,10 +106,26 @@ def open_parts(
     return opened
 
 
+def _find_ids(union: UnionOperator, mapping: TableMapping, job: Job) -> dict[int, tuple[int, ...]]:
+    """What one client of a block takes for ids, all of them must: one round, where it is theirs to say."""
+    requests: list[tuple[Part, Message]] = []
+    for part in union.parts:
+        block = mapping.bound.blocks[part.block]
+        has_texts = any(column.kind in STRING_KINDS for column in block.columns)
+        if len(union.blocks[part.block]) > 1 and has_texts and id_features(job, block)[1]:
+            asked = FindIds(job=union.job, part=part.number, scan=part.scan, columns=list(part.columns))
+            requests.append((part, asked))
+    answers = union.exchange(requests, "setup")
+    found: dict[int, set[int]] = {}
+    for part, _ in requests:
+        found.setdefault(part.block, set()).update(cast(FoundIds, answers[part.number][0]).places)
+    return {block: tuple(sorted(places)) for block, places in found.items()}
+
+
 def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> list[list[Encoder]]:
     """Every part's statistics, merged to the encoders of each block; masked sums of them take further rounds."""
 
-    opened = open_parts(union, mapping, wants_moments=job.privacy.features is None)
+    opened = open_parts(union, mapping, job, wants_moments=job.privacy.features is None)
     every = []
     for block in union.blocks:
         statistics = [cast(FeatureStatistics | FeatureNames, opened[p.number][0]).columns for p in block]
@@ -103,12 +134,17 @@ def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> 
     encoders: list[list[Encoder]] = []
     for block, merged in zip(union.blocks, every, strict=True):
         if job.privacy.features is None:
-            encoders.append([encoder(s, job.standardize, job.max_categories) for s in merged])
+            encoders.append([encoder(s, job.standardize, job.max_categories, _salt(job)) for s in merged])
         else:
             names = mapping.bound.blocks[block[0].block].features if block else ()
             bounds = job.privacy.features.bounds
             encoders.append([private_encoder(s, n, bounds, job) for s, n in zip(merged, names, strict=True)])
     return encoders
+
+
+def _salt(job: Job) -> str:
+    """The same for the same job, which so repeats bit for bit, and another for another query or seed."""
+    return hashlib.sha256(f"{job.seed} {job.query}".encode()).hexdigest()[:16]
 
 
 def _summed(union: UnionOperator, agreed: list[list[Statistics]]) -> list[list[Statistics]]:
@@ -117,7 +153,7 @@ def _summed(union: UnionOperator, agreed: list[list[Statistics]]) -> list[list[S
 
         def ask(part: Part, is_second: bool = is_second) -> Message:
             columns, peers = agreed[part.block], union.peers(part)
-            columns = means_only(columns) if is_second else columns
+            columns = means_only(columns) if is_second else without_ids(columns)
             return SumStatistics(job=union.job, part=part.number, columns=columns, peers=peers, is_second=is_second)
 
         for block, found in union.masked_sums(ask).items():
@@ -125,8 +161,22 @@ def _summed(union: UnionOperator, agreed: list[list[Statistics]]) -> list[list[S
     return agreed
 
 
-def block_widths(prepared: Prepared, link: Link, job_id: str) -> tuple[int, ...]:
-    """How many columns each block will be encoded to: one round of statistics, for explain."""
+def with_statistics(prepared: Prepared, link: Link, job_id: str) -> Plan:
+    """The plan with how many columns each block is encoded to, and which are ids: one round, for explain."""
     plan, mapping = prepared.plan, prepared.mapping
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs, plan.job.privacy)
-    return tuple(sum(map(encoded_width, block)) for block in gather_statistics(union, mapping, plan.job))
+    encoders = gather_statistics(union, mapping, plan.job)
+    return replace(plan, widths=widths_of(encoders), ids=ids_of(encoders))
+
+
+def widths_of(encoders: Sequence[Sequence[Encoder]]) -> tuple[int, ...]:
+    """How many columns each block is encoded to."""
+    return tuple(sum(map(encoded_width, block)) for block in encoders)
+
+
+def ids_of(encoders: Sequence[Sequence[Encoder]]) -> Ids:
+    """Which features of each block are ids: "here" with the one owner, or known to the server by "tokens"."""
+    return tuple(
+        tuple("" if not isinstance(e, IdEncoder) else "here" if e.tokens is None else "tokens" for e in block)
+        for block in encoders
+    )

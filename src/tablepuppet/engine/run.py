@@ -19,11 +19,13 @@ from tablepuppet.algorithms.base import Figures, Problem, Server
 from tablepuppet.arrays import Array
 from tablepuppet.engine.convergence import Patience, judge
 from tablepuppet.engine.curves import Curves
-from tablepuppet.engine.encoders import agree_on_encoders
+from tablepuppet.engine.encoders import agree_on_encoders, ids_of, widths_of
+from tablepuppet.engine.interactions import probe, together
 from tablepuppet.engine.metrics import Metrics, by_side, measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.errors import TrainingError, TransportError
 from tablepuppet.mapping.mapping import Part, TableMapping
+from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.memory import give_back
 from tablepuppet.models.heads.base import TrainedHead, headed
 from tablepuppet.models.heads.kinds import make_head
@@ -63,9 +65,8 @@ def run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = 
     union = UnionOperator(link, job_id, mapping, plan.head.widths, job.privacy)
     encoders = agree_on_encoders(union, mapping, job)
     give_back()  # what mapping and statistics took
-    widths = [sum(encoded_width(encoder) for encoder in block) for block in encoders]
     if private.is_noisy:
-        check_exposure(replace(plan, widths=tuple(widths)).shape, job, plan.loss)
+        check_exposure(replace(plan, widths=widths_of(encoders)).shape, job, plan.loss)
     problem = make_problem(plan, mapping, union, encoders)
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
     server = plan.algorithm.server(problem, job.options)
@@ -98,7 +99,7 @@ def make_problem(
         has_intercept=job.has_intercept,
         is_centred=job.is_centred,
         unit=plan.unit,
-        widths=tuple(sum(encoded_width(encoder) for encoder in block) for block in encoders),
+        widths=widths_of(encoders),
         channel=mapping.label.channel,
         head=head,
     )
@@ -341,6 +342,14 @@ class Run:
             shrunk += float((share @ squared) @ per_joined + squared.sum(axis=0) @ per_row)
         return 0.5 * spec.unit**2 * (max(self.problem.ridges) * squares + shrunk / self.problem.joined.rows)
 
+    def advice(self, encoders: Sequence[Sequence[Encoder]]) -> list[str]:
+        """That tables say more together, where a look at what the sum leaves finds it."""
+        job, joined = self.plan.job, self.mapping.train
+        if not job.is_convex or job.is_private or job.privacy.label is not None or not isinstance(joined, JoinedRows):
+            return []
+        found = probe(joined, self.contributions, self.intercept, self.problem.loss, job.seed)
+        return [] if found is None else [together(replace(self.plan, widths=widths_of(encoders)), found)]
+
     def _mean(self, block: int) -> Array:
         """A block's mean contribution; nothing exact is released of a private one."""
         joined = self.problem.joined.rows
@@ -354,7 +363,8 @@ class Run:
         best = self.patience.best_epoch if self.patience is not None and self.is_restored else len(self.history)
         self.history[best - 1] = replace(self.history[best - 1], objective=objective, metrics=metrics)
         mapping, job_id = self.plan.mapping, self.union.job
-        held = held_blocks(self.plan.job, mapping)
+        ids = ids_of(encoders)
+        held = held_blocks(self.plan.job, mapping, ids)
 
         def ask(part: Part) -> Message:
             if not held[part.block]:
@@ -387,7 +397,7 @@ class Run:
         objectives = [record.objective for record in self.history]
         verdict = judge(self.prepared, objectives, metrics, encoders, is_settled=self.is_settled)
         return Result(
-            plan=self.plan,
+            plan=replace(self.plan, ids=ids),
             objective=objective,
             metrics=metrics,
             curves=self.curves,
@@ -400,7 +410,7 @@ class Run:
             epoch=best,
             id=job_id if any(held) else "",
             converged=verdict.converged,
-            notes=verdict.notes,
+            notes=(*verdict.notes, *self.advice(encoders)),
             head=None if self.problem.head is None else self.problem.head.data,
         )
 

@@ -126,6 +126,7 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
         raise JobError(
             "warm_start adds boosted trees to those of a model; leave it out of other models, and of forests"
         )
+    _check_ids(job)
     if job.spec.is_boosted or algorithm.own_model:
         _check_boosted(job, given)
         return
@@ -159,6 +160,17 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
             f"train a neural model with {able}"
         )
     _check_refusal(job)
+
+
+def _check_ids(job: Job) -> None:
+    algorithm = algorithm_of(job.options)
+    if job.ids and (algorithm.own_model or algorithm.is_pooled or job.is_expanded):
+        raise JobError(f'algorithm="{job.algorithm}" takes texts as categories; leave ids out')
+    if job.ids and job.privacy.features is not None:
+        raise JobError(
+            "ids stay with their owner, and so do their parameters: privacy.features has nothing to protect there; "
+            "leave one of them out"
+        )
 
 
 def _check_penalties(job: Job) -> None:

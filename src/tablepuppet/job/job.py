@@ -70,6 +70,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     epochs_by_rows: bool = False  # whether the user left them open: fewer are enough where each has many batches
     batch_size: BatchSize = "auto"  # joined rows, of algorithms with batches; auto: from how many there are, None: all
     max_categories: int | None = None
+    ids: tuple[str, ...] | None = None  # texts that stay with their owner; None: under a head, those that owners find
     max_joined_rows: int | None = None
     wire: Wire = "float64"
     loss: str | None = None  # None: what the model's name or the label says
@@ -128,9 +129,14 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     @property
     def chooses_steps(self) -> bool:
         """Whether the length of steps is left to the software: it begins at a constant, and takes the label's unit."""
-        return algorithm_of(self.options).chooses_steps(
-            self.options, is_linear=self.spec.is_linear, features=self.privacy.features
-        )
+        algorithm = algorithm_of(self.options)
+        is_linear = self.is_convex if algorithm.is_pooled else self.spec.is_linear
+        return algorithm.chooses_steps(self.options, is_linear=is_linear, features=self.privacy.features)
+
+    @property
+    def is_convex(self) -> bool:
+        """Whether scores are linear in all parameters at once."""
+        return self.spec.is_linear and self.head == "sum"
 
     @property
     def is_centred(self) -> bool:

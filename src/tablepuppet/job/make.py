@@ -163,9 +163,11 @@ def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[st
 
 def _epochs(job: Job, algorithm: Algorithm[Any]) -> int:
     """How many epochs are usually enough; "auto" may turn out to be any of the usual losses."""
+    if algorithm.is_pooled:
+        return algorithm.epochs if job.is_convex else Algorithm.epochs
     if not job.spec.is_linear and algorithm.network_epochs:
         return algorithm.network_epochs
-    if algorithm.is_pooled or algorithm.takes_kinks:
+    if algorithm.takes_kinks:
         return algorithm.epochs
     losses = [usual_loss(classes) for classes in (0, 2, 3)] if job.loss_class is None else [job.loss_class]
     return max(loss.epochs.get(algorithm.uses, algorithm.epochs) for loss in losses)

@@ -20,10 +20,14 @@ from tablepuppet.models.losses import Loss
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.transport.meter import Told
 
+Ids = tuple[tuple[str, ...], ...]  # for each block and feature: "", or where its ids are known, "here" or by "tokens"
 
-def held_blocks(job: Job, mapping: MappingSummary) -> tuple[bool, ...]:
-    """For each block, whether its parameters stay with its owners."""
-    return tuple(not job.release or bool(_withholding(mapping, block)) for block in range(len(mapping.bound.blocks)))
+
+def held_blocks(job: Job, mapping: MappingSummary, ids: Ids = ()) -> tuple[bool, ...]:
+    """For each block, whether its parameters stay with its owners, as those of ids do that only one owner knows."""
+    blocks = range(len(mapping.bound.blocks))
+    has_ids = ["here" in places for places in ids] or [False] * len(blocks)
+    return tuple(not job.release or bool(_withholding(mapping, block)) or has_ids[block] for block in blocks)
 
 
 def check_custody(job: Job, mapping: MappingSummary) -> None:
@@ -123,12 +127,14 @@ def statistics_disclosures(mapping: MappingSummary, shape: Shape) -> dict[Told, 
     return account.told
 
 
-def training_disclosures(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, epochs: int) -> dict[Told, int]:
+def training_disclosures(
+    mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, epochs: int, ids: Ids = ()
+) -> dict[Told, int]:
     """What a training run of so many epochs tells whom, from its first key to its last parameter."""
     account = Account()
     account.told = setup_disclosures(mapping, job.privacy.keys) | statistics_disclosures(mapping, shape)
     asked = exchanges_of(job, loss, mapping.train_rows, epochs)
-    held = held_blocks(job, mapping)
+    held = held_blocks(job, mapping, ids)
     for part in mapping.parts:
         account.client(part.client, f"part {part.number}", encoders=1)
         if asked.is_pooled:
@@ -153,7 +159,7 @@ def _of_part(account: Account, part: PartSummary, shape: Shape, job: Job, asked:
         subject,
         summed_weights=int(job.weight is not None or job.class_weight is not None),
         signals=steps * outputs,
-        curvatures=steps * asked.sends_curvature,
+        curvatures=steps * asked.sends_curvature * (outputs * (outputs + 1) // 2 if asked.curvature_is_full else 1),
         agreed_values=inner,
     )
     account.server(

@@ -16,7 +16,7 @@ from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
-from tablepuppet.plan.disclosure import exchanges_of, held_blocks
+from tablepuppet.plan.disclosure import Ids, exchanges_of, held_blocks
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.tables.columns import STRING_KINDS
 
@@ -90,14 +90,14 @@ def common_insights(mapping: MappingSummary, job: Job) -> list[str]:
     return server
 
 
-def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss) -> list[Insight]:
+def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, ids: Ids = ()) -> list[Insight]:
     """Who learns what, party by party."""
     asked = exchanges_of(job, loss, shape.joined)
     algorithm = algorithm_of(job.options)
     told = [algorithm.disclosure(shape, job.options, block, 1) for block in shape.blocks]
     is_pooled = asked.is_pooled
     server = common_insights(mapping, job)
-    server += [_about_features(mapping, block, job) for block in shape.blocks if block.features]
+    server += [_about_features(mapping, block, job, ids) for block in shape.blocks if block.features]
     if is_pooled:
         server.append("every encoded feature of every row: the baseline pools them, in this process")
     else:
@@ -114,11 +114,11 @@ def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss) -> lis
             if block.is_split
         ]
     found = [Insight("server", tuple(server))]
-    held = held_blocks(job, mapping)
+    held = held_blocks(job, mapping, ids)
     for block, is_held, disclosure in zip(shape.blocks, held, told, strict=True):
         learns = [f"which of its rows take part, and in how many joined rows (up to {block.most:,})"]
         if block.is_split and block.features:
-            agreed = _statistics(mapping, block, job, has_counts=False)
+            agreed = _statistics(mapping, block, job, ids, has_counts=False)
             learns.append(f"over all clients of {block.name}: {agreed}")
         if not is_pooled:
             if job.weight is not None or job.class_weight is not None:
@@ -155,29 +155,36 @@ def _about_labels(mapping: MappingSummary, job: Job) -> str:
     return f"the label {mapping.bound.label} of {rows}, noised by its owner (ε = {job.privacy.label.epsilon:g} a row)"
 
 
-def _about_features(mapping: MappingSummary, block: BlockShape, job: Job) -> str:
+def _about_features(mapping: MappingSummary, block: BlockShape, job: Job, ids: Ids) -> str:
     """What the server learns of a block's columns before training, to make their encoders."""
-    text = _named(mapping, block, is_text=True)
+    text = _named(mapping, block, ids, is_text=True)
     names = f"; from each of them the names of the categories of {text}" if block.is_masked and text else ""
-    return f"{_whose(block)}, before training: {_statistics(mapping, block, job, has_counts=True)}{names}"
+    return f"{_whose(block)}, before training: {_statistics(mapping, block, job, ids, has_counts=True)}{names}"
 
 
-def _statistics(mapping: MappingSummary, block: BlockShape, job: Job, has_counts: bool) -> str:
+def _statistics(mapping: MappingSummary, block: BlockShape, job: Job, ids: Ids, has_counts: bool) -> str:
     """The figures that a block's encoders are made from, or those that are left in the encoders: no counts."""
-    numbers, text = (_named(mapping, block, is_text) for is_text in (False, True))
+    numbers, text = (_named(mapping, block, ids, is_text) for is_text in (False, True))
+    here, tokens = (_named(mapping, block, ids, is_text=True, where=where) for where in ("here", "tokens"))
     missing = "number of missing values" if has_counts else "presence of missing values"
     moments = "mean, spread and " if job.privacy.features is None else ""
     found = [f"the {moments}{missing} of {numbers}"] if numbers else []
     if text:
         found.append(f"the names{' and counts' * has_counts} of the categories of {text}")
+    if here:
+        found.append(f"how many ids there are in {here}, which stay with their owner")
+    if tokens:
+        found.append(f"tokens of the ids in {tokens} under a key that it does not have, without counts")
     return "; ".join(found)
 
 
-def _named(mapping: MappingSummary, block: BlockShape, is_text: bool) -> str:
-    """The block's features of a kind: the first few by name."""
-    bound = next(b for b in mapping.bound.blocks if b.name == block.name)
-    pairs = zip(bound.features, bound.columns, strict=True)
-    names = [name for name, column in pairs if (column.kind in STRING_KINDS) == is_text]
+def _named(mapping: MappingSummary, block: BlockShape, ids: Ids, is_text: bool, where: str = "") -> str:
+    """The block's features of a kind, ids apart by where they are known: the first few by name."""
+    number = next(n for n, b in enumerate(mapping.bound.blocks) if b.name == block.name)
+    bound = mapping.bound.blocks[number]
+    places = ids[number] if ids else ("",) * len(bound.features)
+    named = zip(bound.features, bound.columns, places, strict=True)
+    names = [name for name, column, place in named if (column.kind in STRING_KINDS) == is_text and place == where]
     rest = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 

@@ -21,7 +21,7 @@ from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.plan.boosting import advise_trees, tree_disclosures, tree_exposures, tree_insights, trees_beside
 from tablepuppet.plan.costs import RUN_EPOCHS, Advice, Cost, advise, client_memory, cost, server_memory, shape_of
-from tablepuppet.plan.disclosure import training_disclosures
+from tablepuppet.plan.disclosure import Ids, training_disclosures
 from tablepuppet.plan.document import document, plan_html
 from tablepuppet.plan.explain import render
 from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
@@ -52,6 +52,7 @@ class Plan:
     unit: float = 1.0  # of a numeric label (ModelSpec.unit)
     slope: float = 1.0  # ∂ℓ/∂a of a typical training row, by which feature privacy clips
     weight: float = 1.0  # the largest of any joined training row
+    ids: Ids = ()  # which features are ids that stay with their owners, once statistics are known
 
     @property
     def spec(self) -> ModelSpec:
@@ -131,7 +132,7 @@ class Plan:
         """Who learns what."""
         if self.job.spec.is_boosted:
             return tree_insights(self.mapping, self.shape, self.job)
-        return insights(self.mapping, self.shape, self.job, self.loss)
+        return insights(self.mapping, self.shape, self.job, self.loss, self.ids)
 
     @property
     def exposures(self) -> list[Exposure]:
@@ -147,7 +148,7 @@ class Plan:
         """
         if self.job.spec.is_boosted:
             return tree_disclosures(self.mapping, self.shape, self.job)
-        return training_disclosures(self.mapping, self.shape, self.job, self.loss, epochs or self.job.epochs)
+        return training_disclosures(self.mapping, self.shape, self.job, self.loss, epochs or self.job.epochs, self.ids)
 
     @cached_property
     def private(self) -> PrivatePlan:

@@ -17,7 +17,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.prediction.model import BlockModel, Model
-from tablepuppet.protocol import CategoryEncoder, Encoder, NumberEncoder
+from tablepuppet.protocol import Encoder, NumberEncoder
 from tablepuppet.tables.encoding import encoded_names, encoded_width
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _spreads(block: BlockModel) -> list[float]:
     centred = block.theta - block.theta.mean(axis=1, keepdims=True) if block.theta.shape[1] > 1 else block.theta
     parts = np.split(centred, ends[:-1])
     return [
-        float(np.sqrt((part.var(axis=0) if isinstance(encoder, CategoryEncoder) else part**2).sum()))
+        float(np.sqrt((part**2 if isinstance(encoder, NumberEncoder) else part.var(axis=0)).sum()))
         for encoder, part in zip(block.encoders, parts, strict=True)
     ]
 
@@ -118,8 +118,7 @@ def _original_scale(encoders: tuple[Encoder, ...]) -> tuple[Array, Array]:
             scale += [inverse, np.ones(extra)]
             shift += [encoder.mean * inverse, np.zeros(extra)]
         else:
-            assert isinstance(encoder, CategoryEncoder)
-            width = len(encoder.categories) + encoder.has_missing + encoder.has_other
+            width = encoded_width(encoder)
             scale.append(np.ones(width))
             shift.append(np.zeros(width))
     return np.concatenate(scale), np.concatenate(shift)

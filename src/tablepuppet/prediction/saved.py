@@ -29,7 +29,7 @@ from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.part_store import (
     BEFORE_TREES,
     FORMAT,
-    VERSION,
+    TREES,
     BlockPart,
     read_json,
     read_part,
@@ -151,7 +151,7 @@ def _write(model: Model, folder: Path) -> None:
     ]
     file = _ModelFile(
         format=FORMAT,
-        version=VERSION if model.trees else BEFORE_TREES,
+        version=TREES if model.trees else BEFORE_TREES,
         id=name,
         kind=model.kind,
         query=model.query,

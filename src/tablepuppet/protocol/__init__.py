@@ -21,11 +21,16 @@ from tablepuppet.protocol.features import (
     Encoder,
     FeatureNames,
     FeatureStatistics,
+    FindIds,
+    FoundIds,
+    IdEncoder,
+    IdStatistics,
     NumberEncoder,
     NumberStatistics,
     OpenPart,
     RevealedFeatures,
     RevealFeatures,
+    Statistics,
     SumStatistics,
 )
 from tablepuppet.protocol.setup import (
@@ -79,6 +84,7 @@ REQUESTS = (
     | OpenScan
     | ProposeContract
     | CountRows
+    | FindIds
     | SendKeys
     | BlindKeys
     | DescribeLabels
@@ -109,6 +115,7 @@ RESPONSES = (
     | ScanSchema
     | Agreement
     | RowCount
+    | FoundIds
     | Keys
     | BlindedKeys
     | LabelSummary
@@ -155,7 +162,11 @@ __all__ = [
     "Failure",
     "FeatureNames",
     "FeatureStatistics",
+    "FindIds",
+    "FoundIds",
     "HoldPart",
+    "IdEncoder",
+    "IdStatistics",
     "Identifiers",
     "Keep",
     "Keys",
@@ -194,6 +205,7 @@ __all__ = [
     "Stage",
     "StartPart",
     "Started",
+    "Statistics",
     "SumStatistics",
     "TableSchema",
     "Telling",

@@ -25,6 +25,7 @@ Stage = Literal[
     "classes",  # what the label is
     "labels",
     "weights",
+    "find ids",  # which texts are ids, where several clients must agree on it
     "part",  # which rows take part how often: statistics of features
     "summed statistics",
     "encode",
@@ -139,7 +140,7 @@ def disclosures(message: Message) -> list[tuple[Tells, int]]:
             if tells.if_empty:
                 found.append((tells, 1))
             continue
-        width = _numbers(value) if tells.is_per_row else 1
+        width = (getattr(message, "row_width", 0) or _numbers(value)) if tells.is_per_row else 1
         if width:
             found.append((tells, width))
     return found

@@ -60,6 +60,8 @@ class BlockTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: tuple[int, ...]
     is_masked: bool = False  # whether sums leave under masks only
     model: str = ""  # predict: the fingerprint of the parameters that are applied; "": what the owner holds
+    ids: tuple[int, ...] = ()  # features, by their place in `columns`, whose texts are ids and stay with the owner
+    finds_ids: bool = False  # the owner takes further texts for ids, by its own rule
 
     @property
     def place(self) -> tuple[int, tuple[int, ...]]:
@@ -175,7 +177,7 @@ def fingerprint(encoders: Sequence[Encoder], theta: Array, spec: ModelSpec, outp
 
 
 def _plain(value: Any) -> Any:
-    return [value.shape, value.astype(np.float64).tobytes().hex()]
+    return [value.shape, value.astype(np.int64 if value.dtype.kind == "i" else np.float64).tobytes().hex()]
 
 
 class ProposeContract(Message, frozen=True):
@@ -216,6 +218,12 @@ def _lines(contract: Contract) -> Iterator[str]:
         name, kind = training.name, training.model.kind
         kept = "leave" if training.releases else "stay here"
         yield f"{name}, {kind} model, at most {training.epochs} epochs; trained parameters {kept}"
+    for block in contract.blocks if training is not None else ():
+        columns = next(scan.columns for scan in contract.scans if scan.scan == block.scan)
+        named = ", ".join(columns[block.columns[i]].expression for i in block.ids)
+        found = "texts that name nearly every row, or more than 10,000 of them" if block.finds_ids else ""
+        if named or found:
+            yield f"ids that stay here, or leave as tokens where the table has several owners: {named or found}"
     noise = {
         "labels": contract.label_privacy,
         "features": contract.feature_privacy,

@@ -9,9 +9,25 @@ from typing import ClassVar
 
 import msgspec
 
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.protocol.base import Message, Stage, Telling, Tells
+
+
+class FindIds(Message, frozen=True):
+    """Which of these texts would you take for ids (client/ids.py)? Asked where a block has several parts. → FoundIds"""
+
+    stage: ClassVar[Stage] = "find ids"
+    tells: ClassVar[Telling] = ()
+    job: str
+    part: int
+    scan: int
+    columns: list[int]
+
+
+class FoundIds(Message, frozen=True):
+    tells: ClassVar[Telling] = ()
+    places: tuple[int, ...]  # in the columns that were asked about
 
 
 class OpenPart(Message, frozen=True):
@@ -32,6 +48,11 @@ class OpenPart(Message, frozen=True):
     wants_moments: bool = True  # False: no mean and no spread of any number
     wants_statistics: bool = True  # False: nothing about any column
     wants_key: bool = False  # whether the block's sums are masked: then names of categories come, and no figure
+    ids: tuple[int, ...] = ()  # features, by their place in `columns`, whose texts are ids and stay with their owner
+    finds_ids: bool = False  # the owner takes further texts for ids, by its own rule (client/ids.py)
+    id_salt: str = (
+        ""  # not empty: the block has other parts, and tokens of ids are told, so that all mean the same ones
+    )
 
 
 class NumberStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -52,16 +73,28 @@ class CategoryStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     is_cut: bool = False  # whether the owner left names out that few rows hold
 
 
+class IdStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A text whose values are ids: how many there are. No name leaves, and no count of any of them."""
+
+    count: int
+    has_missing: bool
+    tokens: RowNumbers | None = None  # where the block has several parts: 64 bits of an HMAC each, ascending
+    check: bytes = b""  # equal where clients' keys are
+
+
+Statistics = NumberStatistics | CategoryStatistics | IdStatistics
+
+
 class FeatureStatistics(Message, frozen=True):
     tells: ClassVar[Telling] = (Tells("columns", "statistics"),)
-    columns: list[NumberStatistics | CategoryStatistics]
+    columns: list[Statistics]
 
 
 class FeatureNames(Message, frozen=True):
     """Where sums are masked: the names of categories, and the lengths of vectors, without any figure."""
 
     tells: ClassVar[Telling] = (Tells("columns", "category names"),)
-    columns: list[NumberStatistics | CategoryStatistics]
+    columns: list[Statistics]
     key: MaskKey | None = None  # for masks; None: the client has no secret to vouch for it
 
 
@@ -72,7 +105,7 @@ class SumStatistics(Message, frozen=True):
     tells: ClassVar[Telling] = (Tells("columns", "category names"),)
     job: str
     part: int
-    columns: list[NumberStatistics | CategoryStatistics]  # agreed categories and lengths; the second time also means
+    columns: list[Statistics]  # agreed categories and lengths; the second time also means
     peers: list[MaskKey]  # keys of all the block's parts
     is_second: bool = False  # moments about the means
 
@@ -97,7 +130,20 @@ class CategoryEncoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     has_other: bool
 
 
-Encoder = NumberEncoder | CategoryEncoder
+class IdEncoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """One 0/1 column per id, then one for NULL where asked; an id that no training row had is all zeros.
+
+    Which column is whose is known to the owner alone, or, where a block has several parts, by tokens.
+    """
+
+    count: int
+    has_missing: bool
+    tokens: RowNumbers | None = None
+    salt: str = ""  # of the key that made the tokens
+    check: bytes = b""
+
+
+Encoder = NumberEncoder | CategoryEncoder | IdEncoder
 
 
 class EncodeFeatures(Message, frozen=True):
@@ -122,6 +168,7 @@ class RevealFeatures(Message, frozen=True):
     tells: ClassVar[Telling] = ()
     job: str
     part: int
+    as_codes: bool = False  # texts as codes of their categories, not as columns of zeros and ones
 
 
 class RevealedFeatures(Message, frozen=True):
@@ -131,3 +178,6 @@ class RevealedFeatures(Message, frozen=True):
     )
     train: Array
     test: Array
+    train_codes: tuple[Codes, ...] = ()
+    test_codes: tuple[Codes, ...] = ()
+    row_width: int = 0  # columns that a row stands for, where texts come as codes

@@ -306,6 +306,12 @@ def _weights(request: m.SendWeights, answer: m.Weights, known: Known) -> None:
 # -- features ---------------------------------------------------------------------------
 
 
+@answered_by(m.FindIds, m.FoundIds)
+def _found_ids(request: m.FindIds, answer: m.FoundIds, known: Known) -> None:
+    is_inside = all(0 <= place < len(request.columns) for place in answer.places)
+    require(is_inside and len(set(answer.places)) == len(answer.places), "places", "are not among the columns")
+
+
 @answered_by(m.OpenPart, m.FeatureStatistics, m.FeatureNames)
 def _feature_statistics(request: m.OpenPart, answer: m.FeatureStatistics | m.FeatureNames, known: Known) -> None:
     scan = known.scan(request)
@@ -324,6 +330,8 @@ def _feature_statistics(request: m.OpenPart, answer: m.FeatureStatistics | m.Fea
         require(info is None or is_one == is_number(info), "columns", "are of other types than the scan said")
         if isinstance(statistics, m.NumberStatistics):
             _number_statistics(statistics, total, info)
+        elif isinstance(statistics, m.IdStatistics):
+            _id_statistics(statistics, request, train)
         else:
             _category_statistics(statistics, total)
     if isinstance(answer, m.FeatureNames) and answer.key is not None:
@@ -363,6 +371,20 @@ def _category_statistics(statistics: m.CategoryStatistics, total: float) -> None
     _count(float(statistics.weights.sum()) + statistics.missing, "columns.weights", most * (1 + 1e-5))
 
 
+def _id_statistics(statistics: m.IdStatistics, request: m.OpenPart, rows: int | None) -> None:
+    require(bool(request.ids) or request.finds_ids, "columns", "hold an id where none was asked for")
+    count, most = statistics.count, MOST_CATEGORIES if rows is None else min(MOST_CATEGORIES, rows)
+    require(0 <= count <= most, "columns.count", f"is {count:,}, outside 0 to {most:,}")
+    require(
+        (statistics.tokens is not None) == bool(request.id_salt), "columns.tokens", "come where none are due, or not"
+    )
+    require(len(statistics.check) <= 16, "columns.check", "is too long")
+    if statistics.tokens is not None:
+        array(statistics.tokens, "columns.tokens", (count,), kinds=frozenset("i"))
+        is_ascending = bool((statistics.tokens[1:] > statistics.tokens[:-1]).all())
+        require(is_ascending, "columns.tokens", "are not ascending")
+
+
 @answered_by(m.EncodeFeatures, m.Encoded)
 def _encoded(request: m.EncodeFeatures, answer: m.Encoded, known: Known) -> None:
     due = sum(_width(encoder) for encoder in request.encoders)
@@ -375,13 +397,15 @@ def _encoded(request: m.EncodeFeatures, answer: m.Encoded, known: Known) -> None
 def _width(encoder: m.Encoder) -> int:
     if isinstance(encoder, m.NumberEncoder):
         return int(encoder.mean.size) + encoder.has_missing
+    if isinstance(encoder, m.IdEncoder):
+        return encoder.count + encoder.has_missing
     return len(encoder.categories) + encoder.has_missing + encoder.has_other
 
 
 @answered_by(m.RevealFeatures, m.RevealedFeatures)
 def _revealed(request: m.RevealFeatures, answer: m.RevealedFeatures, known: Known) -> None:
     part = known.part(request)
-    width = None if part is None else part.width
+    width = None if part is None or request.as_codes else part.width
     for name, rows in (("train", None if part is None else part.train), ("test", None if part is None else part.test)):
         array(getattr(answer, name), name, (rows, width))
         finite(getattr(answer, name), name)

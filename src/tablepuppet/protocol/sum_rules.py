@@ -38,7 +38,7 @@ def _statistics(request: m.SumStatistics, answer: m.Masked | m.Partial, known: K
         if isinstance(column, m.NumberStatistics):
             size = column.mean.size
             due += [(size,), (size,)] if request.is_second else [(2,), (size,)]
-        elif not request.is_second:
+        elif isinstance(column, m.CategoryStatistics) and not request.is_second:
             due.append((len(column.categories) + 1,))
     _summands(answer, known.part(request), "moments" if request.is_second else "counts", due)
 

@@ -9,6 +9,7 @@ sets a 0/1 column; strings are one-hot. A row that an outer join did not find is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -23,6 +24,8 @@ from tablepuppet.protocol import (
     CategoryStatistics,
     ColumnInfo,
     Encoder,
+    IdEncoder,
+    IdStatistics,
     NumberEncoder,
     NumberStatistics,
 )
@@ -46,7 +49,19 @@ _CONSTANT = 1e-12
 _CHUNK = 1 << 15  # rows that are encoded at a time
 
 
-def encoder(statistics: Statistics, standardize: bool = True, max_categories: int | None = None) -> Encoder:
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownIds:
+    """An IdEncoder at an owner of the ids: the names that it knows, and the column of each (−1: none)."""
+
+    names: pa.Array
+    codes: Codes
+    count: int
+    has_missing: bool
+
+
+def encoder(
+    statistics: Statistics, standardize: bool = True, max_categories: int | None = None, salt: str = ""
+) -> Encoder:
     """How to encode a feature with these statistics over the joined training rows.
 
     Without `standardize`, numbers stay as they are; with `max_categories`, only the heaviest
@@ -56,6 +71,9 @@ def encoder(statistics: Statistics, standardize: bool = True, max_categories: in
         raise JobError(f"max_categories is {max_categories}; it must be at least 1, or None to keep all")
     if isinstance(statistics, NumberStatistics):
         return _number_encoder(statistics, standardize)
+    if isinstance(statistics, IdStatistics):
+        told = (statistics.count, statistics.has_missing, statistics.tokens)
+        return IdEncoder(*told, salt if statistics.tokens is not None else "", statistics.check)
     return _category_encoder(statistics, max_categories)
 
 
@@ -63,7 +81,7 @@ def encode(
     columns: Sequence[pa.ChunkedArray],
     infos: Sequence[ColumnInfo],
     rows: RowNumbers | None,
-    encoders: Sequence[Encoder],
+    encoders: Sequence[Encoder | KnownIds],
 ) -> Features:
     """The encoded features of `rows` (None: all, in order; −1: a row of zeros)."""
     size = len(columns[0]) if columns else 0
@@ -86,7 +104,7 @@ def encode(
             _encode_numbers(column, info, rows, feature, dense[:, start:stop])
             start = stop
         else:
-            codes.append(_encode_strings(column, rows, feature))
+            codes.append(_encode_strings(column, rows, _categories(feature)))
             code_columns.append(slice(int(starts[i]), int(starts[i + 1])))
     return Features(dense, tuple(codes), dense_columns, tuple(code_columns), int(starts[-1]))
 
@@ -147,14 +165,33 @@ def _encoded(raw: Array, info: ColumnInfo, feature: NumberEncoder) -> Array:
     return np.column_stack([values, is_missing]) if feature.has_missing else values
 
 
-def _encode_strings(column: pa.ChunkedArray, rows: RowNumbers | None, feature: CategoryEncoder) -> Codes:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Categories:
+    """What names, NULL and other names become."""
+
+    names: pa.Array
+    codes: Codes
+    null: int
+    unseen: int
+
+
+def _categories(feature: Encoder | KnownIds) -> _Categories:
+    if isinstance(feature, KnownIds):
+        return _Categories(feature.names, feature.codes, feature.count if feature.has_missing else -1, -1)
+    if not isinstance(feature, CategoryEncoder):
+        raise TransportError("a column of ids is encoded by the owner who knows them")
     size = len(feature.categories)
-    null = size if feature.has_missing else -1
     unseen = size + feature.has_missing if feature.has_other else -1
+    codes = np.arange(size, dtype=np.int32)
+    return _Categories(arrow_texts(feature.categories), codes, size if feature.has_missing else -1, unseen)
+
+
+def _encode_strings(column: pa.ChunkedArray, rows: RowNumbers | None, feature: _Categories) -> Codes:
     distinct, codes = strings(column)
-    known = pc.index_in(distinct, value_set=arrow_texts(feature.categories))
+    place = numpy_of(pc.index_in(distinct, value_set=feature.names), missing=-1)
     # What each distinct string becomes, and behind them, where position −1 finds it, NULL.
-    becomes = np.append(numpy_of(known, missing=unseen), null).astype(np.int32)
+    found = np.append(feature.codes, np.int32(feature.unseen))[place]
+    becomes = np.append(found, feature.null).astype(np.int32)
     if rows is None:
         return becomes[codes]
     out = np.full(len(rows), -1, np.int32)
@@ -163,7 +200,7 @@ def _encode_strings(column: pa.ChunkedArray, rows: RowNumbers | None, feature: C
     return out
 
 
-def _check_kind(info: ColumnInfo, feature: Encoder) -> None:
+def _check_kind(info: ColumnInfo, feature: Encoder | KnownIds) -> None:
     if isinstance(feature, NumberEncoder):
         fits = info.kind in NUMBER_KINDS and (info.kind == "vector" or feature.mean.size == 1)
     else:
@@ -175,10 +212,12 @@ def _check_kind(info: ColumnInfo, feature: Encoder) -> None:
         )
 
 
-def encoded_width(encoder: Encoder) -> int:
+def encoded_width(encoder: Encoder | KnownIds) -> int:
     """How many rows of θ a feature takes."""
     if isinstance(encoder, NumberEncoder):
         return int(encoder.mean.size) + encoder.has_missing
+    if isinstance(encoder, IdEncoder | KnownIds):
+        return encoder.count + encoder.has_missing
     return len(encoder.categories) + encoder.has_missing + encoder.has_other
 
 
@@ -194,10 +233,12 @@ def encoded_names(feature_names: Sequence[str], encoders: Sequence[Encoder]) -> 
         if isinstance(encoder, NumberEncoder):
             size = encoder.mean.size
             out += [name] if size == 1 else [f"{name}[{i + 1}]" for i in range(size)]
+        elif isinstance(encoder, IdEncoder):
+            out += [f"{name} IS ID {i + 1}" for i in range(encoder.count)]
         else:
             out += [f"{name}={category}" for category in encoder.categories]
         if encoder.has_missing:
             out.append(f"{name} IS NULL")
-        if not isinstance(encoder, NumberEncoder) and encoder.has_other:
+        if isinstance(encoder, CategoryEncoder) and encoder.has_other:
             out.append(f"{name} IS OTHER")  # no "=": a category may be called "other"
     return out

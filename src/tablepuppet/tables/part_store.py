@@ -28,14 +28,15 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.errors import ModelError, PolicyError
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.protocol import ColumnInfo, Encoder, NumberEncoder
+from tablepuppet.protocol import ColumnInfo, Encoder, IdEncoder, NumberEncoder
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS
 from tablepuppet.writing import reason
 
 log = logging.getLogger(__name__)
 FORMAT = "tablepuppet model"
-VERSION = 3
-BEFORE_TREES = 2  # what models without trees are written as
+VERSION = 4  # of parts whose ids are known by tokens
+TREES = 3
+BEFORE_TREES = 2  # what all others are written as
 _MODEL = re.compile(r"[0-9a-f]{16}")
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -142,6 +143,12 @@ class PartStore:
                 raise ModelError(f"its part of the model cannot be kept: {reason(error)}") from None
         self._parts[part.model, part.name] = part
 
+    def take_out(self, model: str, name: str) -> BlockPart:
+        """A part that is known elsewhere from now on; what lies in a folder stays there."""
+        found = self.find(model, name)
+        self._parts.pop((model, name), None)
+        return found
+
     def find(self, model: str, name: str, asker: str | None = None) -> BlockPart:
         """A part by its model and block; for a user, one that it may apply: of others' it learns nothing."""
         found = self._known(model, name)
@@ -175,7 +182,7 @@ def write_part(part: BlockPart, folder: Path) -> None:
     theta = np.ascontiguousarray(part.theta, np.float64)
     file = _BlockFile(
         format=FORMAT,
-        version=VERSION if part.splits else BEFORE_TREES,
+        version=version_of(part.encoders, part.splits),
         model=part.model,
         name=part.name,
         features=list(part.features),
@@ -190,6 +197,13 @@ def write_part(part: BlockPart, folder: Path) -> None:
     (folder / "block.json").write_bytes(to_json(file))
     with pa.ipc.new_file(str(folder / "theta.arrow"), pa.schema([("theta", pa.float64())])) as writer:
         writer.write_table(pa.table({"theta": theta.ravel()}))
+
+
+def version_of(encoders: Sequence[Encoder], splits: Sequence[SplitRule]) -> int:
+    """The first version whose readers understand such a part."""
+    if any(isinstance(encoder, IdEncoder) for encoder in encoders):
+        return VERSION
+    return TREES if splits else BEFORE_TREES
 
 
 def read_part(folder: Path) -> BlockPart:
@@ -264,4 +278,4 @@ def to_json(value: msgspec.Struct) -> bytes:
 def _array(kind: type, value: Any) -> Any:
     if (get_origin(kind) or kind) is not np.ndarray:
         raise ValueError("unknown type")
-    return np.array(value, np.float64)
+    return np.array(value, np.float64 if "float" in str(kind) else np.int64)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.models.features import count_by_code
-from tablepuppet.protocol import CategoryStatistics, ColumnInfo, NumberStatistics
+from tablepuppet.protocol import CategoryStatistics, ColumnInfo, IdStatistics, NumberStatistics, Statistics
 from tablepuppet.tables.columns import (
     NUMBER_KINDS,
     STRING_KINDS,
@@ -37,7 +37,7 @@ from tablepuppet.tables.columns import (
     strings,
 )
 
-Statistics = NumberStatistics | CategoryStatistics
+__all__ = ["Statistics"]
 
 
 def statistics(
@@ -70,7 +70,7 @@ def statistics(
 
 def without_moments(statistics: Statistics) -> Statistics:
     """How many values there are, and which categories; nothing about how large numbers are."""
-    if isinstance(statistics, CategoryStatistics):
+    if not isinstance(statistics, NumberStatistics):
         return statistics
     zeros = np.zeros_like(statistics.mean)
     return NumberStatistics(weight=statistics.weight, missing=statistics.missing, mean=zeros, spread=zeros)
@@ -82,6 +82,13 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
         return _merge_numbers(cast(Sequence[NumberStatistics], parts))
     if all(isinstance(part, CategoryStatistics) for part in parts):
         return _merge_categories(cast(Sequence[CategoryStatistics], parts))
+    if all(isinstance(part, IdStatistics) for part in parts):
+        return _merge_ids(cast(Sequence[IdStatistics], parts))
+    if not any(isinstance(part, NumberStatistics) for part in parts):
+        raise TransportError(
+            "some clients of one table take a text for an id that stays with its owner, and others for a category; "
+            "say which it is: ids=[…] with its name, or without it"
+        )
     raise TransportError(
         "the clients of one table disagree about a feature: numbers at some, strings at others; "
         "give the column the same type everywhere"
@@ -147,6 +154,16 @@ def _merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics
     return msgspec.structs.replace(found, is_cut=any(part.is_cut for part in parts))
 
 
+def _merge_ids(parts: Sequence[IdStatistics]) -> IdStatistics:
+    has_missing = any(part.has_missing for part in parts)
+    if parts[0].tokens is None:  # which only one part tells
+        return msgspec.structs.replace(parts[0], has_missing=has_missing)
+    if len({part.check for part in parts}) > 1:
+        raise TransportError("the clients of one table have different keys; give all of them the same key file")
+    tokens = np.unique(np.concatenate([part.tokens for part in parts if part.tokens is not None]))
+    return IdStatistics(count=len(tokens), has_missing=has_missing, tokens=tokens, check=parts[0].check)
+
+
 def _no_values(missing: float, size: int) -> NumberStatistics:
     return NumberStatistics(weight=0.0, missing=missing, mean=np.zeros(size), spread=np.zeros(size))
 
@@ -163,6 +180,8 @@ def names_only(statistics: Statistics) -> Statistics:
     """Which categories there are, or how long vectors are: no count and no sum."""
     if isinstance(statistics, CategoryStatistics):
         return msgspec.structs.replace(statistics, weights=np.zeros(len(statistics.categories)), missing=0.0)
+    if isinstance(statistics, IdStatistics):
+        return statistics
     zeros = np.zeros(statistics.mean.size)
     return NumberStatistics(weight=0.0, missing=0.0, mean=zeros, spread=zeros)
 
@@ -182,7 +201,7 @@ def first_summands(own: Sequence[Statistics], agreed: Sequence[Statistics]) -> l
             counts[numpy_of(place, missing=-1)] = mine.weights
             counts[-1] = mine.missing  # also written over by a category that nobody agreed on
             found.append(counts)
-        else:
+        elif not (isinstance(mine, IdStatistics) and isinstance(common, IdStatistics)):
             raise TransportError("a feature that is a number here is a string at other clients of the table")
     return found
 
@@ -192,6 +211,9 @@ def first_totals(agreed: Sequence[Statistics], totals: Sequence[Array]) -> list[
     left = iter(totals)
     found: list[Statistics] = []
     for common in agreed:
+        if isinstance(common, IdStatistics):
+            found.append(common)
+            continue
         counts = next(left)
         if isinstance(common, CategoryStatistics):
             found.append(
@@ -205,12 +227,19 @@ def first_totals(agreed: Sequence[Statistics], totals: Sequence[Array]) -> list[
     return found
 
 
+def without_ids(agreed: Sequence[Statistics]) -> list[Statistics]:
+    """What a client needs for the first sum: nothing is summed of ids."""
+    return [IdStatistics(0, has_missing=False) if isinstance(common, IdStatistics) else common for common in agreed]
+
+
 def means_only(agreed: Sequence[Statistics]) -> list[Statistics]:
     """What a client needs for the second sum: the means, and no count of anything."""
     found: list[Statistics] = []
     for common in agreed:
         if isinstance(common, CategoryStatistics):
             found.append(CategoryStatistics([], np.empty(0), 0.0))
+        elif isinstance(common, IdStatistics):
+            found.append(IdStatistics(0, has_missing=False))
         else:
             found.append(NumberStatistics(weight=0.0, missing=0.0, mean=common.mean, spread=np.zeros(common.mean.size)))
     return found

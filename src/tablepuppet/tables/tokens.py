@@ -25,6 +25,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from tablepuppet.errors import PolicyError, SourceError
 from tablepuppet.privacy.options import KeyMode
@@ -79,6 +80,12 @@ def sorted_tokens(indices: pa.Array, tokens: pa.Array) -> pa.DictionaryArray:
     rank[numpy_of(order)] = np.arange(len(order), dtype=np.int32)
     ranked = arrow(rank).take(indices) if len(rank) else indices
     return pa.DictionaryArray.from_arrays(ranked, tokens.take(order))
+
+
+def id_tokens(names: pa.Array, key: bytes, domain: str) -> NDArray[np.int64]:
+    """64 bits for each text, the same wherever the key, the domain and the text are."""
+    hashed = _hash(names, "v::VARCHAR", "hmac", key, prefix(domain, "id"))
+    return np.frombuffer(b"".join(hashed.to_pylist()), "<i8").reshape(-1, SIZE // 8)[:, 0].astype(np.int64)
 
 
 def prefix(domain: str, family: str) -> bytes:

@@ -81,7 +81,8 @@ class AlsAlgorithm(Algorithm[Als]):
 
     def exchanges(self, options: Als, run: RunShape) -> Exchanges:
         """At most so many sums: conjugate gradients may end before."""
-        return Exchanges(run.epochs, has_start=True, inner=options.solver_steps + 2, sends_curvature=True)
+        inner = options.solver_steps + 2
+        return Exchanges(run.epochs, has_start=True, inner=inner, sends_curvature=True, curvature_is_full=True)
 
     def disclosure(self, shape: Shape, options: Als, block: BlockShape, batches: int) -> Disclosure:
         return Disclosure(predictions=shape.epochs, slopes=shape.epochs, sums="the gradient and second moments")

@@ -1,7 +1,8 @@
 """centralized: F minimised on the materialised join, the baseline that all others are measured against.
 
 In: the joined feature matrix, N × d, which exists nowhere else. Out: θ and the intercept. Newton with Cholesky for one
-output, L-BFGS for softmax; run to convergence, so that other algorithms' gaps can be measured.
+output, L-BFGS for softmax; run to convergence, so that other algorithms' gaps can be measured. Networks and heads,
+whose objective is not convex, are trained by torch (by_torch.py).
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import ClassVar
 import numpy as np
 import scipy
 
-from tablepuppet.algorithms.algorithm import Optimum, PooledAlgorithm
+from tablepuppet.algorithms.centralized.by_torch import train
 from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.pooled import Optimum, Pooled, PooledAlgorithm, Trained
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.options import FeaturePrivacy
 
 
 class Centralized(AlgorithmOptions, frozen=True, tag="centralized"):
@@ -23,8 +27,12 @@ class Centralized(AlgorithmOptions, frozen=True, tag="centralized"):
 
     name: ClassVar[str] = "centralized"
     tolerance: float = 1e-10
+    learning_rate: float | None = None  # of networks and heads; None: what federated training takes
 
     def __post_init__(self) -> None:
+        self._check(
+            self.learning_rate is None or 0 < self.learning_rate < inf, "learning_rate must be above 0 and finite"
+        )
         self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
 
 
@@ -99,11 +107,22 @@ class CentralizedAlgorithm(PooledAlgorithm[Centralized]):
 
     options = Centralized
     summary = "the baseline: features are pooled in one process, and F is minimised on the materialised join"
-    requires_linear = "it needs a convex objective with second derivatives in closed form"
     requires_curvature = True
+    heads = ("sum", "factor", "mlp", "module")
+
+    def refusal(self, options: Centralized, spec: ModelSpec) -> str | None:
+        if spec.kind != "module":
+            return None
+        return 'the centralised baseline builds networks itself; use model="mlp", and train your own modules federated'
+
+    def chooses_steps(self, options: Centralized, *, is_linear: bool, features: FeaturePrivacy | None) -> bool:
+        return not is_linear and options.learning_rate is None
 
     def fit(self, features: Array, labels: Array, loss: Loss, l2: float, options: Centralized) -> Optimum:
         return minimise(features, labels, loss, l2, options.tolerance)
+
+    def train(self, pooled: Pooled, options: Centralized) -> Trained:
+        return train(pooled, options.learning_rate)
 
     def why_not_private(self, options: Centralized) -> str:
         return "the centralised baseline pools all features; it has no private form"

@@ -7,6 +7,7 @@ from functools import partial
 
 from tablepuppet import protocol as m
 from tablepuppet.client.answers.contract import reads, unknowns
+from tablepuppet.client.ids import known_ids
 from tablepuppet.client.part import check_model, check_outputs
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import TransportError
@@ -36,7 +37,8 @@ def _score(
 ) -> m.Scores:
     """h of the rows asked for."""
     pairs = [own.column(request.job, request.scan, c) for c in request.columns]
-    features = encode([c for c, _ in pairs], [i for _, i in pairs], request.rows, encoders)
+    known = known_ids(own, request, pairs, encoders, {})
+    features = encode([c for c, _ in pairs], [i for _, i in pairs], request.rows, known)
     if own.owner.limits_scores:
         place = (own, request.job, request.scan, request.columns)
         table = own.tables.use(request.job, request.scan).table

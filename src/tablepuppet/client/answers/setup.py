@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tablepuppet import protocol as m
 from tablepuppet.client import row_rules
 from tablepuppet.client.answers import training
+from tablepuppet.client.ids import Column, are_ids, id_statistics, known_ids, look_like_ids
 from tablepuppet.client.masked_sums import Sealing
 from tablepuppet.client.part import Part
 from tablepuppet.client.state import ClientState
@@ -132,6 +133,11 @@ def close_job(own: ClientState, request: m.CloseJob) -> m.Done:
     return m.Done()
 
 
+def find_ids(own: ClientState, request: m.FindIds) -> m.FoundIds:
+    columns = [own.column(request.job, request.scan, c) for c in request.columns]
+    return m.FoundIds(places=tuple(i for i, column in enumerate(columns) if look_like_ids(column)))
+
+
 def open_part(own: ClientState, request: m.OpenPart) -> m.FeatureStatistics | m.FeatureNames:
     row_rules.check_part(own, request)
     columns = [own.column(request.job, request.scan, c) for c in request.columns]
@@ -140,7 +146,7 @@ def open_part(own: ClientState, request: m.OpenPart) -> m.FeatureStatistics | m.
     part = own.parts[request.job, request.part] = Part(request)
     weights = None if request.multiplicity is None else request.multiplicity.astype(np.float64)
     wanted = columns if request.wants_statistics else []
-    found = [statistics(column, info, request.train_rows, weights, own.policy.minimum_rows) for column, info in wanted]
+    found = [_statistics(own, part, place, column, weights) for place, column in enumerate(wanted)]
     part.statistics = found if request.wants_moments else [without_moments(s) for s in found]
     give_back()
     if not request.wants_key:
@@ -149,6 +155,19 @@ def open_part(own: ClientState, request: m.OpenPart) -> m.FeatureStatistics | m.
         return m.FeatureNames(columns=[])
     part.sealing = Sealing(request.job, own.name, request.part, own.key)
     return m.FeatureNames(columns=[names_only(s) for s in part.statistics], key=part.sealing.offer())
+
+
+def _statistics(
+    own: ClientState, part: Part, place: int, column: Column, weights: NDArray[np.float64] | None
+) -> m.Statistics:
+    """A feature's statistics over the part's rows: of ids only how many, and their names are kept here."""
+    request = part.request
+    if not are_ids(own, request, place, column):
+        return statistics(*column, request.train_rows, weights, own.policy.minimum_rows)
+    found = statistics(*column, request.train_rows, weights)
+    assert isinstance(found, m.CategoryStatistics)
+    part.ids[place] = found.categories
+    return id_statistics(own, request, place, found)
 
 
 def sum_statistics(own: ClientState, request: m.SumStatistics) -> m.Message:
@@ -164,8 +183,9 @@ def encode_features(own: ClientState, request: m.EncodeFeatures) -> m.Encoded:
     opened = part.request
     pairs = [own.column(opened.job, opened.scan, c) for c in opened.columns]
     columns, infos = [c for c, _ in pairs], [i for _, i in pairs]
-    part.train = encode(columns, infos, opened.train_rows, request.encoders)
-    part.test = encode(columns, infos, opened.test_rows, request.encoders)
+    encoders = known_ids(own, opened, pairs, request.encoders, part.ids)
+    part.train = encode(columns, infos, opened.train_rows, encoders)
+    part.test = encode(columns, infos, opened.test_rows, encoders)
     part.encoders = tuple(request.encoders)
     give_back()  # before training: what encoding took would stay with Arrow's pool
     return m.Encoded(width=part.train.width)
@@ -177,4 +197,7 @@ def reveal_features(own: ClientState, request: m.RevealFeatures) -> m.RevealedFe
         raise PolicyError("features are never pooled; a baseline that pools them runs in process only")
     if part.train is None or part.test is None:
         raise TransportError("a part must be encoded before its features can be pooled")
-    return m.RevealedFeatures(train=part.train.to_dense(), test=part.test.to_dense())
+    if not request.as_codes:
+        return m.RevealedFeatures(train=part.train.to_dense(), test=part.test.to_dense())
+    codes = (part.train.codes, part.test.codes)
+    return m.RevealedFeatures(part.train.dense, part.test.dense, *codes, row_width=part.train.width)

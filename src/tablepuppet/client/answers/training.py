@@ -15,6 +15,7 @@ from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.client import row_rules
 from tablepuppet.client.answers.contract import reads, unknowns
+from tablepuppet.client.ids import held_encoders
 from tablepuppet.client.owner import Shown
 from tablepuppet.client.part import Kept, Part, check_model, check_options, check_outputs
 from tablepuppet.client.state import ClientState
@@ -251,7 +252,7 @@ def hold_part(own: ClientState, request: m.HoldPart) -> m.Done:
         model=request.model,
         name=part.started.name,
         features=tuple(request.features),
-        encoders=part.encoders,
+        encoders=held_encoders(part.encoders, part.ids),
         theta=np.asarray(part.theta, np.float64),
         outputs=part.started.outputs,
         spec=part.started.model,
@@ -266,4 +267,5 @@ def _count_trained(own: ClientState, part: Part) -> None:
     """Writes down a model whose scores the owner trained it for."""
     assert part.started is not None
     table = own.tables.use(part.request.job, part.request.scan).table
-    own.owner.trained(table, (part.encoders, part.started.model, part.started.outputs), part.theta)
+    encoders = held_encoders(part.encoders, part.ids)
+    own.owner.trained(table, (encoders, part.started.model, part.started.outputs), part.theta)

@@ -19,6 +19,7 @@ import numpy as np
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.prediction.model import BlockModel, Model
+from tablepuppet.protocol import IdEncoder
 from tablepuppet.tables.encoding import encoded_width
 
 
@@ -48,6 +49,8 @@ def block_named(model: Model, name: str | None, tool: str) -> int:
     if model.blocks[number].is_held:
         table = model.blocks[number].table
         raise ModelError(f"the parameters of block {name} stay with the owners of table {table}: export it there")
+    if any(isinstance(encoder, IdEncoder) for encoder in model.blocks[number].encoders):
+        raise ModelError(f"the ids of block {name} are known by tokens here, and only its owners can encode them")
     return number
 
 

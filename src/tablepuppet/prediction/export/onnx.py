@@ -16,7 +16,7 @@ import numpy as np
 from tablepuppet.errors import ModelError
 from tablepuppet.prediction.export import block_named, layers_of
 from tablepuppet.prediction.model import Model
-from tablepuppet.protocol import CategoryEncoder, NumberEncoder
+from tablepuppet.protocol import CategoryEncoder, Encoder, IdEncoder, NumberEncoder
 from tablepuppet.version import __version__
 
 _OPSETS = {"": 18, "ai.onnx.ml": 3}
@@ -70,9 +70,10 @@ class _Graph:
         self.constants.append(self._onnx.numpy_helper.from_array(np.asarray(value), name))
         return name
 
-    def encoded(self, name: str, encoder: NumberEncoder | CategoryEncoder) -> Iterator[str]:
+    def encoded(self, name: str, encoder: Encoder) -> Iterator[str]:
         """A feature's input and its encoded columns."""
         described = self._onnx.helper.make_tensor_value_info
+        assert not isinstance(encoder, IdEncoder)  # block_named refuses them
         if isinstance(encoder, NumberEncoder):
             self.inputs.append(described(name, self._onnx.TensorProto.DOUBLE, ["rows", encoder.mean.size]))
             return self._numbers(name, encoder)

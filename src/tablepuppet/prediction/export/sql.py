@@ -21,7 +21,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.prediction.export import Layer, block_named, layers_of
 from tablepuppet.prediction.model import BlockModel, Model
-from tablepuppet.protocol import Encoder, NumberEncoder
+from tablepuppet.protocol import CategoryEncoder, Encoder, NumberEncoder
 from tablepuppet.tables.encoding import encoded_width
 
 DIALECTS: Final = ("duckdb", "postgres", "sqlite", "mysql", "snowflake", "bigquery")
@@ -126,6 +126,7 @@ def _terms(encoder: Encoder, name: str, weights: Array) -> list[str]:
         if encoder.has_missing:
             terms.append(f"CASE WHEN {name} IS NULL THEN {_literal(weights[size])} ELSE 0 END")
         return terms
+    assert isinstance(encoder, CategoryEncoder)  # block_named refuses ids
     known = len(encoder.categories)
     missing = weights[known] if encoder.has_missing else 0.0
     other = weights[-1] if encoder.has_other else 0.0

@@ -1,0 +1,160 @@
+"""Networks and heads on the materialised join: one torch model, trained by torch itself.
+
+In: every table's encoded rows, which row of each table a joined row has, and labels. Out: each block's parameters, the
+head's and the intercept. The objective, the initial values, the batches and their order are those of federated
+training, so that the same steps give the same model, to rounding; nothing else is shared with it. Adam under a cosine
+schedule; all is in the label's unit u: the objective is divided by u², and the intercept by u.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.pooled import Pooled, PooledBlock, Trained
+from tablepuppet.arrays import Array
+from tablepuppet.models.heads.base import Head
+from tablepuppet.models.heads.network import NetworkHead
+from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.modules import build_module, need_torch, one_torch_thread
+from tablepuppet.models.neural import Inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_HEADED, _SUMMED = 0.01, 0.03  # learning rates where none is given, as federated training has them
+
+
+def train(pooled: Pooled, learning_rate: float | None) -> Trained:
+    """The model after so many epochs."""
+    with one_torch_thread():
+        return _train(pooled, learning_rate)
+
+
+def _train(pooled: Pooled, learning_rate: float | None) -> Trained:
+    torch = need_torch()
+    blocks = [_block(pooled, number) for number in range(len(pooled.blocks))]
+    head = _head(pooled.head)
+    shift = torch.tensor(pooled.intercept / pooled.unit, dtype=torch.float64, requires_grad=pooled.has_intercept)
+    shrunk = [p for block in blocks for p in block.parameters] + [*head.parameters]
+    adam = torch.optim.Adam([*shrunk, *([shift] if pooled.has_intercept else [])], lr=1.0)
+    peak = learning_rate or (_SUMMED if pooled.head is None else _HEADED)
+    count, shrinkage = len(pooled.labels), 0.0 if pooled.head is None else pooled.head.spec.shrinkage or 0.0
+    size = min(pooled.batch_size or count, count)
+    batches, step = -(-count // size), 0
+    for epoch in range(pooled.epochs):
+        order = np.random.default_rng((pooled.seed, epoch)).permutation(count) if size < count else np.arange(count)
+        for start in range(0, count, size):
+            rows = order[start : start + size]
+            h = [block.outputs(rows) for block in blocks]
+            scores = head.scores(h) + shift
+            slope = _slope(pooled, pooled.unit * scores.detach().numpy().astype(np.float64), rows) / len(rows)
+            weights = None if pooled.weights is None else torch.tensor(pooled.weights[rows])
+            penalty = 0.5 * pooled.l2 * sum(p.square().sum().double() for p in shrunk)
+            if shrinkage:
+                squares = sum((v.square().sum(dim=1) for v in h[1:]), start=h[0].square().sum(dim=1))
+                penalty = penalty + 0.5 * shrinkage * (squares if weights is None else weights * squares).mean()
+            adam.zero_grad()
+            torch.autograd.backward([scores, penalty], [torch.tensor(slope / pooled.unit, dtype=scores.dtype), None])
+            adam.param_groups[0]["lr"] = peak * 0.5 * (1.0 + math.cos(math.pi * step / (batches * pooled.epochs)))
+            adam.step()
+            step += 1
+    unit = 1.0 if pooled.head is not None else pooled.unit
+    thetas = [np.asarray(unit * block.theta) for block in blocks]
+    return Trained(thetas, head.own, pooled.unit * shift.detach().numpy(), step)
+
+
+def _slope(pooled: Pooled, scores: Array, rows: NDArray[Any]) -> Array:
+    """∂ℓ/∂score of a batch: losses are the project's own, in NumPy."""
+    slope = pooled.loss.gradient(scores, pooled.labels[rows])
+    return slope if pooled.weights is None else pooled.weights[rows, None] * slope
+
+
+class _Block:
+    """A linear map or a network over a table's rows, expanded to joined rows batch by batch."""
+
+    def __init__(self, block: PooledBlock, inputs: Inputs, module: Any, theta: Tensor | None) -> None:
+        self._rows, self._inputs, self._module, self._theta = block.rows, inputs, module, theta
+        self._is_partial = bool((block.rows < 0).any())
+        self.parameters = [theta] if theta is not None else [p for p in module.parameters() if p.requires_grad]
+
+    def outputs(self, joined: NDArray[Any]) -> Tensor:
+        torch = need_torch()
+        rows = self._rows[joined]
+        chosen = torch.from_numpy(np.maximum(rows, 0).astype(np.int64))
+        if self._theta is not None:
+            out = self._inputs.linear(chosen, self._theta.t(), None)
+        else:
+            out = self._module(self._inputs.matrix(chosen))
+        return out * torch.from_numpy((rows >= 0)[:, None]) if self._is_partial else out
+
+    @property
+    def theta(self) -> Array:
+        values = [p.detach().numpy() for p in self.parameters]
+        return values[0] if self._theta is not None else np.concatenate([v.reshape(-1) for v in values])
+
+
+def _block(pooled: Pooled, number: int) -> _Block:
+    torch = need_torch()
+    block, spec = pooled.blocks[number], pooled.spec
+    outputs = pooled.loss.outputs if pooled.head is None else pooled.head.spec.widths[number]
+    if spec.is_linear:
+        spread = [0.0] * outputs if pooled.head is None else pooled.head.spread(number)
+        start = (pooled.seed, number, tuple(spread))
+        theta = LinearModel(block.features, block.features, outputs, start=start).initial()
+        return _Block(block, Inputs.of(block.features, "float64"), None, torch.tensor(theta, requires_grad=True))
+    seed = pooled.seed + number
+    module = build_module(spec, block.features.width, outputs, seed=seed, name=block.name)
+    return _Block(block, Inputs.of(block.features, spec.dtype), module, None)
+
+
+class _Sum:
+    """Σ h_i."""
+
+    parameters: Sequence[Any] = ()
+    own: Array = np.zeros(0)
+
+    def scores(self, h: list[Tensor]) -> Tensor:
+        return sum(h[1:], start=h[0])
+
+
+class _Factors(_Sum):
+    """Σ b_i + Σ_{i<j} ⟨v_i, v_j⟩, for each class."""
+
+    def __init__(self, classes: int) -> None:
+        self._classes = classes
+
+    def scores(self, h: list[Tensor]) -> Tensor:
+        c = self._classes
+        vectors = [v[:, c:].reshape(len(v), c, -1) for v in h]
+        both = sum((vectors[i] * vectors[j]).sum(dim=2) for i in range(len(h)) for j in range(i))
+        out: Tensor = sum((v[:, :c] for v in h[1:]), start=h[0][:, :c]) + both
+        return out
+
+
+class _Network(_Sum):
+    """A module over all of them, side by side."""
+
+    def __init__(self, head: NetworkHead) -> None:
+        torch = need_torch()
+        self._module, self._dtype = head.module, getattr(torch, head.spec.dtype)
+        self.parameters = [p for p in head.module.parameters() if p.requires_grad]
+
+    def scores(self, h: list[Tensor]) -> Tensor:
+        out: Tensor = self._module(need_torch().cat([v.to(self._dtype) for v in h], dim=1))
+        return out.double()
+
+    @property
+    def own(self) -> Array:  # type: ignore[override]
+        flat = need_torch().cat([p.detach().reshape(-1) for p in self.parameters])
+        return np.asarray(flat.numpy(), np.float64)
+
+
+def _head(head: Head | None) -> Any:
+    if head is None:
+        return _Sum()
+    return _Network(head) if isinstance(head, NetworkHead) else _Factors(head.spec.outputs)

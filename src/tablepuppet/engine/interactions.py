@@ -1,0 +1,136 @@
+"""A look at what the sum of tables leaves: would tables say more together?
+
+In: a trained sum, of which the server knows every table's score h_i and every joined row's residual. Out: the pair of
+tables that would explain most of it, and how much. Nobody is asked anything, and at most 200,000 joined rows are looked
+at. For every pair, on one half of them,
+
+    cells    the mean residual where h_i and h_k fall into the same of 24 × 24 bins, shrunk towards none
+    vectors  a number for each row of both tables whose product fits the residual best: factors of rank 1
+
+and on the other half: the share of the residual's variance that this explains, so that noise explains nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.registry import BY_NAME
+from tablepuppet.arrays import Array
+from tablepuppet.formatting import size
+from tablepuppet.job.make import usual_algorithm
+from tablepuppet.models.heads.base import HeadKind
+from tablepuppet.models.losses import Loss
+from tablepuppet.plan.plan import Plan
+
+_FEWEST, _MOST = 2_000, 200_000  # joined rows
+_PAIRS = 10
+_BINS, _SHRUNK = 24, 10.0
+_SWEEPS, _RIDGE = 6, 25.0
+_LEAST = 0.03  # of the residual's variance: less is not worth another model
+Rows = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """Two blocks that say something together, and the share of what the sum leaves that they explain."""
+
+    blocks: tuple[int, int]
+    share: float
+
+
+def probe(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: int) -> Interaction | None:
+    """The pair of blocks that says most together; None: none says much, or there are too few rows to tell."""
+    if joined.rows < _FEWEST or len(h) < 2 or loss.outputs > 1:
+        return None
+    drawn = np.unique(np.random.default_rng((seed, 1)).integers(0, joined.rows, min(joined.rows, _MOST)))
+    batch, own = joined.take(drawn)
+    rows = [index.numbers(batch.rows) for index in batch.indices]
+    values = [np.append(each[:, 0] if some is None else each[some, 0], 0.0) for each, some in zip(h, own, strict=True)]
+    score = sum((v[r] for v, r in zip(values, rows, strict=True)), start=np.full(batch.rows, intercept[0]))
+    residual = -loss.gradient(score[:, None], batch.joined_labels())[:, 0]
+    residual -= residual.mean()
+    spread = float(residual.std())
+    if not 0 < spread < np.inf:
+        return None
+    residual /= spread
+    half = np.random.default_rng((seed, 2)).random(len(residual)) < 0.5
+    bins = [_bins(v[:-1])[r] if len(v) > 1 else r for v, r in zip(values, rows, strict=True)]
+    found = []
+    for i, k in itertools.islice(itertools.combinations(range(len(h)), 2), _PAIRS):
+        there = (rows[i] >= 0) & (rows[k] >= 0)
+        explain = [_cells(bins[i], bins[k])]
+        if 5 * (len(values[i]) + len(values[k])) < len(residual):
+            explain.append(_vectors(rows[i], rows[k], len(values[i]), len(values[k]), seed))
+        share = max(_explained(fit, residual, half & there, ~half & there) for fit in explain)
+        found.append(Interaction((i, k), share))
+    best = max(found, key=lambda one: one.share)
+    return best if best.share >= _LEAST else None
+
+
+def together(plan: Plan, found: Interaction) -> str:
+    """A note: which tables say more together, and what it would cost to learn it."""
+    head: HeadKind = "factor"
+    algorithm = BY_NAME[usual_algorithm(head, plan.job.model)]
+    options = algorithm.options()
+    job = msgspec.structs.replace(plan.job, head=head, algorithm=algorithm.name, options=options)
+    cost = replace(plan, job=job).cost(algorithm.name, algorithm.epochs)
+    names = " and ".join(plan.mapping.bound.blocks[block].name for block in found.blocks)
+    return (
+        f"{names} say more together than apart: pairs of their rows explain about {found.share:.0%} of what the sum of "
+        f'tables leaves; head="{head}" would take about {cost.rounds:,.0f} rounds and {size(cost.bytes)}, and '
+        'head="mlp" or model="boosted" learn it too (docs/heads.md)'
+    )
+
+
+Fit = Callable[[Array, NDArray[np.bool_]], Array]  # residuals, and rows to learn from → what is expected of every row
+
+
+def _explained(fit: Fit, residual: Array, learnt: NDArray[np.bool_], judged: NDArray[np.bool_]) -> float:
+    if not learnt.any() or not judged.any():
+        return 0.0
+    expected = fit(residual, learnt)[judged]
+    there = residual[judged]
+    return float(1.0 - np.square(there - expected).mean() / np.square(there).mean())
+
+
+def _bins(values: Array) -> Rows:
+    """A bin for each row of a table: values that are equal are together, and bins hold as many rows."""
+    borders = np.unique(np.quantile(values, np.linspace(0, 1, _BINS + 1)[1:-1]))
+    return np.searchsorted(borders, values, side="right")
+
+
+def _cells(left: Rows, right: Rows) -> Fit:
+    def fit(residual: Array, learnt: NDArray[np.bool_]) -> Array:
+        cell = left * _BINS + right
+        counts = np.bincount(cell[learnt], minlength=_BINS * _BINS)
+        sums = np.bincount(cell[learnt], residual[learnt], _BINS * _BINS)
+        return (sums / (counts + _SHRUNK))[np.where((left >= 0) & (right >= 0), cell, 0)]
+
+    return fit
+
+
+def _vectors(left: Rows, right: Rows, n: int, m: int, seed: int) -> Fit:
+    def fit(residual: Array, learnt: NDArray[np.bool_]) -> Array:
+        i, k, r = left[learnt], right[learnt], residual[learnt]
+        b = np.random.default_rng((seed, 3)).standard_normal(m)
+        for _ in range(_SWEEPS):
+            a = _solved(i, r, b[k], n)
+            a /= np.sqrt(np.square(a[i]).mean()) or 1.0
+            b = _solved(k, r, a[i], m)
+        return np.asarray(a[left] * b[right])
+
+    return fit
+
+
+def _solved(rows: Rows, residual: Array, other: Array, count: int) -> Array:
+    """The number of each row that explains its residuals best beside the others', shrunk."""
+    return np.asarray(
+        np.bincount(rows, residual * other, count) / (np.bincount(rows, np.square(other), count) + _RIDGE)
+    )

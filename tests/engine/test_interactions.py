@@ -1,0 +1,65 @@
+"""A sum's result says where tables would say more together, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+
+NUMBERS = "SELECT u.a, i.b, r.y FROM ratings r JOIN users u ON r.u = u.u JOIN items i ON r.i = i.i"
+IDS = "SELECT u.name, i.name AS item, r.y FROM ratings r JOIN users u ON r.u = u.u JOIN items i ON r.i = i.i"
+
+
+def tables(kind: str, rows: int = 6000, users: int = 80, items: int = 60) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    u, i = random.integers(0, users, rows), random.integers(0, items, rows)
+    a, b = random.normal(size=users), random.normal(size=items)
+    y = a[u] + b[i] + random.normal(size=rows)
+    if kind == "a product":
+        y += a[u] * b[i]
+    if kind == "tastes":
+        y += (random.normal(size=(users, 2))[u] * random.normal(size=(items, 2))[i]).sum(axis=1)
+    return {
+        "ratings": pa.table({"u": u, "i": i, "y": y}),
+        "users": pa.table({"u": np.arange(users), "a": a, "name": [f"u{k}" for k in range(users)]}),
+        "items": pa.table({"i": np.arange(items), "b": b, "name": [f"i{k}" for k in range(items)]}),
+    }
+
+
+@pytest.mark.parametrize("query", [NUMBERS, IDS], ids=["numbers", "ids"])
+@pytest.mark.parametrize(("kind", "least"), [("nothing", 0), ("a product", 25), ("tastes", 12)])
+def test_what_the_sum_leaves_is_found_where_it_is(kind: str, least: int, query: str) -> None:
+    with tp.Federation(tables(kind)) as owner:
+        result = owner.train(query, label="y")
+        messages = result.traffic.total_bytes
+        again = owner.train(query, label="y", seed=0)
+    notes = [note for note in result.notes if "together" in note]
+    assert again.notes == result.notes
+    assert again.traffic.total_bytes == messages
+    assert bool(notes) == bool(least)
+    for note in notes:
+        assert note.startswith("u and i say more together")
+        share = int(note.split("about ")[1].split("%")[0])
+        assert least <= share <= 50
+        assert 'head="factor" would take about 24 rounds' in note
+
+
+def test_private_jobs_heads_and_few_rows_are_not_looked_at() -> None:
+    with tp.Federation(tables("a product")) as owner:
+        few = owner.train(f"{NUMBERS} WHERE r.u < 20", label="y")
+        private = owner.train(NUMBERS, label="y", privacy={"label": {"epsilon": 9.0, "bounds": (-9.0, 9.0)}})
+        headed = owner.train(NUMBERS, label="y", head="factor", rank=1)
+    for result in (few, private, headed):
+        assert not [note for note in result.notes if "together" in note]
+
+
+def test_rows_that_an_outer_join_does_not_find_are_left_out() -> None:
+    held = tables("a product")
+    held["items"] = held["items"].slice(0, 40)
+    with tp.Federation(held) as owner:
+        result = owner.train(NUMBERS.replace("JOIN items", "LEFT JOIN items"), label="y")
+    assert any("u and i say more together" in note for note in result.notes)

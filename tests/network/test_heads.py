@@ -1,0 +1,97 @@
+"""Heads and their ids over real processes with mutual TLS: the model of one process, bit for bit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.client.test_ids import QUERY, tables
+from tests.network.parties import SECRET, Parties, running
+
+import tablepuppet as tp
+
+OWNERS = {"shop": "ratings", "east": "users", "west": "users", "north": "users", "maker": "items"}
+
+
+def held() -> dict[str, pa.Table]:
+    whole = tables(users=90)
+    users = whole["users"]
+    parts = {name: users.slice(30 * k, 30) for k, name in enumerate(("east", "west", "north"))}
+    return {"shop": whole["ratings"], "maker": whole["items"], **parts}
+
+
+@pytest.fixture(scope="module")
+def parties(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parties]:
+    with running(tmp_path_factory.mktemp("heads"), held(), owners=OWNERS) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[tp.Federation]:
+    own = held()
+    together = {"ratings": own["shop"], "users": [own[n] for n in ("east", "west", "north")], "items": own["maker"]}
+    with tp.Federation(together, key=SECRET) as federation:
+        yield federation
+
+
+MODELS: list[dict[str, Any]] = [
+    {"head": "factor", "rank": 2, "epochs": 3},
+    {"head": "factor", "rank": 2, "epochs": 2, "algorithm": "sgd", "batch_size": 200},
+    {"head": "mlp", "widths": 3, "epochs": 2, "batch_size": 200},
+]
+
+
+@pytest.mark.parametrize("given", MODELS, ids=["als", "factors by sgd", "a network head"])
+def test_heads_over_processes_are_the_heads_of_one_process(
+    parties: Parties, local: tp.Federation, given: dict[str, Any]
+) -> None:
+    pytest.importorskip("torch")
+    apart, here = (federation.train(QUERY, label="stars", **given) for federation in (parties.connect(), local))
+    assert apart.metrics == here.metrics
+    assert apart.objective == here.objective
+    assert apart.head is not None
+    assert here.head is not None
+    np.testing.assert_array_equal(apart.head.own, here.head.own)
+    np.testing.assert_array_equal(apart.blocks[0].theta, here.blocks[0].theta)  # by tokens: its clients agree on it
+    assert apart.withheld == ("i",)  # whose ids only their owner knows
+    assert here.withheld == ()
+    one, other = (f.predict(r, key=["u", "i"]) for f, r in ((parties.connect(), apart), (local, here)))
+    order = [[("u", "ascending"), ("i", "ascending"), ("prediction", "ascending")]] * 2
+    np.testing.assert_array_equal(
+        one.sort_by(order[0])["prediction"].to_numpy(), other.sort_by(order[1])["prediction"].to_numpy()
+    )
+    assert apart.traffic.rounds == here.traffic.rounds
+
+
+def test_a_user_of_the_network_is_recommended_what_one_process_recommends(
+    parties: Parties, local: tp.Federation, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"label": "stars", **MODELS[0]}
+    apart, here = parties.connect().train(QUERY, **given), local.train(QUERY, **given)
+    apart.save(tmp_path / "model")
+    found = parties.connect().recommend(tp.load(tmp_path / "model"), user=5, n=7)
+    assert found.select(["i", "prediction"]).equals(local.recommend(here, user=5, n=7).select(["i", "prediction"]))
+
+
+def test_killed_processes_change_nothing_in_a_factor_model(parties: Parties, local: tp.Federation) -> None:
+    given: dict[str, Any] = {"label": "stars", "head": "factor", "rank": 3, "epochs": 8, "seed": 1}
+    faults = {4: "maker", 9: "server", 13: "east"}
+    threads: list[threading.Thread] = []
+
+    def on_round(event: Any) -> None:
+        due = min(faults, default=event.round + 1)
+        if due <= event.round and not any(t.is_alive() for t in threads):
+            threads.append(threading.Thread(target=parties.restart, args=(faults.pop(due),)))
+            threads[-1].start()
+
+    apart = parties.connect().train(QUERY, **given, on_round=on_round)
+    for thread in threads:
+        thread.join(60)
+    here = local.train(QUERY, **given)
+    assert apart.metrics == here.metrics
+    assert apart.objective == here.objective

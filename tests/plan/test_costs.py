@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from tests.plan.jobs import LABELS, shop
 
@@ -79,3 +81,24 @@ def test_a_network_is_estimated_from_its_layers() -> None:
     assert estimate.payload == pytest.approx(counted, rel=0.02)
     assert [row.algorithm for row in network.costs] == ["admm", "sgd", "vfl-admm", "vfl-sgd"]
     assert network.advice.algorithm == "sgd"
+
+
+@pytest.mark.parametrize("checks", ["strict", "lazy"])
+@pytest.mark.parametrize("label", ["y", "c"])
+def test_estimated_rounds_and_bytes_of_trees_are_near_those_counted(checks: Any, label: str) -> None:
+    """They depend on the data; the estimate is what runs on real tables took."""
+    rng = np.random.default_rng(0)
+    rows, dimension = 30_000, 1_500
+    item = rng.integers(0, dimension, rows)
+    x, z = rng.normal(size=rows), rng.normal(size=dimension)
+    y = x * z[item] + np.abs(x) + rng.normal(size=rows)
+    tables = {
+        "facts": pa.table({"item": item, "x": x, "u": rng.normal(size=rows), "y": y, "c": y > 1}),
+        "items": pa.table({"item": np.arange(dimension), "z": z, "v": rng.normal(size=dimension)}),
+    }
+    query = f"SELECT f.x, f.u, i.z, i.v, f.{label} FROM facts f JOIN items i ON f.item = i.item"
+    options = tp.Boosting(trees=30, checks=checks)
+    result = tp.Federation(tables).train(query, label=label, model="boosted", algorithm=options)
+    estimated, counted = result.plan.cost("boosting", 30), result.traffic
+    assert 0.6 < estimated.rounds / counted.rounds < 1.5
+    assert 0.5 < estimated.bytes / counted.bytes < 2.0

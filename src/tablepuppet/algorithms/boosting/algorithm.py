@@ -23,6 +23,8 @@ _TENTH = 10  # one strict tree in ten takes a third round
 _CHANGED = 0.3  # of a tree, that a second or third round is about
 _NODE = 40  # bytes that a node takes, down and up
 _BIN = 16  # bytes of Σg and Σh
+_TOGETHER = 0.5  # of the (row, cell) pairs that there would be if a row's joined rows fell into cells by chance
+_SPARE = 3  # bits of a derivative that few chunks need
 
 
 class BoostingAlgorithm(Algorithm[Boosting]):
@@ -104,10 +106,13 @@ def _waves(shape: Shape, options: Boosting, times: int, share: float) -> list[Wa
 def _sizes(shape: Shape, options: Boosting, block: BlockShape, part: PartShape, share: float) -> tuple[float, float]:
     """Bytes down and up of one part."""
     cells = max(1, options.most_leaves // 2)
-    pairs = min(part.joined, part.rows * cells)
-    fan = max(1.0, part.joined / max(1, pairs))
-    per_h = options.bits if shape.curvature_varies or shape.outputs > 1 else 0
-    bits = math.log2(cells) + options.bits + per_h + 2 * math.log2(fan)
+    places = max(1, part.rows * cells)
+    is_once = part.joined <= part.rows
+    pairs = part.joined if is_once else _TOGETHER * places * (1 - math.exp(-part.joined / places))
+    fan = max(1.0, part.joined / max(1.0, pairs))
+    each = max(2, options.bits - _SPARE)
+    per_h = each if shape.curvature_varies or shape.outputs > 1 else 0
+    bits = math.log2(cells) + each + per_h + 2 * math.log2(fan)
     down = shape.outputs * share * pairs * bits / 8
     if block.is_split:
         return down, shape.outputs * share * cells * block.width * options.bins * _BIN

@@ -83,7 +83,7 @@ def main() -> int:
             if name in ("corrections", "all"):
                 _write(asked.out / "corrections.md", corrections())
             if name == "boosting":
-                _boosting(asked.data, asked.out)
+                _boosting(asked)
             if name == "movielens-factor":
                 beginning = Beginning()
                 found = factor(_folder(asked.data, movielens.LINEAR))
@@ -100,12 +100,12 @@ def main() -> int:
     return 0
 
 
-def _boosting(data: Path | None, out: Path) -> None:
+def _boosting(asked: argparse.Namespace) -> None:
     from evaluation.boosting import boosting  # here: it loads LightGBM
 
-    if data is None:
+    if asked.data is None:
         raise JobError("boosting needs --data, the folder of the original data")
-    _write(out / "boosting.md", boosting(data, out))
+    _write(asked.out / "boosting.md", boosting(asked.data, asked.out, resumes=asked.resume, reuses=asked.reuse))
 
 
 def _plan(workload: Workload, asked: argparse.Namespace, *, is_private: bool) -> Plan:

@@ -72,16 +72,28 @@ class Task:
         return 20.0 if self.is_number else 5.0
 
 
-def boosting(data: Path, out: Path, seed: int = 0) -> str:
-    """The table of every workload whose data are there, as Markdown; beside it what docs/figures keeps."""
+def boosting(data: Path, out: Path, seed: int = 0, *, resumes: bool = False, reuses: bool = False) -> str:
+    """The table of every workload whose data are there, as Markdown; beside it what docs/figures keeps.
+
+    Every line is kept in `out`: to resume is to measure those that are not there, to reuse is to show those that are.
+    """
     pages = ["# Boosted trees\n"]
     for name, task in tasks().items():
         if not (data / task.workload.folder).is_dir():
             continue
         beginning = Beginning()
         with TemporaryDirectory() as folder:
-            _prepare(task, data / task.workload.folder, Path(folder), seed)
-            lines = {title: _apart(name, title, Path(folder)) for title in _titles(name)}
+            if not reuses:
+                _prepare(task, data / task.workload.folder, Path(folder), seed)
+            lines = {}
+            for title in _titles(name):
+                kept = out / f"boosting-{name}-{title.split(' on ')[0].replace(' ', '-')}.json"
+                if not reuses and not (resumes and kept.exists()):
+                    kept.write_text(json.dumps(asdict(_apart(name, title, Path(folder)))), encoding="utf-8")
+                if kept.exists():
+                    lines[title] = Line(**json.loads(kept.read_text(encoding="utf-8")))
+        if not lines:
+            continue
         head = ["", "test RMSE" if task.is_number else "test AUC", *_HEAD]
         rows = [_cells(title, line) for title, line in lines.items()]
         given = {"command": "python -m evaluation boosting", "provenance": asdict(beginning.provenance())}
@@ -109,7 +121,8 @@ def _name(name: str, task: Task) -> str:
 
 
 def _titles(name: str) -> list[str]:
-    return [t for t in LINES if name != _WIDE or "boosting" in t.lower() or "LightGBM" in t]
+    """The lines of a table; of the wide one, LightGBM's and ours."""
+    return [t for t in LINES if name != _WIDE or "boosting" in t or "LightGBM" in t]
 
 
 def _prepare(task: Task, data: Path, folder: Path, seed: int) -> None:

@@ -7,7 +7,14 @@ import pandas as pd
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.algorithms.newton.full_curvature import curvature_matrix, is_full, solve, solve_by_products
+from tablepuppet.algorithms.newton.full_curvature import (
+    beside_intercept,
+    curvature_matrix,
+    intercept_share,
+    is_full,
+    solve,
+    solve_by_products,
+)
 from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
 
@@ -49,8 +56,44 @@ def test_products_solve_what_the_matrix_solves() -> None:
     _, packed = _curvature(rng, 60)
     model = LinearModel(features, features, CLASSES)
     right = rng.normal(size=(5, CLASSES))
-    by_matrix = solve(curvature_matrix(model, packed, CLASSES), 0.5, right)
+    taken = intercept_share(beside_intercept(model, packed), packed.sum(axis=0), CLASSES)
+    by_matrix = solve(curvature_matrix(model, packed, CLASSES) - taken @ taken.T, 0.5, right)
     np.testing.assert_allclose(solve_by_products(model, packed, 0.5, right), by_matrix, rtol=1e-2, atol=1e-3)
+
+
+def test_a_direction_is_the_blocks_part_of_a_step_with_the_intercept() -> None:
+    rng = np.random.default_rng(4)
+    features = _features(rng, 50)
+    whole, packed = _curvature(rng, 50)
+    model = LinearModel(features, features, CLASSES)
+    dense = np.column_stack([features.to_dense(), np.ones(50)])
+    hessian = np.einsum("nj,nab,nl->jalb", dense, whole, dense).reshape(6 * CLASSES, -1)
+    hessian += 0.5 * np.diag(np.repeat([1.0] * 5 + [0.0], CLASSES))
+    right = rng.normal(size=(5, CLASSES))
+    both = np.linalg.lstsq(hessian, np.append(right.ravel(), np.zeros(CLASSES)), rcond=1e-10)[0]
+    taken = intercept_share(beside_intercept(model, packed), packed.sum(axis=0), CLASSES)
+    found = solve(curvature_matrix(model, packed, CLASSES) - taken @ taken.T, 0.5, right)
+    np.testing.assert_allclose(found.ravel(), both[: 5 * CLASSES], atol=1e-8)
+
+
+def _ordered(rows: int) -> dict[str, object]:
+    """Five stars by the place on a line that noisy columns show: nearly separable, each threshold far from the mean."""
+    rng = np.random.default_rng(5)
+    k, own = rng.integers(0, 40, rows), rng.normal(size=40)
+    place = own[k] + rng.normal(size=rows)
+    shown = np.outer(place, rng.normal(size=30)) + rng.normal(size=(rows, 30))
+    f = pd.DataFrame(shown, columns=[f"x{i}" for i in range(30)]).assign(k=k)
+    f["y"] = [f"{star} stars" for star in np.digitize(place, [-1.5, -0.5, 0.5, 1.5])]
+    return {"f": f, "u": pd.DataFrame({"k": np.arange(40), "d": own + 0.3 * rng.normal(size=40)})}
+
+
+def test_classes_in_order_on_a_line_take_few_rounds() -> None:
+    columns = ", ".join(f"f.x{i}" for i in range(30))
+    query = f"SELECT {columns}, u.d, f.y FROM f JOIN u ON f.k = u.k"
+    with tp.Federation(_ordered(1_500)) as federation:
+        found = federation.train(query, label="y", algorithm="newton", epochs=30, l2=1e-5)
+    objectives = np.array([record.objective for record in found.history])
+    assert (objectives[min(11, len(objectives) - 1)] - objectives[-1]) / objectives[-1] < 1e-6
 
 
 def _tables(parts: int) -> dict[str, object]:

@@ -148,7 +148,7 @@ def _round(shape: Shape, options: Newton, small: Collection[str], epoch: int, ag
 
     def inner(block: BlockShape) -> list[tuple[float, float]]:
         if _is_full(shape, block):
-            curvature = (block.width * c) ** 2
+            curvature = (block.width * c) ** 2 + block.width * pairs(c)
         elif block.width > WIDE:
             curvature = block.width  # a diagonal, in every round
         else:

@@ -11,7 +11,14 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import Answer, PartSetup
-from tablepuppet.algorithms.newton.full_curvature import MOST, curvature_matrix, solve, solve_by_products
+from tablepuppet.algorithms.newton.full_curvature import (
+    MOST,
+    beside_intercept,
+    curvature_matrix,
+    intercept_share,
+    solve,
+    solve_by_products,
+)
 from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.together import directions
 from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum
@@ -96,9 +103,11 @@ def _full_step(
     if gradient.size > MOST and setup.clients == 1:
         return _predicted(setup, state, -solve_by_products(setup.model, curvature, ridge, gradient))
     matrix = curvature_matrix(setup.model, curvature, setup.outputs)
+    beside = beside_intercept(setup.model, curvature)
     if setup.clients > 1:
-        return state, Partial(values=[gradient, matrix])
-    return _predicted(setup, state, -solve(matrix, ridge, gradient))
+        return state, Partial(values=[gradient, matrix, beside])
+    taken = intercept_share(beside, curvature.sum(axis=0), setup.outputs)
+    return _predicted(setup, state, -solve(matrix - taken @ taken.T, ridge, gradient))
 
 
 def _wide_step(

@@ -3,6 +3,8 @@
     server   W_i = collapse_i(∂²ℓ/∂a_a∂a_b) for a ≤ b: K(K + 1)/2 numbers for each row of a block
     client   D[(j, a), (l, b)] = Σ_k W_ab,k T_kj T_kl,  d = −(D/N + βI)⁻¹ g over all dK parameters at once
 
+What a move of the intercept would take off D is taken off before (`intercept_share`).
+
 For softmax ∂²ℓ/∂a_a∂a_b = P_a(δ_ab − P_b). The constant bound ½ in its place needs nothing but Y, and takes several
 times the rounds where classes are nearly separable (docs/decisions/0035). A block of more than MOST parameters is
 solved by products instead of a matrix; one that several clients share is summed as a matrix while that is small, and
@@ -18,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
-from tablepuppet.algorithms.numerics.linear_systems import Products, Spectrum
+from tablepuppet.algorithms.numerics.linear_systems import Products, Spectrum, eigenvalues
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
@@ -64,6 +66,31 @@ def curvature_matrix(model: LinearModel, curvature: Array, outputs: int) -> Arra
     return matrix.reshape(width * outputs, width * outputs)
 
 
+def beside_intercept(model: LinearModel, curvature: Array) -> Array:
+    """Tᵀ W 1, for each pair of outputs."""
+    return model.gradient(model.initial(), curvature)
+
+
+def intercept_share(beside: Array, totals: Array, outputs: int) -> Array:
+    """L with LLᵀ = B C⁺ Bᵀ, where B = Tᵀ W 1 and C = 1ᵀ W 1: the curvature that a move of the intercept takes off D.
+
+    Between classes that are nearly separable, columns weighted by the curvature are far from centred, and a direction
+    that holds the intercept still is no good. The intercept itself is the search's to move.
+    """
+    places = _places(outputs)
+    values, vectors = eigenvalues(totals[places])
+    kept = values > 1e-10 * values.max(initial=0.0)
+    return np.asarray(beside[:, places].reshape(-1, outputs) @ (vectors[:, kept] / np.sqrt(values[kept])))
+
+
+def _places(outputs: int) -> NDArray[np.intp]:
+    """Where each pair of outputs lies among those a ≤ b."""
+    first, second = np.triu_indices(outputs)
+    found: NDArray[np.intp] = np.zeros((outputs, outputs), np.intp)
+    found[first, second] = found[second, first] = np.arange(len(first))
+    return found
+
+
 def solve(matrix: Array, ridge: float, right: Array) -> Array:
     """(D + ridge·I)⁻¹ right; the pseudo-inverse where ridge is 0."""
     flat = right.reshape(-1, 1)
@@ -77,15 +104,15 @@ def solve(matrix: Array, ridge: float, right: Array) -> Array:
 def solve_by_products(model: LinearModel, curvature: Array, ridge: float, right: Array) -> Array:
     """The same without the matrix; the direction need not be exact, for the search takes what is good in it."""
     width, outputs = right.shape
-    first, second = np.triu_indices(outputs)
-    whole: NDArray[np.intp] = np.zeros((outputs, outputs), np.intp)
-    whole[first, second] = whole[second, first] = np.arange(len(first))
+    whole = _places(outputs)
+    taken = intercept_share(beside_intercept(model, curvature), curvature.sum(axis=0), outputs)
 
     def multiply(flat: Array) -> Array:
         scores = model.predict(flat.reshape(width, outputs))
         curved = np.stack([(curvature[:, whole[a]] * scores).sum(axis=1) for a in range(outputs)], axis=1)
-        return np.asarray(model.gradient(scores, curved).reshape(-1, 1))
+        return np.asarray(model.gradient(scores, curved).reshape(-1, 1) - taken @ (taken.T @ flat))
 
     diagonal = np.stack([model.gram_diagonal(curvature[:, whole[a, a]]) for a in range(outputs)], axis=1).ravel()
+    diagonal = np.maximum(diagonal - (taken * taken).sum(axis=1), 1e-6 * diagonal)
     found = Products(multiply, diagonal).solve(1.0, ridge, right.reshape(-1, 1), to=_CLOSE)
     return np.asarray(found.reshape(right.shape))

@@ -4,7 +4,8 @@ In: predictions and directions of each block as per-row vectors, F and its deriv
 products of the parameters they come from. Out: one coefficient per direction, and F and its
 derivatives at the minimum, which are what the next round begins with. A damped Newton iteration:
 gradients are exact, from collapsed derivatives; the Hessian is computed once a round, and only its
-rows for new directions (subspace.py). Exact in one step for squared loss.
+rows for new directions (subspace.py), and learns from every step how the slope has changed (BFGS).
+Exact in one step for squared loss.
 
 And the intercept that a model begins with: the constant that fits the labels best. Linear blocks predict nothing yet;
 the different labels, each as heavy as the joined rows that have it, then say all, without a walk over joined rows.
@@ -198,6 +199,7 @@ def minimise(
         else:
             at = None
             break
+        hessian = _learned(hessian, new - point, new_slope - slope)
         point, value, slope, predictions = new, reached, new_slope, moved
         if is_quadratic:
             break
@@ -215,6 +217,15 @@ def _combined(block: Sequence[Array], coefficients: Array) -> Array:
             step += c * v[here]
         np.add(block[0][here], step, out=out[here])
     return out
+
+
+def _learned(hessian: Array, step: Array, change: Array) -> Array:
+    """The Hessian after a step, from how the slope has changed along it (BFGS): no walk, and exact along the step."""
+    image = hessian @ step
+    curved, measured = float(step @ image), float(step @ change)
+    if curved <= 0.0 or measured <= 1e-10 * curved:  # nothing but rounding
+        return hessian
+    return np.asarray(hessian + np.outer(change, change) / measured - np.outer(image, image) / curved)
 
 
 def _alive(gram: Array) -> NDArray[np.bool_]:

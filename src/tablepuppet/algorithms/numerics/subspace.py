@@ -28,6 +28,8 @@ from tablepuppet.algorithms.numerics.search import (
 from tablepuppet.arrays import Array
 from tablepuppet.models.tally import Tally
 
+_SMALL = 1 << 24  # numbers, of all rows, outputs and directions
+
 
 class Trail(msgspec.Struct, frozen=True):
     """The client's half: θ, the direction under way, constants and earlier directions."""
@@ -59,7 +61,9 @@ class Tracker:
     A block's directions have slots: the newest takes the place of the oldest. The Hessian over all slots is kept from
     round to round; only its rows for the newest directions, for constants and for the intercept are computed afresh
     (with several outputs, those of the intercept with older directions are kept, too). Older rows then belong to an
-    earlier point, which slows the search a little and changes nothing it converges to. A new row is one signal,
+    earlier point, which slows the search a little and changes nothing it converges to. Where several classes are nearly
+    separable it slows it a lot, for the curvature falls from round to round: tables that are not large (`_is_small`)
+    get all rows afresh. A new row is one signal,
     collapsed to every block, and products with that block's directions: however many directions are kept, a walk over
     joined rows moves M + 1 vectors.
     """
@@ -110,7 +114,10 @@ class Tracker:
             self._earlier[i] = [free, *self._earlier[i]][: self.memory]
             size = 1 + len(self._orders[i])
             self._grams[i] = answer.products.reshape(size, size) if len(answer.products) else np.zeros((size, size))
-        self._refresh([[self._orders[i][0], *range(own)] if i in answers else [] for i, own in enumerate(self._own)])
+        fresh = [[self._orders[i][0], *range(own)] if i in answers else [] for i, own in enumerate(self._own)]
+        if self._is_small:
+            fresh = [sorted(own) for own in self._slots]
+        self._refresh(fresh)
         vectors = [
             [h, *(self._slots[i][s] if s >= 0 else self._constant(-1 - s, len(h)) for s in order)]
             for i, (h, order) in enumerate(zip(self.predictions, self._orders, strict=True))
@@ -137,6 +144,12 @@ class Tracker:
     def tally(self) -> Tally | None:
         """What metrics are made of, at the current model."""
         return None if self.at is None else self.at.tally
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether the rows of several outputs' Hessian are so small that all of them are computed in every round."""
+        outputs, directions = self.problem.loss.outputs, sum(self._sizes)
+        return outputs > 1 and sum(self.problem.rows) * outputs * directions <= _SMALL
 
     @property
     def _sizes(self) -> list[int]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tablepuppet.api import Federation
     from tablepuppet.api.estimators import RelationalClassifier, RelationalRegressor
     from tablepuppet.api.recommend import ranking_metrics
-    from tablepuppet.api.search import cross_validate, search
+    from tablepuppet.api.search import cross_validate, path, search
     from tablepuppet.engine.curves import Curves
     from tablepuppet.engine.result import Result
     from tablepuppet.engine.search import SearchResult
@@ -54,6 +54,7 @@ __all__ = [
     "cross_validate",
     "embed",
     "load",
+    "path",
     "ranking_metrics",
     "search",
     "source",
@@ -82,6 +83,7 @@ if not TYPE_CHECKING:
         "cross_validate": "api.search",
         "embed": "tables.embedding",
         "load": "prediction.saved",
+        "path": "api.search",
         "ranking_metrics": "api.recommend",
         "search": "api.search",
         "source": "tables.source",

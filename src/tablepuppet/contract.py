@@ -71,7 +71,12 @@ def roles_of(bound: BoundQuery, identifiers: Sequence[tuple[int, int]] = ()) -> 
 
 
 def job_contracts(
-    bound: BoundQuery, job: Job, purpose: Purpose, asker: str, models: Mapping[str, str] | None = None
+    bound: BoundQuery,
+    job: Job,
+    purpose: Purpose,
+    asker: str,
+    models: Sequence[Mapping[str, str]] = (),
+    shuffles: int = 0,
 ) -> dict[str, Contract]:
     """What each client is asked for a training run, an explanation of it, or an evaluation of `models`."""
     privacy = job.privacy
@@ -81,7 +86,12 @@ def job_contracts(
     found = {}
     ids = {block.name: id_features(job, block) for block in bound.blocks}
     check_ids(job, bound)
-    for client, scans, blocks in _owners(bound, roles_of(bound), masks, models):
+    starts = {b.name: tuple(job.start.get(name, {}) for name in b.features) for b in bound.blocks if job.start}
+    for client, scans, own in _owners(bound, roles_of(bound), masks, models[0] if models else None, starts):
+        twins = [
+            msgspec.structs.replace(block, model=names.get(block.name, "")) for names in models[1:] for block in own
+        ]
+        blocks = (*own, *twins)
         if purpose in ("train", "explain"):
             named = [(block, *ids[block.name]) for block in blocks]
             blocks = tuple(msgspec.structs.replace(block, ids=i, finds_ids=finds) for block, i, finds in named)
@@ -103,7 +113,8 @@ def job_contracts(
             prediction_privacy=privacy.predictions,
             allow_reconstruction=privacy.allow_reconstruction,
             split=(job.test_fraction, job.validation_fraction),
-            disclosures=_disclosures(scans, blocks, (training, *others), purpose, fits),
+            shuffles=shuffles,
+            disclosures=_disclosures(scans, blocks, (training, *others), purpose, fits, shuffles),
         )
     return found
 
@@ -199,7 +210,11 @@ def _clients(bound: BoundQuery, block: int) -> int:
 
 
 def _owners(
-    bound: BoundQuery, roles: Roles, masks: Mapping[str, bool], models: Mapping[str, str] | None = None
+    bound: BoundQuery,
+    roles: Roles,
+    masks: Mapping[str, bool],
+    models: Mapping[str, str] | None = None,
+    starts: Mapping[str, tuple[dict[str, list[float]], ...]] | None = None,
 ) -> Iterator[tuple[str, tuple[ScanTerms, ...], tuple[BlockTerms, ...]]]:
     """Each client with its own scans and blocks."""
     models = models or {}
@@ -219,7 +234,8 @@ def _owners(
             for place, features in places:
                 if client in bound.scans[place].clients:
                     name = block.name
-                    blocks.append(BlockTerms(name, place, features, masks.get(name, False), models.get(name, "")))
+                    given = (masks.get(name, False), models.get(name, ""), (starts or {}).get(name, ()))
+                    blocks.append(BlockTerms(name, place, features, *given))
         yield client, tuple(scans), tuple(blocks)
 
 
@@ -229,6 +245,7 @@ def _disclosures(
     trainings: Sequence[Training],
     purpose: Purpose,
     fits: int = 1,
+    shuffles: int = 0,
 ) -> tuple[Disclosure, ...]:
     """What leaves each table and what comes, at most how often; a batch's rows are as many as they have joined rows."""
     found: list[Disclosure] = []
@@ -249,7 +266,8 @@ def _disclosures(
     for block in blocks:
         table = tables[block.scan]
         if purpose in ("predict", "evaluate"):
-            tell(table, "scores")
+            copies = sum(other.place == block.place for other in blocks)
+            tell(table, "scores", copies * (1 + shuffles * len(block.columns)))
             continue
         if purpose in ("train", "explain"):
             tell(table, "category names" if block.is_masked else "statistics")

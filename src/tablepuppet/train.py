@@ -12,8 +12,13 @@ import pyarrow as pa
 from tablepuppet.catalog import LabelColumns, bind
 from tablepuppet.catalog.binding import Key
 from tablepuppet.contract import agree, job_contracts, key_contracts
-from tablepuppet.engine.encoders import with_statistics
+from tablepuppet.engine.comparison import Comparison
+from tablepuppet.engine.comparison import compare as compare_models
+from tablepuppet.engine.drift import Drift, drift_of
+from tablepuppet.engine.encoders import gather_statistics, with_statistics
 from tablepuppet.engine.evaluate import evaluate as evaluate_model
+from tablepuppet.engine.evaluate import scored
+from tablepuppet.engine.importance import Importance, permutation_importance
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.pooled import run_pooled
 from tablepuppet.engine.run import OnRound, run
@@ -35,6 +40,7 @@ from tablepuppet.prediction.predict import block_fingerprints, predict_rows
 from tablepuppet.protocol import CloseJob
 from tablepuppet.protocol.contract import Purpose
 from tablepuppet.query import parse
+from tablepuppet.server.union import UnionOperator
 from tablepuppet.threads import one_blas_thread
 from tablepuppet.transport.link import Link
 
@@ -116,6 +122,32 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link) -> Metrics:
         return evaluate_model(model, prepare_job(job, tables, link, job_id, "evaluate", model=model), link, job_id)
 
 
+def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link) -> Comparison:
+    """Two models on the same labelled rows, each asked for as an evaluation is."""
+    with _session(tables, link) as job_id, one_blas_thread:
+        prepared = prepare_job(job, tables, link, job_id, "evaluate", model=model, other=other)
+        return compare_models(*(scored(one, prepared, link, job_id) for one in (model, other)))
+
+
+def importance(model: Model, job: Job, tables: Tables, link: Link, *, by: str, repeats: int, seed: int) -> Importance:
+    """How much worse a model gets where a feature or a table is shuffled."""
+    if by not in ("feature", "table") or not isinstance(repeats, int) or not 1 <= repeats <= 100:
+        raise JobError('importance is by="feature" or by="table", repeated 1 to 100 times')
+    shuffles = repeats if by == "feature" and not model.spec.is_boosted else 0
+    with _session(tables, link) as job_id, one_blas_thread:
+        prepared = prepare_job(job, tables, link, job_id, "evaluate", model=model, shuffles=shuffles)
+        found = scored(model, prepared, link, job_id)
+        return permutation_importance(found, by=by, repeats=repeats, seed=seed)
+
+
+def drift(model: Model, job: Job, tables: Tables, link: Link) -> Drift:
+    """How a query's rows differ from those that a model was trained on."""
+    with _session(tables, link) as job_id:
+        prepared = prepare_job(job, tables, link, job_id, "explain")
+        union = UnionOperator(link, job_id, prepared.mapping, 1, job.privacy)
+        return drift_of(model, gather_statistics(union, prepared.mapping, job), prepared.plan.mapping)
+
+
 def prepare_job(
     job: Job,
     tables: Tables,
@@ -124,6 +156,8 @@ def prepare_job(
     purpose: Purpose = "train",
     cluster: Cluster | None = None,
     model: Model | None = None,
+    other: Model | None = None,
+    shuffles: int = 0,
 ) -> Prepared:
     """Text → Ucq → BoundQuery → Contracts → TableMapping → Prepared; joined rows lie on the cluster, if any."""
     ucq = parse(job.query)
@@ -131,8 +165,8 @@ def prepare_job(
         job.weight, job.test_where, job.validation_where, None if job.search is None else job.search.folds.column
     )
     bound = bind(ucq, label=job.label, tables=tables, link=link, job=job_id, beside=beside)
-    models = {} if model is None else block_fingerprints(model)
-    agree(job_contracts(bound, job, purpose, link.asker, models), link, job_id)
+    models = [block_fingerprints(one) for one in (model, other) if one is not None]
+    agree(job_contracts(bound, job, purpose, link.asker, models, shuffles), link, job_id)
     mapping = map_tables(
         bound,
         link,

@@ -35,6 +35,20 @@ def test_predictions_are_written_and_shown(path: Path, capsys: pytest.CaptureFix
     assert document["missing"] == []
 
 
+def test_comparing_and_drift_end_with_codes_for_cron(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, new = str(path.parent / "model"), str(path.parent / "new")
+    assert main(["drift", model, str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["drifted"] is False
+    assert main(["drift", model, str(path), "--spread", "1", "--shift", "0", "--json"]) in (0, 3)
+    capsys.readouterr()
+    assert main(["train", str(path), "--warm-start", model, "--save", new]) == 0
+    capsys.readouterr()
+    assert main(["compare", model, new, str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] > 0
+    assert not found["is_worse"]
+
+
 def test_what_is_wrong_with_the_model_or_the_request_is_the_users_mistake(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

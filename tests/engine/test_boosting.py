@@ -347,7 +347,7 @@ def test_more_trees_are_added_to_splits_that_owners_hold() -> None:
 def test_a_start_that_does_not_fit_is_refused() -> None:
     federation, query = tp.Federation(shop()), QUERY.format("y")
     linear = federation.train(query, label="y", epochs=2)
-    with pytest.raises(ModelError, match="goes on with boosted trees"):
+    with pytest.raises(JobError, match="weights that another begins with"):
         federation.train(query, label="y", model="boosted", warm_start=linear)
     trees = federation.train(query, label="y", model="boosted", trees=2)
     with pytest.raises(JobError, match="leave it out of other models"):

@@ -147,6 +147,21 @@ def test_networks_are_trained_anew_in_every_fold(federation: tp.Federation) -> N
         assert one.metrics == other.metrics
 
 
+def test_boosted_trees_are_trained_apart_on_the_same_rows(federation: tp.Federation) -> None:
+    given: dict[str, Any] = {"label": "price", "model": "boosted", "folds": 3}
+    found = tp.search(federation, QUERY.format(label="price"), {"trees": [1, 12], "depth": [3]}, **given)
+    assert found.best == {"trees": 12, "depth": 3}
+    assert found.folds.groupby("fold")["rows"].nunique().tolist() == [1, 1, 1]
+    assert abs(found.folds["rows"].mean() - ROWS / 3) < 60
+    alone = federation.train(
+        QUERY.format(label="price"), label="price", model="boosted", trees=12, depth=3, seed=1, test_fraction=1 / 3
+    )
+    fit = next(f for f in found.fits if (f.setting, f.fold) == (1, 1))
+    assert fit.metrics["rmse"] == alone.metrics["test"]["rmse"]
+    assert fit.metrics["loss"] == pytest.approx(0.5 * fit.metrics["rmse"] ** 2)
+    assert found.traffic.rounds > alone.traffic.rounds
+
+
 def test_groups_stay_in_one_fold_and_rows_are_shared_evenly() -> None:
     sides = Split(0, 3, 0.0)
     column = pa.chunked_array([pa.array(np.arange(5000) % 97)])
@@ -165,7 +180,7 @@ def test_groups_stay_in_one_fold_and_rows_are_shared_evenly() -> None:
     [
         ({"folds": 1}, "folds must be a whole number from 2 up"),
         ({"group": "day", "time": "day"}, "by group or by time"),
-        ({"model": "boosted"}, "shares one mapping among its models"),
+        ({"model": "boosted", "group": "day"}, "held out by chance"),
         ({"patience": 2, "validation_fraction": 0.2}, "takes no patience"),
         ({"algorithm": "centralized"}, "shares one mapping among its models"),
         ({"time": "nothing"}, "nothing"),

@@ -292,7 +292,16 @@ def test_rates_weighted_by_their_exposure_are_counts_with_an_offset() -> None:
     a = pa.table({"k": K, "x": A[:, 0], "w": A[:, 1], "claims": claims, "days": days})
     query = "SELECT a.x, a.w, b.z, a.claims / a.days AS rate, a.days FROM a JOIN b ON a.k = b.k"
     with tp.Federation({"a": a, "b": pa.table({"k": np.arange(GROUPS), "z": B[:, 0]})}) as federation:
-        result = federation.train(query, label="rate", model="poisson", weight="days", l2=0.0, test_fraction=0.0)
+        given: dict[str, Any] = {"model": "poisson", "l2": 0.0, "test_fraction": 0.0}
+        result = federation.train(query, label="rate", weight="days", **given)
+        counted = "SELECT a.x, a.w, b.z, a.claims FROM a JOIN b ON a.k = b.k"
+        same = federation.train(counted, label="claims", exposure="days", **given)
+        assert same.objective == pytest.approx(result.objective, rel=1e-12)
+        assert federation.evaluate(same) == pytest.approx(same.metrics["train"], rel=1e-9)
+        with pytest.raises(tp.TablePuppetError, match="leave weight out"):
+            federation.train(counted, label="claims", exposure="days", weight="x", **given)
+        with pytest.raises(tp.TablePuppetError, match="above 0"):
+            federation.train(counted, label="claims", exposure="greatest(days - 100, 0)", **given)
 
     def unlikely(theta: Array) -> float:
         score = X @ theta[:3] + theta[3] + np.log(days)

@@ -67,6 +67,12 @@ def test_explain_profile_and_predict_work_as_in_process(parties: Parties) -> Non
         sorted_here = predicted.drop_columns("client").sort_by(order)
         assert sorted_here.equals(expected.drop_columns("client").sort_by(order))
         assert federation.evaluate(result) == local.evaluate(result)
+        assert federation.compare(result, result) == local.compare(result, result)
+        assert federation.drift(result) == local.drift(result)
+        by_table: dict[str, Any] = {"by": "table", "repeats": 1}
+        assert federation.importance(result, **by_table).equals(local.importance(result, **by_table))
+        again = federation.train(QUERY, label="y", warm_start=result)
+        assert len(again.history) < len(result.history)
 
 
 def test_an_estimator_scores_and_stops_early_over_the_network(parties: Parties) -> None:

@@ -103,6 +103,7 @@ class Algorithm(ABC, Generic[_Options]):
     uses_batches: ClassVar[bool] = False  # whether `batch_size` means something
     requires_curvature: ClassVar[bool] = False  # of the loss: one with kinks has none
     uses_proximal_map: ClassVar[bool] = False  # of the loss, which takes long
+    takes_start: ClassVar[bool] = False  # whether a linear model may begin with other weights than zero
     takes_kinks: ClassVar[bool] = False  # of the penalty: l1 and signs, and nothing but jobs that have them
     can_omit_intercept: ClassVar[bool] = False  # of a linear model
     stops_when_flat: ClassVar[bool] = False  # whether options.tolerance is about the objective, for lack of residuals

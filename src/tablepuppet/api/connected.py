@@ -10,6 +10,8 @@ from typing import Any, cast
 import pyarrow as pa
 
 from tablepuppet.api.federation import Federation, begun
+from tablepuppet.engine.comparison import Comparison
+from tablepuppet.engine.drift import Drift
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.errors import JobError
@@ -75,6 +77,17 @@ class ConnectedFederation(Federation):
 
     def _evaluate(self, model: Model, job: Job) -> Metrics:
         return cast(Metrics, self._coordinator.do("evaluate", {"model": model, "job": job}))
+
+    def _compare(self, first: Model, second: Model, job: Job) -> Comparison:
+        given = {"model": first, "other": second, "job": job}
+        return cast(Comparison, self._coordinator.do("compare", given))
+
+    def _importance(self, model: Model, job: Job, options: dict[str, Any]) -> list[dict[str, Any]]:
+        given = {"model": model, "job": job, "options": options}
+        return cast(list[dict[str, Any]], self._coordinator.do("importance", given))
+
+    def _drift(self, model: Model, job: Job) -> Drift:
+        return cast(Drift, self._coordinator.do("drift", {"model": model, "job": job}))
 
     @contextmanager
     def _offered(self, name: str, builder: Builder | None) -> Iterator[None]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
@@ -16,9 +16,11 @@ from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.api.owners import federation_from_toml, make_clients, name_owners, read_toml
 from tablepuppet.api.recommend import best, candidates
 from tablepuppet.client.policy import Policy
+from tablepuppet.engine.comparison import Comparison
+from tablepuppet.engine.drift import Drift
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
-from tablepuppet.engine.search import SearchResult
+from tablepuppet.engine.search import SearchResult, check_apart, search_apart
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.fragments import fragment, table
 from tablepuppet.job import BatchSize, Job, make_job, search_job
@@ -31,11 +33,16 @@ from tablepuppet.prediction.cache import PredictionCache, Predictor
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.output import at_threshold, check_file, write
 from tablepuppet.prediction.predict import as_keys
+from tablepuppet.prediction.saved import load
 from tablepuppet.prediction.trees import grown
 from tablepuppet.progress import showing
+from tablepuppet.protocol import NumberEncoder
 from tablepuppet.protocol.setup import FoldBy, Folds
 from tablepuppet.transport.link import Link, LocalTransport
 from tablepuppet.writing import check_place
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _NUMBERS = itertools.count(1)
 OnRound = Callable[[RoundEvent], None]
@@ -154,7 +161,8 @@ class Federation:
         `validation_fraction`: rows that are measured after every epoch and never trained on; with `patience`, training
         stops after so many epochs without a better validation loss, and the best epoch's parameters are the model.
         `weight`: a column of the label's table, or an expression over it, that says how much a row counts;
-        `class_weight`: "balanced", or a weight for each class (docs/validation.md).
+        `class_weight`: "balanced", or a weight for each class (docs/validation.md). `exposure`: a column of the label's
+        table, too: the label per unit of it is modelled, weighted by it; of counts that is an offset.
         `test_where`: which rows are for the test, instead of a fraction: a condition over the label table's columns.
         `max_categories`: of a text column, so many categories have a weight of their own, the others share one.
         `max_joined_rows`: a join with more rows is refused before it is made.
@@ -162,7 +170,8 @@ class Federation:
         `on_round`: called after every round; tablepuppet.report.callbacks has loggers.
         `progress`: a bar on standard error; None: in a terminal or a notebook, where training takes over two seconds.
         `resume`: go on with an interrupted run of the same job, where clients are processes of their own.
-        `warm_start`: boosted trees that more are added to: a result, a model, or the folder of one (docs/boosting.md).
+        `warm_start`: a result, a model, or the folder of one: a linear model begins with its weights, also on other
+        rows and categories (docs/prediction.md#again-and-again), boosted trees are added to (docs/boosting.md).
         `options`: those of the algorithm (learning_rate, rho, …) where it is given by name, and what else a job has
         (docs/options.md).
         """
@@ -232,9 +241,13 @@ class Federation:
                 make_job(query, label=label, model=known.model, algorithm=algorithm, given=shared | setting)
                 for setting in tried
             ]
-            job = search_job(made, tried, drawn)
             with showing("searching", progress) as bar:
-                found = cast(SearchResult, self._train(job, bar.on_round if bar.is_shown else None, False))
+                on_round = bar.on_round if bar.is_shown else None
+                if all(job.spec.is_boosted for job in made):
+                    check_apart(made, drawn)
+                    found = search_apart(made, tried, drawn, lambda job: self._train(job, on_round, False))
+                else:
+                    found = cast(SearchResult, self._train(search_job(made, tried, drawn), on_round, False))
         return found.by(found.metric if metric is None else metric)
 
     @contextmanager
@@ -356,24 +369,53 @@ class Federation:
     ) -> Metrics:
         """A model's metrics on all labelled rows of a query: its own by default, or one with the same features."""
         chosen = _model_of(model)
-        given: dict[str, Any] = {"test_fraction": 0.0, "loss": "cross_entropy" if chosen.classes else "squared"}
-        if "keys" in chosen.metadata:
-            given["privacy"] = chosen.metadata["keys"]
-        if query is None and chosen.metadata.get("weight") is not None:
-            given["weight"] = chosen.metadata["weight"]  # an item of the query may be that, and no feature
-        job = make_job(
-            chosen.query if query is None else query,
-            label=chosen.label,
-            model="linear",
-            algorithm=DEFAULT,
-            given=given,
-        )
         builder = chosen.builder if module is None else module
         with self._offered(chosen.spec.module, builder), _offered_head(chosen, head):
-            return self._evaluate(chosen, job)
+            return self._evaluate(chosen, _labelled_job(chosen, query))
 
     def _evaluate(self, model: Model, job: Job) -> Metrics:
         return story.evaluate(model, job, self._tables, Link(self._transport))
+
+    def compare(self, first: Model | Result, second: Model | Result, query: str | None = None) -> Comparison:
+        """Two models on the same labelled rows, by default those of the second one's query: metrics side by side, and
+        the difference of their losses row by row (`.difference`, `.standard_error`, `.is_worse`)."""
+        old, new = _model_of(first), _model_of(second)
+        return self._compare(old, new, _labelled_job(new, query))
+
+    def _compare(self, first: Model, second: Model, job: Job) -> Comparison:
+        return story.compare(first, second, job, self._tables, Link(self._transport))
+
+    def importance(
+        self,
+        model: Model | Result,
+        query: str | None = None,
+        *,
+        by: Literal["feature", "table"] = "feature",
+        repeats: int = 3,
+        seed: int = 0,
+    ) -> pd.DataFrame:
+        """Permutation importance: how much the mean loss rises where a feature or a table is shuffled among its rows.
+
+        by="table" asks owners for nothing more than `evaluate` does; by="feature" for the scores of their rows once
+        more, for each feature and repetition (docs/prediction.md#importance).
+        """
+        import pandas as pd  # not to be loaded with every run
+
+        chosen = _model_of(model)
+        found = self._importance(chosen, _labelled_job(chosen, query), {"by": by, "repeats": repeats, "seed": seed})
+        return pd.DataFrame(found)
+
+    def _importance(self, model: Model, job: Job, options: dict[str, Any]) -> list[dict[str, Any]]:
+        return story.importance(model, job, self._tables, Link(self._transport), **options)
+
+    def drift(self, model: Model | Result, query: str | None = None) -> Drift:
+        """How a query's rows differ from those that a model was trained on: means, spreads, categories, and how many
+        rows find partners. `.found()` says what is beyond its limits."""
+        chosen = _model_of(model)
+        return self._drift(chosen, _labelled_job(chosen, query))
+
+    def _drift(self, model: Model, job: Job) -> Drift:
+        return story.drift(model, job, self._tables, Link(self._transport))
 
     def close(self) -> None:
         """Ends the clients' threads and closes their sources."""
@@ -428,6 +470,21 @@ def _offered_head(model: Model, head: Any) -> AbstractContextManager[None]:
     )
 
 
+def _labelled_job(model: Model, query: str | None) -> Job:
+    """The labelled rows of a query, by default of the model's own, with its features as it was trained on them."""
+    numbers = [e for block in model.blocks for e in block.encoders if isinstance(e, NumberEncoder)]
+    is_plain = bool(numbers) and all((e.scale == 1.0).all() and not e.mean.any() for e in numbers)
+    given: dict[str, Any] = {"test_fraction": 0.0, "loss": "cross_entropy" if model.classes else "squared"}
+    given["standardize"] = not is_plain
+    if "keys" in model.metadata:
+        given["privacy"] = model.metadata["keys"]
+    if query is None and model.metadata.get("weight") is not None:
+        given["weight"] = model.metadata["weight"]  # an item of the query may be that, and no feature
+    given["exposure"] = model.metadata.get("exposure")
+    text = model.query if query is None else query
+    return make_job(text, label=model.label, model="linear", algorithm=DEFAULT, given=given)
+
+
 def _model_of(model: Model | Result) -> Model:
     chosen = model.model if isinstance(model, Result) else model
     if not isinstance(chosen, Model):
@@ -437,5 +494,10 @@ def _model_of(model: Model | Result) -> Model:
 
 def begun(options: dict[str, Any]) -> dict[str, Any]:
     """Options in which a model to start with is what a job holds of it."""
-    start = options.get("warm_start")
-    return options if start is None else {**options, "warm_start": grown(start)}
+    given = options.get("warm_start")
+    if given is None:
+        return options
+    model = _model_of(load(given) if isinstance(given, str | Path) else given)
+    if model.spec.is_boosted:
+        return {**options, "warm_start": grown(model)}
+    return {**options, "warm_start": None, "start": model.weights()}

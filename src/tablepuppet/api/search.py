@@ -1,4 +1,4 @@
-"""cross_validate and search: which settings are best on rows that were not trained on, for one federation or another.
+"""cross_validate, search and path: which settings are best on rows that were not trained on.
 
     tp.cross_validate(federation, query, label="returned", folds=5, group="customer_id").table
     tp.search(federation, query, {"l2": [1e-4, 1e-2], "l1": [0, 1e-3]}, label="returned").best
@@ -11,13 +11,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tablepuppet.api.federation import Federation
+from tablepuppet.engine.result import Result
 from tablepuppet.engine.search import SearchResult
 from tablepuppet.errors import JobError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PATH = tuple(10.0 ** (-k / 2) for k in range(9))  # from 1 to 1e-4
 
 
 def cross_validate(federation: Federation, query: str, *, label: str, folds: int = 5, **options: Any) -> SearchResult:
@@ -48,6 +55,51 @@ def search(
     """
     settings = drawn_settings(grid, samples, seed)
     return federation.search(query, label=label, settings=settings, folds=folds, seed=seed, **options)
+
+
+@dataclass(frozen=True, eq=False)
+class PathResult:
+    """Models of one query under less and less l1, each begun with the one before."""
+
+    results: tuple[Result, ...]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for every model: its l1, how many weights are not 0, the objective, and metrics of the test rows."""
+        import pandas as pd
+
+        rows = []
+        for result in self.results:
+            counts = {"l1": result.plan.job.l1, "weights": int((result.coefficients()["weight"] != 0).sum())}
+            side = result.metrics["test"] or result.metrics["train"]
+            rows.append({**counts, "objective": result.objective, **side})
+        return pd.DataFrame(rows)
+
+    @property
+    def coefficients(self) -> pd.DataFrame:
+        """Weights on the original scale: a row for every feature, a column for every l1."""
+        import pandas as pd
+
+        found = {
+            r.plan.job.l1: r.coefficients().set_index(["table", "feature", "class_"])["weight"] for r in self.results
+        }
+        return pd.concat(found, axis=1)
+
+    def __repr__(self) -> str:
+        counts = self.table["weights"].tolist()
+        return f"PathResult({len(self.results)} models, with {counts[0]} to {counts[-1]} weights)"
+
+
+def path(federation: Federation, query: str, *, label: str, l1: Sequence[float] = PATH, **options: Any) -> PathResult:
+    """An elastic-net path: a model for each l1, the largest first, each begun with the weights of the one before.
+
+    `options`: those of `Federation.train`; with `l2=0` it is the lasso's.
+    """
+    results: list[Result] = []
+    for value in sorted(l1, reverse=True):
+        before = results[-1] if results else None
+        results.append(federation.train(query, label=label, l1=float(value), warm_start=before, **options))
+    return PathResult(tuple(results))
 
 
 def drawn_settings(

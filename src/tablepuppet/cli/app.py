@@ -10,6 +10,7 @@ import typer
 
 from tablepuppet.cli import certs, contracts, processes
 from tablepuppet.cli.bench import bench
+from tablepuppet.cli.check import compare, drift
 from tablepuppet.cli.demo import demo
 from tablepuppet.cli.predict import export, predict
 from tablepuppet.cli.report import report
@@ -28,6 +29,8 @@ app.command()(explain)
 app.command()(train)
 app.command()(predict)
 app.command()(export)
+app.command()(compare)
+app.command()(drift)
 app.command()(report)
 app.command()(bench)
 app.command()(processes.serve)

@@ -3,6 +3,7 @@
     0  done
     1  the run failed
     2  the user's input is wrong: the message says what, and what to do
+    3  compare, drift: the second model is worse, or the rows have drifted
     130  interrupted from the keyboard
 
 Libraries are loaded inside `main`: `--version` needs none, and whoever interrupts the loading gets a message, too.

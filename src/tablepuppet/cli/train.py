@@ -29,6 +29,10 @@ EngineOption = Annotated[
     str | None,
     typer.Option("--engine", help="Where joined rows are walked over: local or ray (instead of what JOB says)."),
 ]
+StartOption = Annotated[
+    Path | None,
+    typer.Option("--warm-start", metavar="MODEL", help="Begin with a saved linear model, or add trees to it."),
+]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Show the plan, estimated and counted, too.")]
 
 
@@ -40,6 +44,7 @@ def train(
     explain: ExplainOption = False,
     resume: ResumeOption = False,
     engine: EngineOption = None,
+    start: StartOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a job's model on tables that stay with their owners.
@@ -65,6 +70,7 @@ def train(
     if report is not None:
         check_place(report, "the report")
     arguments = asked.arguments | ({} if engine is None else {"engine": engine})
+    arguments |= {} if start is None else {"warm_start": start}
     with screen.progress(f"training {asked.path.stem}") as on_round, asked.open_federation(federation) as tables:
         result = tables.train(asked.query, **arguments, on_round=on_round, progress=False, resume=resume)
     if save is not None:  # before anything is shown: standard output may fail, and the model must not be lost with it

@@ -116,6 +116,13 @@ class Keeper:
         """How many epochs a part is trained for in batches; None: all its rows take part in every round."""
         return self.jobs[name].parts[part].epochs
 
+    def start_of(self, request: m.StartPart[Any]) -> tuple[dict[str, list[float]], ...]:
+        """The weights that a part's training was agreed to begin with."""
+        job = self.jobs[request.job]
+        place = job.parts[request.part].block.place
+        blocks = () if job.contract is None else job.contract.blocks
+        return next((block.start for block in blocks if (block.place, block.name) == (place, request.name)), ())
+
     def asked(self, name: str, part: int) -> dict[str, int]:
         """What a checkpoint keeps of a part."""
         return dict(self.jobs[name].parts[part].asked)
@@ -252,6 +259,8 @@ class Keeper:
             raise refused("joined rows count alike, and weights were sent")
         if request.multiplicity is not None and contract.folds is None:
             raise refused("all rows take part as often as they are joined, and no folds were agreed on")
+        if request.starts and not self.start_of(request):
+            raise refused("it begins with weights, and none were agreed on")
         if request.continues and contract.fits == 1:
             raise refused("one model is trained, from the start")
         for counted in (request.weights, request.multiplicity):
@@ -376,9 +385,12 @@ class Keeper:
             name = fingerprint(request.encoders, request.theta, request.model, request.outputs)
             if name not in {block.model for block in blocks}:
                 raise refused("the model is not the one that was agreed on")
+        times = 1 + contract.shuffles * len(request.columns)
+        if getattr(request, "shuffled", ()) and not contract.shuffles:
+            raise refused("no feature is shuffled")
         job.scored[place] += 1
-        if job.scored[place] > len(blocks):
-            raise refused("a model is applied once")
+        if job.scored[place] > len(blocks) * times:
+            raise refused(f"a model is applied {'once' if times == 1 else f'{times:,} times'}")
         if self.minimum_rows > 1 and 0 < distinct_rows(request.rows) < self.minimum_rows:
             raise PolicyError(
                 f"its policy refuses the request: a model is applied to at least {self.minimum_rows:,} distinct rows, "

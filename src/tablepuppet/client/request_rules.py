@@ -214,13 +214,18 @@ def _update(own: ClientState, request: Any) -> None:
 
 
 def _score(own: ClientState, request: m.ScoreRows) -> None:
-    _asked_rows(own, request)
+    _scored_rows(own, request)
     _encoders(request.encoders, len(request.columns))
     finite(request.theta, "theta")
     if request.model.is_linear:
         array(request.theta, "theta", (None, request.outputs))
     else:
         array(request.theta, "theta", (None,))
+
+
+def _scored_rows(own: ClientState, request: m.ScoreRows | m.ScoreOwnRows) -> None:
+    _asked_rows(own, request)
+    require(all(0 <= f < len(request.columns) for f in request.shuffled), "shuffled", "names what is no feature")
 
 
 def _asked_rows(own: ClientState, request: Any) -> None:
@@ -323,7 +328,7 @@ _RULES: dict[type, Rule] = {
     m.Move: _move,
     **dict.fromkeys(UPDATES, _update),
     m.ScoreRows: _score,
-    m.ScoreOwnRows: _asked_rows,
+    m.ScoreOwnRows: _scored_rows,
     trees.SketchFeatures: _sketch,
     trees.StartTrees: _start_trees,
     trees.CheckTrees: _check_trees,

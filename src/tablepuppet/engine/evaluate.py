@@ -6,12 +6,14 @@ for a prediction, and answers with h of its rows; the labels come as they do in 
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import cast
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
-from tablepuppet.engine.metrics import Metrics, measure, measure_scores
+from tablepuppet.arrays import Array
+from tablepuppet.engine.metrics import Measured, Metrics, measure, measure_scores
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Joined, TableMapping, rows_here
 from tablepuppet.models.heads.base import headed
@@ -28,13 +30,57 @@ from tablepuppet.transport.link import Link
 
 def evaluate(model: Model, prepared: Prepared, link: Link, job_id: str) -> Metrics:
     """The model's metrics over all joined rows of the query."""
+    return scored(model, prepared, link, job_id).measured().metrics
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """What a model says of the joined rows of a query, before it is added up: h of each block's rows, or bits."""
+
+    model: Model
+    rows: Joined
+    blocks: list[Array]  # by row of each block; of trees: bits, by split and row
+    union: UnionOperator
+
+    def measured(self, blocks: Sequence[Array] | None = None) -> Measured:
+        """How good it is; `blocks`: with these in the place of its own."""
+        model, given = self.model, self.blocks if blocks is None else blocks
+        if model.spec.is_boosted:
+            labels = rows_here(self.rows).joined_labels()
+            return measure_scores(self.scores(given), labels, None, model.loss, moment=Moment.FINISHED)
+        rows = headed(self.rows, trained_head(model.head))
+        return measure(rows, given, model.loss, model.encoded_intercept, moment=Moment.FINISHED)
+
+    def scores(self, blocks: Sequence[Array] | None = None) -> Array:
+        """Of every joined row."""
+        model, given, rows = self.model, self.blocks if blocks is None else blocks, rows_here(self.rows)
+        if model.spec.is_boosted:
+            numbers = [index.numbers(rows.rows) for index in rows.indices]
+            return tree_scores(model, cast(Any, given), numbers, rows.rows)
+        kept = headed(rows, trained_head(model.head))
+        kept.allocate("scores", model.outputs)
+        kept.run(_keep_scores, given, writes=("scores",), intercept=model.encoded_intercept)
+        return rows.state.pop("scores") if "scores" in rows.state else cast(Any, kept).collect("scores")
+
+
+def _keep_scores(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
+    shard.state["scores"][...] = shard.scores + intercept
+    return (), {}
+
+
+def scored(model: Model, prepared: Prepared, link: Link, job_id: str) -> Scored:
+    """Asks every client what the model says of its rows."""
     mapping = prepared.mapping
     found = tuple((block.name, block.features) for block in mapping.bound.blocks)
     if found != tuple((block.name, block.features) for block in model.blocks):
         raise ModelError("the query does not select the features that the model was trained on; use the model's query")
     union = UnionOperator(link, job_id, mapping, model.widths)
+    check_labels(model.loss, mapping)
+    rows = _in_classes_of(model, mapping)
     if model.spec.is_boosted:
-        return _of_trees(model, mapping, union)
+        parts = [(part, part.train_rows, part.train) for part in union.parts]
+        bits = ask_bits(model, parts, [index.rows for index in rows_here(rows).indices], union.link, union.job)
+        return Scored(model, rows, cast(list[Array], bits), union)
     answers = union.ask(
         lambda part: score_request(model, part, part.train_rows, job_id),
         "evaluation",
@@ -42,18 +88,7 @@ def evaluate(model: Model, prepared: Prepared, link: Link, job_id: str) -> Metri
     per_row = [np.zeros((mapping.train.indices[i].rows, k)) for i, k in enumerate(model.widths)]
     for part in union.parts:
         per_row[part.block][part.train] = cast(Scores, answers[part.number][0]).values
-    rows = headed(_in_classes_of(model, mapping), trained_head(model.head))
-    check_labels(model.loss, mapping)
-    return measure(rows, per_row, model.loss, model.encoded_intercept, moment=Moment.FINISHED).metrics
-
-
-def _of_trees(model: Model, mapping: TableMapping, union: UnionOperator) -> Metrics:
-    rows = rows_here(_in_classes_of(model, mapping))
-    check_labels(model.loss, mapping)
-    parts = [(part, part.train_rows, part.train) for part in union.parts]
-    bits = ask_bits(model, parts, [index.rows for index in rows.indices], union.link, union.job)
-    scores = tree_scores(model, bits, [index.numbers(rows.rows) for index in rows.indices], rows.rows)
-    return measure_scores(scores, rows.joined_labels(), None, model.loss, moment=Moment.FINISHED).metrics
+    return Scored(model, rows, per_row, union)
 
 
 def _in_classes_of(model: Model, mapping: TableMapping) -> Joined:

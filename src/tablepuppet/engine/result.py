@@ -275,11 +275,13 @@ class Result:
                 "l2": job.l2,
                 "seed": job.seed,
                 "weight": job.weight,
+                "exposure": job.exposure,
                 # The metrics of a private run come from exact predictions, and stay with whoever ran it.
                 **({} if job.is_private else {"objective": self.objective, "metrics": self.metrics}),
                 "training_rows": self.plan.mapping.train_rows,
                 **job.privacy.key_options,
                 **({"is_private": True} if job.is_private or job.privacy.label is not None else {}),
+                "joins": [{"alias": f.alias, "rows": f.rows, "matched": f.matched} for f in self.plan.mapping.fits],
             },
             spec=self.plan.spec,
             builder=self.builder,

@@ -142,6 +142,7 @@ class Run:
     def start(self) -> None:
         job, problem = self.plan.job, self.problem
         weights = self.mapping.train.collapsed_weights()
+        starts = bool(job.start) and self.plan.algorithm.can_continue(problem)
 
         def start_part(part: Part) -> list[Message]:
             move = self.last_moves[part.block] if self.last_moves else None
@@ -167,6 +168,7 @@ class Run:
                 peers=self.union.peers(part),
                 spread=[] if problem.head is None else problem.head.head.spread(part.block),
                 multiplicity=problem.multiplicity[part.block][part.train] if self.is_fold else None,
+                starts=starts,
                 continues=self.continues,
             )
             return [*moves, start]

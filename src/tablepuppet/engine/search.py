@@ -10,7 +10,7 @@ optimum wherever it begins, it goes on from the model before.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from tablepuppet.algorithms.base import Walkable
 from tablepuppet.arrays import Array
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, measure
+from tablepuppet.engine.result import Result
 from tablepuppet.engine.run import OnRound, Run, make_problem
 from tablepuppet.errors import JobError, MappingError
 from tablepuppet.job import Job
@@ -36,9 +37,10 @@ from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.protocol import Encoder
+from tablepuppet.protocol.setup import Folds
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.transport.link import Link
-from tablepuppet.transport.meter import Traffic
+from tablepuppet.transport.meter import Traffic, all_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,6 +152,43 @@ def run_search(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     for fold in range(search.folds.count):
         fits += runs.fold(fold)
     return SearchResult(plan, search.settings, tuple(fits), link.meter.traffic())
+
+
+def check_apart(jobs: Sequence[Job], folds: Folds) -> None:
+    """Models that are trained apart hold rows out by chance, and by nothing else."""
+    if folds.by != "row":
+        raise JobError("boosted trees are searched with rows held out by chance; leave group and time out")
+    if not 2 <= folds.count <= 1000:
+        raise JobError("folds must be a whole number from 2 up")
+    if any(job.test_fraction or job.test_where is not None for job in jobs):
+        raise JobError("a search of boosted trees holds rows out by itself; leave test_fraction and test_where out")
+
+
+def search_apart(
+    jobs: Sequence[Job], settings: Sequence[dict[str, Any]], folds: Folds, train: Callable[[Job], Result]
+) -> SearchResult:
+    """A search of models that cannot share a mapping: each setting is trained `folds` times without a share of 1/folds
+    of the rows, which other seeds draw each time, the same for every setting."""
+    fits, results = [], []
+    for fold in range(folds.count):
+        for number, job in enumerate(jobs):
+            began = time.perf_counter()
+            own = msgspec.structs.replace(job, test_fraction=1.0 / folds.count, seed=job.seed + fold)
+            result = train(own)
+            rows = result.plan.mapping
+            metrics = {"loss": _loss_of(result), **result.metrics["test"]}
+            seconds = time.perf_counter() - began
+            fits.append(Fit(number, fold, rows.train_rows, rows.test_rows, metrics, len(result.history), seconds))
+            results.append(result)
+    return SearchResult(results[0].plan, tuple(settings), tuple(fits), all_of([result.traffic for result in results]))
+
+
+def _loss_of(result: Result) -> float:
+    """The mean loss of the test rows, by the metric that is one, or follows from it."""
+    found = result.metrics["test"]
+    if "rmse" in found:
+        return 0.5 * found["rmse"] ** 2
+    return next((found[name] for name in ("log_loss", "deviance", "pinball") if name in found), float("nan"))
 
 
 @dataclass

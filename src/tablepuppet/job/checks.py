@@ -175,6 +175,12 @@ def _check_ids(job: Job) -> None:
 
 def _check_penalties(job: Job) -> None:
     algorithm = algorithm_of(job.options)
+    if job.start and not (algorithm.takes_start and job.head == "sum" and not job.is_private):
+        able = named(tuple(a for a in BY_NAME.values() if a.takes_start))
+        raise JobError(
+            f"warm_start with a linear model gives the weights that another begins with, under {able} and without "
+            "privacy.features; leave it out"
+        )
     if (job.l1 or job.signs) and not algorithm.takes_kinks:
         what = "l1" if job.l1 else "signs"
         raise JobError(
@@ -269,6 +275,8 @@ def check_search(job: Job) -> None:
             f'a search shares one mapping among its models, which algorithm="{job.algorithm}" cannot; use {able}, or '
             'train each setting with validation_fraction=0.2 and compare result.metrics["validation"]'
         )
+    if job.start:
+        raise JobError("a search begins its models by itself; leave warm_start out")
     if job.patience is not None or job.is_private or not isinstance(job.engine, Local):
         raise JobError("a search takes no patience, no privacy of features or predictions, and no engine; leave it out")
 

@@ -63,6 +63,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     min_delta: float = 0.0  # what counts as better
     monitor: str = "loss"  # the validation figure that patience watches
     weight: str | None = None  # of rows: a column of the label's table, or an expression over it
+    exposure: str | None = None  # how long, or of how many, a count is: its rate is modelled, weighted by it
     class_weight: Literal["balanced"] | dict[str, float] | None = None
     standardize: bool = True
     seed: int = 0
@@ -93,6 +94,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     )
     head_module: str = ""  # head="module": the name under which the server knows it
     warm_start: GrownTrees | None = None  # boosted trees that more are added to
+    start: dict[str, dict[str, list[float]]] = {}  # weights to begin with on the original scale, by feature and unit
     search: Search | None = None  # cross-validation of several settings, instead of one model
 
     @property

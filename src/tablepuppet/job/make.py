@@ -60,6 +60,10 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         algorithm = usual_algorithm(given["head"], model, is_sparse=bool(given.get("l1") or given.get("signs")))
     own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options", "epochs_by_rows"}
     values = {name: value for name, value in given.items() if name in own - {"privacy", "engine", "warm_start"}}
+    if values.get("exposure") is not None:
+        if values.get("weight") not in (None, values["exposure"]):
+            raise JobError("exposure is the weight of the rate that is modelled; leave weight out")
+        values["weight"] = values["exposure"]
     values["loss_options"] = dict(values.get("loss_options") or {})
     extra = {name: value for name, value in given.items() if name not in own}
     for option in [name for name in extra if name in loss_options()]:
@@ -89,7 +93,7 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         options = options.for_kinks()
     before = given.get("warm_start")
     if before is not None and not isinstance(before, GrownTrees):
-        raise JobError("warm_start goes on with boosted trees; it belongs to train")
+        raise JobError("warm_start begins with an earlier model; it belongs to train")
     engine = engine_of(given.get("engine"))
     job = msgspec.structs.replace(job, options=options, privacy=privacy, engine=engine, warm_start=before)
     if job.privacy.keys == "sha256":

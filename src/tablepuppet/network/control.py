@@ -173,7 +173,7 @@ def _fields(kind: type) -> tuple[str, ...]:
     raise TransportError(f"a {kind.__name__} cannot be part of a result")
 
 
-Kind = Literal["train", "explain", "profile", "predict", "evaluate"]
+Kind = Literal["train", "explain", "profile", "predict", "evaluate", "compare", "importance", "drift"]
 State = Literal["queued", "running", "waiting", "finished", "failed", "interrupted", "cancelled"]
 
 

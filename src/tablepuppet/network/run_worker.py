@@ -98,7 +98,11 @@ _FIELDS: dict[Kind, dict[str, type]] = {
     "predict": {"model": Model, "query": str, "options": dict},
     "profile": {"query": str, "label": str},
     "evaluate": {"model": Model, "job": Job},
+    "compare": {"model": Model, "other": Model, "job": Job},
+    "importance": {"model": Model, "job": Job, "options": dict},
+    "drift": {"model": Model, "job": Job},
 }
+_MEASURES = ("evaluate", "compare", "importance")
 _OPTIONS = {"missing", "key", "only", "max_joined_rows"}
 TO_WORKER = Begin | Answers | Interrupt
 FROM_WORKER = Ask | RoundEnded | Logged | Outcome | Broken
@@ -228,12 +232,15 @@ def _checked(kind: Kind, asked: Any) -> Any:
         raise JobError(f"a request to {kind} holds a job")
     if kind == "predict" and not set(asked["options"]) <= _OPTIONS:
         raise JobError(f"predict has no option {min(map(str, set(asked['options']) - _OPTIONS))[:64]!r}")
-    if kind == "evaluate" and asked["model"].metadata.get("is_private"):
+    measured = [asked[name] for name in ("model", "other") if kind in _MEASURES and name in asked]
+    if any(model.metadata.get("is_private") for model in measured):
         raise PrivacyError(
             "the model was trained under noise, and its metrics would be computed from owners' exact features and "
             "labels, which no ε covers: over a network they are not given. Save the model, and measure it on rows of "
             "your own"
         )
+    if kind == "importance" and set(asked["options"]) != {"by", "repeats", "seed"}:
+        raise JobError("importance has the options by, repeats and seed")
     for job in (asked, *(asked.values() if isinstance(asked, dict) else ())):
         if isinstance(job, Job):
             check_job(job)
@@ -264,6 +271,12 @@ def _outcome(pipe: Pipe, begin: Begin, asked: Any, cache: PredictionCache, memor
         return story.profile(asked["query"], asked["label"], tables, link)
     if begin.kind == "evaluate":
         return story.evaluate(asked["model"], asked["job"], tables, link)
+    if begin.kind == "compare":
+        return story.compare(asked["model"], asked["other"], asked["job"], tables, link)
+    if begin.kind == "importance":
+        return story.importance(asked["model"], asked["job"], tables, link, **asked["options"])
+    if begin.kind == "drift":
+        return story.drift(asked["model"], asked["job"], tables, link)
     assert isinstance(asked, Job)
     if begin.kind == "explain":
         return story.explain(asked, tables, link, begin.run)

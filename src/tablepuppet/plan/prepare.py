@@ -47,6 +47,7 @@ def prepare(mapping: TableMapping, job: Job) -> Prepared:
         kind = job.loss_class or usual_loss(len(mapping.label.classes))
         job = msgspec.structs.replace(job, model=kind.model, loss=None)
     job = msgspec.structs.replace(job, options=job.blinded_options).over(mapping.train.rows)
+    mapping = mapping if job.exposure is None else _rates(mapping)
     loss = _loss(job, mapping)
     check_labels(loss, mapping)
     mapping = weighted(_unbiased(mapping, loss), job)
@@ -165,6 +166,20 @@ def weighted(mapping: TableMapping, job: Job) -> TableMapping:
         validation=mapping.validation.weighted(scale * validation),
         test=mapping.test.weighted(None),
     )
+
+
+def _rates(mapping: TableMapping) -> TableMapping:
+    """Labels per unit of exposure, which is their weight: for counts, the same as the offset log exposure."""
+    if mapping.label.classes or mapping.label.channel is not None:
+        raise JobError("exposure belongs to a label that is a number, without noise; leave it out")
+    sides = []
+    for side in (mapping.train, mapping.validation, mapping.test):
+        exposure = np.ones(len(side.labels)) if side.weights is None else side.weights
+        if side.rows and not bool((exposure[side.label_counts() > 0] > 0).all()):
+            raise JobError("exposure must be above 0 in every joined row; filter the others out with WHERE")
+        sides.append(replace(side, labels=np.divide(side.labels, exposure, out=side.labels * 0, where=exposure > 0)))
+    train, validation, test = sides
+    return replace(mapping, train=train, validation=validation, test=test)
 
 
 def _class_factors(mapping: TableMapping, job: Job) -> Array | None:

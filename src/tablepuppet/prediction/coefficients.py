@@ -18,7 +18,7 @@ from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.prediction.model import BlockModel, Model
 from tablepuppet.protocol import Encoder, NumberEncoder
-from tablepuppet.tables.encoding import encoded_names, encoded_width
+from tablepuppet.tables.encoding import encoded_names, encoded_width, start_weights
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,6 +61,18 @@ def importance(model: Model) -> pd.DataFrame:
     ]
     frame = pd.DataFrame(rows, columns=["table", "feature", "importance"])
     return frame.sort_values("importance", ascending=False, kind="stable", ignore_index=True)
+
+
+def unit_weights(model: Model) -> dict[str, dict[str, list[float]]]:
+    """Weights on the original scale by feature and unit of it: "" a number, "=toys" a category, " IS NULL" …"""
+    _need_linear(model, "weights to begin with")
+    held = [block.name for block in model.blocks if block.is_held]
+    if held:
+        raise ModelError(
+            f"the parameters of {', '.join(held)} stay with their owners, and training cannot begin with them"
+        )
+    pairs = ((block.features, start_weights(block.encoders, block.theta)) for block in model.blocks)
+    return {name: units for features, own in pairs for name, units in zip(features, own, strict=True)}
 
 
 def _weights(block: BlockModel, outputs: int) -> tuple[list[str], Array]:

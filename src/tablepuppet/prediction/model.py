@@ -125,6 +125,12 @@ class Model:
 
         return coefficients(self)
 
+    def weights(self) -> dict[str, dict[str, list[float]]]:
+        """What another linear model begins with (`warm_start`): weights on the original scale, by feature and unit."""
+        from tablepuppet.prediction.coefficients import unit_weights
+
+        return unit_weights(self)
+
     def importance(self) -> pd.DataFrame:
         """How far each feature moves the score, the farthest first: columns table, feature, importance.
 

@@ -221,12 +221,18 @@ def _identifiers(servable: Servable, rows: NewRows, link: Link, job: str) -> pa.
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def score_request(model: Model, part: Part, rows: RowNumbers, job: str) -> Message:
-    """A request for h of some rows of a part."""
+def score_request(model: Model, part: Part, rows: RowNumbers, job: str, *, shuffled: Sequence[int] = ()) -> Message:
+    """A request for h of some rows of a part; `shuffled`: features whose values change rows first."""
     block = model.blocks[part.block]
     if block.is_held:
         return ScoreOwnRows(
-            job=job, scan=part.scan, columns=list(part.columns), rows=rows, model=model.id, name=block.name
+            job=job,
+            scan=part.scan,
+            columns=list(part.columns),
+            rows=rows,
+            model=model.id,
+            name=block.name,
+            shuffled=tuple(shuffled),
         )
     return ScoreRows(
         job=job,
@@ -238,4 +244,5 @@ def score_request(model: Model, part: Part, rows: RowNumbers, job: str) -> Messa
         model=model.spec,
         name=block.name,
         outputs=model.widths[part.block],
+        shuffled=tuple(shuffled),
     )

@@ -60,6 +60,7 @@ class BlockTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: tuple[int, ...]
     is_masked: bool = False  # whether sums leave under masks only
     model: str = ""  # predict: the fingerprint of the parameters that are applied; "": what the owner holds
+    start: tuple[dict[str, list[float]], ...] = ()  # train: weights of each feature's units to begin with; none: zero
     ids: tuple[int, ...] = ()  # features, by their place in `columns`, whose texts are ids and stay with the owner
     finds_ids: bool = False  # the owner takes further texts for ids, by its own rule
 
@@ -134,6 +135,7 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     others: tuple[Training, ...] = ()  # settings that are tried beside the first, in a search
     fits: int = 1  # how many models are trained: a setting on all folds but one, each
     folds: Folds | None = None  # of cross-validation
+    shuffles: int = 0  # evaluate: how often every feature is shuffled at its owner, and its rows scored again
     disclosures: tuple[Disclosure, ...] = ()
     days: int = 30  # how long an approval of it lasts at most
     version: int = 1
@@ -218,6 +220,10 @@ def _lines(contract: Contract) -> Iterator[str]:
         name, kind = training.name, training.model.kind
         kept = "leave" if training.releases else "stay here"
         yield f"{name}, {kind} model, at most {training.epochs} epochs; trained parameters {kept}"
+        for block in contract.blocks:
+            if block.start:
+                count = sum(map(len, block.start))
+                yield f"training of {block.name} begins with {count} weights of the asker's, and what they predict"
     for block in contract.blocks if training is not None else ():
         columns = next(scan.columns for scan in contract.scans if scan.scan == block.scan)
         named = ", ".join(columns[block.columns[i]].expression for i in block.ids)

@@ -55,6 +55,7 @@ class StartPart(Message, Generic[_Options], frozen=True):
     l1: float = 0.0
     signs: list[int] = msgspec.field(default_factory=list)  # of each encoded column's parameters; none: any
     multiplicity: RowNumbers | None = None  # G over the folds that are trained on; None: all joined rows
+    starts: bool = False  # begin with the weights of the contract
     continues: bool = False  # begin with the parameters of the model before, of the same part
 
 
@@ -234,6 +235,7 @@ class ScoreRows(Message, frozen=True):
     model: ModelSpec
     name: str  # the block's
     outputs: int  # d_c
+    shuffled: tuple[int, ...] = ()  # features whose values change rows, in an order that the owner draws
 
 
 class ScoreOwnRows(Message, frozen=True):
@@ -247,6 +249,7 @@ class ScoreOwnRows(Message, frozen=True):
     rows: RowNumbers
     model: str
     name: str  # the block's
+    shuffled: tuple[int, ...] = ()
 
 
 class Scores(Message, frozen=True):

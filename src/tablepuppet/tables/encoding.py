@@ -8,6 +8,7 @@ sets a 0/1 column; strings are one-hot. A row that an outer join did not find is
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -219,6 +220,49 @@ def encoded_width(encoder: Encoder | KnownIds) -> int:
     if isinstance(encoder, IdEncoder | KnownIds):
         return encoder.count + encoder.has_missing
     return len(encoder.categories) + encoder.has_missing + encoder.has_other
+
+
+def start_weights(encoders: Sequence[Encoder], theta: Array) -> list[dict[str, list[float]]]:
+    """θ by feature and unit of it, on the original scale, for whoever encodes the feature otherwise.
+
+    Which id a column is of, nobody knows but its owner: ids are left out.
+    """
+    found: list[dict[str, list[float]]] = []
+    for encoder, own in zip(encoders, np.split(theta, _ends(encoders)), strict=True):
+        if isinstance(encoder, IdEncoder):
+            found.append({})
+            continue
+        inverse = np.divide(1.0, _scales(encoder), out=np.zeros(len(own)), where=_scales(encoder) > 0)
+        found.append(dict(zip(encoded_names([""], [encoder]), (own * inverse[:, None]).tolist(), strict=True)))
+    return found
+
+
+def start_theta(weights: Sequence[dict[str, list[float]]], encoders: Sequence[Encoder], outputs: int) -> Array:
+    """The same as θ under these encoders; what is not known begins at zero.
+
+    >>> from tablepuppet.protocol import CategoryEncoder
+    >>> colour = CategoryEncoder(categories=["blue", "red"], has_missing=False, has_other=False)
+    >>> start_theta([{"=red": [0.5], "=green": [2.0]}], [colour], 1).tolist()
+    [[0.0], [0.5]]
+    """
+    nothing = [0.0] * outputs
+    rows = []
+    for known, encoder in zip(weights, encoders, strict=True):
+        units = (known.get(name, nothing) for name in encoded_names([""], [encoder]))
+        own = np.array([given if len(given) == outputs else nothing for given in units]).reshape(-1, outputs)
+        rows.append(own * _scales(encoder)[:, None])
+    return np.concatenate([np.zeros((0, outputs)), *rows])
+
+
+def _ends(encoders: Sequence[Encoder]) -> list[int]:
+    return list(itertools.accumulate(encoded_width(encoder) for encoder in encoders))[:-1]
+
+
+def _scales(encoder: Encoder) -> Array:
+    """What each unit is divided by."""
+    if isinstance(encoder, NumberEncoder):
+        return np.concatenate([encoder.scale, np.ones(int(encoder.has_missing))])
+    return np.ones(encoded_width(encoder))
 
 
 def encoded_names(feature_names: Sequence[str], encoders: Sequence[Encoder]) -> list[str]:

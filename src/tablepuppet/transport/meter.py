@@ -141,6 +141,22 @@ class Traffic(Account):
         return self.bytes + self.setup.bytes + self.evaluation.bytes
 
 
+def all_of(runs: Sequence[Traffic]) -> Traffic:
+    """The traffic of several runs, one after the other."""
+
+    def account(parts: Sequence[Account]) -> dict[str, Any]:
+        numbers = ("bytes_up", "bytes_down", "payload_up", "payload_down")
+        counts = ("by_message", "by_client", "told")
+        return {
+            **{name: sum(getattr(part, name) for part in parts) for name in numbers},
+            **{name: added(*(getattr(part, name) for part in parts)) for name in counts},
+            "each_round": tuple(one for part in parts for one in part.each_round),
+        }
+
+    setup, evaluation = [run.setup for run in runs], [run.evaluation for run in runs]
+    return Traffic(**account(runs), setup=Account(**account(setup)), evaluation=Account(**account(evaluation)))
+
+
 def _largest_first(counts: Mapping[str, int]) -> list[list[str]]:
     return [[name, f"{count:,}"] for name, count in sorted(counts.items(), key=lambda entry: -entry[1])]
 

@@ -24,6 +24,7 @@ class ElasticAlgorithm(Algorithm[Elastic]):
     requires_curvature = True
     forms_second_moments = True
     takes_kinks = True
+    takes_start = True
     epochs = 100
 
     def server(self, problem: Problem, options: Elastic) -> ElasticServer:

@@ -27,6 +27,7 @@ class NewtonAlgorithm(Algorithm[Newton]):
     figures = NewtonFigures
     requires_linear = "it needs a convex objective with second derivatives in closed form"
     requires_curvature = True
+    takes_start = True
     forms_second_moments = True
     epochs = 20
 

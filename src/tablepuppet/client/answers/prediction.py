@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+import pyarrow as pa
+
 from tablepuppet import protocol as m
 from tablepuppet.client.answers.contract import reads, unknowns
 from tablepuppet.client.ids import known_ids
@@ -13,6 +16,7 @@ from tablepuppet.client.state import ClientState
 from tablepuppet.errors import TransportError
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.tables.encoding import encode
 
 
@@ -38,11 +42,15 @@ def _score(
     """h of the rows asked for."""
     pairs = [own.column(request.job, request.scan, c) for c in request.columns]
     known = known_ids(own, request, pairs, encoders, {})
-    features = encode([c for c, _ in pairs], [i for _, i in pairs], request.rows, known)
+    columns = [c for c, _ in pairs]
+    for feature in request.shuffled:
+        columns[feature] = _shuffled(columns[feature], request.rows)
+    features = encode(columns, [i for _, i in pairs], request.rows, known)
     if own.owner.limits_scores:
         place = (own, request.job, request.scan, request.columns)
         table = own.tables.use(request.job, request.scan).table
-        own.owner.scores(table, reads(*place), (encoders, spec, outputs), theta, partial(unknowns, *place))
+        name = np.append(theta, secure_generator().random()) if request.shuffled else theta  # tells something new
+        own.owner.scores(table, reads(*place), (encoders, spec, outputs), name, partial(unknowns, *place))
     check_outputs(outputs, features.rows)
     check_model(spec, features.width, outputs)
     if not spec.is_linear:
@@ -53,6 +61,14 @@ def _score(
     if len(theta) != features.width:
         raise TransportError(f"the parameters are for {len(theta)} columns, and there are {features.width}")
     return m.Scores(values=features.dot(theta))
+
+
+def _shuffled(column: pa.ChunkedArray, rows: m.RowNumbers) -> pa.ChunkedArray:
+    """A column whose values have changed places among the rows that take part."""
+    taken = np.unique(rows[rows >= 0])
+    order = np.arange(len(column))
+    order[taken] = secure_generator().permutation(taken)
+    return column.take(pa.array(order))
 
 
 def send_identifiers(own: ClientState, request: m.SendIdentifiers) -> m.Identifiers:

@@ -24,6 +24,7 @@ from tablepuppet.models.linear import LinearModel, Model
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.privacy.masks import honest_parts
+from tablepuppet.tables.encoding import start_theta
 from tablepuppet.tables.part_store import BlockPart
 
 Start = m.StartPart[AlgorithmOptions]
@@ -51,6 +52,8 @@ def start_part(own: ClientState, request: Start) -> m.Started:
         row_rules.check_fold(own, part.request, multiplicity)
     before = part.state if request.continues else None
     start = None if before is None else before.theta
+    if request.starts:
+        start = start_theta(own.keeper.start_of(request), part.encoders, request.outputs)
     part.options, part.started, part.kept, part.batches_left = request.algorithm, request, None, None
     model = _model(own, part, request)
     part.setup = PartSetup(

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
+from tablepuppet import protocol as m
 from tablepuppet.client.policy import Policy, TableRules
 from tablepuppet.errors import PolicyError
 
@@ -76,3 +78,38 @@ def test_a_policy_file_grants_texts(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(rules)
     with tp.Federation({"people": people()}, policies={"people": tmp_path / "policy.toml"}) as owners:
         owners.explain("SELECT p.x, p.review, p.y FROM people p", label="y")
+
+
+@pytest.mark.parametrize(("least", "rows"), [(1, 1), (20, 0)])
+def test_a_server_that_guesses_a_name_gets_no_column_for_the_few_who_hold_it(least: int, rows: int) -> None:
+    """It puts the name among the encoder's categories, and would read those rows off the name's parameter."""
+    with tp.Federation({"people": people()}, policies={"people": Policy(minimum_rows=least)}) as owners:
+        client = owners._clients["people"]
+        inner = client.answer
+        found: list[int] = []
+
+        def answer(message: Any) -> Any:
+            if isinstance(message, m.Release):
+                encoded = client.parts[message.job, message.part].train
+                assert encoded is not None
+                found.append(int(np.count_nonzero(encoded.codes[0] == 1)))
+            if not isinstance(message, m.EncodeFeatures):
+                return inner(message)
+            number, city = message.encoders
+            assert isinstance(city, m.CategoryEncoder)
+            names = ["north", RARE, *(f"nobody {k}" for k in range(2, len(city.categories)))]
+            return inner(replace(message, encoders=[number, replace(city, categories=names)]))
+
+        client.answer = answer  # type: ignore[method-assign]
+        owners.train("SELECT p.x, p.city, p.y FROM people p", label="y", epochs=2)
+    assert found == [rows]
+
+
+def test_text_that_names_rows_is_no_label() -> None:
+    owned = people()
+    names = pa.array([f"{k} lives somewhere" for k in range(ROWS)])
+    held = {"people": owned.append_column("letter", names)}
+    with tp.Federation(held, policies={"people": Policy(minimum_rows=2)}) as owners:
+        for verb in (owners.train, owners.explain):
+            with pytest.raises(PolicyError, match=r"letter., and as a label.*texts"):
+                verb("SELECT p.x, p.letter FROM people p", label="letter", model="softmax")

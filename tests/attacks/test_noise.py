@@ -148,3 +148,16 @@ def test_what_has_a_budget_is_neither_measured_nor_scored_as_it_is(tmp_path: Pat
         with pytest.raises(PolicyError, match="labels of orders have a budget"):
             federation.evaluate(result)
         assert not [entry for entry in federation._clients["orders"].log.entries if entry.event == "disclosed"]
+
+
+def test_a_subquery_does_not_draw_labels_anew() -> None:
+    """Eight ways to write one subquery gave eight draws for the price of one."""
+    with tp.Federation(shop()) as federation:
+        for k in range(3):
+            inner = f"(SELECT item, amount + {k} AS amount, y FROM orders)"
+            query = f"SELECT o.amount, i.price, o.y FROM {inner} o JOIN items i ON o.item = i.item"
+            with pytest.raises(PolicyError, match=r"draw the labels of orders anew; under label privacy"):
+                federation.train(query, label="y", model="logistic", epochs=1, privacy={"label": {"epsilon": 1.0}})
+            assert federation.train(query, label="y", model="logistic", epochs=1).history
+        spendings = federation._clients["orders"].account.account.spendings
+    assert not [spending for spending in spendings if spending.what == "label"]

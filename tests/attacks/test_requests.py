@@ -15,7 +15,8 @@ from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.registry import REQUESTS, UPDATES, algorithm_of
 from tablepuppet.algorithms.sgd.options import SgdUpdate
 from tablepuppet.client.keeper import ALLOWED, BEFORE, DECIDED
-from tablepuppet.errors import PolicyError
+from tablepuppet.client.policy import Policy
+from tablepuppet.errors import ApprovalError, PolicyError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.gaussian import GradientPrivacy
 
@@ -85,6 +86,8 @@ PURPOSES: dict[str, tuple[Any, type[m.Message]]] = {
     "profile": (lambda f: f.profile(QUERY, label="y"), m.SendKeys),
     "explain": (lambda f: f.explain(QUERY, label="y"), m.OpenPart),
     "train": (lambda f: f.train(QUERY, label="y", epochs=2), m.Release),
+    "predict": (lambda f: f.predict(f.train(QUERY, label="y", epochs=2)), m.ScoreRows),
+    "evaluate": (lambda f: f.evaluate(f.train(QUERY, label="y", epochs=2)), m.ScoreRows),
 }
 
 
@@ -314,6 +317,8 @@ def test_few_rows_are_not_scored_where_the_owner_wants_many(tmp_path: Any) -> No
         "a column": ('[tables.orders]\nfeatures = []\nkeys = ["item", "amount"]\nlabels = ["y"]', {}),
         "trees that ask of every row": ("allow_reconstruction = false", {"algorithm": "boosting"}),
         "rows that one number tells": ("allow_reconstruction = false", {"algorithm": "newton"}),
+        "keys that a leak would open": ("keys_need_dh = true", {}),
+        "many keys of others": ("max_blinded_keys = 10", {"privacy": {"keys": "dh"}}),
         "plain keys": ("keys_in_plain = false", {"privacy": {"keys": "plain"}}),
     }.values(),
 )
@@ -330,3 +335,18 @@ def test_explain_is_refused_with_the_sentence_that_training_is_refused_with(
     assert str(trained.value) == str(explained.value)
     assert [entry.event for entry in log].count("refused") == 2
     assert not [entry for entry in log if entry.event == "disclosed"]  # nothing had left
+
+
+def test_what_is_approved_once_is_done_once_whatever_the_next_job_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that gives every job one name ran a job as often as it liked."""
+    monkeypatch.setattr("tablepuppet.train.new_job_id", lambda: "0123456789abcdef")
+    with tp.Federation(shop(), policies={"orders": Policy(ask=True), "items": Policy(ask=True)}) as federation:
+        for name in ("orders", "items"):
+            with pytest.raises(ApprovalError):
+                federation.train(QUERY, label="y", epochs=2)
+            approvals = federation._clients[name].approvals
+            (waiting,) = approvals.waiting()
+            approvals.decide(waiting.hash, is_approved=True, scope="once")
+        federation.train(QUERY, label="y", epochs=2)  # that one owner waited used up no other's approval
+        with pytest.raises(ApprovalError):
+            federation.train(QUERY, label="y", epochs=2)

@@ -354,6 +354,9 @@ class Keeper:
             raise refused("it speaks of more splits of earlier trees than were agreed on")
         if contract.feature_privacy is not None or contract.prediction_privacy.mode == "local":
             raise refused("trees have no noise")
+        is_shared = sum(block.name == part.block.name for block in contract.blocks) > 1
+        if request.bins is not None and not is_shared and _scan(contract, part.block.scan).clients == 1:
+            raise refused("a table with one owner is put in bins by that owner")
         _count(part, "start trees", 1)
         part.exchanges, part.most_checks = Exchanges(request.algorithm.trees), request.algorithm.most_checks
 

@@ -146,6 +146,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 _check_shown(scan, used, self.tables.get(scan.table))
             if scan.numbers("label"):
                 self._label_terms(contract.label_privacy)
+                if scan.query is not None and contract.label_privacy is not None:
+                    raise _refused(
+                        "labels",
+                        f"a subquery makes rows of its own, and each way to write it would draw the labels of "
+                        f"{scan.table} anew; under label privacy take the label from the table itself",
+                    )
             if scan.numbers("weight"):
                 self._weight_terms()
             if scan.numbers("key"):

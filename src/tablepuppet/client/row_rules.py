@@ -78,20 +78,20 @@ def _predicates(own: ClientState, job: str, scan: ScanTerms, contract: Contract)
 
 
 def check_texts(own: ClientState, job: str, contract: Contract) -> None:
-    """Refuses a feature that names nearly every row: its values would leave as names of categories."""
-    for scan in contract.scans if contract.training is not None else ():
-        for number in scan.numbers("feature"):
+    """Refuses a feature or label that names nearly every row: its values would leave as names."""
+    for scan in contract.scans if contract.purpose in ("train", "explain", "evaluate") else ():
+        features = scan.numbers("feature") if contract.training is not None else ()
+        for number in {*features, *scan.numbers("label")}:
             values, info = own.column(job, scan.scan, number)
-            if (
-                info.kind in STRING_KINDS
-                and _leaves(contract, scan, number, values)
-                and not _may_leave(own, job, scan, number)
-            ):
+            is_label = number in scan.numbers("label")
+            is_told = names_rows(values) if is_label else _leaves(contract, scan, number, values)
+            if info.kind in STRING_KINDS and is_told and not _may_leave(own, job, scan, number):
+                role, names = ("label", "classes") if is_label else ("feature", "categories")
+                stay = "" if is_label else "let them stay (ids=[…] with its name), "
                 raise _refused(
-                    f"nearly every row of {scan.table} has its own {info.name}, and as a feature the texts themselves "
-                    "would leave as names of categories; let them stay (ids=[…] with its name), make groups of them "
-                    "(CASE, left(…, 1)), embed them at their owner (tp.embed), or ask the owner to grant it under "
-                    f"tables.{scan.table}",
+                    f"nearly every row of {scan.table} has its own {info.name}, and as a {role} the texts themselves "
+                    f"would leave as names of {names}; {stay}make groups of them (CASE, left(…, 1)), embed them at "
+                    f"their owner (tp.embed), or ask the owner to grant it under tables.{scan.table}",
                     "texts",
                 )
 

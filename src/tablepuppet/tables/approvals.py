@@ -36,6 +36,7 @@ class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     until: str
     job: str = ""  # once: the job that used it; a resumed job is the same one
     notes: tuple[str, ...] = ()  # what the person was told besides: rows that no rule lets pass
+    is_used: bool = False  # once: the job is over
 
     def is_over(self, now: datetime) -> bool:
         return datetime.fromisoformat(self.until) < now
@@ -60,16 +61,28 @@ class Approvals:
             if found.is_approved and not set(notes) <= set(found.notes):
                 continue
             if found.scope == "once" and found.is_approved:
-                if found.job not in ("", job):
+                if found.is_used or found.job not in ("", job):
                     continue
                 decisions[place] = msgspec.structs.replace(found, job=job)
                 self._write(decisions)
             return found
         return None
 
+    def finish(self, job: str) -> None:
+        """A job is over in which something left: what was approved for it alone is used up, also for its name."""
+        decisions = self._read()
+        after = [
+            msgspec.structs.replace(d, is_used=True) if d.scope == "once" and d.job == job != "" else d
+            for d in decisions
+        ]
+        if after != decisions:
+            self._write(after)
+
     def wait(self, contract: Contract, notes: Sequence[str] = ()) -> None:
         """Keeps a contract for a person to look at, with what that person should know besides."""
         self._waiting[contract.hash], self._notes[contract.hash] = contract, tuple(notes)
+        if any(d.is_used and d.name == contract.hash for d in self._read()):
+            self._write([d for d in self._read() if not (d.is_used and d.name == contract.hash)])
         if self._folder is not None:
             path = self._folder / "contracts" / f"{contract.hash}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +169,8 @@ class Approvals:
 
 def use_of(contract: Contract) -> str:
     """Who reads which columns for what, and under which noise, whatever the algorithm and its options are."""
-    noise = (contract.label_privacy, contract.feature_privacy, contract.prediction_privacy, contract.keys)
+    noise = (contract.label_privacy, contract.feature_privacy, contract.prediction_privacy)
+    exact = (contract.keys, contract.most_keys, contract.allow_reconstruction)
     return hashlib.sha256(
-        canonical([contract.asker, contract.purpose, contract.scans, contract.blocks, noise])
+        canonical([contract.asker, contract.purpose, contract.scans, contract.blocks, noise, exact])
     ).hexdigest()

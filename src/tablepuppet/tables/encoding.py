@@ -201,6 +201,21 @@ def _encode_strings(column: pa.ChunkedArray, rows: RowNumbers | None, feature: _
     return out
 
 
+def without_rare(
+    feature: Encoder, column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, least: int
+) -> Encoder:
+    """The encoder, in which names that fewer than `least` of these rows hold mean no row: whoever named them."""
+    if least <= 1 or not isinstance(feature, CategoryEncoder) or info.kind not in STRING_KINDS:
+        return feature
+    distinct, codes = strings(column)
+    taken = codes if rows is None else codes[np.unique(rows[rows >= 0])]
+    held = np.bincount(taken[taken >= 0], minlength=len(distinct))
+    places = numpy_of(pc.index_in(arrow_texts(feature.categories), value_set=distinct), missing=-1)
+    is_rare = (places >= 0) & (np.append(held, least)[places] < least)
+    names = [f"\0{n}" if cut else name for n, (name, cut) in enumerate(zip(feature.categories, is_rare, strict=True))]
+    return msgspec.structs.replace(feature, categories=names)
+
+
 def _check_kind(info: ColumnInfo, feature: Encoder | KnownIds) -> None:
     if isinstance(feature, NumberEncoder):
         fits = info.kind in NUMBER_KINDS and (info.kind == "vector" or feature.mean.size == 1)

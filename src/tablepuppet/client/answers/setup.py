@@ -24,7 +24,7 @@ from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.memory import give_back
 from tablepuppet.tables.blinding import blinded, blinding_key, points_of, to_array
 from tablepuppet.tables.columns import all_in_order
-from tablepuppet.tables.encoding import encode
+from tablepuppet.tables.encoding import encode, without_rare
 from tablepuppet.tables.labels import LabelNoise, Split, fold_numbers, read_labels, read_weights
 from tablepuppet.tables.labels import describe_labels as describe
 from tablepuppet.tables.statistics import first_summands, names_only, second_summands, statistics, without_moments
@@ -127,6 +127,8 @@ def close_job(own: ClientState, request: m.CloseJob) -> m.Done:
     for (job, _), part in own.parts.items():
         if job == request.job and part.shown:
             own.owner.exposed(training.shown(own, part, part.shown))
+    if own.told.get(request.job):
+        own.approvals.finish(request.job)
     own.tables.close(request.job)
     own.owner.close(request.job)
     own.parts = {key: part for key, part in own.parts.items() if key[0] != request.job}
@@ -183,7 +185,10 @@ def encode_features(own: ClientState, request: m.EncodeFeatures) -> m.Encoded:
     opened = part.request
     pairs = [own.column(opened.job, opened.scan, c) for c in opened.columns]
     columns, infos = [c for c, _ in pairs], [i for _, i in pairs]
-    encoders = known_ids(own, opened, pairs, request.encoders, part.ids)
+    least = own.policy.minimum_rows
+    named = zip(request.encoders, pairs, strict=True)
+    common = [without_rare(encoder, *pair, opened.train_rows, least) for encoder, pair in named]
+    encoders = known_ids(own, opened, pairs, common, part.ids)
     part.train = encode(columns, infos, opened.train_rows, encoders)
     part.test = encode(columns, infos, opened.test_rows, encoders)
     part.encoders = tuple(request.encoders)

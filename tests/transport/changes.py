@@ -39,6 +39,25 @@ def changed(message: Any, chance: random.Random, *, keep: tuple[str, ...] = ("jo
     return _at(message, place, chance), ".".join(map(str, place))
 
 
+def cannot_be(honest: Any, made: Any, place: str) -> bool:
+    """Whether what stands at a place can be no honest answer: an array of another shape, or a number that is none."""
+    before, after = _found(honest, place), _found(made, place)
+    if isinstance(before, np.ndarray) and isinstance(after, np.ndarray):
+        if before.shape != after.shape:
+            return True
+        return before.dtype.kind == after.dtype.kind == "f" and not np.isfinite(after[np.isfinite(before)]).all()
+    return isinstance(before, float) and isinstance(after, float) and np.isfinite(before) and not np.isfinite(after)
+
+
+def _found(value: Any, place: str) -> Any:
+    for name in place.split("."):
+        if isinstance(value, msgspec.Struct):
+            value = getattr(value, name)
+        else:
+            value = value[name] if isinstance(value, dict) else value[int(name)]
+    return value
+
+
 def _at(value: Any, place: Path, chance: random.Random) -> Any:
     if not place:
         return other(value, chance)

@@ -93,6 +93,7 @@ LIES: list[tuple[str, type, Lie, str]] = [
     ("orders[0]", m.Labels, lambda a: replace(a, values=a.values[:-1].copy()), "Labels.values"),
     ("orders[0]", m.Labels, lambda a: replace(a, values=a.values + 9), "Labels.values"),
     ("orders[0]", m.Labels, lambda a: replace(a, values=a.values + 0.5), "Labels.values"),
+    ("orders[0]", m.Labels, lambda a: replace(a, values=a.values + 1e300), "Labels.values"),
     ("orders[0]", m.Labels, lambda a: replace(a, is_test=a.is_test[:3].copy()), "Labels.is_test"),
     ("items", m.FeatureStatistics, lambda a: replace(a, columns=a.columns[:1]), "FeatureStatistics.columns"),
     (

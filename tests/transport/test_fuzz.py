@@ -32,6 +32,12 @@ from tablepuppet.transport.link import Transport
 
 QUERY = "SELECT o.x, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"
 JOB = "0123456789abcdef"
+JOBS: list[dict[str, Any]] = [
+    *({"algorithm": name, "epochs": 1} for name in ("newton", "admm", "sgd")),
+    {"algorithm": "elastic", "l1": 0.01, "epochs": 1},
+    {"algorithm": "als", "head": "factor", "rank": 2, "epochs": 1},
+    {"algorithm": "boosting", "trees": 2, "depth": 2},
+]
 GROWTH = 300 << 20  # bytes that thousands of hostile messages may leave behind, caches of libraries included
 
 
@@ -128,9 +134,8 @@ def fuzz_server(cases: int, seed: int) -> None:
         for _ in range(cases):
             hostile = HostileClient(honest, chance, chance.randrange(12))
             federation._transport = hostile  # type: ignore[assignment]
-            algorithm = chance.choice(("newton", "admm", "sgd"))
             try:
-                result = federation.train(QUERY, label="y", algorithm=algorithm, epochs=1, progress=False)
+                result = federation.train(QUERY, label="y", progress=False, **chance.choice(JOBS))
             except tp.TablePuppetError as error:
                 refused += 1
                 said.append(error)

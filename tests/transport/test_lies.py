@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.transport.changes import changed
+from tests.transport.changes import cannot_be, changed
 
 import tablepuppet as tp
 from tablepuppet import protocol as m
-from tablepuppet.algorithms.registry import REQUESTS, RESPONSES
+from tablepuppet.algorithms.registry import ALGORITHMS, REQUESTS, RESPONSES
 from tablepuppet.errors import CatalogError, JobError, MappingError, PolicyError, SourceError, TrainingError
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.transport.link import Transport
@@ -80,6 +80,7 @@ class Between:
     def __init__(self, inner: Transport, chance: random.Random, who: str, after: int, *, requests: bool) -> None:
         self._inner, self._chance, self._who, self._left, self._requests = inner, chance, who, after, requests
         self.lie = ""
+        self.cannot_be = False
         self.failures: list[str] = []
 
     def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]:
@@ -108,6 +109,7 @@ class Between:
             return frame
         if (sent.header, *map(bytes, sent.buffers)) != (frame.header, *map(bytes, frame.buffers)):
             self.lie = f"{type(honest).__name__}.{place}"
+            self.cannot_be = cannot_be(honest, made, place)
         return sent
 
     def accept(self) -> None:
@@ -171,6 +173,8 @@ def lie(name: str, cases: int, seed: int, *, requests: bool) -> None:
             between = Between(honest, chance, who, after, requests=requests)
             federation._transport = between  # type: ignore[assignment]
             said = refusal(run)
+            if between.cannot_be and not requests:
+                assert who in str(said), f"{between.lie} cannot be, and was taken: {said}"
             if said is not None:
                 refused += 1
                 named = who in str(said) or isinstance(said, PLAIN_ERRORS)
@@ -180,6 +184,12 @@ def lie(name: str, cases: int, seed: int, *, requests: bool) -> None:
         federation._transport = honest
         run()  # it was the lie, and leaves nothing behind
     assert refused >= lies // 8  # most are; some could be true
+
+
+def test_every_algorithm_is_lied_to() -> None:
+    """A new one, with its messages, needs a job in the list above."""
+    names = {job.get("algorithm") or ("elastic" if "l1" in job else "newton") for job in TRAINED.values()}
+    assert names == {algorithm.name for algorithm in ALGORITHMS if not algorithm.is_pooled}
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,8 @@ MOST_CLASSES = 10_000
 MOST_CATEGORIES = 10_000_000
 LONGEST_TEXT = 65_536  # characters of a name, a category, a message
 LARGEST_COUNT = 2.0**62
-_LARGEST = 1e140  # of predictions and means
+_LARGEST = 1e140  # of labels, weights, predictions and means
+_TOO_LARGE = "hold a number too large to be squared"
 _NUMBERS = frozenset("fiub")
 _NUMBER_KINDS = ("integer", "float", "decimal", "boolean", "date", "timestamp", "vector")
 _MOST_FIGURES = 100
@@ -62,6 +63,7 @@ class Part:
     figures: dict[str, float] = field(default_factory=dict)  # of its start
     has_trail: bool = False  # whether its steps combine earlier ones
     vectors: int | None = None  # whose inner products come with predictions
+    products: int | None = None  # how many numbers came with the first predictions of a part without a trail
     norm: float | None = None  # ‖θ‖² at the last evaluation
     summed: str = ""  # what is summed now
     shapes: list[tuple[int | None, ...]] | None = None  # of its arrays; None: what an algorithm sums
@@ -285,6 +287,8 @@ def _labels(request: m.SendLabels, answer: m.Labels, known: Known) -> None:
         count = len(request.classes)
         is_class = (values >= 0).all() and (values < count).all() and (values == np.floor(values)).all()
         require(bool(is_class), "values", f"hold a number that is no class of {count}")
+    else:
+        require(not (np.abs(values) > _LARGEST).any(), "values", _TOO_LARGE)
     if answer.folds is not None:
         array(answer.folds, "folds", (rows,), kinds=frozenset("i"))
         last = request.folds - (request.fold_by != "time")
@@ -301,6 +305,7 @@ def _labels(request: m.SendLabels, answer: m.Labels, known: Known) -> None:
 def _weights(request: m.SendWeights, answer: m.Weights, known: Known) -> None:
     array(answer.values, "values", (known.scan(request).rows,), kinds=frozenset("f"))
     require(not np.isinf(answer.values).any(), "values", "hold infinity")
+    require(not (np.abs(answer.values) > _LARGEST).any(), "values", _TOO_LARGE)
 
 
 # -- features ---------------------------------------------------------------------------
@@ -363,8 +368,7 @@ def _category_statistics(statistics: m.CategoryStatistics, total: float) -> None
     require(longest <= LONGEST_TEXT, "columns.categories", f"hold a text of {longest:,} characters")
     most = total * (1 + 1e-6) + 1e-6
     _count(statistics.missing, "columns.missing", most)
-    if len(statistics.weights) or count == 0:
-        array(statistics.weights, "columns.weights", (count,))
+    array(statistics.weights, "columns.weights", (count,))
     finite(statistics.weights, "columns.weights")
     require(not (statistics.weights < 0).any(), "columns.weights", "hold a negative count")
     # float32 on the wire rounds each of them
@@ -423,7 +427,7 @@ def _started(request: m.StartPart[Any], answer: m.Started, known: Known) -> None
     if part is None:
         return
     part.outputs, part.is_linear, part.theta = request.outputs, request.model.is_linear, answer.width
-    part.figures, part.vectors = answer.figures, None
+    part.figures, part.vectors, part.products = answer.figures, None, None
     if part.is_linear and part.width is not None:
         require(answer.width == part.width, "width", f"is {answer.width:,} where the part has {part.width:,} columns")
     elif part.width is not None:

@@ -145,6 +145,9 @@ def _update(request: Any, answer: Any, known: Known) -> None:
     require(products[0] >= 0, "products", "begin with a negative square")
     if part is not None and part.has_trail:
         _vectors(products.size, part)
+    elif part is not None:
+        due = part.products = part.products or products.size
+        require(products.size == due, "products", f"are {products.size:,} numbers where they were {due:,} before")
 
 
 def _vectors(products: int, part: Part) -> None:

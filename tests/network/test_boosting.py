@@ -54,3 +54,17 @@ def test_owners_hold_their_splits_across_a_restart(tmp_path: Path) -> None:
         released = federation.train(QUERY, **(job | {"release": True}))
         whole = federation.predict(released, QUERY)  # owners' own orders do not show
         assert sorted(predicted["probability"].to_pylist()) == sorted(whole["probability"].to_pylist())
+
+
+def test_more_trees_are_added_over_the_network_to_those_that_owners_hold(tmp_path: Path) -> None:
+    job = JOB | {"release": False, "leaves": 6}
+    with running(tmp_path, tables()) as parties:
+        federation = parties.connect()
+        held = federation.train(QUERY, **(job | {"trees": 3}))
+        more = federation.train(QUERY, **(job | {"trees": 2}), warm_start=held)
+        predicted = federation.predict(more.model, QUERY)
+    with in_process(tables()) as federation:
+        whole = federation.train(QUERY, **(job | {"trees": 5, "release": True}))
+        expected = federation.predict(whole, QUERY)
+    assert more.metrics == whole.metrics
+    assert sorted(predicted["probability"].to_pylist()) == sorted(expected["probability"].to_pylist())

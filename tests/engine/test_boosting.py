@@ -167,10 +167,12 @@ def test_weights_count_as_copies_of_a_row() -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_scores_are_monotone_in_a_feature_that_is_named(sign: int) -> None:
+def test_scores_are_monotone_in_a_feature_that_is_named(tmp_path: Path, sign: int) -> None:
     federation, query = tp.Federation(shop()), QUERY.format("y")
     job: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 30, "depth": 4, "test_fraction": 0.0}
     bound = federation.train(query, **job, monotone={"price": sign})
+    bound.save(tmp_path / "model")
+    assert tp.load(tmp_path / "model").trees == bound.trees
     free = federation.train(query, **job)
     rng = np.random.default_rng(1)
     grid = np.sort(rng.normal(size=60))

@@ -216,7 +216,7 @@ class GrowingTree:
         sign = self.blocks[choice.block].sign(choice.key)
         if node.bound is None or not sign:
             return node.bound, node.bound
-        (unit_g, unit_h), penalty = self.given.unit, self.growth.rules[0]
+        (unit_g, unit_h), penalty = self.given.unit, float(self.growth.rules[0])
         left = value_of(g * unit_g, h * unit_h + penalty, node.bound)
         right = value_of((node.g - g) * unit_g, (node.h - h) * unit_h + penalty, node.bound)
         low, high = node.bound

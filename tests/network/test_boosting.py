@@ -63,8 +63,8 @@ def test_more_trees_are_added_over_the_network_to_those_that_owners_hold(tmp_pat
         held = federation.train(QUERY, **(job | {"trees": 3}))
         more = federation.train(QUERY, **(job | {"trees": 2}), warm_start=held)
         predicted = federation.predict(more.model, QUERY)
-    with in_process(tables()) as federation:
-        whole = federation.train(QUERY, **(job | {"trees": 5, "release": True}))
-        expected = federation.predict(whole, QUERY)
+    with in_process(tables()) as local:
+        whole = local.train(QUERY, **(job | {"trees": 5, "release": True}))
+        expected = local.predict(whole, QUERY)
     assert more.metrics == whole.metrics
     assert sorted(predicted["probability"].to_pylist()) == sorted(expected["probability"].to_pylist())

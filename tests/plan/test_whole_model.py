@@ -140,3 +140,19 @@ def test_predictions_leave_within_bounds_that_follow_from_labels(algorithm: str)
     assert bound is not None
     assert bound.prediction_bound == pytest.approx(0.5 * np.std(rides["y"].to_numpy()), rel=0.1)
     assert 0 < max(shown) <= bound.prediction_bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("meets", "spreads"), [(1, 1.5), (2, 0.5)])
+def test_predictions_have_more_room_where_no_row_is_joined_twice(meets: int, spreads: float) -> None:
+    chance = np.random.default_rng(0)
+    left = pa.table({"k": np.arange(200), "x": chance.uniform(-1, 1, 200), "y": chance.normal(size=200)})
+    right = pa.table({"k": np.arange(200) // meets})
+    right = right.append_column("z", pa.array(chance.uniform(-1, 1, 200)))
+    features = {"epsilon": 5.0, "bounds": {"x": (-1, 1), "z": (-1, 1)}}
+    given = {"features": features, "allow_reconstruction": True}
+    with tp.Federation({"l": left, "r": right}) as owners:
+        query = "SELECT l.x, r.z, l.y FROM l JOIN r ON l.k = r.k"
+        plan = owners.explain(query, label="y", algorithm="sgd", privacy=given)
+    found = plan.private.gradients[0]
+    assert found is not None
+    assert found.prediction_bound == pytest.approx(spreads * np.std(left["y"].to_numpy()), rel=0.15)

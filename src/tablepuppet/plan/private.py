@@ -67,7 +67,7 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, we
     shown = exchanges_of(job, loss, mapping.train_rows).showings  # of one row in one block, evaluation included
     uses = Counter(table for number in numbers for table in tables_of(mapping, number))
     most = max(uses.values(), default=1)
-    bound = predictions.bound or 0.5 * slope / loss.bound
+    bound = predictions.bound or _spreads(job, mapping) * slope / loss.bound
     shared = _shared_predictions(predictions, bound, shown, most)
     releases: list[Release] = list(labels)
     rates: list[float] = []
@@ -95,6 +95,14 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, we
         if affordable == 0 or features.epsilon is not None:
             check_budget(ledger, None, budget.features)
     return PrivatePlan(tuple(gradients), ledger, rounds, affordable, tuple(rates), spends)
+
+
+def _spreads(job: Job, mapping: MappingSummary) -> float:
+    """H in units of the slope over the curvature: what a row adds to others' noise grows with its joined rows, and
+    where it has one, cutting predictions short costs more than noise (docs/decisions/0059)."""
+    is_alone = all(block.most <= 1 for block in mapping.blocks)
+    has_noisy_sums = job.privacy.features is not None and job.privacy.predictions.mode == "trusted"
+    return 1.5 if is_alone and has_noisy_sums else 0.5
 
 
 def _calibrated(

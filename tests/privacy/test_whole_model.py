@@ -103,7 +103,7 @@ def test_the_audit_catches_noise_that_is_enough_for_the_own_table_only(
 
 
 def test_the_audit_catches_shares_of_noise_that_are_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three clients each brings a tenth of its share."""
+    """Of three clients each brings a fortieth of its share."""
     share = GradientPrivacy.deviation
-    monkeypatch.setattr(GradientPrivacy, "deviation", property(lambda self: share.__get__(self) / 10.0))
+    monkeypatch.setattr(GradientPrivacy, "deviation", property(lambda self: share.__get__(self) / 40.0))
     assert audited("sgd", 20, clients=3) > 2.0

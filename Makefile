@@ -56,11 +56,14 @@ nightly: check check-install docs wheel ## everything: all the above, slow tests
 	@test "$$(id -u)" = 0 || echo "nightly: tests that need root are skipped; run it as root to have them."
 	@$(PYTEST) -m "not network" --cov --cov-report=term
 
-bench: $(VENV)/.dev ## measure time, bytes and memory of every algorithm; DATA=folder adds MovieLens-1M
-	@$(BIN)/tablepuppet bench star --rows 5000000 --algorithm newton --algorithm sklearn-newton --out docs/figures/bench-star.json
-	@$(BIN)/tablepuppet bench tpch-0.1 --out docs/figures/bench-tpch-0.1.json
-	@test -z "$(DATA)" || $(BIN)/tablepuppet bench movielens --data "$(DATA)" --out docs/figures/bench-movielens.json
-	@$(BIN)/tablepuppet bench chain many
+POOLED = --algorithm newton --algorithm sklearn-newton
+bench: $(VENV)/.dev ## measure time, bytes and memory (ten minutes); DATA=folder of all data adds MovieLens-1M
+	@$(BIN)/tablepuppet bench star --rows 5000000 $(POOLED) --out docs/figures/bench-star.json
+	@$(BIN)/tablepuppet bench star --processes --rows 5000000 --algorithm newton --out docs/figures/bench-star-processes.json
+	@$(BIN)/tablepuppet bench tpch-0.1 $(POOLED) --algorithm sklearn --algorithm sgd --out docs/figures/bench-tpch-0.1.json
+	@$(BIN)/tablepuppet bench tpch-1 $(POOLED)
+	@test -z "$(DATA)" || $(BIN)/tablepuppet bench movielens --data "$(DATA)" $(POOLED) --algorithm sklearn --out docs/figures/bench-movielens.json
+	@$(BIN)/tablepuppet bench chain many $(POOLED) --algorithm sgd --algorithm admm
 	@$(BIN)/tablepuppet bench --network 10
 	@$(BIN)/python tools/figures_in_pages.py
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,23 @@ def test_a_page_shows_the_figures_of_its_files(page: Path) -> None:
 
 def test_performance_and_evaluation_are_such_pages() -> None:
     assert {"performance.md", "evaluation.md"} <= {page.name for page in MARKED}
+
+
+def test_no_table_beside_pooling_is_written_by_hand() -> None:
+    page = (DOCS / "performance.md").read_text(encoding="utf-8")
+    section = page[page.index("## Beside pooling the tables") : page.index("## Over a network")]
+    by_hand = re.sub(r"<!-- figures: .*?<!-- end of figures -->", "", section, flags=re.S)
+    assert "total s" not in by_hand
+    assert "CPU s |" not in by_hand
+
+
+def test_every_file_of_measurements_is_shown_and_says_where_it_is_from() -> None:
+    page = (DOCS / "performance.md").read_text(encoding="utf-8")
+    for file in (DOCS / "figures").glob("bench-*.json"):
+        assert f"<!-- figures: {file.name} -->" in page
+        document = json.loads(file.read_text(encoding="utf-8"))
+        assert document["command"].startswith("tablepuppet bench ")
+        assert Provenance(**document["provenance"]).commit
 
 
 def test_another_figure_in_the_file_is_another_page(tmp_path: Path) -> None:

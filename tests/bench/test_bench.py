@@ -52,6 +52,15 @@ def test_a_measurement_has_a_process_and_so_a_peak_of_its_own() -> None:
     assert copy_seconds(1 << 20) > 0
 
 
+def test_movielens_is_found_in_the_folder_of_all_data(tmp_path: Path) -> None:
+    own = tmp_path / "movielens1m"
+    own.mkdir()
+    for name in ("ratings", "users", "movies_genre"):
+        (own / f"{name}.parquet").touch()
+    for folder in (own, tmp_path):
+        assert make_case("movielens", 0, folder).tables["users"] == own / "users.parquet"
+
+
 def test_tpch_is_made_once_and_trained_on(tmp_path: Path) -> None:
     figures = measure("tpch-0.001", 0, tmp_path, "newton", "logistic", 2)
     assert figures.joined_rows == 6005

@@ -112,7 +112,9 @@ def _generate(scale: float, data: Path) -> None:
 
 
 def movielens(folder: Path) -> Case:
-    """MovieLens-1M, a row per rating and genre; is the rating at least 4?"""
+    """MovieLens-1M, a row per rating and genre; is the rating at least 4? Maybe in movielens1m below the folder."""
+    inside = folder / "movielens1m"
+    folder = inside if inside.is_dir() else folder
     names = ("ratings", "users", "movies_genre")
     for name in names:
         if not (folder / f"{name}.parquet").exists():

@@ -92,7 +92,9 @@ def row(algorithm: Algorithm[Any]) -> str:
         trains += f" under {' and '.join(algorithm.heads)} heads"
     private = "yes" if algorithm.why_not_private(algorithm.options()) is None else "no"
     names = f"`{algorithm.name}`" + (f", `vfl-{algorithm.name}`" if algorithm.has_expanded_form else "")
-    return f"| {names} | {algorithm.summary} | {trains} | {private} | {algorithm.epochs} |"
+    most, headed = algorithm.network_epochs, algorithm.head_epochs
+    longer = f", networks {most // 3} to {most}, network heads {headed}" if most else ""
+    return f"| {names} | {algorithm.summary} | {trains} | {private} | {algorithm.epochs}{longer} |"
 
 
 def test_the_default_is_listed_first_and_baselines_come_last() -> None:

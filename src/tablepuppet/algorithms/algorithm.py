@@ -71,6 +71,10 @@ class Merit:
     burden: str = ""  # what makes it slow where it is
 
 
+# A network takes 1,200 steps, in ten epochs at least and thirty at most (docs/decisions/0058).
+_NETWORK_STEPS = 1200
+
+
 class Algorithm(ABC, Generic[_Options]):
     """One algorithm, declared."""
 
@@ -86,6 +90,7 @@ class Algorithm(ABC, Generic[_Options]):
     untuned: ClassVar[str] = ""  # what to do without where a linear model is worse than a constant
     epochs: ClassVar[int] = 10  # of a job whose user does not say, with most losses
     network_epochs: ClassVar[int] = 0  # the same where blocks are networks; 0: no more
+    head_epochs: ClassVar[int] = 0  # and of linear blocks under a network head
     epoch: ClassVar[str] = "epoch"  # what one is called
     takes_many_rounds: ClassVar[bool] = False  # whether others are done sooner with a linear model
 
@@ -144,7 +149,9 @@ class Algorithm(ABC, Generic[_Options]):
 
     def enough_epochs(self, most: int, batches: int, *, is_linear: bool) -> int:
         """How many of the usual epochs do, where each has so many batches."""
-        return most
+        if is_linear or not self.network_epochs:
+            return most
+        return min(most, max(self.network_epochs // 3, -(-_NETWORK_STEPS // batches)))
 
     def run_epochs(self, options: _Options, usual: int) -> int:
         """How many epochs a run has where costs are compared."""

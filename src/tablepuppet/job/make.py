@@ -24,7 +24,7 @@ from tablepuppet.errors import JobError, PrivacyWarning
 from tablepuppet.job.checks import check_given, check_loss, check_search, hint
 from tablepuppet.job.engines import engine_of
 from tablepuppet.job.job import Job, Search, loss_options, models
-from tablepuppet.models.heads.kinds import head_given
+from tablepuppet.models.heads.kinds import head_given, is_network
 from tablepuppet.models.losses import (
     usual_loss,
 )
@@ -167,10 +167,12 @@ def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[st
 
 def _epochs(job: Job, algorithm: Algorithm[Any]) -> int:
     """How many epochs are usually enough; "auto" may turn out to be any of the usual losses."""
-    if algorithm.is_pooled:
-        return algorithm.epochs if job.is_convex else Algorithm.epochs
     if not job.spec.is_linear and algorithm.network_epochs:
         return algorithm.network_epochs
+    if is_network(job.head) and algorithm.head_epochs:
+        return algorithm.head_epochs
+    if algorithm.is_pooled:
+        return algorithm.epochs if job.is_convex else Algorithm.epochs
     if algorithm.takes_kinks:
         return algorithm.epochs
     losses = [usual_loss(classes) for classes in (0, 2, 3)] if job.loss_class is None else [job.loss_class]

@@ -109,6 +109,8 @@ class CentralizedAlgorithm(PooledAlgorithm[Centralized]):
     summary = "the baseline: features are pooled in one process, and F is minimised on the materialised join"
     requires_curvature = True
     heads = ("sum", "factor", "mlp", "module")
+    network_epochs = 30
+    head_epochs = 20
 
     def refusal(self, options: Centralized, spec: ModelSpec) -> str | None:
         if spec.kind != "module":

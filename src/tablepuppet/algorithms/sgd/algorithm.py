@@ -24,9 +24,6 @@ from tablepuppet.algorithms.shape import (
 )
 from tablepuppet.privacy.options import FeaturePrivacy
 
-# A network takes 1,200 steps, in ten epochs at least and thirty at most (docs/decisions/0058).
-_NETWORK_STEPS = 1200
-
 
 class SgdAlgorithm(Algorithm[Sgd]):
     """Mini-batch gradient descent."""
@@ -38,6 +35,7 @@ class SgdAlgorithm(Algorithm[Sgd]):
     remedy = "use a smaller learning_rate, or leave it out for a safe one"
     untuned = "leave learning_rate out"
     network_epochs = 30
+    head_epochs = 20
     takes_many_rounds = True
     heads = ("sum", "factor", "mlp", "module")
     has_expanded_form = True
@@ -47,13 +45,6 @@ class SgdAlgorithm(Algorithm[Sgd]):
 
     def chooses_steps(self, options: Sgd, *, is_linear: bool, features: FeaturePrivacy | None) -> bool:
         return options.learning_rate is None
-
-    def enough_epochs(self, most: int, batches: int, *, is_linear: bool) -> int:
-        """
-        >>> [SgdAlgorithm().enough_epochs(30, batches, is_linear=False) for batches in (1, 40, 60, 1000)]
-        [30, 30, 20, 10]
-        """
-        return most if is_linear else min(most, max(self.epochs, -(-_NETWORK_STEPS // batches)))
 
     def steps(self, options: Sgd, batches: str, unit: float) -> str:
         units = f", in units of {unit:g} of the label" if unit != 1.0 and options.optimizer != "sgd" else ""

@@ -158,8 +158,8 @@ def test_a_newer_version_says_so(result: tp.Result, tmp_path: Path) -> None:
     result.save(tmp_path / "model")
     file = tmp_path / "model" / "model.json"
     content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "version": 4, "unheard_of": 1}))
-    with pytest.raises(ModelError, match="version 4, and this tablepuppet reads up to 3; install a newer"):
+    file.write_text(json.dumps({**content, "version": 5, "unheard_of": 1}))
+    with pytest.raises(ModelError, match="version 5, and this tablepuppet reads up to 4; install a newer"):
         tp.load(tmp_path / "model")
 
 

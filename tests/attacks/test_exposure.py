@@ -141,5 +141,10 @@ def test_keys_are_shown_beside_predictions_only_where_they_may_leave() -> None:
         with pytest.raises(PolicyError, match="rule identifiers"):
             owners.predict(result, key="id")
         assert owners.predict(result, key=[]).num_rows == ROWS
+    halves = [people()[: ROWS // 2], people()[ROWS // 2 :]]
+    with tp.Federation({"people": halves}, policies={"people": Policy(**hidden)}) as owners:
+        answer = owners.predict(train(owners), key=[])  # which owner holds a row is shown, and no key of it
+        assert answer.column_names[0] == "client"
+        assert answer.num_rows == ROWS
     with tp.Federation({"people": people()}, policies={"people": Policy(identifiers=True, **hidden)}) as owners:
         assert owners.predict(train(owners), key="id").num_rows == ROWS

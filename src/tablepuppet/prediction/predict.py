@@ -212,9 +212,8 @@ def _identifiers(servable: Servable, rows: NewRows, link: Link, job: str) -> pa.
             count = rows.client_rows[scan][client]
             part = wanted[client, scan, tuple(columns)].rename_columns(list(servable.key))
             if several:
-                part = part.add_column(
-                    0, "client", pa.array([client], pa.string()).take(pa.array(np.zeros(count, int)))
-                )
+                held = pa.array([client], pa.string()).take(pa.array(np.zeros(count, int)))
+                part = part.add_column(0, "client", held) if columns else pa.table({"client": held})
             parts.append(part)
         whole = pa.concat_tables(parts, promote_options="permissive")
         tables.append(whole.take(pa.array(base_rows)) if whole.num_columns else whole)

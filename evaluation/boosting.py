@@ -12,6 +12,7 @@ from the tables in memory to the trained model; memory is the most that it held 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -96,7 +97,8 @@ def boosting(data: Path, out: Path, seed: int = 0, *, resumes: bool = False, reu
             continue
         head = ["", "test RMSE" if task.is_number else "test AUC", *_HEAD]
         rows = [_cells(title, line) for title, line in lines.items()]
-        given = {"command": "python -m evaluation boosting", "provenance": asdict(beginning.provenance())}
+        where = "lines that earlier runs kept" if reuses or resumes else asdict(beginning.provenance())
+        given = {"command": "python -m evaluation boosting", "provenance": where}
         table = {"text": [f"### {_name(name, task)}"], "head": head, "rows": rows}
         text = json.dumps(given | table, indent=2, ensure_ascii=False) + "\n"
         (out / f"evaluation-boosting-{name}.json").write_text(text, encoding="utf-8")
@@ -144,7 +146,8 @@ def _prepare(task: Task, data: Path, folder: Path, seed: int) -> None:
 def _apart(name: str, title: str, folder: Path) -> Line:
     """A line, measured in a process of its own."""
     command = [sys.executable, "-m", "evaluation.boosting", name, title, str(folder)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # others' loops would wait for each other, busily
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=alone)
     line = Line(**json.loads(done.stdout.splitlines()[-1]))
     print(f"{name}: {title}: {line}", flush=True)
     return line

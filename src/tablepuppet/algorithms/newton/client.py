@@ -158,8 +158,8 @@ def _extended(
 ) -> tuple[NewtonState, Answer]:
     """What is new in some directions joins the others; a column of zeros is sent in the place of what is not.
 
-    With it go ‖v‖² of the directions so far, which columns are new ones, and, where no sum over clients has told the
-    server, what each model is expected to gain.
+    With it go ‖v‖² of the first direction (all others have length 1), which columns are new ones, and, where no sum
+    over clients has told the server, what each model is expected to gain.
     """
     basis = state.basis
     assert basis is not None
@@ -173,7 +173,8 @@ def _extended(
     added = np.zeros_like(found)
     added[:, :count] = vectors[:, :count]
     is_new = np.arange(found.shape[1]) < count
-    products = np.concatenate([norms, is_new, np.zeros(len(is_new)) if gaps is None else gaps])
+    first = norms[:1] if len(norms) else np.zeros(1)
+    products = np.concatenate([first, is_new, np.zeros(len(is_new)) if gaps is None else gaps])
     answer = Predictions(values=fixed(setup.model.predict(added)), products=products)
     return msgspec.structs.replace(state, basis=np.concatenate([basis, added[:, :count]], axis=1)), answer
 

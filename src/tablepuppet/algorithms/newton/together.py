@@ -130,8 +130,9 @@ class TogetherServer(Together):
         """A round that expects to gain nothing to speak of is the last one, and its directions wait."""
         models = len(self._ridges)
         for block, answer in zip(self._asked, answers, strict=True):
-            norms, is_new, gaps = np.split(answer.products, [-2 * models, -models])
-            self._norms[block] = norms[: len(self._norms[block])]
+            first, is_new, gaps = np.split(answer.products, [-2 * models, -models])
+            if len(self._norms[block]):
+                self._norms[block][0] = first[0]
             self._gap += gaps
             self._waiting[block] = np.concatenate([self._waiting[block], answer.values[:, is_new > 0]], axis=1)
         self._gap /= self.problem.joined.rows

@@ -224,7 +224,8 @@ def _beside_header(declared: type, value: Any) -> Any:
         if original == dtype:
             return array
         _make_room(array.size * np.dtype(original).itemsize)
-        return array.astype(original)
+        with np.errstate(invalid="ignore"):  # what is not a number is refused by the rules, which name its field
+            return array.astype(original)
     if kind is pa.Table:
         stream = pa.py_buffer(_take(*value))
         check_stream(stream)

@@ -167,12 +167,8 @@ def _kept(file: Path, query: str, given: Mapping[str, Any], seed: int) -> RunRec
         algorithm=given["algorithm"],
         given={**options, "seed": seed},
     )
-    return (
-        record
-        if record.job
-        == msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(job, options=job.blinded_options)))
-        else None
-    )
+    settled = msgspec.structs.replace(job, options=job.blinded_options).over(record.data.train_rows)
+    return record if record.job == msgspec.json.decode(msgspec.json.encode(settled)) else None
 
 
 def _tuned(

@@ -178,7 +178,7 @@ def test_an_l2_for_each_table_is_that_of_columns(
         ({"l2": {"users": -1.0}}, "l2 must be a number from 0 up"),
         ({"l2": {"users": 1.0}, "model": "boosted"}, "give one number"),
         ({"signs": {"shop": 1}}, "only a number can be bound to a sign"),
-        ({"signs": {"x9": 1}}, "no feature of the query"),
+        ({"signs": {"x9": 1}}, "not a feature of the query"),
         ({"signs": {"x0": 2}}, "signs must be 1"),
         ({"l1": 0.1, "privacy": {"features": {"epsilon": 1.0}}}, "no private form"),
     ],

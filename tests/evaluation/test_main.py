@@ -45,6 +45,7 @@ def test_factor_heads_stand_beside_the_sum_and_the_papers_figures(
     assert [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| factor")] == [
         "| factor by als, ids, 6 sweeps",
         "| factor by als, ids",
+        "| factor by als, ids, 24 sweeps",
         "| factor by als, ids and features",
         "| factor by sgd, ids",
     ]

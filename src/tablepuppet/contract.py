@@ -182,10 +182,16 @@ def score_contracts(
     identifiers: Sequence[Place],
     asker: str,
     privacy: Privacy,
+    split: tuple[float, float] = (0.0, 0.0),
+    sides: Sequence[int] = (),
 ) -> dict[str, Contract]:
-    """What each client is asked for predictions; `models`: the fingerprint of what is applied to each block."""
+    """What each client is asked for predictions; `models`: the fingerprint of what is applied to each block.
+
+    `sides`: the scans of whose rows it is told on which side of a split, in such shares, they are.
+    """
     found = {}
     for client, scans, blocks in _owners(bound, roles_of(bound, identifiers), {}, models):
+        told = tuple(scan for scan in sides if client in bound.scans[scan].clients)
         found[client] = Contract(
             purpose="predict",
             asker=asker,
@@ -194,7 +200,9 @@ def score_contracts(
             blocks=blocks,
             keys=privacy.keys,
             most_keys=_most_keys(privacy),
-            disclosures=_disclosures(scans, blocks, (), "predict"),
+            split=split,
+            sides=told,
+            disclosures=_disclosures(scans, blocks, (), "predict", sides=told),
         )
     return found
 
@@ -246,6 +254,7 @@ def _disclosures(
     purpose: Purpose,
     fits: int = 1,
     shuffles: int = 0,
+    sides: Sequence[int] = (),
 ) -> tuple[Disclosure, ...]:
     """What leaves each table and what comes, at most how often; a batch's rows are as many as they have joined rows."""
     found: list[Disclosure] = []
@@ -263,6 +272,7 @@ def _disclosures(
             tell(scan.table, "weights")
         if purpose == "predict" and scan.numbers("identifier"):
             tell(scan.table, "identifiers")
+        tell(scan.table, "split", sides.count(scan.scan))
     for block in blocks:
         table = tables[block.scan]
         if purpose in ("predict", "evaluate"):

@@ -102,7 +102,7 @@ def predict(
     if missing not in ("error", "zero"):
         raise JobError(f'missing must be "error" or "zero", not {missing!r}')
     key, only, limit = options.get("key"), options.get("only"), options.get("max_joined_rows")
-    if cache is not None and missing == "error" and key is not None and only is not None:
+    if cache is not None and missing == "error" and not options.get("split") and key is not None and only is not None:
 
         def rows(keys: Sequence[Key] | None, limit: int | None) -> pa.Table:
             return predict(model, query, tables, link, key=key, only=keys, max_joined_rows=limit)

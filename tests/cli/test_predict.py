@@ -33,6 +33,9 @@ def test_predictions_are_written_and_shown(path: Path, capsys: pytest.CaptureFix
     document = json.loads(capsys.readouterr().out)
     assert document["rows"] == len(document["predictions"]) == expected.num_rows
     assert document["missing"] == []
+    assert main(["predict", model, str(path), "--split", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["predictions"]
+    assert {row["split"] for row in rows} == {"train", "test"}
 
 
 def test_comparing_and_drift_end_with_codes_for_cron(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

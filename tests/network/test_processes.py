@@ -66,6 +66,11 @@ def test_explain_profile_and_predict_work_as_in_process(parties: Parties) -> Non
         order = [(name, "ascending") for name in ("item", "probability")]  # owners' own orders do not show
         sorted_here = predicted.drop_columns("client").sort_by(order)
         assert sorted_here.equals(expected.drop_columns("client").sort_by(order))
+        sides = [r.predict(f, split=True) for r, f in ((result, federation), (local.train(QUERY, label="y"), local))]
+        here, there = (zip(*(t[c].to_pylist() for c in ("item", "probability", "split")), strict=True) for t in sides)
+        shown = [sorted((item, round(p, 6), side) for item, p, side in rows) for rows in (here, there)]
+        assert shown[0] == shown[1]
+        assert {side for _, _, side in shown[0]} == {"train", "test"}
         assert federation.evaluate(result) == local.evaluate(result)
         assert federation.compare(result, result) == local.compare(result, result)
         assert federation.drift(result) == local.drift(result)

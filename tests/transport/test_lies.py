@@ -146,7 +146,7 @@ def job_of(name: str) -> Iterator[tuple[tp.Federation, Callable[[], Any]]]:
             yield federation, lambda: federation.train(query, progress=False, **given)
         else:
             result = federation.train(query, progress=False, **given)
-            yield federation, lambda: federation.predict(result)
+            yield federation, lambda: federation.predict(result, split=True)
 
 
 def refusal(run: Callable[[], Any]) -> tp.TablePuppetError | None:

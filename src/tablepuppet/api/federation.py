@@ -287,6 +287,7 @@ class Federation:
         module: Builder | None = None,
         head: Any = None,
         max_joined_rows: int | None = None,
+        split: bool = False,
         progress: bool | None = None,
     ) -> pa.Table:
         """One prediction per joined row of a query: the model's own by default, or one with the same features.
@@ -297,6 +298,7 @@ class Federation:
         its table stands in, and the answer's column `assumed` says for which rows (docs/prediction.md). `threshold`:
         the probability from which on a row is predicted to be of the second class (`result.threshold()`). `module` is
         the builder of a saved model's own torch modules, `head` the torch module of a saved model whose head was one.
+        split=True adds the column `split`: whether a row was for training, validation or the test.
         """
         chosen = _model_of(model)
         if to is not None:
@@ -312,6 +314,7 @@ class Federation:
                 only=None if keys is None else as_keys(keys),
                 missing=missing,
                 max_joined_rows=max_joined_rows,
+                split=split,
             )
         if threshold is not None:
             table = at_threshold(chosen, table, threshold)

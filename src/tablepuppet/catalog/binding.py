@@ -87,7 +87,8 @@ def bind(
         check_features(ucq, resolved[0], features)
         scans = Scans()
         placed = [place(branch, scans) for branch in resolved]
-        read = place_beside(placed, label_position, weight, beside, scans)
+        outputs = [branch.outputs[label_position] for branch in resolved]
+        read = place_beside(placed, [o.relation for o in outputs], weight, beside, scans, outputs[0].at)
         requests = scans.requests(job)
     except RecursionError:
         raise QueryError(TOO_DEEP) from None
@@ -143,6 +144,7 @@ class Wanted:
     bases: tuple[str, ...]  # the alias that held the label, in each branch of the model's query
     key: tuple[str, ...] | None = None  # columns of the base that name a row; None: those that it is joined on
     only: tuple[Key, ...] | None = None  # just the rows with these keys
+    beside: LabelColumns = NOTHING  # predicates of the split that the model was trained with
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, .
         tuple(scans.column(branch.scans[base], column, column) for column in key)
         for branch, base, key in zip(placed, bases, keys, strict=True)
     ]
+    read = place_beside(placed, bases, None, wanted.beside, scans, exp.to_identifier(wanted.label))
     opened = scans.typed(ucq, link.ask(scans.requests(job)))
     check_keys(ucq, placed, opened)
     blocks, start = [], 0
@@ -183,7 +186,15 @@ def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, .
         columns = tuple(union_of(ucq, placed, opened, p) for p in own)
         members = tuple(b.member(r, own) for b, r in zip(placed, relations, strict=True))
         blocks.append(Block(name, resolved[0].shapes[relations[0]].name, features, columns, members))
-    branches = tuple(b.around(base) for b, base in zip(placed, bases, strict=True))
+    branches = tuple(
+        replace(
+            branch.around(base),
+            test_column=columns.get("test_where", -1),
+            validation_column=columns.get("validation_where", -1),
+        )
+        for branch, base, columns in zip(placed, bases, read, strict=True)
+    )
+    check_beside(branches, opened)
     bound = BoundQuery(ucq.text, wanted.label, opened, branches, tuple(blocks))
     return Servable(bound, tuple(shown(column) for column in keys[0]), tuple(key_columns))
 

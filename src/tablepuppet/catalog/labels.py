@@ -14,7 +14,7 @@ from sqlglot import exp
 
 from tablepuppet.catalog.bound import Branch, Scan, refuse
 from tablepuppet.catalog.kinds import type_name
-from tablepuppet.catalog.names import Output, ResolvedBranch, resolve
+from tablepuppet.catalog.names import ResolvedBranch, resolve
 from tablepuppet.catalog.scans import PlacedBranch, Scans
 from tablepuppet.errors import CatalogError, QueryError, did_you_mean
 from tablepuppet.query.parsing import parse
@@ -119,19 +119,23 @@ def weight_position(branch: ResolvedBranch, label: int, weight: str | None) -> i
 
 
 def place_beside(
-    placed: Sequence[PlacedBranch], label: int, selected: int | None, beside: LabelColumns, scans: Scans
+    placed: Sequence[PlacedBranch],
+    relations: Sequence[int],
+    selected: int | None,
+    beside: LabelColumns,
+    scans: Scans,
+    at: exp.Expr,
 ) -> list[dict[str, int]]:
-    """Asks the label's scans for the expressions; by branch and name, their numbers."""
+    """Asks the label's scans, of these relations, for the expressions; by branch and name, their numbers."""
     found: list[dict[str, int]] = []
-    for branch in placed:
-        output = branch.resolved.outputs[label]
-        scan = branch.scans[output.relation]
+    for branch, relation in zip(placed, relations, strict=True):
+        scan = branch.scans[relation]
         columns = {}
         for name, text in beside.items():
             if name == "weight" and selected is not None:
                 columns[name] = branch.output_columns[selected]
             elif text is not None:
-                columns[name] = scans.column(scan, _expression(branch.resolved, output, name, text), output.at)
+                columns[name] = scans.column(scan, _expression(branch.resolved, relation, name, text), at)
         found.append(columns)
     return found
 
@@ -150,9 +154,9 @@ def check_beside(branches: Sequence[Branch], scans: Sequence[Scan]) -> None:
                 )
 
 
-def _expression(branch: ResolvedBranch, label: Output, name: str, text: str) -> exp.Expr:
+def _expression(branch: ResolvedBranch, relation: int, name: str, text: str) -> exp.Expr:
     """The expression over the label's table, read and checked as an item of a SELECT over that table alone."""
-    shape, alias = branch.shapes[label.relation], branch.aliases[label.relation]
+    shape, alias = branch.shapes[relation], branch.aliases[relation]
     table, called = (exp.Identifier(this=n, quoted=True).sql("duckdb") for n in (shape.name, alias))
     try:
         query = parse(f"SELECT {text} FROM {table} AS {called}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 import typer
@@ -29,6 +29,11 @@ MissingOption = Annotated[
 ]
 
 
+SplitOption = Annotated[
+    bool, typer.Option("--split", help="Say of each row whether it was for training, validation or the test.")
+]
+
+
 def predict(
     model: ModelArgument,
     job: JobArgument,
@@ -36,6 +41,7 @@ def predict(
     to: ToOption = None,
     key: KeyOption = None,
     missing: MissingOption = "error",
+    split: SplitOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Predict the rows of a job's query with a saved model.
@@ -45,7 +51,8 @@ def predict(
     screen = Screen(as_json)
     loaded, asked = load(model), read_job(job)
     with screen.progress("predicting"), asked.open_federation(federation) as tables:
-        answer = tables.predict(loaded, asked.query, key=key, missing=missing, to=to, progress=False)  # type: ignore[arg-type]
+        options: dict[str, Any] = {"key": key, "missing": missing, "to": to, "split": split}
+        answer = tables.predict(loaded, asked.query, **options, progress=False)
     away = (answer.schema.metadata or {}).get(b"tablepuppet.missing", b"").decode()
     _show(screen, answer, to, away)
     screen.show_json(

@@ -135,6 +135,7 @@ ANSWERS: dict[type, Callable[[ClientState, Any], m.Message]] = {
     m.DescribeLabels: setup.describe_labels,
     m.SendLabels: setup.send_labels,
     m.SendWeights: setup.send_weights,
+    m.SendSides: setup.send_sides,
     m.CloseJob: setup.close_job,
     m.OpenPart: setup.open_part,
     m.SumStatistics: setup.sum_statistics,

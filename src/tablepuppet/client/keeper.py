@@ -38,7 +38,7 @@ ALLOWED: dict[Purpose, frozenset[m.Stage]] = {
     "explain": _SETUP | _STATISTICS,
     "train": _SETUP | _STATISTICS | _TRAINING | {"pool"},
     "evaluate": _SETUP | {"score", "score own"},
-    "predict": frozenset({"keys", "blind", "score", "score own", "identify"}),
+    "predict": frozenset({"keys", "blind", "score", "score own", "identify", "sides"}),
 }
 
 
@@ -185,9 +185,7 @@ class Keeper:
     def _labels(self, job: _Job, contract: Contract, request: m.SendLabels) -> None:
         scan = _scan(contract, request.scan)
         _has_role(scan, request.column, "label")
-        for column in (request.test_column, request.validation_column):
-            if column is not None:
-                _has_role(scan, column, "split")
+        _held_out_as_agreed(contract, scan, request)
         if request.privacy != contract.label_privacy:
             raise refused("labels leave under the noise that was agreed on, and under no other")
         folds = Folds(0) if contract.folds is None else contract.folds
@@ -195,8 +193,6 @@ class Keeper:
             raise refused("rows are shared out in the agreed folds")
         if request.fold_column is not None:
             _has_role(scan, request.fold_column, "split")
-        if (request.test_fraction, request.validation_fraction) != contract.split:
-            raise refused("rows are split in the agreed shares")
         self._once(job, f"labels {request.column}", request.scan, _uses(scan, "split"))
 
     def _weights(self, job: _Job, contract: Contract, request: m.SendWeights) -> None:
@@ -406,6 +402,11 @@ class Keeper:
             _has_role(scan, column, "identifier")
         self._once(job, f"identifiers {sorted(request.columns)}", request.scan)
 
+    def _sides(self, job: _Job, contract: Contract, request: m.SendSides) -> None:
+        scan = _scan(contract, request.scan)
+        _held_out_as_agreed(contract, scan, request)
+        self._once(job, "sides", request.scan, contract.sides.count(request.scan))
+
 
 def refused(why: str) -> PolicyError:
     """The refusal of a request that its contract does not have."""
@@ -429,6 +430,14 @@ def _block(contract: Contract, scan: int, columns: list[int]) -> BlockTerms:
 def _has_role(scan: ScanTerms, column: int, role: Role) -> None:
     if column not in scan.numbers(role):
         raise refused(f"an expression was asked for as the {role}, and it is not")
+
+
+def _held_out_as_agreed(contract: Contract, scan: ScanTerms, request: m.SendLabels | m.SendSides) -> None:
+    for column in (request.test_column, request.validation_column):
+        if column is not None:
+            _has_role(scan, column, "split")
+    if (request.test_fraction, request.validation_fraction) != contract.split:
+        raise refused("rows are split in the agreed shares")
 
 
 def _same_columns(asked: list[int], agreed: tuple[int, ...], role: Role) -> None:
@@ -515,5 +524,6 @@ _CHECKS: dict[m.Stage, Callable[[Keeper, _Job, Contract, Any], None]] = {
     "score": Keeper._score,
     "score own": Keeper._score,
     "identify": Keeper._identify,
+    "sides": Keeper._sides,
 }
 DECIDED: frozenset[m.Stage] = BEFORE | frozenset(_CHECKS)

@@ -143,7 +143,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 self._columns_of(used, scan.numbers(role), _RULE_OF[role])
             _check_protected(contract, scan, used, self.tables.get(scan.table))
             if contract.purpose == "predict" and self.minimum_rows > 1:
-                _check_shown(scan, used, self.tables.get(scan.table))
+                _check_shown(scan, used, self.tables.get(scan.table), used.compared)
+            if contract.purpose == "predict" and self._hides_values_of(scan.table):
+                _check_shown(scan, used, self.tables.get(scan.table), _read_by(scan, used, "split"))
             if scan.numbers("label"):
                 self._label_terms(contract.label_privacy)
                 if scan.query is not None and contract.label_privacy is not None:
@@ -173,6 +175,10 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 self._applied(is_held=not block.model)
                 if block.columns:
                     self._score_terms(contract.purpose, tables[block.scan])
+
+    def _hides_values_of(self, table: str) -> bool:
+        """Whether single values of a table are more than its owner tells: a condition's answer for a row is one."""
+        return self.minimum_rows > 1 or not self.labels.leave or self.labels.epsilon is not None or table in self.budget
 
     def _noise_terms(self, contract: m.Contract, clients: int) -> None:
         noise = contract.feature_privacy
@@ -286,9 +292,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def _labels(self, request: m.SendLabels, use: Use) -> None:
         self._columns(request, use, [request.column], "labels")
+        self._sides(request, use)
+        self._label_terms(request.privacy)
+
+    def _sides(self, request: m.SendLabels | m.SendSides, use: Use) -> None:
         split = [c for c in (request.test_column, request.validation_column) if c is not None]
         self._columns(request, use, split, "filters")
-        self._label_terms(request.privacy)
 
     def _label_terms(self, given: LabelPrivacy | None) -> None:
         self._rule(self.labels.leave, "labels.leave", "labels do not leave this owner")
@@ -419,6 +428,7 @@ DECISIONS: dict[m.Stage | None, Callable[[Policy, Any, Use], None]] = {
     "score": Policy._score,
     "score own": Policy._score_own,
     "identify": Policy._identify,
+    "sides": Policy._sides,
     "close": Policy._of_a_job,
 }
 
@@ -445,16 +455,17 @@ def _check_protected(contract: m.Contract, scan: ScanTerms, used: ScanUse, rules
         _refuse_ways(_read_by(scan, used, "label"), others | also, "labels", used.table)
 
 
-def _check_shown(scan: ScanTerms, used: ScanUse, rules: TableRules | None) -> None:
-    """Scores are of rows that one knows by their keys: a WHERE over other columns would tell these of each row."""
+def _check_shown(scan: ScanTerms, used: ScanUse, rules: TableRules | None, asked: Collection[str]) -> None:
+    """Scores are of rows that one knows by their keys: a condition on other columns would tell these of each row."""
     granted = frozenset() if rules is None or rules.filters is None else rules.allowed("filters")
     known = _read_by(scan, used, "key") | _read_by(scan, used, "identifier") | granted
-    for column in sorted(used.compared):
+    for column in sorted(asked):
         if column.lower() not in known:
             raise _refused(
                 f"tables.{used.table}.filters",
-                f"which rows a model is applied to may depend on their keys, and not on column {column}, whose values "
-                "the choice would tell; predict all rows, or ask the owner to grant it as a filter",
+                "which rows a model is applied to, and which are shown as test rows, may depend on their keys, and not "
+                f"on column {column}, whose values the choice would tell; predict all rows, without split, or ask the "
+                "owner to grant it as a filter",
             )
 
 

@@ -70,11 +70,15 @@ def _blind(own: ClientState, request: m.BlindKeys) -> None:
     array(request.points, "points", (None, POINT), kinds=frozenset("u"))
 
 
-def _labels(own: ClientState, request: m.SendLabels) -> None:
+def _sides(own: ClientState, request: m.SendLabels | m.SendSides) -> None:
     _within(request.seed, "seed", 0, _SEEDS)
     _within(request.offset, "offset", 0, _MOST_ROWS)
     _within(request.test_fraction, "test_fraction", 0, 1)
     _within(request.validation_fraction, "validation_fraction", 0, 1 - request.test_fraction)
+
+
+def _labels(own: ClientState, request: m.SendLabels) -> None:
+    _sides(own, request)
     classes = request.classes
     if classes is not None:
         require(len({type(c) for c in classes}) <= 1, "classes", "mix texts and numbers")
@@ -318,6 +322,7 @@ _RULES: dict[type, Rule] = {
     m.SendKeys: _keys,
     m.BlindKeys: _blind,
     m.SendLabels: _labels,
+    m.SendSides: _sides,
     m.OpenPart: _open_part,
     m.SumStatistics: _sum_statistics,
     m.EncodeFeatures: _encode,

@@ -115,7 +115,7 @@ def keep(own: ClientState, sets: list[RowSet]) -> None:
         own.row_sets.add(rows.table, rows.kind, rows.sketch)
 
 
-def check_split(own: ClientState, request: m.SendLabels, sides: Split) -> None:
+def check_split(own: ClientState, request: m.SendLabels | m.SendSides, sides: Split) -> None:
     """Refuses test or validation rows that are few, or that differ by few from those of an earlier job."""
     if not is_on(own):
         return

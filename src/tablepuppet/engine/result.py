@@ -24,6 +24,7 @@ from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.neural import trained_module
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, Model, block_uses, describe_use
+from tablepuppet.prediction.split import split_of
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.tables.encoding import encoded_width
 from tablepuppet.transport.meter import Network, Traffic
@@ -279,6 +280,7 @@ class Result:
                 # The metrics of a private run come from exact predictions, and stay with whoever ran it.
                 **({} if job.is_private else {"objective": self.objective, "metrics": self.metrics}),
                 "training_rows": self.plan.mapping.train_rows,
+                "split": split_of(job, self.plan.mapping),
                 **job.privacy.key_options,
                 **({"is_private": True} if job.is_private or job.privacy.label is not None else {}),
                 "joins": [{"alias": f.alias, "rows": f.rows, "matched": f.matched} for f in self.plan.mapping.fits],

@@ -24,7 +24,7 @@ from tablepuppet.mapping.join.duckdb_join import BranchSide, Counts, ListedSide,
 from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW, BranchJoin, Span, join_branch
 from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.keys.labels import LabelSpace, Task, read_labels
-from tablepuppet.mapping.mapping import Part, Placement, RelationStats, TableMapping
+from tablepuppet.mapping.mapping import LabelRows, Part, Placement, RelationStats, TableMapping
 from tablepuppet.mapping.rows.materialize import Writer, can_build_on_workers
 from tablepuppet.memory import free_memory, give_back
 from tablepuppet.privacy.options import Privacy
@@ -170,6 +170,10 @@ def map_tables(
         if isinstance(joined, ClusterRows)
         else None,
         folds=None if labels.folds is None else labels.folds[occurring[0][label]],
+        label_rows=tuple(
+            LabelRows(labels.offsets[branch.label_place], dict(client_rows[branch.label_place.scan]))
+            for branch in bound.branches
+        ),
     )
     give_back()
     return mapping

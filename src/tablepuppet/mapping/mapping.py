@@ -103,6 +103,14 @@ class Placement:
     is_joined_there: bool  # by the workers; or here, and cut into partitions
 
 
+@dataclass(frozen=True, slots=True)
+class LabelRows:
+    """The rows that a branch has its labels from, as the split counts them: the first one's number, and how many."""
+
+    offset: int
+    rows: dict[str, int]  # of each client, one after the other
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TableMapping:
     """The joined table as row numbers, split in training, validation and test rows.
@@ -121,6 +129,7 @@ class TableMapping:
     dropped: int = 0  # joined training rows beyond the cap on multiplicity
     placement: Placement | None = None  # None: all in this process
     folds: NDArray[np.int16] | None = None  # of cross-validation, per label row of the train rows
+    label_rows: tuple[LabelRows, ...] = ()  # of each branch
 
     @property
     def joined_rows(self) -> int:
@@ -170,6 +179,7 @@ class MappingSummary:
     validation_rows: int
     dropped: int  # joined training rows beyond the cap on multiplicity
     placement: Placement | None
+    label_rows: tuple[LabelRows, ...] = ()  # of each branch
 
     @property
     def joined_rows(self) -> int:
@@ -194,6 +204,7 @@ def summarise(mapping: TableMapping) -> MappingSummary:
         validation_rows=mapping.validation.rows,
         dropped=mapping.dropped,
         placement=mapping.placement,
+        label_rows=mapping.label_rows,
     )
 
 

@@ -103,7 +103,7 @@ _FIELDS: dict[Kind, dict[str, type]] = {
     "drift": {"model": Model, "job": Job},
 }
 _MEASURES = ("evaluate", "compare", "importance")
-_OPTIONS = {"missing", "key", "only", "max_joined_rows"}
+_OPTIONS = {"missing", "key", "only", "max_joined_rows", "split"}
 TO_WORKER = Begin | Answers | Interrupt
 FROM_WORKER = Ask | RoundEnded | Logged | Outcome | Broken
 

@@ -2,7 +2,7 @@
 
 Columns: the key; `prediction`, in the label's own type; where scores are probabilities, `probability` of the second
 class for two classes, `probability_<class>` for each class of softmax; and, where the request allowed owners to be
-missing, `assumed`: the tables whose mean contribution stands in for an unknown row.
+missing, `assumed`: the tables whose mean contribution stands in for an unknown row; `split`, where it was asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.writing import as_path, write_whole
 
 
-def answer(model: Model, keys: pa.Table, scores: Array, missing: Mapping[str, NDArray[np.bool_]] | None) -> pa.Table:
+def answer(
+    model: Model,
+    keys: pa.Table,
+    scores: Array,
+    missing: Mapping[str, NDArray[np.bool_]] | None,
+    sides: pa.Array | None = None,
+) -> pa.Table:
     """The table that a prediction returns."""
     columns: dict[str, pa.Array] = {}
     predicted, probabilities = model.loss.predict(scores), model.loss.probabilities(scores)
@@ -38,6 +44,8 @@ def answer(model: Model, keys: pa.Table, scores: Array, missing: Mapping[str, ND
         columns |= {f"probability_{c}": pa.array(probabilities[:, k]) for k, c in enumerate(named)}
     if missing is not None:
         columns["assumed"] = _assumed(missing, len(scores))
+    if sides is not None:
+        columns["split"] = sides
     taken = set(keys.column_names) & set(columns)
     kept = keys.rename_columns([f"key_{name}" if name in taken else name for name in keys.column_names])
     if not kept.num_columns:  # a table without columns has no rows either

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.catalog.binding import Key, Servable, Wanted, bind_features
+from tablepuppet.catalog.labels import NOTHING, LabelColumns
 from tablepuppet.contract import agree, score_contracts
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.mapping.mapping import Part
@@ -24,6 +25,7 @@ from tablepuppet.models.heads.kinds import trained_head
 from tablepuppet.prediction.missing import Reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.output import answer
+from tablepuppet.prediction.split import AskedSides, split_record
 from tablepuppet.prediction.trees import ask_bits, tree_scores
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol import Identifiers, Message, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
@@ -44,14 +46,20 @@ def predict_rows(
     only: Sequence[Key] | None = None,
     there: Reachable | None = None,
     max_joined_rows: int | None = None,
+    split: bool = False,
 ) -> pa.Table:
-    """The base's key, the prediction and its probability for each joined row, ordered by the base's rows."""
+    """The base's key, the prediction and its probability for each joined row, ordered by the base's rows.
+
+    `split`: beside them, on which side of the split that the model was trained with the base's row is.
+    """
+    record = split_record(model) if split else None
     wanted = Wanted(
         blocks=tuple((block.name, block.features) for block in model.blocks),
         label=model.label,
         bases=model.label_aliases,
         key=None if key is None else tuple(key),
         only=None if only is None else tuple(map(tuple, only)),
+        beside=NOTHING if record is None else LabelColumns(None, record.test_where, record.validation_where),
     )
     servable = bind_features(parse(query), wanted, tables=tables, link=link, job=job)
     here = [(b, s) for b, s in zip(model.blocks, servable.bound.blocks, strict=True) if not b.is_held]
@@ -73,16 +81,20 @@ def predict_rows(
         for column in columns
     ]
     privacy = privacy_of(model.metadata.get("keys"))
-    agree(score_contracts(servable.bound, block_fingerprints(model), identifiers, link.asker, privacy), link, job)
+    asked = None if record is None else AskedSides.of(record, servable.bound)
+    terms = ((0.0, 0.0), ()) if asked is None else (asked.shares, asked.scans)
+    own = (block_fingerprints(model), identifiers, link.asker, privacy, *terms)
+    agree(score_contracts(servable.bound, *own), link, job)
     rows = map_new_rows(
         servable.bound, link, job=job, max_joined_rows=max_joined_rows, incomplete=incomplete, privacy=privacy
     )
     scores = _scores(model, rows, link, job)
     keys = _identifiers(servable, rows, link, job)
+    sides = None if asked is None else asked.sides(rows, link, job)
     if there is None:
-        return answer(model, keys, scores, None)
+        return answer(model, keys, scores, None, sides)
     assumed = {b.table: a for b, a in zip(model.blocks, rows.assumed, strict=True) if a is not None}
-    table = answer(model, keys, scores, assumed)
+    table = answer(model, keys, scores, assumed, sides)
     return table.replace_schema_metadata({"tablepuppet.missing": ", ".join(there.missing)})
 
 

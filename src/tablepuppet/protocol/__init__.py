@@ -50,7 +50,9 @@ from tablepuppet.protocol.setup import (
     ScanSchema,
     SendKeys,
     SendLabels,
+    SendSides,
     SendWeights,
+    Sides,
     TableSchema,
     Weights,
 )
@@ -108,6 +110,7 @@ REQUESTS = (
     | ScoreRows
     | ScoreOwnRows
     | SendIdentifiers
+    | SendSides
     | CloseJob
 )
 RESPONSES = (
@@ -133,6 +136,7 @@ RESPONSES = (
     | RevealedFeatures
     | Scores
     | Identifiers
+    | Sides
     | Done
     | Failure
 )
@@ -201,7 +205,9 @@ __all__ = [
     "SendIdentifiers",
     "SendKeys",
     "SendLabels",
+    "SendSides",
     "SendWeights",
+    "Sides",
     "Stage",
     "StartPart",
     "Started",

@@ -47,6 +47,7 @@ Stage = Literal[
     "score",
     "score own",  # by a part that the owner holds
     "identify",  # key values beside predictions
+    "sides",  # of the split that a model was trained with, beside predictions
     "close",
 ]
 

@@ -136,6 +136,7 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     fits: int = 1  # how many models are trained: a setting on all folds but one, each
     folds: Folds | None = None  # of cross-validation
     shuffles: int = 0  # evaluate: how often every feature is shuffled at its owner, and its rows scored again
+    sides: tuple[int, ...] = ()  # predict: scans of whose rows it is told on which side of the split they are
     disclosures: tuple[Disclosure, ...] = ()
     days: int = 30  # how long an approval of it lasts at most
     version: int = 1

@@ -294,6 +294,17 @@ def _labels(request: m.SendLabels, answer: m.Labels, known: Known) -> None:
         last = request.folds - (request.fold_by != "time")
         is_fold = not len(answer.folds) or (answer.folds.min() >= 0 and answer.folds.max() <= last)
         require(request.folds > 0 and bool(is_fold), "folds", "hold a number that is no fold")
+    _held_out(request, answer, rows)
+
+
+@answered_by(m.SendSides, m.Sides)
+def _sides(request: m.SendSides, answer: m.Sides, known: Known) -> None:
+    rows = known.scan(request).rows
+    array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
+    _held_out(request, answer, rows)
+
+
+def _held_out(request: m.SendLabels | m.SendSides, answer: m.Labels | m.Sides, rows: int | None) -> None:
     is_split = request.test_column is not None or request.test_fraction > 0
     require(is_split or not answer.is_test.any(), "is_test", "names test rows where none were asked for")
     if answer.is_validation is not None:

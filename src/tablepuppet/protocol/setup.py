@@ -196,6 +196,30 @@ class Labels(Message, frozen=True):
     folds: NDArray[np.int16] | None = None  # which each row is in; by time, the first is never held out
 
 
+class SendSides(Message, frozen=True):
+    """Say which side of the split each row is on, as `SendLabels` draws it, and nothing of its label. → Sides"""
+
+    stage: ClassVar[Stage] = "sides"
+    tells: ClassVar[Telling] = ()
+    job: str
+    scan: int
+    offset: int  # this client's first row number in the label table
+    seed: int
+    test_fraction: float
+    validation_fraction: float
+    test_column: int | None = None
+    validation_column: int | None = None
+
+
+class Sides(Message, frozen=True):
+    tells: ClassVar[Telling] = (
+        Tells("is_test", "split", is_per_row=True),
+        Tells("is_validation", "split", is_per_row=True),
+    )
+    is_test: NDArray[np.bool_]
+    is_validation: NDArray[np.bool_] | None  # None: no row
+
+
 class SendWeights(Message, frozen=True):
     """Send the sample weight of each row of the label table. → Weights"""
 

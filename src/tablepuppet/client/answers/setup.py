@@ -99,13 +99,7 @@ def send_labels(own: ClientState, request: m.SendLabels) -> m.Labels:
         rows = own.tables.row_ids(request.job, request.scan)
         expression = own.tables.expressions(request.job, request.scan)[request.column]
         noise = LabelNoise(request.privacy, own.secret, table, _spend(own, table, request), rows, expression)
-    where = [
-        None if c is None else own.column(request.job, request.scan, c)[0]
-        for c in (request.test_column, request.validation_column)
-    ]
-    fractions = (request.test_fraction, request.validation_fraction)
-    sides = Split(request.offset, request.seed, *fractions, *where)
-    row_rules.check_split(own, request, sides)
+    sides = _split(own, request)
     labels = read_labels(column, info, request.classes, sides, order, noise)
     if not request.folds:
         return labels
@@ -113,6 +107,24 @@ def send_labels(own: ClientState, request: m.SendLabels) -> m.Labels:
     folds = fold_numbers(len(column), sides, request.folds, request.fold_by, by, order)
     row_rules.check_folds(own, request, folds)
     return replace(labels, folds=folds)
+
+
+def send_sides(own: ClientState, request: m.SendSides) -> m.Sides:
+    sides, order = _split(own, request), own.tables.order(request.job, request.scan)
+    rows = own.tables.scan(request.job, request.scan).num_rows
+    is_test = sides.test(rows, order)
+    return m.Sides(is_test=is_test, is_validation=sides.validation(rows, order, is_test))
+
+
+def _split(own: ClientState, request: m.SendLabels | m.SendSides) -> Split:
+    """How rows are shared out, if the owner has nothing against it."""
+    where = [
+        None if c is None else own.column(request.job, request.scan, c)[0]
+        for c in (request.test_column, request.validation_column)
+    ]
+    sides = Split(request.offset, request.seed, request.test_fraction, request.validation_fraction, *where)
+    row_rules.check_split(own, request, sides)
+    return sides
 
 
 def _spend(own: ClientState, table: str, request: m.SendLabels) -> Callable[[str], None]:

@@ -86,6 +86,8 @@ def job_contracts(
     found = {}
     ids = {block.name: id_features(job, block) for block in bound.blocks}
     check_ids(job, bound)
+    if job.warm_start is not None and purpose != "evaluate":
+        models = [job.warm_start.names]
     starts = {b.name: tuple(job.start.get(name, {}) for name in b.features) for b in bound.blocks if job.start}
     for client, scans, own in _owners(bound, roles_of(bound), masks, models[0] if models else None, starts):
         twins = [

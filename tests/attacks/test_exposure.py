@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -123,10 +126,71 @@ def test_invented_categories_and_repeated_columns_do_not_lift_the_limit() -> Non
 
 def test_splits_that_somebody_made_up_do_not_read_rows() -> None:
     client = over_a_network()
-    job = propose(client, ['"gender"', '"a"'], "")
     rule = trees.SplitRule(0, 0, False, None, ["f"], False, False, [])
+    job = propose(client, ['"gender"', '"a"'], trees.splits_name([rule]))
     with pytest.raises(PolicyError, match="allow_reconstruction"):
         client.answer(trees.AskRows(job=job, scan=0, columns=[0, 1], rows=np.arange(ROWS), rules=[rule]))
+
+
+@pytest.mark.parametrize("agreed", ["", trees.splits_name([])])
+def test_splits_that_were_not_agreed_on_are_not_asked(agreed: str) -> None:
+    """A person approved trees, or that held ones are applied, and the server sent others."""
+    client = over_a_network(allow_reconstruction=True)
+    rule = trees.SplitRule(0, 0, True, 0.25)
+    job = propose(client, ['"a"'], agreed)
+    with pytest.raises(PolicyError, match="the splits are not those that were agreed on"):
+        client.answer(trees.AskRows(job=job, scan=0, columns=[0], rows=np.arange(ROWS), rules=[rule]))
+
+
+@pytest.fixture
+def distant() -> Iterator[tp.Federation]:
+    """A federation whose owner does not trust the server as itself, as over a network."""
+    with tp.Federation({"people": people()}, policies={"people": Policy(minimum_rows=50)}) as owners:
+        owners._clients["people"].owner.is_in_process = False
+        yield owners
+
+
+def test_weights_that_somebody_made_up_are_no_way_round_the_limit_of_scores(distant: tp.Federation) -> None:
+    """What training begins with is predicted first, and what hardly moves from there would be trained here."""
+    query = "SELECT p.a, p.b, p.y FROM people p"
+    newton: dict[str, Any] = {"algorithm": "newton"}
+    honest = train(distant, query, **newton)
+    again = train(distant, query.replace("p.b", "p.b, p.c"), **newton, warm_start=honest)  # with one more feature
+    assert distant.predict(again, key=[]).num_rows == ROWS
+    (block,) = honest.model.blocks
+    halved = block.theta * [[1.0], [0.0]]  # one feature of a model that was trained here
+    for theta in (*np.eye(2)[:, :, None], halved):
+        invented = replace(honest.model, blocks=(replace(block, theta=theta),))
+        with pytest.raises(PolicyError, match=r"not trained here.*rule allow_reconstruction"):
+            train(distant, query, **newton, warm_start=invented)
+
+
+@pytest.mark.parametrize("model", ["linear", "boosted"])
+def test_a_model_of_its_own_features_is_none_that_was_trained(distant: tp.Federation, model: str) -> None:
+    """With a feature as the label, predictions are the feature."""
+    given: dict[str, Any] = {"algorithm": "newton"} if model == "linear" else {"trees": 20, "algorithm": None}
+    result = distant.train("SELECT p.a, p.b, -p.a AS z FROM people p", label="z", model=model, **given)
+    with pytest.raises(PolicyError, match="rule allow_reconstruction"):
+        distant.predict(result, key=[])
+
+
+def test_trees_that_somebody_made_up_are_not_added_to(distant: tp.Federation) -> None:
+    """What rows answer to them would have left as the first thing, however many splits there are."""
+    query = "SELECT p.a, p.b, p.y FROM people p"
+    job: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 3}
+    honest = distant.train(query, **job)
+    more = distant.train(query, **job, warm_start=honest)
+    assert distant.predict(more, key=[]).num_rows == ROWS
+    (block,) = honest.model.blocks
+    borders = [msgspec.structs.replace(rule, feature=0, border=k / 8) for k, rule in enumerate(block.splits)]
+    invented = replace(honest.model, blocks=(replace(block, splits=tuple(borders)),))
+    with pytest.raises(PolicyError, match=r"not trained here.*rule allow_reconstruction"):
+        distant.train(query, **job, warm_start=invented)
+    strict = Policy(predictions=False)
+    with tp.Federation({"people": people()}, policies={"people": strict}) as owners:
+        for verb in (owners.train, owners.explain):
+            with pytest.raises(PolicyError, match="rule predictions"):
+                verb(query, **job, warm_start=honest)
 
 
 def test_few_rows_are_not_scored() -> None:

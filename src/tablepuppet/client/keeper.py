@@ -8,7 +8,7 @@ and no more often. Which rows take part, and how often each is joined, is said o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -348,6 +348,8 @@ class Keeper:
         earlier = 1 if isinstance(request.before, str) else len(request.before)  # a held part is as large as it was
         if earlier > training.earlier_splits:
             raise refused("it speaks of more splits of earlier trees than were agreed on")
+        if not isinstance(request.before, str) and request.before:
+            self._same_splits(contract, part.block.place, request.before)
         if contract.feature_privacy is not None or contract.prediction_privacy.mode == "local":
             raise refused("trees have no noise")
         is_shared = sum(block.name == part.block.name for block in contract.blocks) > 1
@@ -377,13 +379,15 @@ class Keeper:
 
     # -- prediction ------------------------------------------------------------------------
 
-    def _score(self, job: _Job, contract: Contract, request: m.ScoreRows | m.ScoreOwnRows) -> None:
+    def _score(self, job: _Job, contract: Contract, request: m.ScoreRows | m.ScoreOwnRows | trees.AskRows) -> None:
         place = _block(contract, request.scan, request.columns).place
         blocks = [block for block in contract.blocks if block.place == place]
         if isinstance(request, m.ScoreRows):
             name = fingerprint(request.encoders, request.theta, request.model, request.outputs)
             if name not in {block.model for block in blocks}:
                 raise refused("the model is not the one that was agreed on")
+        elif isinstance(request, trees.AskRows):
+            self._same_splits(contract, place, request.rules)
         times = 1 + contract.shuffles * len(request.columns)
         if getattr(request, "shuffled", ()) and not contract.shuffles:
             raise refused("no feature is shuffled")
@@ -395,6 +399,10 @@ class Keeper:
                 f"its policy refuses the request: a model is applied to at least {self.minimum_rows:,} distinct rows, "
                 "and fewer were asked for; ask for more (rule minimum_rows)"
             )
+
+    def _same_splits(self, contract: Contract, place: Any, rules: Sequence[trees.SplitRule]) -> None:
+        if trees.splits_name(rules) not in {block.model for block in contract.blocks if block.place == place}:
+            raise refused("the splits are not those that were agreed on")
 
     def _identify(self, job: _Job, contract: Contract, request: m.SendIdentifiers) -> None:
         scan = _scan(contract, request.scan)

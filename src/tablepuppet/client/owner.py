@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet import protocol as m
-from tablepuppet.algorithms.boosting.messages import SplitRule
+from tablepuppet.algorithms.boosting.messages import SplitRule, splits_name
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.client.policy import Policy
 from tablepuppet.errors import PolicyError
@@ -35,9 +35,9 @@ class Shown:
     """Exact numbers of each row of a table that leave under one name, and the columns behind them."""
 
     table: str
-    name: str
     columns: tuple[str, ...]
     numbers: int
+    name: str = ""
 
     def spending(self, what: Literal["scores", "predictions"]) -> Spending:
         return Spending(table=self.table, what=what, name=self.name, numbers=self.numbers, columns=self.columns)
@@ -142,16 +142,26 @@ class Owner:
         if shown.numbers and not self.is_restoring:
             self.account.spend(shown.spending("predictions"))
 
-    def trained(self, table: str, model: ScoredModel, theta: m.Array) -> None:
-        """Parameters that were trained here are about to leave: their scores are what the owner trained them for."""
+    def trained(self, table: str, model: ScoredModel, theta: m.Array, start: str) -> None:
+        """Parameters that were trained here are about to leave: their scores are what the owner trained them for.
+
+        `start`: what they are called where another training begins with them.
+        """
         if self.limits_scores and self.policy.allow_reconstruction is None:
-            self.account.spend(Spending(table=table, what="scores", name=_fingerprint(model, theta)))
+            names = [_fingerprint(model, theta), *([start] if start else [])]
+            self.account.spend(*(Spending(table=table, what="scores", name=name) for name in names))
+
+    def begins(self, shown: Shown, unknowns: Callable[[], int]) -> None:
+        """Training is about to begin with given weights, whose predictions leave: those of a model trained here, or
+        one more model that was not. Where all predictions are counted, so are these."""
+        if self.limits_scores and self.policy.allow_reconstruction is None:
+            self._score(shown, unknowns)
 
     def scores(
         self, table: str, columns: tuple[str, ...], model: ScoredModel, theta: m.Array, unknowns: Callable[[], int]
     ) -> None:
         """A model is about to be applied to rows of a table; the same model again tells nothing new."""
-        self._score(Shown(table, _fingerprint(model, theta), columns, model[-1]), unknowns)
+        self._score(Shown(table, columns, model[-1], _fingerprint(model, theta)), unknowns)
 
     def _score(self, shown: Shown, unknowns: Callable[[], int]) -> None:
         spending = shown.spending("scores")
@@ -172,7 +182,7 @@ class Owner:
     def trained_splits(self, table: str, rules: Sequence[SplitRule]) -> None:
         """Splits that were found here are about to leave: rows will answer them, as they did in training."""
         if self.limits_scores:
-            self.account.spend(Spending(table=table, what="scores", name=_splits_name(rules)))
+            self.account.spend(Spending(table=table, what="scores", name=splits_name(rules)))
 
     def splits(
         self, table: str, columns: tuple[str, ...], rules: Sequence[SplitRule], unknowns: Callable[[], int]
@@ -181,7 +191,7 @@ class Owner:
 
         A split that a server chose may be all that there is to know of a column with few values: it counts as a number.
         """
-        self._score(Shown(table, _splits_name(rules), columns, len(rules)), unknowns)
+        self._score(Shown(table, columns, len(rules), splits_name(rules)), unknowns)
 
     @property
     def limits_scores(self) -> bool:
@@ -195,8 +205,10 @@ def _fingerprint(model: ScoredModel, theta: m.Array) -> str:
     return hashlib.sha256(described + np.ascontiguousarray(theta, np.float64).tobytes()).hexdigest()
 
 
-def _splits_name(rules: Sequence[SplitRule]) -> str:
-    return hashlib.sha256(msgspec.msgpack.encode(list(rules))).hexdigest()
+def start_name(features: Sequence[str], weights: Sequence[dict[str, list[float]]]) -> str:
+    """What weights to begin with are called: the same for whoever adds features to them, that begin at zero."""
+    given = sorted((name, sorted(units.items())) for name, units in zip(features, weights, strict=True) if units)
+    return hashlib.sha256(b"start" + msgspec.msgpack.encode(given)).hexdigest()
 
 
 def _plain(value: object) -> object:

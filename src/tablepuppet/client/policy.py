@@ -169,7 +169,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 training = contract.training
                 self._few_splits(bool(training.most_splits), training.algorithm.get("max_splits"))
                 self._moments_of(training.sends_second_moments, training.name, clients[block.scan])
-                if block.start:  # what they predict is seen before anything is learned here
+                if block.start or block.model:  # what they predict is seen before anything is learned here
                     self._applied(is_held=False)
             elif contract.purpose in ("predict", "evaluate"):
                 self._applied(is_held=not block.model)

@@ -26,7 +26,7 @@ from tablepuppet.prediction.missing import Reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.output import answer
 from tablepuppet.prediction.split import AskedSides, split_record
-from tablepuppet.prediction.trees import ask_bits, tree_scores
+from tablepuppet.prediction.trees import ask_bits, grown, tree_scores
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol import Identifiers, Message, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
 from tablepuppet.protocol.contract import fingerprint
@@ -100,8 +100,8 @@ def predict_rows(
 
 def block_fingerprints(model: Model) -> dict[str, str]:
     """What is applied to each block, by name; nothing where its owners hold their part."""
-    if model.spec.is_boosted:  # splits, which owners' policies judge as they are asked for
-        return {block.name: "" for block in model.blocks}
+    if model.spec.is_boosted:
+        return grown(model).names
     return {
         block.name: "" if block.is_held else fingerprint(block.encoders, block.theta, model.spec, width)
         for block, width in zip(model.blocks, model.widths, strict=True)

@@ -59,7 +59,7 @@ class BlockTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scan: int
     columns: tuple[int, ...]
     is_masked: bool = False  # whether sums leave under masks only
-    model: str = ""  # predict: the fingerprint of the parameters that are applied; "": what the owner holds
+    model: str = ""  # the fingerprint of what is applied, or of trees that more are added to; "": what the owner holds
     start: tuple[dict[str, list[float]], ...] = ()  # train: weights of each feature's units to begin with; none: zero
     ids: tuple[int, ...] = ()  # features, by their place in `columns`, whose texts are ids and stay with the owner
     finds_ids: bool = False  # the owner takes further texts for ids, by its own rule
@@ -225,6 +225,8 @@ def _lines(contract: Contract) -> Iterator[str]:
             if block.start:
                 count = sum(map(len, block.start))
                 yield f"training of {block.name} begins with {count} weights of the asker's, and what they predict"
+            if block.model:
+                yield f"training of {block.name} begins with splits of the asker's, and what rows answer to them"
     for block in contract.blocks if training is not None else ():
         columns = next(scan.columns for scan in contract.scans if scan.scan == block.scan)
         named = ", ".join(columns[block.columns[i]].expression for i in block.ids)

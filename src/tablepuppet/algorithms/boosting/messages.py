@@ -5,6 +5,8 @@ Of a part's rows the server is told one bit per split that it asks of all of the
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
@@ -150,6 +152,11 @@ class SplitRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     known: list[str] = []  # where other_left
 
 
+def splits_name(rules: Sequence[SplitRule]) -> str:
+    """What a table's splits are called in contracts and accounts: the same splits, the same name."""
+    return hashlib.sha256(msgspec.msgpack.encode(list(rules))).hexdigest()
+
+
 class GrownBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One table's part of trees that were grown before: what their splits mean, or that its owners hold them."""
 
@@ -167,6 +174,11 @@ class GrownTrees(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: list[float]  # the constant that its scores begin with
     trees: list[list[Tree]]
     blocks: list[GrownBlock]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What each table's splits are called; nothing where its owners hold them."""
+        return {block.name: "" if block.is_held else splits_name(block.rules) for block in self.blocks}
 
 
 class ReleaseSplits(_OfPart, frozen=True):

@@ -19,7 +19,7 @@ from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.exchange import Bins, Codes, Key, Union
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.client.answers.contract import reads, unknowns
+from tablepuppet.client.answers.contract import reads, tells_label, unknowns
 from tablepuppet.client.part import Part
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, TransportError
@@ -92,6 +92,11 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     if most is not None and len(before) > most:
         raise PolicyError(f"no more than {most} splits of this table may be told (max_splits), and there are more")
     limit = limit if most is None else min(limit, most - len(before))
+    if before and not isinstance(request.before, str) and own.owner.limits_scores:
+        opened = part.request
+        place = (own, request.job, opened.scan, opened.columns)
+        table = own.tables.use(request.job, opened.scan).table
+        own.owner.splits(table, reads(*place), before, partial(unknowns, *place))
     empty = [RawColumn(c.feature, c.entry, np.zeros(0) if c.is_number else None) for c in train]
     part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, limit, before)
     part.state = TreesState()
@@ -143,7 +148,7 @@ def reveal_keys(own: ClientState, request: trees.RevealKeys) -> trees.RevealedKe
 def release_splits(own: ClientState, request: trees.ReleaseSplits) -> trees.Splits:
     part = own.part(request)
     rules = _rules(part, request.unions, request.keys)
-    _count_trained(own, part, rules)
+    _count_trained(own, part, [*part.trees.before, *rules])
     return trees.Splits(rules=rules)
 
 
@@ -263,7 +268,9 @@ def _rules(part: Part, unions: Sequence[Union], keys: Sequence[int]) -> list[tre
 
 def _count_trained(own: ClientState, part: Part, rules: Sequence[trees.SplitRule]) -> None:
     """Writes down a model whose splits the owner trained it for."""
-    own.owner.trained_splits(own.tables.use(part.request.job, part.request.scan).table, rules)
+    opened = part.request
+    if not tells_label(own, opened.job, reads(own, opened.job, opened.scan, opened.columns)):
+        own.owner.trained_splits(own.tables.use(opened.job, opened.scan).table, rules)
 
 
 def _raw(

@@ -49,6 +49,16 @@ def unknowns(own: ClientState, job: str, scan: int, columns: Sequence[int]) -> i
     return max(1, min(entries, sum(by_column.values())))
 
 
+def tells_label(own: ClientState, job: str, columns: Iterable[str]) -> bool:
+    """Whether a job's label is made of columns that its features are made of too: what is learned would show them.
+
+    A subquery may make features of other rows' labels (of the week before, of the same place), and is left out.
+    """
+    contract = own.keeper.contract(job)
+    scans = [] if contract is None else [scan for scan in contract.scans if scan.query is None]
+    return any(set(columns) & set(reads(own, job, scan.scan, scan.numbers("label"))) for scan in scans)
+
+
 def propose(own: ClientState, request: m.ProposeContract) -> m.Agreement:
     """The policy and the keeper have looked at it: what is left are budgets, and a person where the owner wants one."""
     contract, name = request.contract, request.contract.hash
@@ -98,7 +108,7 @@ def _first_prediction(own: ClientState, job: str, contract: m.Contract) -> None:
     tables = {scan.scan: scan.table for scan in contract.scans}
     for block in contract.blocks:
         place = (own, job, block.scan, list(block.columns))
-        shown = Shown(tables[block.scan], "", reads(*place), 1)
+        shown = Shown(tables[block.scan], reads(*place), 1)
         own.owner.first_prediction(shown, unknowns(*place))
 
 

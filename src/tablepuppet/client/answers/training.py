@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.client import row_rules
-from tablepuppet.client.answers.contract import reads, unknowns
+from tablepuppet.client.answers.contract import reads, tells_label, unknowns
 from tablepuppet.client.ids import held_encoders
-from tablepuppet.client.owner import Shown
+from tablepuppet.client.owner import Shown, start_name
 from tablepuppet.client.part import Kept, Part, check_model, check_options, check_outputs
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError, TransportError
@@ -24,7 +25,7 @@ from tablepuppet.models.linear import LinearModel, Model
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.privacy.masks import honest_parts
-from tablepuppet.tables.encoding import start_theta
+from tablepuppet.tables.encoding import start_theta, start_weights
 from tablepuppet.tables.part_store import BlockPart
 
 Start = m.StartPart[AlgorithmOptions]
@@ -53,7 +54,7 @@ def start_part(own: ClientState, request: Start) -> m.Started:
     before = part.state if request.continues else None
     start = None if before is None else before.theta
     if request.starts:
-        start = start_theta(own.keeper.start_of(request), part.encoders, request.outputs)
+        start = _given_start(own, part, request)
     part.options, part.started, part.kept, part.batches_left = request.algorithm, request, None, None
     model = _model(own, part, request)
     part.setup = PartSetup(
@@ -87,6 +88,17 @@ def start_part(own: ClientState, request: Start) -> m.Started:
     is_told = part.sealing is None or part.figures.is_public
     figures = asdict(part.figures) if is_told else {}
     return m.Started(values=values, figures=figures, width=model.width, entropy=entropy)
+
+
+def _given_start(own: ClientState, part: Part, request: Start) -> m.Array:
+    """θ of the weights that were agreed on; what it predicts leaves before anything is learned here."""
+    given, opened = own.keeper.start_of(request), part.request
+    theta = start_theta(given, part.encoders, request.outputs)
+    if theta.any():
+        name = start_name(_expressions(own, part), given)
+        told = Shown(*_behind(own, part), numbers=request.outputs, name=name)
+        own.owner.begins(told, partial(unknowns, own, opened.job, opened.scan, opened.columns))
+    return theta
 
 
 def _check_rows(request: Start, own: float) -> None:
@@ -221,9 +233,18 @@ def _count_shown(own: ClientState, part: Part, times: int = 1) -> None:
 
 def shown(own: ClientState, part: Part, numbers: int) -> Shown:
     """The exact numbers of each row that left a part."""
-    opened = part.request
-    columns = reads(own, opened.job, opened.scan, opened.columns)
-    return Shown(own.tables.use(opened.job, opened.scan).table, f"{opened.job} {opened.part}", columns, numbers)
+    return Shown(*_behind(own, part), numbers=numbers, name=f"{part.request.job} {part.request.part}")
+
+
+def _behind(own: ClientState, part: Part) -> tuple[str, tuple[str, ...]]:
+    """The table and the columns that a part's features are made of."""
+    job, scan = part.request.job, part.request.scan
+    return own.tables.use(job, scan).table, reads(own, job, scan, part.request.columns)
+
+
+def _expressions(own: ClientState, part: Part) -> list[str]:
+    every = own.tables.expressions(part.request.job, part.request.scan)
+    return [every[c] for c in part.request.columns]
 
 
 def keep(own: ClientState, request: m.Keep) -> m.Done:
@@ -269,6 +290,10 @@ def hold_part(own: ClientState, request: m.HoldPart) -> m.Done:
 def _count_trained(own: ClientState, part: Part) -> None:
     """Writes down a model whose scores the owner trained it for."""
     assert part.started is not None
-    table = own.tables.use(part.request.job, part.request.scan).table
-    encoders = held_encoders(part.encoders, part.ids)
-    own.owner.trained(table, (encoders, part.started.model, part.started.outputs), part.theta)
+    table, columns = _behind(own, part)
+    if tells_label(own, part.request.job, columns):
+        return
+    encoders, spec, start = held_encoders(part.encoders, part.ids), part.started.model, ""
+    if spec.is_linear and encoders:
+        start = start_name(_expressions(own, part), start_weights(encoders, part.theta))
+    own.owner.trained(table, (encoders, spec, part.started.outputs), part.theta, start)

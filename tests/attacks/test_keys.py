@@ -184,6 +184,18 @@ def test_all_points_lie_on_the_curve_so_that_blinding_keeps_no_bit_of_a_key() ->
     assert len({p.tobytes() for p in points}) == PEOPLE
 
 
+@pytest.mark.parametrize("has_top_bit", [False, True])
+def test_points_that_lead_every_secret_to_zero_are_refused_however_they_are_written(has_top_bit: bool) -> None:
+    """Whoever sends one learns nothing from the answer, for there is none; honest points in between change nothing."""
+    prime, of_order_eight = 2**255 - 19, 325606250916557431795983626356110631294008115727848805560023387167927233504
+    small = [0, 1, prime - 1, of_order_eight, pow(of_order_eight, -1, prime)]
+    honest = points_of(guesses("j"))[:3]
+    for u in (*small, prime, prime + 1):
+        packed = np.frombuffer((u + has_top_bit * 2**255).to_bytes(32, "little"), np.uint8)
+        with pytest.raises(PolicyError, match="no point that an owner would send"):
+            blinded(np.vstack([honest, packed, honest]), X25519PrivateKey.generate())
+
+
 def test_the_order_of_blinding_does_not_matter_and_each_is_one_exchange() -> None:
     points = points_of(guesses("j"))[:20]
     one, two = X25519PrivateKey.generate(), X25519PrivateKey.generate()

@@ -183,6 +183,43 @@ def test_a_lie_is_refused_by_client_and_field(who: str, kind: type, lie: Lie, sa
             federation.train(QUERY, label="y", algorithm="admm", epochs=2, privacy={"secure_aggregation": False})
 
 
+PLAIN: dict[str, Callable[[int], Any]] = {
+    "nothing": pa.nulls,
+    "lists": lambda n: pa.array([[1, 2]] * n),
+    "no bytes": lambda n: pa.array([b""] * n, pa.binary(0)),
+    "texts": lambda n: pa.array(["a"] * n),
+    "a dictionary": lambda n: pa.array(["a"] * n).dictionary_encode(),
+    "times": lambda n: pa.array(np.arange(n)).cast(pa.timestamp("ns", tz="Nowhere/Bad")),
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_key_values_of_another_kind_than_described_are_refused_by_client(kind: str) -> None:
+    """They ended in an error of the join, which named nobody and showed a key."""
+
+    def lie(keys: m.Keys) -> m.Message:
+        names = keys.columns.column_names
+        return replace(keys, columns=pa.table({name: PLAIN[kind](keys.rows) for name in names}))
+
+    with tp.Federation(data()) as federation:
+        federation._transport = Liar(federation._transport, "items", m.Keys, lie)  # type: ignore[assignment]
+        with pytest.raises(tp.TablePuppetError, match=r"client items .*Keys.columns are .* described as integer"):
+            federation.train(QUERY, label="y", epochs=1, privacy={"keys": "plain"})
+
+
+@pytest.mark.parametrize(("name", "keys"), [("c7", "plain"), ("x", "hmac"), ("x", "dh")])
+def test_keys_under_another_name_are_refused_by_client(name: str, keys: str) -> None:
+    with tp.Federation(data()) as federation:
+        liar = Liar(federation._transport, "items", m.Keys, lambda a: replace(a, columns=_named(a.columns, name)))
+        federation._transport = liar  # type: ignore[assignment]
+        with pytest.raises(tp.TablePuppetError, match=r"client items .*Keys.columns are not those"):
+            federation.train(QUERY, label="y", epochs=1, privacy={"keys": keys})
+
+
+def _named(table: pa.Table, name: str) -> pa.Table:
+    return table.rename_columns([name] * table.num_columns)
+
+
 def test_keys_that_change_between_rounds_are_noticed() -> None:
     """The same question within a job has the same answer."""
     checks = AnswerChecks()

@@ -7,7 +7,7 @@ asked and from what the client committed itself to: how many rows a scan has, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -27,6 +27,20 @@ _TOO_LARGE = "hold a number too large to be squared"
 _NUMBERS = frozenset("fiub")
 _NUMBER_KINDS = ("integer", "float", "decimal", "boolean", "date", "timestamp", "vector")
 _MOST_FIGURES = 100
+
+_AS_NUMBERS = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_boolean,
+)  # databases differ in which of them
+_AS_TIMES = (pa.types.is_date, pa.types.is_timestamp)
+_AS_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_ARROW: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {  # kinds that keys and identifiers come as
+    **dict.fromkeys(("integer", "float", "decimal", "boolean"), _AS_NUMBERS),
+    **dict.fromkeys(("date", "timestamp"), _AS_TIMES),
+    **dict.fromkeys(("string", "uuid"), _AS_TEXTS),
+}
 
 
 class WrongError(ValueError):
@@ -194,6 +208,19 @@ def _table(table: pa.Table, name: str, columns: int, rows: int) -> None:
         raise WrongError(name, f"is damaged ({str(error)[:200]})") from None
 
 
+def _numbered(table: pa.Table, name: str, numbers: Sequence[int]) -> None:
+    require(table.column_names == [f"c{n}" for n in numbers], name, "are not those that were asked for")
+
+
+def _key_values(table: pa.Table, name: str, numbers: Sequence[int], infos: Sequence[m.ColumnInfo]) -> None:
+    """Columns as they are, of the kind that their owner described them as."""
+    for number, column in zip(numbers, table.columns, strict=True):
+        kind = infos[number].kind if number < len(infos) else "other"
+        found = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        is_due = any(is_one(found) for is_one in _ARROW.get(kind, (lambda _: True,)))
+        require(is_due, name, f"are {str(found)[:100]}, and were described as {kind}")
+
+
 def _rows(rows: int, scan: Scan, known: Known) -> int:
     """A scan's number of rows, which stays what it was the first time."""
     _count(rows, "rows", known.most_rows)
@@ -236,13 +263,16 @@ def _row_count(request: m.CountRows, answer: m.RowCount, known: Known) -> None:
 def _keys(request: m.SendKeys, answer: m.Keys, known: Known) -> None:
     rows = _rows(answer.rows, known.scan(request), known)
     _table(answer.columns, "columns", len(request.columns), rows)
+    _numbered(answer.columns, "columns", request.columns)
     require(len(answer.check) <= 64, "check", "is longer than 64 bytes")
     require(
         bool(answer.check) or request.tokens not in ("hmac", "dh"),
         "check",
         "is missing, without which keys cannot be compared",
     )
-    if request.tokens != "plain":
+    if request.tokens == "plain":
+        _key_values(answer.columns, "columns", request.columns, known.scan(request).columns)
+    else:
         for column in answer.columns.columns:
             kind = column.type
             size = 32 if request.tokens == "dh" else 16
@@ -519,8 +549,11 @@ def _own_scores(request: m.ScoreOwnRows, answer: m.Scores, known: Known) -> None
 
 @answered_by(m.SendIdentifiers, m.Identifiers)
 def _identifiers(request: m.SendIdentifiers, answer: m.Identifiers, known: Known) -> None:
-    rows = known.scan(request).rows
-    _table(answer.columns, "columns", len(request.columns), answer.columns.num_rows if rows is None else rows)
+    scan = known.scan(request)
+    due = answer.columns.num_rows if scan.rows is None else scan.rows
+    _table(answer.columns, "columns", len(request.columns), due)
+    _numbered(answer.columns, "columns", request.columns)
+    _key_values(answer.columns, "columns", request.columns, scan.columns)
 
 
 def _done(request: m.Message, answer: m.Done, known: Known) -> None:

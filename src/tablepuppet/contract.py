@@ -77,8 +77,12 @@ def job_contracts(
     asker: str,
     models: Sequence[Mapping[str, str]] = (),
     shuffles: int = 0,
+    fixed: tuple[str, int, int] | None = None,
 ) -> dict[str, Contract]:
-    """What each client is asked for a training run, an explanation of it, or an evaluation of `models`."""
+    """What each client is asked for a training run, an explanation of it, or an evaluation of `models`.
+
+    `fixed`: a block, the place of a feature in it, and how many values that is set to.
+    """
     privacy = job.privacy
     training, fits = _training(job), job.fits
     others = () if job.search is None else tuple(_training(other) for other in job.search.jobs)
@@ -94,6 +98,10 @@ def job_contracts(
             msgspec.structs.replace(block, model=names.get(block.name, "")) for names in models[1:] for block in own
         ]
         blocks = (*own, *twins)
+        if fixed is not None:
+            name, place, values = fixed
+            varied = {"fixed": place, "values": values}
+            blocks = tuple(msgspec.structs.replace(b, **varied) if b.name == name else b for b in blocks)
         if purpose in ("train", "explain"):
             named = [(block, *ids[block.name]) for block in blocks]
             blocks = tuple(msgspec.structs.replace(block, ids=i, finds_ids=finds) for block, i, finds in named)
@@ -278,8 +286,9 @@ def _disclosures(
     for block in blocks:
         table = tables[block.scan]
         if purpose in ("predict", "evaluate"):
-            copies = sum(other.place == block.place for other in blocks)
-            tell(table, "scores", copies * (1 + shuffles * len(block.columns)))
+            copies = [other for other in blocks if other.place == block.place]
+            values = sum(other.values for other in copies)
+            tell(table, "scores", len(copies) * (1 + shuffles * len(block.columns)) + values)
             continue
         if purpose in ("train", "explain"):
             tell(table, "category names" if block.is_masked else "statistics")

@@ -14,6 +14,8 @@ from tablepuppet.catalog.binding import Key
 from tablepuppet.contract import agree, job_contracts, key_contracts
 from tablepuppet.engine.comparison import Comparison
 from tablepuppet.engine.comparison import compare as compare_models
+from tablepuppet.engine.dependence import partial_dependence as dependence
+from tablepuppet.engine.dependence import varied
 from tablepuppet.engine.drift import Drift, drift_of
 from tablepuppet.engine.encoders import gather_statistics, with_statistics
 from tablepuppet.engine.evaluate import evaluate as evaluate_model
@@ -140,6 +142,17 @@ def importance(model: Model, job: Job, tables: Tables, link: Link, *, by: str, r
         return permutation_importance(found, by=by, repeats=repeats, seed=seed)
 
 
+def partial_dependence(
+    model: Model, job: Job, tables: Tables, link: Link, *, feature: str, values: Sequence[Any] | None, points: int
+) -> list[dict[str, Any]]:
+    """What a model says on average where one feature has the same value in every row."""
+    given = varied(model, feature, values, points)
+    fixed = None if model.spec.is_boosted else (model.blocks[given.block].name, given.feature, len(given.values))
+    with _session(tables, link) as job_id, one_blas_thread:
+        prepared = prepare_job(job, tables, link, job_id, "evaluate", model=model, fixed=fixed)
+        return dependence(scored(model, prepared, link, job_id), given)
+
+
 def drift(model: Model, job: Job, tables: Tables, link: Link) -> Drift:
     """How a query's rows differ from those that a model was trained on."""
     with _session(tables, link) as job_id:
@@ -158,6 +171,7 @@ def prepare_job(
     model: Model | None = None,
     other: Model | None = None,
     shuffles: int = 0,
+    fixed: tuple[str, int, int] | None = None,
 ) -> Prepared:
     """Text → Ucq → BoundQuery → Contracts → TableMapping → Prepared; joined rows lie on the cluster, if any."""
     ucq = parse(job.query)
@@ -166,7 +180,7 @@ def prepare_job(
     )
     bound = bind(ucq, label=job.label, tables=tables, link=link, job=job_id, beside=beside)
     models = [block_fingerprints(one) for one in (model, other) if one is not None]
-    agree(job_contracts(bound, job, purpose, link.asker, models, shuffles), link, job_id)
+    agree(job_contracts(bound, job, purpose, link.asker, models, shuffles, fixed), link, job_id)
     mapping = map_tables(
         bound,
         link,

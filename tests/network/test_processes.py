@@ -16,6 +16,7 @@ import pytest
 from tests.network.parties import LASTING, OWNERS, QUERY, Parties, assert_same, in_process, running, tables
 
 import tablepuppet as tp
+from tablepuppet.errors import PolicyError
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,12 @@ def test_explain_profile_and_predict_work_as_in_process(parties: Parties) -> Non
         assert federation.drift(result) == local.drift(result)
         by_table: dict[str, Any] = {"by": "table", "repeats": 1}
         assert federation.importance(result, **by_table).equals(local.importance(result, **by_table))
+        with pytest.raises(PolicyError, match="allow_reconstruction"):  # each value is one more number of every row
+            federation.partial_dependence(result, feature="o.x")
+        trees = federation.train(QUERY, label="y", algorithm="boosting", trees=3, depth=2)
+        feature = trees.importance()["feature"][0]
+        curves = [f.partial_dependence(trees, feature=feature) for f in (federation, local)]
+        assert curves[0].equals(curves[1])
         again = federation.train(QUERY, label="y", warm_start=result)
         assert len(again.history) < len(result.history)
 

@@ -86,6 +86,10 @@ class ConnectedFederation(Federation):
         given = {"model": model, "job": job, "options": options}
         return cast(list[dict[str, Any]], self._coordinator.do("importance", given))
 
+    def _partial_dependence(self, model: Model, job: Job, options: dict[str, Any]) -> list[dict[str, Any]]:
+        given = {"model": model, "job": job, "options": options}
+        return cast(list[dict[str, Any]], self._coordinator.do("partial_dependence", given))
+
     def _drift(self, model: Model, job: Job) -> Drift:
         return cast(Drift, self._coordinator.do("drift", {"model": model, "job": job}))
 

@@ -411,6 +411,30 @@ class Federation:
     def _importance(self, model: Model, job: Job, options: dict[str, Any]) -> list[dict[str, Any]]:
         return story.importance(model, job, self._tables, Link(self._transport), **options)
 
+    def partial_dependence(
+        self,
+        model: Model | Result,
+        query: str | None = None,
+        feature: str = "",
+        *,
+        values: Sequence[Any] | None = None,
+        points: int = 11,
+    ) -> pd.DataFrame:
+        """What the model says on average over labelled rows where `feature` has the same value in all of them: a row
+        for each of `values`, by default up to `points` that the model knows of (docs/prediction.md#partial-dependence).
+
+        The feature's owner scores its rows once more for each value; boosted trees are asked for no more than by
+        `evaluate`.
+        """
+        import pandas as pd  # not to be loaded with every run
+
+        chosen = _model_of(model)
+        wanted = {"feature": feature, "values": None if values is None else list(values), "points": points}
+        return pd.DataFrame(self._partial_dependence(chosen, _labelled_job(chosen, query), wanted))
+
+    def _partial_dependence(self, model: Model, job: Job, options: dict[str, Any]) -> list[dict[str, Any]]:
+        return story.partial_dependence(model, job, self._tables, Link(self._transport), **options)
+
     def drift(self, model: Model | Result, query: str | None = None) -> Drift:
         """How a query's rows differ from those that a model was trained on: means, spreads, categories, and how many
         rows find partners. `.found()` says what is beyond its limits."""

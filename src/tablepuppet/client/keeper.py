@@ -389,11 +389,16 @@ class Keeper:
         elif isinstance(request, trees.AskRows):
             self._same_splits(contract, place, request.rules)
         times = 1 + contract.shuffles * len(request.columns)
+        fixed = request.fixed if isinstance(request, m.ScoreRows) else -1
+        values = sum(block.values for block in blocks)
+        if fixed >= 0 and fixed not in {block.fixed for block in blocks if block.values}:
+            raise refused("this feature is not set to any value")
         if getattr(request, "shuffled", ()) and not contract.shuffles:
             raise refused("no feature is shuffled")
         job.scored[place] += 1
-        if job.scored[place] > len(blocks) * times:
-            raise refused(f"a model is applied {'once' if times == 1 else f'{times:,} times'}")
+        limit = len(blocks) * times + values
+        if job.scored[place] > limit:
+            raise refused(f"a model is applied {'once' if times + values == 1 else f'{times + values:,} times'}")
         if self.minimum_rows > 1 and 0 < distinct_rows(request.rows) < self.minimum_rows:
             raise PolicyError(
                 f"its policy refuses the request: a model is applied to at least {self.minimum_rows:,} distinct rows, "

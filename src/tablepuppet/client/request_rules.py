@@ -20,6 +20,7 @@ from tablepuppet.client.state import ClientState
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol.rules import LONGEST_TEXT, MOST_CATEGORIES, WrongError, array, finite, require
 from tablepuppet.tables.blinding import SIZE as POINT
+from tablepuppet.tables.columns import STRING_KINDS
 
 _SEEDS = 2**63
 _MOST_ROWS = 2**62
@@ -219,12 +220,28 @@ def _update(own: ClientState, request: Any) -> None:
 
 def _score(own: ClientState, request: m.ScoreRows) -> None:
     _scored_rows(own, request)
+    _fixed(own, request)
     _encoders(request.encoders, len(request.columns))
     finite(request.theta, "theta")
     if request.model.is_linear:
         array(request.theta, "theta", (None, request.outputs))
     else:
         array(request.theta, "theta", (None,))
+
+
+def _fixed(own: ClientState, request: m.ScoreRows) -> None:
+    """One value, of the feature's own kind."""
+    value = request.value
+    if request.fixed < 0:
+        require(request.fixed == -1 and value is None, "fixed", "is no feature")
+        return
+    require(request.fixed < len(request.columns), "fixed", "is no feature")
+    kind = own.tables.columns(request.job, request.scan)[request.columns[request.fixed]].kind
+    require(kind != "vector", "fixed", "is a vector, which is set to no single value")
+    if isinstance(value, float):
+        require(bool(np.isfinite(value)), "value", "is not finite")
+    is_text = kind in STRING_KINDS
+    require(value is None or isinstance(value, str) == is_text, "value", f"is not a {'text' if is_text else 'number'}")
 
 
 def _scored_rows(own: ClientState, request: m.ScoreRows | m.ScoreOwnRows) -> None:

@@ -173,7 +173,9 @@ def _fields(kind: type) -> tuple[str, ...]:
     raise TransportError(f"a {kind.__name__} cannot be part of a result")
 
 
-Kind = Literal["train", "explain", "profile", "predict", "evaluate", "compare", "importance", "drift"]
+Kind = Literal[
+    "train", "explain", "profile", "predict", "evaluate", "compare", "importance", "partial_dependence", "drift"
+]
 State = Literal["queued", "running", "waiting", "finished", "failed", "interrupted", "cancelled"]
 
 

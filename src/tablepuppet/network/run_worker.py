@@ -100,9 +100,10 @@ _FIELDS: dict[Kind, dict[str, type]] = {
     "evaluate": {"model": Model, "job": Job},
     "compare": {"model": Model, "other": Model, "job": Job},
     "importance": {"model": Model, "job": Job, "options": dict},
+    "partial_dependence": {"model": Model, "job": Job, "options": dict},
     "drift": {"model": Model, "job": Job},
 }
-_MEASURES = ("evaluate", "compare", "importance")
+_MEASURES = ("evaluate", "compare", "importance", "partial_dependence")
 _OPTIONS = {"missing", "key", "only", "max_joined_rows", "split"}
 TO_WORKER = Begin | Answers | Interrupt
 FROM_WORKER = Ask | RoundEnded | Logged | Outcome | Broken
@@ -241,6 +242,8 @@ def _checked(kind: Kind, asked: Any) -> Any:
         )
     if kind == "importance" and set(asked["options"]) != {"by", "repeats", "seed"}:
         raise JobError("importance has the options by, repeats and seed")
+    if kind == "partial_dependence" and set(asked["options"]) != {"feature", "values", "points"}:
+        raise JobError("partial_dependence has the options feature, values and points")
     for job in (asked, *(asked.values() if isinstance(asked, dict) else ())):
         if isinstance(job, Job):
             check_job(job)
@@ -275,6 +278,8 @@ def _outcome(pipe: Pipe, begin: Begin, asked: Any, cache: PredictionCache, memor
         return story.compare(asked["model"], asked["other"], asked["job"], tables, link)
     if begin.kind == "importance":
         return story.importance(asked["model"], asked["job"], tables, link, **asked["options"])
+    if begin.kind == "partial_dependence":
+        return story.partial_dependence(asked["model"], asked["job"], tables, link, **asked["options"])
     if begin.kind == "drift":
         return story.drift(asked["model"], asked["job"], tables, link)
     assert isinstance(asked, Job)

@@ -232,8 +232,18 @@ def _identifiers(servable: Servable, rows: NewRows, link: Link, job: str) -> pa.
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def score_request(model: Model, part: Part, rows: RowNumbers, job: str, *, shuffled: Sequence[int] = ()) -> Message:
-    """A request for h of some rows of a part; `shuffled`: features whose values change rows first."""
+def score_request(
+    model: Model,
+    part: Part,
+    rows: RowNumbers,
+    job: str,
+    *,
+    shuffled: Sequence[int] = (),
+    fixed: int = -1,
+    value: float | str | None = None,
+) -> Message:
+    """A request for h of some rows of a part; `shuffled`: features whose values change rows first, `fixed`: one that is
+    set to a value."""
     block = model.blocks[part.block]
     if block.is_held:
         return ScoreOwnRows(
@@ -256,4 +266,6 @@ def score_request(model: Model, part: Part, rows: RowNumbers, job: str, *, shuff
         name=block.name,
         outputs=model.widths[part.block],
         shuffled=tuple(shuffled),
+        fixed=fixed,
+        value=value,
     )

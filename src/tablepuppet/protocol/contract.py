@@ -63,6 +63,8 @@ class BlockTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: tuple[dict[str, list[float]], ...] = ()  # train: weights of each feature's units to begin with; none: zero
     ids: tuple[int, ...] = ()  # features, by their place in `columns`, whose texts are ids and stay with the owner
     finds_ids: bool = False  # the owner takes further texts for ids, by its own rule
+    fixed: int = -1  # evaluate: a feature, by its place, that is set to some values, and all rows scored for each
+    values: int = 0  # how many
 
     @property
     def place(self) -> tuple[int, tuple[int, ...]]:
@@ -233,6 +235,11 @@ def _lines(contract: Contract) -> Iterator[str]:
         found = "texts that name nearly every row, or more than 10,000 of them" if block.finds_ids else ""
         if named or found:
             yield f"ids that stay here, or leave as tokens where the table has several owners: {named or found}"
+    for block in contract.blocks:
+        if block.values:
+            columns = next(scan.columns for scan in contract.scans if scan.scan == block.scan)
+            name = columns[block.columns[block.fixed]].expression
+            yield f"{name} is set to {block.values} values in all rows, which are scored for each"
     noise = {
         "labels": contract.label_privacy,
         "features": contract.feature_privacy,

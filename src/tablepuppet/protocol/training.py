@@ -236,6 +236,8 @@ class ScoreRows(Message, frozen=True):
     name: str  # the block's
     outputs: int  # d_c
     shuffled: tuple[int, ...] = ()  # features whose values change rows, in an order that the owner draws
+    fixed: int = -1  # a feature that has the same value in all rows
+    value: float | str | None = None  # of it; None: missing
 
 
 class ScoreOwnRows(Message, frozen=True):

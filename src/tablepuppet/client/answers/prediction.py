@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from tablepuppet import protocol as m
 from tablepuppet.client.answers.contract import reads, unknowns
@@ -17,6 +18,7 @@ from tablepuppet.errors import TransportError
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.gaussian import secure_generator
+from tablepuppet.tables.columns import STRING_KINDS
 from tablepuppet.tables.encoding import encode
 
 
@@ -45,11 +47,17 @@ def _score(
     columns = [c for c, _ in pairs]
     for feature in request.shuffled:
         columns[feature] = _shuffled(columns[feature], request.rows)
-    features = encode(columns, [i for _, i in pairs], request.rows, known)
+    infos = [i for _, i in pairs]
+    fixed = request.fixed if isinstance(request, m.ScoreRows) else -1
+    if isinstance(request, m.ScoreRows) and fixed >= 0:
+        columns[fixed], infos[fixed] = _constant(columns[fixed], infos[fixed], request.value)
+    features = encode(columns, infos, request.rows, known)
     if own.owner.limits_scores:
         place = (own, request.job, request.scan, request.columns)
         table = own.tables.use(request.job, request.scan).table
         name = np.append(theta, secure_generator().random()) if request.shuffled else theta  # tells something new
+        if isinstance(request, m.ScoreRows) and fixed >= 0:  # as well, unless it was asked for before
+            name = np.append(name, np.frombuffer(repr((fixed, request.value)).encode(), np.uint8))
         own.owner.scores(table, reads(*place), (encoders, spec, outputs), name, partial(unknowns, *place))
     check_outputs(outputs, features.rows)
     check_model(spec, features.width, outputs)
@@ -69,6 +77,15 @@ def _shuffled(column: pa.ChunkedArray, rows: m.RowNumbers) -> pa.ChunkedArray:
     order = np.arange(len(column))
     order[taken] = secure_generator().permutation(taken)
     return column.take(pa.array(order))
+
+
+def _constant(
+    column: pa.ChunkedArray, info: m.ColumnInfo, value: float | str | None
+) -> tuple[pa.ChunkedArray, m.ColumnInfo]:
+    """A column with one value in all its rows; a date or a decimal becomes the number that it is encoded as."""
+    is_text = info.kind in STRING_KINDS
+    constant = pa.repeat(pa.scalar(value, pa.large_string() if is_text else pa.float64()), len(column))
+    return pa.chunked_array([constant]), info if is_text else replace(info, kind="float")
 
 
 def send_identifiers(own: ClientState, request: m.SendIdentifiers) -> m.Identifiers:

@@ -50,6 +50,9 @@ class PooledModel(BaseEstimator):  # type: ignore[misc]
     def n_features_in_(self) -> int:
         return len(self.feature_names_in_)
 
+    def __sklearn_is_fitted__(self) -> bool:  # or scikit-learn's inspection would not look at it
+        return True
+
     def fit(self, X: Any = None, y: Any = None) -> Self:  # noqa: N803
         return self
 

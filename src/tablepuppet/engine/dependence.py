@@ -1,0 +1,147 @@
+"""Partial dependence: what a model says on average where one feature has the same value in every row.
+
+In: what a model says of joined rows, a feature and some values. Out: a row for each value: the mean prediction, or the
+mean probability of each class. The feature's owner sets it and scores its rows anew, once for each value; a feature of
+boosted trees is set here, by the bits of its splits, which asks for nothing more than an evaluation does. Who holds a
+part of the model keeps it so: values of the server's choice would tell its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from tablepuppet.algorithms.boosting.messages import SplitRule
+from tablepuppet.arrays import Array
+from tablepuppet.engine.evaluate import Scored
+from tablepuppet.errors import JobError, ModelError, did_you_mean
+from tablepuppet.prediction.model import Model
+from tablepuppet.prediction.predict import score_request
+from tablepuppet.protocol import CategoryEncoder, NumberEncoder, Scores
+
+Value = float | str | None  # None: missing
+_MOST = 100  # values
+
+
+@dataclass(frozen=True, slots=True)
+class Varied:
+    """A feature of a model, by its place, and the values that it is set to."""
+
+    name: str
+    block: int
+    feature: int
+    values: tuple[Value, ...]
+
+
+def varied(model: Model, feature: str, values: Sequence[Any] | None, points: int) -> Varied:
+    """The feature of that name, with or without its alias; values: by default some that the model knows of."""
+    places = {name: (b, f) for b, block in enumerate(model.blocks) for f, name in enumerate(block.features)}
+    wanted = str(feature).lower()
+    found = [n for n in places if n.lower() == wanted] or [n for n in places if n.lower().split(".", 1)[-1] == wanted]
+    if len(found) != 1:
+        named = f"are {len(found)} features" if found else "is no feature"
+        raise ModelError(f"there {named} {feature} in the model. {did_you_mean(str(feature), list(places))}")
+    block, place = places[found[0]]
+    if model.blocks[block].is_held:
+        raise ModelError(
+            f"the owners of {model.blocks[block].table} hold their part of the model, and values of your choice would "
+            "tell its parameters; choose a feature of another table"
+        )
+    if values is None and not 2 <= points <= _MOST:
+        raise JobError(f"points must be from 2 to {_MOST}")
+    chosen = _usual(model, block, place, points) if values is None else [_plain(value) for value in values]
+    if not 1 <= len(chosen) <= _MOST:
+        raise JobError(f"values must be 1 to {_MOST} numbers or texts")
+    return Varied(found[0], block, place, tuple(chosen))
+
+
+def partial_dependence(scored: Scored, given: Varied) -> list[dict[str, Any]]:
+    """Columns value, and prediction, probability (of the second class), or probability_<class>."""
+    model = scored.model
+    found: list[dict[str, Any]] = []
+    for value in given.values:
+        changed = list(scored.blocks)
+        changed[given.block] = _set(scored, given, value)
+        found.append({"value": value, **_mean(model, scored.scores(changed))})
+    return found
+
+
+def _mean(model: Model, scores: Array) -> dict[str, float]:
+    probabilities = model.loss.probabilities(scores)
+    if probabilities is None or not model.classes:
+        return {"prediction": float(np.mean(model.loss.predict(scores)))}
+    if model.outputs == 1:
+        return {"probability": float(probabilities[:, 1].mean())}
+    means = probabilities.mean(axis=0)
+    return {f"probability_{c}": float(mean) for c, mean in zip(_names(model), means, strict=True)}
+
+
+def _names(model: Model) -> list[str]:
+    return cast(list[str], pa.array(model.classes).cast(pa.string()).to_pylist())
+
+
+def _set(scored: Scored, given: Varied, value: Value) -> Array:
+    """What a block says once a feature of it has one value in all rows."""
+    own = scored.blocks[given.block].copy()
+    if scored.model.spec.is_boosted:
+        for number, rule in enumerate(scored.model.blocks[given.block].splits):
+            if rule.feature == given.feature:
+                own[number, :-1] = _goes_right(rule, value)  # the last: no row at all
+        return own
+    union, parts = scored.union, scored.union.blocks[given.block]
+    request = [
+        (p, score_request(scored.model, p, p.train_rows, union.job, fixed=given.feature, value=value)) for p in parts
+    ]
+    answers = union.exchange(request, "evaluation")
+    for part in parts:
+        own[part.train] = cast(Scores, answers[part.number][0]).values
+    return own
+
+
+def _goes_right(rule: SplitRule, value: Value) -> bool:
+    if isinstance(value, str) if rule.is_number else isinstance(value, float):
+        raise JobError(f"the feature is a {'number' if rule.is_number else 'text'}, and values have another type")
+    if rule.is_number:
+        return value is None if rule.border is None else value is None or cast(float, value) > rule.border
+    if value is None:
+        return not rule.null_left
+    return not (value in rule.left or (rule.other_left and value not in rule.known))
+
+
+def _usual(model: Model, block: int, feature: int, points: int) -> Sequence[Value]:
+    """Of a number: from two deviations below its mean to two above, or between the borders of trees; of a text: the
+    categories that the model knows."""
+    held = model.blocks[block]
+    name = held.features[feature]
+    if model.spec.is_boosted:
+        rules = [rule for rule in held.splits if rule.feature == feature]
+        if not rules:
+            raise ModelError(f"no tree asks for {name}, so predictions do not depend on it")
+        if not rules[0].is_number:
+            return sorted({text for rule in rules for text in (*rule.left, *rule.known)})[:points]
+        borders = np.unique([rule.border for rule in rules if rule.border is not None])
+        if len(borders):
+            steps = np.diff(borders)
+            beyond = float(steps.mean()) if len(steps) else max(1.0, abs(float(borders[0])))
+            between = [borders[0] - beyond / 2, *(borders[:-1] + steps / 2), borders[-1] + beyond / 2]
+            kept = np.unique(np.linspace(0, len(between) - 1, min(points, len(between))).round().astype(int))
+            return [float(between[k]) for k in kept]
+    elif isinstance(encoder := held.encoders[feature], CategoryEncoder) and encoder.categories:
+        return encoder.categories[:points]
+    elif isinstance(encoder, NumberEncoder) and len(encoder.mean) == 1 and encoder.scale[0] > 0:
+        middle, width = float(encoder.fill[0]), float(encoder.scale[0])
+        if encoder.mean.any() or width != 1.0:  # else numbers were left as they are
+            return [float(v) for v in np.linspace(middle - 2 * width, middle + 2 * width, points)]
+    raise JobError(f"the model does not say which values {name} has; name some: values=[…]")
+
+
+def _plain(value: Any) -> Value:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float | np.number | np.bool_) and np.isfinite(value):
+        return float(value)
+    raise JobError("values are finite numbers, texts or None; a date is a number, of days since 1970-01-01")

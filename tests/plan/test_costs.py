@@ -79,7 +79,7 @@ def test_a_network_is_estimated_from_its_layers() -> None:
     assert estimate.rounds == trained_network.traffic.rounds
     counted = trained_network.traffic.payload_down + trained_network.traffic.payload_up
     assert estimate.payload == pytest.approx(counted, rel=0.02)
-    assert [row.algorithm for row in network.costs] == ["admm", "sgd", "vfl-admm", "vfl-sgd"]
+    assert [row.algorithm for row in network.costs] == ["admm", "sgd", "vfl-admm", "vfl-sgd", "centralized"]
     assert network.advice.algorithm == "sgd"
 
 

@@ -8,6 +8,7 @@ reading: nothing of it leaves, and a refusal names the rule and no figure. Off u
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -161,7 +162,8 @@ def check_fold(own: ClientState, opened: m.OpenPart, multiplicity: NDArray[np.fl
 
 
 def check_part(own: ClientState, request: m.OpenPart) -> None:
-    """Refuses rows that take part, each as often as it is joined, that differ by few from those of an earlier job."""
+    """Refuses rows that take part, each as often as it is joined, that differ by few from those of an earlier job; and
+    those of which one is most: whoever holds the other table may name its key a million times."""
     if not is_on(own):
         return
     keys = own.tables.row_keys(request.job, request.scan)
@@ -172,7 +174,9 @@ def check_part(own: ClientState, request: m.OpenPart) -> None:
     total = np.bincount(rows[rows >= 0], times[rows >= 0], len(keys)).astype(np.int64)
     taken = np.flatnonzero(total)
     table = own.tables.use(request.job, request.scan).table
-    _check_set(own, request.job, table, "part", joined_keys(keys[taken], total[taken]))
+    is_one = own.policy.minimum_rows > 1 and 2 * int(total.max(initial=0)) > int(total.sum())
+    notes = [_one_of_all(table)] if is_one else []
+    _check_set(own, request.job, table, "part", joined_keys(keys[taken], total[taken]), notes)
 
 
 def _conditions(own: ClientState, table: TableConditions, contract: Contract, sets: list[RowSet]) -> list[str]:
@@ -228,9 +232,11 @@ def _compared(own: ClientState, table: str, kind: Kind, keys: Keys, others: list
     return RowSet(table, kind, sketch)
 
 
-def _check_set(own: ClientState, job: str, table: str, kind: Kind, keys: NDArray[np.uint64]) -> None:
+def _check_set(
+    own: ClientState, job: str, table: str, kind: Kind, keys: NDArray[np.uint64], against: Sequence[str] = ()
+) -> None:
     """Keeps a set of rows of a job under way, or refuses it; a person who approves the contract excuses it."""
-    notes: list[str] = []
+    notes = list(against)
     found = _compared(own, table, kind, keys, [], notes)
     if notes and not own.keeper.is_excused(job):
         contract = own.keeper.contract(job)
@@ -244,6 +250,13 @@ def _too_close(table: str, limit: int) -> str:
     return (
         f"its rows of {table} differ from those of an earlier agreed job by fewer than {limit:,}, and the two together "
         "would tell of those rows; use the rows that were agreed to before (rule minimum_difference)"
+    )
+
+
+def _one_of_all(table: str) -> str:
+    return (
+        f"one row of {table} is more than half of all joined rows, and means over them would be nearly its own values; "
+        "join such that no row is met by most others (rule minimum_rows)"
     )
 
 

@@ -166,6 +166,7 @@ def _training(job: Job) -> Training:
         epochs=job.epochs,
         batch_size=job.batch_size if algorithm_of(job.options).uses_batches else None,
         l2=job.l2,
+        l2_by_rows=job.l2_by_rows,
         l1=job.l1,
         signs=job.signs,
         has_weights=job.weight is not None or job.class_weight is not None,

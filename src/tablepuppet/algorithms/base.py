@@ -94,6 +94,7 @@ class Problem:
     widths: tuple[int, ...] = ()  # d_i, of linear models
     channel: Channel | None = None  # that the labels went through
     head: TrainedHead | None = None  # that joined rows are seen through; None: their sum
+    head_l2: float = 0.0  # β of the head's own parameters
     l1: float = 0.0
     signs: tuple[tuple[int, ...], ...] = ()  # of each block's encoded columns; empty: any
 

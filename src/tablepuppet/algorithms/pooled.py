@@ -53,6 +53,7 @@ class Pooled:
     weights: Array | None
     loss: Loss
     l2: float
+    head_l2: float  # of the head's own parameters
     spec: ModelSpec  # of every block
     head: Head | None  # None: a sum
     unit: float

@@ -496,7 +496,8 @@ def _agreed_training(contract: Contract, part: _Part, request: m.StartPart[Any])
         given = (msgspec.to_builtins(request.algorithm), spec, request.l1)
         if given != (training.algorithm, training.model, training.l1) or (request.signs and not training.signs):
             continue
-        if request.l2 in [l2_of(training.l2, name, table) for name in names]:
+        more = training.l2_by_rows / max(1, request.joined_rows)
+        if request.l2 in [l2_of(training.l2, name, table) + more for name in names]:
             return training
     raise refused("the algorithm and the model are not those that were agreed on")
 

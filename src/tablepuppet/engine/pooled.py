@@ -177,6 +177,7 @@ def _network(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> 
         weights=train.joined_weights(),
         loss=plan.loss,
         l2=max(problem.ridges),
+        head_l2=problem.head_l2,
         spec=plan.spec,
         head=None if problem.head is None else problem.head.head,
         unit=plan.unit,
@@ -209,9 +210,9 @@ def _penalty(problem: Problem, joined: JoinedRows, found: _Found, h: Sequence[Ar
     squares, trained = sum(float(np.vdot(theta, theta)) for theta in found.thetas), problem.head
     if trained is None:
         return 0.5 * max(problem.ridges) * squares
-    squares += float(np.vdot(trained.own, trained.own))
+    ridged = max(problem.ridges) * squares + problem.head_l2 * float(np.vdot(trained.own, trained.own))
     weights = joined.collapsed_weights()
     shares = problem.multiplicity if weights is None else [w[:, 0] for w in weights]
     shrunk = sum(float((g @ np.square(v)).sum()) for g, v in zip(shares, h, strict=True))
     spec = trained.head.spec
-    return 0.5 * spec.unit**2 * (max(problem.ridges) * squares + (spec.shrinkage or 0.0) * shrunk / problem.joined.rows)
+    return 0.5 * spec.unit**2 * (ridged + (spec.shrinkage or 0.0) * shrunk / problem.joined.rows)

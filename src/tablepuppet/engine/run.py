@@ -81,9 +81,11 @@ def make_problem(
 ) -> Problem:
     """What an algorithm's server half is given."""
     job, private, head = plan.job, plan.private, _head(plan)
+    ridges = [l2_of(job.l2, block.name, block.table) for block in mapping.bound.blocks]
     return Problem(
         loss=plan.loss,
-        l2=[l2_of(job.l2, block.name, block.table) for block in mapping.bound.blocks],
+        l2=[l2 + job.l2_by_rows / mapping.train.rows for l2 in ridges],
+        head_l2=max(ridges),
         l1=job.l1,
         signs=column_signs(job, mapping.bound.blocks, encoders),
         joined=headed(mapping.train, head),
@@ -333,7 +335,7 @@ class Run:
     def head_penalty(self, trained: TrainedHead, squares: float) -> float:
         """½ u² (β Σ ‖θ‖² + (λ Σ_j ‖h_i‖² + c Σ_k ‖h_i‖²)/N), the head's parameters among θ; `squares`: the blocks'."""
         spec = trained.head.spec
-        squares += float(np.vdot(trained.own, trained.own))
+        ridged = max(self.problem.ridges) * squares + self.problem.head_l2 * float(np.vdot(trained.own, trained.own))
         penalties, shrunk = trained.penalties, 0.0
         if penalties is None and spec.shrinkage:
             penalties = [(np.full(k, spec.shrinkage), np.zeros(k)) for k in spec.widths]
@@ -342,7 +344,7 @@ class Run:
             share = self.problem.multiplicity[number] if weights is None else weights[number][:, 0]
             squared = np.square(self.contributions[number])
             shrunk += float((share @ squared) @ per_joined + squared.sum(axis=0) @ per_row)
-        return 0.5 * spec.unit**2 * (max(self.problem.ridges) * squares + shrunk / self.problem.joined.rows)
+        return 0.5 * spec.unit**2 * (ridged + shrunk / self.problem.joined.rows)
 
     def advice(self, encoders: Sequence[Sequence[Encoder]]) -> list[str]:
         """That tables say more together, where a look at what the sum leaves finds it."""

@@ -69,6 +69,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     seed: int = 0
     epochs: int = 20
     epochs_by_rows: bool = False  # whether the user left them open: fewer are enough where each has many batches
+    l2_by_rows: float = 0.0  # where l2 is left open under a head: so much more, divided by the joined rows
     batch_size: BatchSize = "auto"  # joined rows, of algorithms with batches; auto: from how many there are, None: all
     max_categories: int | None = None
     ids: tuple[str, ...] | None = None  # texts that stay with their owner; None: under a head, those that owners find

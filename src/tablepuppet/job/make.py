@@ -24,7 +24,7 @@ from tablepuppet.errors import JobError, PrivacyWarning
 from tablepuppet.job.checks import check_given, check_loss, check_search, hint
 from tablepuppet.job.engines import engine_of
 from tablepuppet.job.job import Job, Search, loss_options, models
-from tablepuppet.models.heads.kinds import head_given, is_network
+from tablepuppet.models.heads.kinds import BY_ROWS, head_given, is_network
 from tablepuppet.models.losses import (
     usual_loss,
 )
@@ -32,7 +32,7 @@ from tablepuppet.models.spec import L2
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.setup import Folds
 
-_OURS = ("module", "head_module", "epochs_by_rows")  # fields of a job that nobody sets by hand
+_OURS = ("module", "head_module", "epochs_by_rows", "l2_by_rows")  # fields of a job that nobody sets by hand
 _FACTOR_L2 = 1e-8  # factors are shrunk by how often a row appears; on each parameter, l2 · N would be far too much
 
 
@@ -58,7 +58,15 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     given |= head_given(given.get("head", "sum"))
     if algorithm is None:
         algorithm = usual_algorithm(given["head"], model, is_sparse=bool(given.get("l1") or given.get("signs")))
-    own = set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options", "epochs_by_rows"}
+    own = set(Job.__struct_fields__) - {
+        "query",
+        "label",
+        "model",
+        "algorithm",
+        "options",
+        "epochs_by_rows",
+        "l2_by_rows",
+    }
     values = {name: value for name, value in given.items() if name in own - {"privacy", "engine", "warm_start"}}
     if values.get("exposure") is not None:
         if values.get("weight") not in (None, values["exposure"]):
@@ -71,7 +79,8 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     declared = BY_NAME.get(algorithm) if isinstance(algorithm, str) else None
     if declared is not None and declared.own_model and isinstance(given.get("l2"), int | float):
         extra["l2"] = given["l2"]  # of leaves; the default is the algorithm's own
-    if values.get("l2") is None:
+    is_open = values.get("l2") is None
+    if is_open:
         values["l2"] = _FACTOR_L2 if given["head"] == "factor" else L2
     name, options = _algorithm(algorithm, extra, own)
     if model == "auto":
@@ -96,6 +105,9 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         raise JobError("warm_start begins with an earlier model; it belongs to train")
     engine = engine_of(given.get("engine"))
     job = msgspec.structs.replace(job, options=options, privacy=privacy, engine=engine, warm_start=before)
+    is_open = is_open and job.shrinkage is None and job.chooses_steps and job.spec.is_linear
+    if is_open and not algorithm_of(options).learns_shrinkage:
+        job = msgspec.structs.replace(job, l2_by_rows=BY_ROWS.get(job.head, 0.0))
     if job.privacy.keys == "sha256":
         warnings.warn(
             'keys="sha256" hides no key that somebody can guess: whoever lists the possible ids, a million a second, '

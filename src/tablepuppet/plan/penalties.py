@@ -16,6 +16,8 @@ def penalty_text(job: Job) -> str:
     """The penalties, in words."""
     by_table = ", ".join(f"{table} {value:g}" for table, value in job.l2.items()) if isinstance(job.l2, dict) else ""
     words = [f"l2 of {by_table}" if by_table else f"l2 {job.l2:g}"]
+    if job.l2_by_rows:
+        words[0] += f" + {job.l2_by_rows:g} / joined rows"
     if job.l1:
         words.insert(0, f"l1 {job.l1:g}")
     if job.signs:

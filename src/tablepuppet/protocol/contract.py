@@ -96,6 +96,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sends_second_moments: bool = False  # of each owner, where a table has several
     most_rows: int | None = None  # joined rows, by which an epoch has its batches
     earlier_splits: int = 0  # of each table: of boosted trees that more are added to
+    l2_by_rows: float = 0.0  # besides, divided by the joined rows
     l1: float = 0.0
     signs: dict[str, int] = {}  # of features: parameters that may not be negative (1) or positive (−1)
 

@@ -151,7 +151,7 @@ def job_toml(job: dict[str, Any]) -> str:
     """
     options = {name: value for name, value in job.get("options", {}).items() if name != "type"}
     options |= job.get("loss_options", {})
-    left_out = {"query", "options", "loss_options", "epochs_by_rows"}
+    left_out = {"query", "options", "loss_options", "epochs_by_rows", "l2_by_rows"}
     # What describes a network is refused where there is none.
     left_out |= set() if job.get("model") in ("mlp", "module") else set(NEURAL)
     if job.get("engine") == {"name": "local"}:

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 
 MODELS: dict[str, dict[str, Any]] = {
     "factors": {"head": "factor", "rank": 3, "shrinkage": 0.1},
+    "factors at defaults": {"head": "factor", "rank": 2},
     "a network head": {"head": "mlp", "widths": 4, "dtype": "float64"},
     "networks": {"model": "mlp", "dtype": "float64"},
     "networks under a network head": {"model": "mlp", "head": "mlp", "widths": 3, "dtype": "float64"},

@@ -72,6 +72,21 @@ def test_a_head_may_be_a_torch_module_with_widths_for_each_table() -> None:
     Oracle(result, joined, module).train(OPTIMIZERS["adam"][1]).agrees(result)
 
 
+@pytest.mark.parametrize("clients", [1, 3])
+def test_what_l2_gets_besides_at_defaults_is_that_much_for_each_of_the_joined_rows(clients: int) -> None:
+    usual, joined = trained("many-to-many", "number", clients, head="factor", rank=2, learning_rate=None)
+    more = usual.plan.job.l2_by_rows
+    assert more > 0
+    given: dict[str, Any] = {"head": "factor", "rank": 2, "learning_rate": None}
+    said, _ = trained("many-to-many", "number", clients, l2=1e-8 + more / len(joined.labels), **given)
+    other, _ = trained("many-to-many", "number", clients, l2=1e-8, **given)
+    for a, b, c in zip(usual.blocks, said.blocks, other.blocks, strict=True):
+        np.testing.assert_array_equal(a.theta, b.theta)
+        assert np.abs(a.theta - c.theta).max() > 1e-6
+    assert usual.objective == said.objective
+    assert "/ joined rows" in str(usual.plan)
+
+
 def test_so_it_is_with_whole_batches() -> None:
     result, joined = trained("many-to-many", "number", head="factor", rank=2, optimizer="adam", batch_size=None)
     Oracle(result, joined).train(OPTIMIZERS["adam"][1]).agrees(result)

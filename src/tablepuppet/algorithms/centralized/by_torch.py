@@ -26,7 +26,11 @@ from tablepuppet.models.neural import Inputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-_HEADED, _SUMMED = 0.01, 0.03  # learning rates where none is given, as federated training has them
+_HEADED, _HEADED_NETWORKS, _SUMMED = (
+    0.02,
+    0.01,
+    0.03,
+)  # learning rates where none is given, as federated training has them
 
 
 def train(pooled: Pooled, learning_rate: float | None) -> Trained:
@@ -40,9 +44,10 @@ def _train(pooled: Pooled, learning_rate: float | None) -> Trained:
     blocks = [_block(pooled, number) for number in range(len(pooled.blocks))]
     head = _head(pooled.head)
     shift = torch.tensor(pooled.intercept / pooled.unit, dtype=torch.float64, requires_grad=pooled.has_intercept)
-    shrunk = [p for block in blocks for p in block.parameters] + [*head.parameters]
-    adam = torch.optim.Adam([*shrunk, *([shift] if pooled.has_intercept else [])], lr=1.0)
-    peak = learning_rate or (_SUMMED if pooled.head is None else _HEADED)
+    shrunk = [p for block in blocks for p in block.parameters]
+    adam = torch.optim.Adam([*shrunk, *head.parameters, *([shift] if pooled.has_intercept else [])], lr=1.0)
+    headed = _HEADED if pooled.spec.is_linear else _HEADED_NETWORKS
+    peak = learning_rate or (_SUMMED if pooled.head is None else headed)
     count, shrinkage = len(pooled.labels), 0.0 if pooled.head is None else pooled.head.spec.shrinkage or 0.0
     size = min(pooled.batch_size or count, count)
     batches, step = -(-count // size), 0
@@ -55,6 +60,7 @@ def _train(pooled: Pooled, learning_rate: float | None) -> Trained:
             slope = _slope(pooled, pooled.unit * scores.detach().numpy().astype(np.float64), rows) / len(rows)
             weights = None if pooled.weights is None else torch.tensor(pooled.weights[rows])
             penalty = 0.5 * pooled.l2 * sum(p.square().sum().double() for p in shrunk)
+            penalty = penalty + 0.5 * pooled.head_l2 * sum(p.square().sum().double() for p in head.parameters)
             if shrinkage:
                 squares = sum((v.square().sum(dim=1) for v in h[1:]), start=h[0].square().sum(dim=1))
                 penalty = penalty + 0.5 * shrinkage * (squares if weights is None else weights * squares).mean()

@@ -99,7 +99,8 @@ class SgdServer(Server):
             # power iteration approaches the eigenvalue from below
             bound = self.problem.loss.bound * (1.0 + 1.1 * sum(f.curvature for f in figures)) + max(self.problem.ridges)
             is_wider = self.problem.head is not None
-            adaptive = 0.01 if self.problem.is_private or is_wider else 0.05 if self.problem.is_linear else 0.03
+            linear, neural = (0.01, 0.01) if self.problem.is_private else (0.02, 0.01) if is_wider else (0.05, 0.03)
+            adaptive = linear if self.problem.is_linear else neural
             self._peak = 1.0 / bound if self.options.optimizer == "sgd" else adaptive
             if self.problem.private_rates and self.options.optimizer == "sgd":
                 self._peak = max(self.problem.private_rates)
@@ -128,7 +129,7 @@ class SgdServer(Server):
                 self._intercept, gradient, self._moments, self._learning_rate, free, self.problem.unit
             )
         if self.problem.head is not None and len(self.problem.head.own):
-            slope = done.sums["head"] / joined.rows + max(self.problem.ridges) * self.problem.head.own
+            slope = done.sums["head"] / joined.rows + self.problem.head_l2 * self.problem.head.own
             self.problem.head.own, self._head_moments = descend(
                 self.problem.head.own,
                 clipped(slope, self.options.clip_norm),

@@ -176,10 +176,10 @@ def canonical(value: Any) -> bytes:
 
 
 def fingerprint(encoders: Sequence[Encoder], theta: Array, spec: ModelSpec, outputs: int) -> str:
-    """One block of a model in sixteen digits: parameters, encoders and what they mean."""
+    """One block of a model in thirty-two digits: parameters, encoders and what they mean."""
     digest = hashlib.sha256(msgspec.json.encode([encoders, spec, outputs], enc_hook=_plain))
     digest.update(np.ascontiguousarray(theta, np.float64).tobytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:32]
 
 
 def _plain(value: Any) -> Any:

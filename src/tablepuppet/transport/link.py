@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-import tablepuppet.protocol.sum_rules  # noqa: F401  it declares rules
+import tablepuppet.protocol.table_rules
+import tablepuppet.protocol.training_rules  # noqa: F401  they declare rules
 from tablepuppet import errors
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.registry import RESPONSES, remedy

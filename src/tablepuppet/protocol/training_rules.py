@@ -1,4 +1,4 @@
-"""What answers in training must be (rules.py): summands of the shapes and at the scales that were asked for.
+"""What answers in training and prediction must be (rules.py): parameters, predictions, summands.
 
 A summand adds to what all clients of a block share. Its first array is as large as the part's parameters; others are
 curvatures of theirs. Under masks nothing can be read in it but its shape and scale, so these are held to.
@@ -6,6 +6,7 @@ curvatures of theirs. Under masks nothing can be read in it but its shape and sc
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import isqrt
 from typing import Any
 
@@ -13,15 +14,17 @@ import numpy as np
 
 from tablepuppet import protocol as m
 from tablepuppet.protocol.rules import (
+    LARGEST,
     MOST_COLUMNS,
     OWN,
     Known,
     Part,
+    WrongError,
     answered_by,
     array,
+    bounded_count,
     finite,
     is_ruled,
-    predictions_of,
     require,
 )
 
@@ -29,6 +32,9 @@ _MOST_FIGURES = 100
 _MOST_EXPONENT = 1200
 _STEP_ANSWERS = (m.Predictions, m.Partial, m.Masked)
 Shapes = list[tuple[int | None, ...]]
+
+
+# -- sums -------------------------------------------------------------------------------
 
 
 @answered_by(m.SumStatistics, m.Masked, m.Partial)
@@ -172,3 +178,100 @@ def _own(answer: m.Message) -> None:
         for values in value if isinstance(value, list) else [value]:
             if isinstance(values, np.ndarray):
                 require(values.dtype.kind in "fiub", name, f"hold elements of type {values.dtype}")
+
+
+# -- training ---------------------------------------------------------------------------
+
+
+@answered_by(m.StartPart, m.Started)
+def _started(request: m.StartPart[Any], answer: m.Started, known: Known) -> None:
+    part = known.part(request)
+    _figures_of(answer.figures)
+    require(0 <= answer.entropy < 2**63, "entropy", "is not a number of 63 bits")
+    bounded_count(answer.width, "width", 2.0**31)
+    if part is None:
+        return
+    part.outputs, part.is_linear, part.theta = request.outputs, request.model.is_linear, answer.width
+    part.figures, part.vectors, part.products = answer.figures, None, None
+    if part.is_linear and part.width is not None:
+        require(answer.width == part.width, "width", f"is {answer.width:,} where the part has {part.width:,} columns")
+    elif part.width is not None:
+        most = _most_parameters(request, part.width)
+        require(answer.width <= most, "width", f"is {answer.width:,}, more than such a model has ({most:,})")
+    if answer.values is not None:
+        predictions_of(answer.values, "values", part.train, part.outputs)
+
+
+def _most_parameters(request: m.StartPart[Any], width: int) -> int:
+    """Parameters of a neural block, at the most; of a user's own module nobody here knows."""
+    if request.model.kind == "module":
+        return 2**31
+    sizes = (width, *request.model.hidden, request.outputs)
+    return sum((before + 1) * after for before, after in pairwise(sizes)) + request.outputs
+
+
+def predictions_of(values: Any, name: str, rows: int | None, outputs: int | None) -> None:
+    array(values, name, (rows, outputs), kinds=frozenset("f"))
+    if values.size and not max(float(values.max()), -float(values.min())) <= LARGEST:  # what is not a number is neither
+        raise WrongError(name, "holds numbers that are not finite, or too large to be squared", diverged=True)
+
+
+def _figures_of(figures: dict[str, float]) -> None:
+    require(len(figures) <= _MOST_FIGURES, "figures", f"are {len(figures):,}")
+    for name, value in figures.items():
+        require(len(name) <= 200, "figures", "have a name of more than 200 characters")
+        require(bool(np.isfinite(value)), "figures", "hold a number that is not finite")
+
+
+@answered_by(m.Evaluate, m.Evaluation)
+def _evaluation(request: m.Evaluate, answer: m.Evaluation, known: Known) -> None:
+    part = known.part(request)
+    if part is not None:
+        predictions_of(answer.test, "test", part.test, part.outputs)
+    require((answer.train is not None) == request.train, "train", "is not what was asked for")
+    if part is not None and answer.train is not None:
+        predictions_of(answer.train, "train", part.train, part.outputs)
+    if not np.isfinite(answer.norm):
+        raise WrongError("norm", "is not finite", diverged=True)
+    require(answer.norm >= 0, "norm", "is negative")
+    absolute = 0.0 if answer.absolute is None else answer.absolute
+    require(bool(np.isfinite(absolute)) and absolute >= 0, "absolute", "is not a number from 0 up")
+    if part is not None:
+        part.norm = answer.norm
+
+
+@answered_by(m.Release, m.Parameters)
+def _parameters(request: m.Release, answer: m.Parameters, known: Known) -> None:
+    part = known.part(request)
+    finite(answer.values, "values")
+    if part is not None and part.is_linear and part.width is not None:
+        array(answer.values, "values", (part.width, part.outputs))
+    elif part is not None and part.theta is not None:
+        require(answer.values.size == part.theta, "values", f"are {answer.values.size:,} where {part.theta:,} are due")
+    if part is not None and part.norm is not None:
+        square = float(np.vdot(answer.values, answer.values))
+        is_same = abs(square - part.norm) <= 1e-3 * max(square, part.norm)  # float32 on the wire rounds them
+        require(is_same, "values", "have another norm than at the last evaluation")
+
+
+# -- prediction -------------------------------------------------------------------------
+
+
+@answered_by(m.ScoreRows, m.Scores)
+def _scores(request: m.ScoreRows, answer: m.Scores, known: Known) -> None:
+    array(answer.values, "values", (len(request.rows), request.outputs), kinds=frozenset("f"))
+    finite(answer.values, "values")
+
+
+@answered_by(m.ScoreOwnRows, m.Scores)
+def _own_scores(request: m.ScoreOwnRows, answer: m.Scores, known: Known) -> None:
+    array(answer.values, "values", (len(request.rows), None), kinds=frozenset("f"))
+    finite(answer.values, "values")
+
+
+def _done(request: m.Message, answer: m.Done, known: Known) -> None:
+    """Done says nothing."""
+
+
+for _quiet in (m.Move, m.Keep, m.Restore, m.HoldPart, m.CloseJob):
+    answered_by(_quiet, m.Done)(_done)

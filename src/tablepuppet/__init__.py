@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tablepuppet.engine.result import Result
     from tablepuppet.engine.search import SearchResult
     from tablepuppet.errors import TablePuppetError
-    from tablepuppet.job.engines import Ray
+    from tablepuppet.job.job import Ray
     from tablepuppet.plan.plan import Plan
     from tablepuppet.prediction.model import Model
     from tablepuppet.prediction.saved import load

@@ -12,15 +12,13 @@ import pyarrow as pa
 from tablepuppet.catalog import LabelColumns, bind
 from tablepuppet.catalog.binding import Key
 from tablepuppet.contract import agree, job_contracts, key_contracts
-from tablepuppet.engine.comparison import Comparison
-from tablepuppet.engine.comparison import compare as compare_models
-from tablepuppet.engine.dependence import partial_dependence as dependence
-from tablepuppet.engine.dependence import varied
 from tablepuppet.engine.drift import Drift, drift_of
 from tablepuppet.engine.encoders import gather_statistics, with_statistics
+from tablepuppet.engine.evaluate import Comparison, scored
+from tablepuppet.engine.evaluate import compare as compare_models
 from tablepuppet.engine.evaluate import evaluate as evaluate_model
-from tablepuppet.engine.evaluate import scored
-from tablepuppet.engine.importance import Importance, permutation_importance
+from tablepuppet.engine.inspection import Importance, permutation_importance, varied
+from tablepuppet.engine.inspection import partial_dependence as dependence
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.pooled import run_pooled
 from tablepuppet.engine.run import OnRound, run

@@ -16,9 +16,8 @@ from tablepuppet import protocol as m
 from tablepuppet.algorithms.registry import REQUESTS, RESPONSES
 from tablepuppet.errors import MappingError, PolicyError
 from tablepuppet.protocol.codec import Frame, decode
-from tablepuppet.tables.blinding import blinded, blinding_key, points_of, to_array, to_points
 from tablepuppet.tables.columns import column_info
-from tablepuppet.tables.tokens import job_key, tokens
+from tablepuppet.tables.tokens import blinded, blinding_key, job_key, points_of, to_array, to_points, tokens
 
 QUERY = "SELECT p.age, v.dose, p.y FROM patients p JOIN visits v ON p.person = v.person"
 SHARED = bytes(range(32))

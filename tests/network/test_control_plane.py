@@ -28,7 +28,7 @@ from tablepuppet import train as story
 from tablepuppet.algorithms.registry import RESPONSES
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.job import make_job
-from tablepuppet.job.engines import Ray
+from tablepuppet.job.job import Ray
 from tablepuppet.network.control import from_frame, to_frame
 from tablepuppet.network.journal import Journal
 from tablepuppet.network.run_worker import _checked

@@ -23,7 +23,7 @@ from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy
-from tablepuppet.privacy.owner import Account, Spending, TableBudget
+from tablepuppet.privacy.ledger import Account, Spending, TableBudget
 from tablepuppet.protocol.codec import decode, encode
 from tablepuppet.protocol.contract import BlockTerms, Column, ScanTerms, fingerprint
 from tablepuppet.tables.owner_files import AccountFile, own_secret

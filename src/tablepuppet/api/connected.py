@@ -10,8 +10,8 @@ from typing import Any, cast
 import pyarrow as pa
 
 from tablepuppet.api.federation import Federation, begun
-from tablepuppet.engine.comparison import Comparison
 from tablepuppet.engine.drift import Drift
+from tablepuppet.engine.evaluate import Comparison
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.errors import JobError

@@ -16,13 +16,13 @@ from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.api.owners import federation_from_toml, make_clients, name_owners, read_toml
 from tablepuppet.api.recommend import best, candidates
 from tablepuppet.client.policy import Policy
-from tablepuppet.engine.comparison import Comparison
 from tablepuppet.engine.drift import Drift
+from tablepuppet.engine.evaluate import Comparison
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.engine.search import SearchResult, check_apart, search_apart
 from tablepuppet.errors import JobError, ModelError
-from tablepuppet.fragments import fragment, table
+from tablepuppet.formatting import fragment, table
 from tablepuppet.job import BatchSize, Job, make_job, search_job
 from tablepuppet.mapping.join.profile import Profile
 from tablepuppet.memory import fix_thresholds

@@ -10,9 +10,8 @@ import typer
 
 from tablepuppet.cli import certs, contracts, processes
 from tablepuppet.cli.bench import bench
-from tablepuppet.cli.check import compare, drift
 from tablepuppet.cli.demo import demo
-from tablepuppet.cli.predict import export, predict
+from tablepuppet.cli.models import compare, drift, export, predict
 from tablepuppet.cli.report import report
 from tablepuppet.cli.train import explain, submit, train, wait
 from tablepuppet.version import __version__

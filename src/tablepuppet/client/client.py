@@ -20,9 +20,8 @@ from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.registry import REQUESTS, UPDATES
 from tablepuppet.client.answers import boosting, contract, prediction, setup, training
-from tablepuppet.client.part import Checkpoint
 from tablepuppet.client.request_rules import check_request
-from tablepuppet.client.state import ClientState
+from tablepuppet.client.state import Checkpoint, ClientState
 from tablepuppet.errors import PolicyError, TablePuppetError
 from tablepuppet.memory import memory_limit
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode

@@ -24,7 +24,7 @@ from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy
-from tablepuppet.privacy.owner import Spending, without_noise
+from tablepuppet.privacy.ledger import Spending, without_noise
 from tablepuppet.tables.owner_files import AccountFile
 
 ScoredModel = tuple[Sequence[m.Encoder], ModelSpec, int]  # encoders, what each block is, outputs

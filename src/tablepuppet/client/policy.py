@@ -48,8 +48,8 @@ import numpy as np
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.errors import PolicyError
+from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.privacy.options import LabelPrivacy
-from tablepuppet.privacy.owner import TableBudget
 from tablepuppet.protocol.contract import ScanTerms
 from tablepuppet.tables.store import ScanUse
 

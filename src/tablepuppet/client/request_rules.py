@@ -15,12 +15,11 @@ from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.exchange import NUMBER, CategoryBins, Check, NumberBins, Outline
 from tablepuppet.algorithms.registry import UPDATES
-from tablepuppet.client.part import Part
-from tablepuppet.client.state import ClientState
+from tablepuppet.client.state import ClientState, Part
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol.rules import LONGEST_TEXT, MOST_CATEGORIES, WrongError, array, finite, require
-from tablepuppet.tables.blinding import SIZE as POINT
 from tablepuppet.tables.columns import STRING_KINDS
+from tablepuppet.tables.tokens import POINT_SIZE
 
 _SEEDS = 2**63
 _MOST_ROWS = 2**62
@@ -68,7 +67,7 @@ def _keys(own: ClientState, request: m.SendKeys) -> None:
 
 
 def _blind(own: ClientState, request: m.BlindKeys) -> None:
-    array(request.points, "points", (None, POINT), kinds=frozenset("u"))
+    array(request.points, "points", (None, POINT_SIZE), kinds=frozenset("u"))
 
 
 def _sides(own: ClientState, request: m.SendLabels | m.SendSides) -> None:

@@ -16,8 +16,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.errors import ModelError
-from tablepuppet.formatting import size
-from tablepuppet.fragments import fragment, table
+from tablepuppet.formatting import fragment, size, table
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.heads.base import HeadModel
 from tablepuppet.models.modules import Builder, build_module

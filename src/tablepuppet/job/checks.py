@@ -16,8 +16,7 @@ from tablepuppet.algorithms.registry import (
     named,
 )
 from tablepuppet.errors import JobError, PrivacyError, nearest
-from tablepuppet.job.engines import Local
-from tablepuppet.job.job import OPEN_LOSSES, Job, loss_options
+from tablepuppet.job.job import OPEN_LOSSES, Job, Local, loss_options
 from tablepuppet.models.heads.kinds import check_head, is_network
 from tablepuppet.models.losses import (
     LOSSES,

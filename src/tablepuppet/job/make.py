@@ -22,8 +22,7 @@ from tablepuppet.algorithms.registry import (
 )
 from tablepuppet.errors import JobError, PrivacyWarning
 from tablepuppet.job.checks import check_given, check_loss, check_search, hint
-from tablepuppet.job.engines import engine_of
-from tablepuppet.job.job import Job, Search, loss_options, models
+from tablepuppet.job.job import Job, Search, engine_of, loss_options, models
 from tablepuppet.models.heads.kinds import BY_ROWS, head_given, is_network
 from tablepuppet.models.losses import (
     usual_loss,

@@ -24,7 +24,7 @@ from tablepuppet import train as story
 from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import DisconnectedError, JobError, PrivacyError, RunInterruptedError, TablePuppetError
 from tablepuppet.job import Job, check_job
-from tablepuppet.job.engines import Ray
+from tablepuppet.job.job import Ray
 from tablepuppet.memory import give_back
 from tablepuppet.network.control import Kind, from_frame, to_frame
 from tablepuppet.network.pipe import Pipe

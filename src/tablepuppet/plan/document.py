@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tablepuppet.formatting import seconds, size
-from tablepuppet.fragments import folded, fragment, items, lines, table
+from tablepuppet.formatting import folded, fragment, items, lines, seconds, size, table
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
 from tablepuppet.plan.explain import title_lines, tree_lines
 

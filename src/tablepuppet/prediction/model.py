@@ -19,7 +19,7 @@ from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.arrays import Array
 from tablepuppet.catalog.bound import BoundQuery, Scan
 from tablepuppet.errors import ModelError
-from tablepuppet.fragments import fragment, table
+from tablepuppet.formatting import fragment, table
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.heads.base import HeadModel
 from tablepuppet.models.losses import LabelFacts, Loss, loss_named, usual_loss

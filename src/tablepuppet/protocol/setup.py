@@ -124,7 +124,7 @@ class BlindKeys(Message, frozen=True):
     tells: ClassVar[Telling] = (Tells("points", "blinded keys"),)
     job: str
     domain: str
-    points: NDArray[np.uint8]  # distinct keys × 32 (tables/blinding.py)
+    points: NDArray[np.uint8]  # distinct keys × 32 (tables/tokens.py)
 
 
 class BlindedKeys(Message, frozen=True):

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import msgspec
 
 from tablepuppet.errors import PolicyError
-from tablepuppet.privacy.owner import Account, Spending, TableBudget
+from tablepuppet.privacy.ledger import Account, Spending, TableBudget
 
 Event = Literal["proposed", "agreed", "refused", "waiting", "approved", "denied", "disclosed"]
 _FIRST = "0" * 64

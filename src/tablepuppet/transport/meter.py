@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from tablepuppet.errors import JobError
-from tablepuppet.formatting import size
-from tablepuppet.fragments import folded, fragment, table
+from tablepuppet.formatting import folded, fragment, size, table
 from tablepuppet.protocol import Message, disclosures
 from tablepuppet.protocol.codec import Frame
 

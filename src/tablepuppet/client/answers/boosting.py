@@ -20,8 +20,7 @@ from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.exchange import Bins, Codes, Key, Union
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.client.answers.contract import reads, tells_label, unknowns
-from tablepuppet.client.part import Part
-from tablepuppet.client.state import ClientState
+from tablepuppet.client.state import ClientState, Part
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.memory import give_back
 from tablepuppet.models.spec import ModelSpec

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from tablepuppet import protocol as m
 from tablepuppet.client.answers.contract import reads, unknowns
 from tablepuppet.client.ids import known_ids
-from tablepuppet.client.part import check_model, check_outputs
-from tablepuppet.client.state import ClientState
+from tablepuppet.client.state import ClientState, check_model, check_outputs
 from tablepuppet.errors import TransportError
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec

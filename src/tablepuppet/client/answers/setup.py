@@ -18,17 +18,25 @@ from tablepuppet.client import row_rules
 from tablepuppet.client.answers import training
 from tablepuppet.client.ids import Column, are_ids, id_statistics, known_ids, look_like_ids
 from tablepuppet.client.masked_sums import Sealing
-from tablepuppet.client.part import Part
-from tablepuppet.client.state import ClientState
+from tablepuppet.client.state import ClientState, Part
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.memory import give_back
-from tablepuppet.tables.blinding import blinded, blinding_key, points_of, to_array
 from tablepuppet.tables.columns import all_in_order
 from tablepuppet.tables.encoding import encode, without_rare
 from tablepuppet.tables.labels import LabelNoise, Split, fold_numbers, read_labels, read_weights
 from tablepuppet.tables.labels import describe_labels as describe
 from tablepuppet.tables.statistics import first_summands, names_only, second_summands, statistics, without_moments
-from tablepuppet.tables.tokens import job_key, key_check, key_of, sorted_tokens, tokens
+from tablepuppet.tables.tokens import (
+    blinded,
+    blinding_key,
+    job_key,
+    key_check,
+    key_of,
+    points_of,
+    sorted_tokens,
+    to_array,
+    tokens,
+)
 
 
 def describe_table(own: ClientState, request: m.DescribeTable) -> m.TableSchema:

@@ -18,8 +18,7 @@ from tablepuppet.client import row_rules
 from tablepuppet.client.answers.contract import reads, tells_label, unknowns
 from tablepuppet.client.ids import held_encoders
 from tablepuppet.client.owner import Shown, start_name
-from tablepuppet.client.part import Kept, Part, check_model, check_options, check_outputs
-from tablepuppet.client.state import ClientState
+from tablepuppet.client.state import ClientState, Kept, Part, check_model, check_options, check_outputs
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.models.linear import LinearModel, Model
 from tablepuppet.models.neural import NeuralModel

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from tablepuppet.errors import JobError, TrainingError
-from tablepuppet.job.engines import Engine, Local, Ray
+from tablepuppet.job.job import Engine, Local, Ray
 from tablepuppet.mapping.cluster.partitions import Storage
 from tablepuppet.mapping.cluster.worker import Worker
 from tablepuppet.version import __version__

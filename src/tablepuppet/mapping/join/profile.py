@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 
 from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
-from tablepuppet.fragments import fragment, table
+from tablepuppet.formatting import fragment, table
 from tablepuppet.mapping.join.duckdb_join import connected
 from tablepuppet.mapping.keys.gather import ScanKeys
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.mapping.walk import plain
 from tablepuppet.models.compiler import is_installed, wins
 
+_PIECE = 1 << 20  # joined rows that are looked at together
 _FEW = 3  # columns up to which NumPy adds one after the other; more are added row by row, as by a sparse product
 
 Place = Any  # row numbers as one way of moving wants them; of a block in order, a slice
@@ -48,7 +48,7 @@ def gather_scatter_for(joined_rows: int) -> GatherScatter:
 def loops() -> Any:
     """Compiled loops over joined rows; where there is no compiler, the same by NumPy."""
     if not is_installed():
-        return plain
+        return NumpyLoops
     from tablepuppet.mapping.walk import compiled
 
     return compiled
@@ -129,3 +129,39 @@ def _add_rows(out: Array, index: NDArray[np.intp], values: Array) -> None:
     from scipy.sparse import _sparsetools  # here: it takes long to load
 
     _sparsetools.csc_matvecs(len(out), count, columns, starts, index, ones, values.reshape(-1), out.reshape(-1))
+
+
+class NumpyLoops:
+    """What compiled.py has besides gather and scatter, by NumPy: for machines without the compiler."""
+
+    @staticmethod
+    def gather(out: Array, values: Array, index: RowNumbers) -> None:
+        """out[j] = values[index[j]]; every row is there."""
+        np.take(values, index, axis=0, out=out, mode="clip")
+
+    @staticmethod
+    def put(out: NDArray[Any], values: NDArray[Any], order: RowNumbers) -> None:
+        """out[order[j]] = values[j]."""
+        out[order] = values
+
+    @staticmethod
+    def number_by_appearance(index: RowNumbers, number: RowNumbers, order: RowNumbers) -> None:
+        """Numbers rows anew, first come, first numbered; `number` is −1 at first, and row order[k] gets number k.
+
+        >>> index, number, order = np.array([5, -1, 2, 5]), np.full(6, -1), np.zeros(6, int)
+        >>> NumpyLoops.number_by_appearance(index, number, order)
+        >>> index.tolist(), order[:2].tolist()
+        ([0, -1, 1, 0], [5, 2])
+        """
+        first = np.full(len(number), -1, np.int64)  # the joined row that comes to each row first
+        for start in reversed(range(0, len(index), _PIECE)):
+            piece = index[start : start + _PIECE]
+            there = np.flatnonzero(piece >= 0)[::-1]
+            first[piece[there]] = there + start  # backwards: of several the last assignment, the first row, stays
+        seen = np.flatnonzero(first >= 0)
+        seen = seen[np.argsort(first[seen])]
+        order[: len(seen)] = seen
+        number[seen] = np.arange(len(seen))
+        for start in range(0, len(index), _PIECE):
+            piece = index[start : start + _PIECE]
+            piece[...] = np.where(piece >= 0, number[piece], piece)

@@ -1,14 +1,21 @@
-"""Partial dependence: what a model says on average where one feature has the same value in every row.
+"""What a feature does in a model: partial dependence (one value in every row) and permutation importance (shuffled).
 
-In: what a model says of joined rows, a feature and some values. Out: a row for each value: the mean prediction, or the
-mean probability of each class. The feature's owner sets it and scores its rows anew, once for each value; a feature of
-boosted trees is set here, by the bits of its splits, which asks for nothing more than an evaluation does. Who holds a
-part of the model keeps it so: values of the server's choice would tell its parameters.
+Partial dependence. In: what a model says of joined rows, a feature and some values. Out: a row for each value: the mean
+prediction, or the mean probability of each class. Who holds a part of the model keeps it so: values of the server's
+choice would tell its parameters.
+
+Permutation importance. Out: a row for every feature (or table): the rise of the mean loss where it is shuffled among
+its rows, and its spread over repetitions. A table is shuffled here, by moving what it says from row to row, which asks
+its owner for nothing more.
+
+A feature is set or shuffled at its owners, who score their rows anew: each time one more number of every row leaves,
+and a shuffled order is not told. A feature of boosted trees whose splits are known is set or shuffled here, by its
+bits, which asks for nothing more than an evaluation does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -86,17 +93,20 @@ def _names(model: Model) -> list[str]:
 
 def _set(scored: Scored, given: Varied, value: Value) -> Array:
     """What a block says once a feature of it has one value in all rows."""
-    own = scored.blocks[given.block].copy()
     if scored.model.spec.is_boosted:
+        own = scored.blocks[given.block].copy()
         for number, rule in enumerate(scored.model.blocks[given.block].splits):
             if rule.feature == given.feature:
                 own[number, :-1] = _goes_right(rule, value)  # the last: no row at all
         return own
-    union, parts = scored.union, scored.union.blocks[given.block]
-    request = [
-        (p, score_request(scored.model, p, p.train_rows, union.job, fixed=given.feature, value=value)) for p in parts
-    ]
-    answers = union.exchange(request, "evaluation")
+    return _scored_anew(scored, given.block, fixed=given.feature, value=value)
+
+
+def _scored_anew(scored: Scored, block: int, **change: Any) -> Array:
+    """What a block's owners say of its rows with one feature changed."""
+    union, parts, own = scored.union, scored.union.blocks[block], scored.blocks[block].copy()
+    requests = [(p, score_request(scored.model, p, p.train_rows, union.job, **change)) for p in parts]
+    answers = union.exchange(requests, "evaluation")
     for part in parts:
         own[part.train] = cast(Scores, answers[part.number][0]).values
     return own
@@ -145,3 +155,47 @@ def _plain(value: Any) -> Value:
     if isinstance(value, bool | int | float | np.number | np.bool_) and np.isfinite(value):
         return float(value)
     raise JobError("values are finite numbers, texts or None; a date is a number, of days since 1970-01-01")
+
+
+Importance = list[dict[str, Any]]
+
+
+def permutation_importance(scored: Scored, *, by: str, repeats: int, seed: int) -> Importance:
+    """Columns table, feature (by="feature"), importance, std; the most important first."""
+    base = scored.measured().loss
+    rng = np.random.default_rng(seed)
+    found: Importance = []
+    for block, feature, name in _units(scored, by):
+        losses = []
+        for _ in range(repeats):
+            changed = list(scored.blocks)
+            changed[block] = _shuffled(scored, block, feature, rng)
+            losses.append(scored.measured(changed).loss - base)
+        own = {"table": scored.model.blocks[block].table, **({} if name is None else {"feature": name})}
+        found.append(own | {"importance": float(np.mean(losses)), "std": float(np.std(losses))})
+    return sorted(found, key=lambda row: -row["importance"])
+
+
+def _units(scored: Scored, by: str) -> Iterator[tuple[int, int | None, str | None]]:
+    for number, block in enumerate(scored.model.blocks):
+        if by == "table":
+            yield number, None, None
+        else:
+            yield from ((number, place, name) for place, name in enumerate(block.features))
+
+
+def _shuffled(scored: Scored, block: int, feature: int | None, rng: np.random.Generator) -> Array:
+    """What a block says once a feature of it, or all of them, are shuffled."""
+    own = scored.blocks[block]
+    if scored.model.spec.is_boosted:
+        order = np.append(rng.permutation(own.shape[1] - 1), own.shape[1] - 1)  # the last: no row at all
+        held = scored.model.blocks[block]
+        if feature is not None and held.is_held:
+            raise ModelError(f'the splits of {held.name} stay with their owners; ask for importance by="table"')
+        moved = own.copy()
+        rules = slice(None) if feature is None else [k for k, rule in enumerate(held.splits) if rule.feature == feature]
+        moved[rules] = own[rules][:, order]
+        return moved
+    if feature is None:
+        return own[rng.permutation(len(own))]
+    return _scored_anew(scored, block, shuffled=[feature])

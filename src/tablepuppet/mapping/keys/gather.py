@@ -228,7 +228,6 @@ def _decoded(table: pa.Table) -> pa.Table:
     return table
 
 
-Place = tuple[int, int]  # scan, column
 Owned = tuple[str, int]  # client, domain
 
 

@@ -73,7 +73,7 @@ if not TYPE_CHECKING:
         "Network": "transport.meter",
         "Newton": "algorithms.newton.options",
         "Plan": "plan.plan",
-        "Ray": "job.engines",
+        "Ray": "job.job",
         "RelationalClassifier": "api.estimators",
         "RelationalRegressor": "api.estimators",
         "Result": "engine.result",

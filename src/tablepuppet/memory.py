@@ -1,6 +1,6 @@
 """How much memory this process may take: the machine's, or less where its container has a limit.
 
-Files that are merely cached count as free. Limits are those of control groups, version 2 or 1.
+Files that are merely cached count as free. Limits are those of control groups, version 2 or 1, and of `ulimit`.
 
 And how freed memory goes back. glibc learns from what is freed: after the first arrays of some megabytes it keeps the
 memory of all later ones for itself, once for every thread, and at the same time it gives the few hundred kilobytes of a
@@ -32,12 +32,12 @@ _STATUS = Path("/proc/self/status")
 def memory_limit() -> int:
     """Bytes that this process and its children can ever have."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([physical, *(limit for limit, _ in _limits())])
+    return min([physical, *(limit for limit, _ in (*_limits(), *_own_limits()))])
 
 
 def free_memory() -> int:
     """Bytes that can still be had."""
-    return min([_available(), *(max(limit - used, 0) for limit, used in (*_limits(), *_own_limit()))])
+    return min([_available(), *(max(limit - used, 0) for limit, used in (*_limits(), *_own_limits()))])
 
 
 def _available() -> int:
@@ -60,14 +60,15 @@ def _limits() -> Iterator[tuple[int, int]]:
                 yield limit, max((_number(folder / used_file) or 0) - _cached(folder), 0)
 
 
-def _own_limit() -> Iterator[tuple[int, int]]:
-    """The limit that was set for this process alone, and how much of it is used."""
-    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
-    if limit == resource.RLIM_INFINITY or not _STATUS.exists():
-        return
-    for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith("VmData:"):
-            yield limit, int(line.split()[1]) * 1024
+def _own_limits() -> Iterator[tuple[int, int]]:
+    """The limits that were set for this process alone (`ulimit -d`, `-v`), and how much of each is used."""
+    for kind, used in ((resource.RLIMIT_DATA, "VmData:"), (resource.RLIMIT_AS, "VmSize:")):
+        limit = resource.getrlimit(kind)[0]
+        if limit == resource.RLIM_INFINITY or not _STATUS.exists():
+            continue
+        for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith(used):
+                yield limit, int(line.split()[1]) * 1024
 
 
 def _folders() -> Iterator[Path]:

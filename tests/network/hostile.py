@@ -98,6 +98,12 @@ def escapes(answer: Any, frame: Frame) -> Frame:
     )
 
 
+def gone(answer: Any, frame: Frame) -> Frame:
+    """A refusal in the name of an error that is the server's own: that a connection ended."""
+    gone = m.Failure(error="DisconnectedError", message="the other process is gone")
+    return encode(gone) if isinstance(answer, m.Encoded) else frame
+
+
 def mute(answer: Any, frame: Frame) -> Frame:
     """No answer at all, while signs of life go on."""
     if isinstance(answer, m.Encoded):

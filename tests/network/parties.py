@@ -85,6 +85,7 @@ class Parties:
     relays: dict[str, Relay] = field(default_factory=dict)  # whose way to the server leads through a relay
     namespaces: dict[str, str] = field(default_factory=dict)  # who lives in a network namespace
     extra: dict[str, list[str]] = field(default_factory=dict)  # more words of somebody's command
+    limits: dict[str, int] = field(default_factory=dict)  # bytes of address space that somebody may have
     processes: dict[str, BaseProcess] = field(default_factory=dict)
 
     def write(self, held: Mapping[str, pa.Table]) -> None:
@@ -153,6 +154,7 @@ policy = "open.toml"
                 self.folder / f"{name}.log",
                 namespace=self.namespaces.get(name),
                 twice=self.twice(name),
+                limit=self.limits.get(name),
             )
 
     def kill(self, name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,17 +25,25 @@ _FORKS.set_forkserver_preload([__name__])
 _CLONE_NEWNET = 0x40000000
 
 
-def start(command: Sequence[str], log: Path, *, namespace: str | None = None, twice: Path | None = None) -> BaseProcess:
+def start(
+    command: Sequence[str],
+    log: Path,
+    *,
+    namespace: str | None = None,
+    twice: Path | None = None,
+    limit: int | None = None,
+) -> BaseProcess:
     """A process that runs `tablepuppet COMMAND`, in a network namespace if one is named.
 
-    Whenever the file `twice` exists, its next request or reply is sent twice, and the file goes.
+    `limit`: bytes of address space that it, and each process that it starts, may have. Whenever the file `twice`
+    exists, its next request or reply is sent twice, and the file goes.
     """
-    process = _FORKS.Process(target=_run, args=(list(command), log, namespace, twice))
+    process = _FORKS.Process(target=_run, args=(list(command), log, namespace, twice, limit))
     process.start()
     return process
 
 
-def _run(command: list[str], log: Path, namespace: str | None, twice: Path | None) -> None:
+def _run(command: list[str], log: Path, namespace: str | None, twice: Path | None, limit: int | None) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
@@ -43,6 +52,8 @@ def _run(command: list[str], log: Path, namespace: str | None, twice: Path | Non
         _enter(namespace)
     if twice is not None:
         _stutter(twice)
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     sys.exit(main(command))
 
 

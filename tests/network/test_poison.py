@@ -47,6 +47,7 @@ def instead(parties: Parties, lie: str) -> None:
         ("a_billion_parameters", "client supplier answers StartPart with what cannot be: Started.width is 1,000,000"),
         ("eight_gibibytes_of_zeros", "client supplier: .*would take more than"),
         ("garbage", "client supplier: a message does not follow the protocol"),
+        ("gone", "client supplier: the other process is gone"),
         ("escapes", r"client supplier: \\x1b\[2J\\x1b\]0;owned\\x07 no"),
     ],
 )

@@ -113,7 +113,7 @@ def _several(origin: Any, args: tuple[Any, ...], chance: random.Random, depth: i
 
 
 def _struct(kind: type[msgspec.Struct], args: tuple[Any, ...], chance: random.Random, depth: int) -> Any:
-    for _ in range(200):  # options check themselves: what they refuse cannot be sent
+    for _ in range(5000):  # options check themselves: what they refuse cannot be sent
         try:
             return kind(**_fields(kind, args, chance, depth))
         except tp.TablePuppetError:

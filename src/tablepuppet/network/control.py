@@ -13,7 +13,7 @@ import builtins
 import sys
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -179,6 +179,9 @@ Kind = Literal[
 State = Literal["queued", "running", "waiting", "finished", "failed", "interrupted", "cancelled"]
 
 
+Name = Annotated[str, msgspec.Meta(max_length=255)]
+
+
 class Submit(Envelope, frozen=True):
     """Frame: what to do. `resume`: go on with an interrupted run of the same job. → Accepted, then news
 
@@ -189,7 +192,7 @@ class Submit(Envelope, frozen=True):
     resume: bool = False
     rounds: bool = True
     follows: bool = True
-    readers: tuple[str, ...] = ()
+    readers: Annotated[tuple[Name, ...], msgspec.Meta(max_length=100)] = ()
 
 
 class Follow(Envelope, frozen=True):

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class Coordinator:
         memory: int | None = None,
         compute: float = 3600.0,
         turn: float = 30.0,
+        share: float = 300.0,
     ) -> None:
         self._tables, self._switchboard, self._patience = tables, switchboard, patience
         self._administrators = frozenset(administrators)
@@ -60,7 +62,7 @@ class Coordinator:
         self._folder_lock = lock_folder(folder)
         self._runs: dict[str, Run] = {}
         self._queue = RunQueue()
-        self._compute, self._turn = compute, turn
+        self._compute, self._turn, self._share = compute, turn, share
         self._turns: dict[str, Turn] = {}  # by run
         self._lock = threading.RLock()
         self._current: Run | None = None
@@ -327,6 +329,7 @@ class Coordinator:
             self.bytes_up += sum(f.size for frames in up.values() for f in frames)
 
         turn = self._turns.setdefault(run.id, Turn(self._turn, self._compute, self._queue.has_any))
+        turn.share, turn.other_users_wait = self._share, partial(self._queue.has_any, besides=run.owner)
         return RunTransport(
             run.id, self._switchboard, journal, self._patience, on_waiting, run.stop.is_set, on_step, turn
         )

@@ -92,6 +92,7 @@ class Member:
                 stream.heard = time.monotonic()
                 is_busy.clear()
                 self._pause = _SHORTEST  # this line was of use
+                del frames, reply  # or they stay in memory for as long as the next are waited for
         finally:
             is_over.set()
             self._connection = None

@@ -134,7 +134,7 @@ def _unwritable(error: OSError) -> RunInterruptedError:
 
 
 class GivesWayError(RunInterruptedError):
-    """A client keeps the run waiting, and others wait for their turn: it goes on after them."""
+    """A client keeps the run waiting, or it worked for long, and others wait for their turn: it goes on after them."""
 
 
 @dataclass
@@ -145,6 +145,31 @@ class Turn:
     longest: float = inf  # that a client may take to answer
     others_wait: Callable[[], bool] = lambda: False
     asked: tuple[int, float] = (0, 0.0)  # the step that it is at, and when it was asked first
+    share: float = inf  # that it works while other users' runs are queued
+    other_users_wait: Callable[[], bool] = lambda: False
+    began: float = 0.0  # this life
+    replayed: float | None = None  # seconds that it took to get where the last life was
+
+    def begin(self) -> None:
+        """The run is worked on again, from its journal."""
+        self.began, self.replayed = time.monotonic(), None
+
+    def step(self, *, can_go_on: bool) -> None:
+        """Before a new step: ends a run, or this life of it, that has worked for long while other users wait.
+
+        A life lasts twice as long as it took to replay the last ones, so that most of the work is new.
+        """
+        worked = time.monotonic() - self.began
+        if self.replayed is None:
+            self.replayed = worked
+        most = self.replayed + max(self.share, min(2.0 * self.replayed, self.longest))
+        if worked > (most if can_go_on else self.longest) and self.other_users_wait():
+            if can_go_on:
+                raise GivesWayError(f"it worked for {worked:.0f} s, and others wait for their turn")
+            raise TrainingError(
+                f"the run took longer than {self.longest:.0f} s while others wait for their turn (`compute` under "
+                "[server]); ask for less at a time"
+            )
 
     def since(self, step: int) -> float:
         if self.asked[0] != step:
@@ -183,6 +208,7 @@ class RunTransport:
         self._patience, self._on_waiting, self._is_cancelled = patience, on_waiting, is_cancelled
         self._on_step = on_step
         self._step = 0
+        self._turn.begin()
         self._last: dict[str, int] = {}  # each client's last step
         self._unkept: tuple[int, Mapping[str, Sequence[Frame]]] | None = None  # answers that nobody has checked yet
 
@@ -197,6 +223,7 @@ class RunTransport:
         requests = checksum(f for sent in frames.values() for f in sent) if self._journal is not None else 0
         answers = None if self._journal is None else self._journal.next(self._step, requests)
         if answers is None:
+            self._turn.step(can_go_on=self._journal is not None)
             answers = self._ask(frames, self._patience)
             self._unkept = requests, answers
             self._on_step(self._step, frames, answers)

@@ -16,6 +16,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
@@ -65,9 +66,34 @@ class JsonLines(logging.Formatter):
         return json.dumps(document, ensure_ascii=False)
 
 
+class Few(logging.Filter):
+    """Of lines that strangers bring about, so many of a kind a minute: the log of a flood does not fill the disk."""
+
+    def __init__(self, most: int = 60, seconds: float = 60.0) -> None:
+        super().__init__()
+        self._most, self._seconds = most, seconds
+        self._seen: dict[str, tuple[float, int]] = {}  # by kind: since when, and how many
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(("tablepuppet.transport.", __name__)):
+            return True
+        kind, now = str(record.msg), time.monotonic()
+        with self._lock:
+            since, count = self._seen.get(kind, (now, 0))
+            if now - since < self._seconds:
+                self._seen[kind] = (since, count + 1)
+                return count < self._most
+            self._seen[kind] = (now, 1)
+        if count > self._most:
+            record.msg = f"{record.msg} (and {count - self._most} lines like this one that are not shown)"
+        return True
+
+
 def configure(level: str, style: Style) -> None:
     """Sends tablepuppet's log to standard error."""
     handler = logging.StreamHandler()
+    handler.addFilter(Few())
     text = TextLines("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
     handler.setFormatter(JsonLines() if style == "json" else text)
     root = logging.getLogger("tablepuppet")

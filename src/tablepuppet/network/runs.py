@@ -67,9 +67,10 @@ class RunQueue:
             self._served[run.owner] = max(self._served.values(), default=0) + 1
             return run
 
-    def has_any(self) -> bool:
+    def has_any(self, *, besides: str | None = None) -> bool:
+        """Whether a run waits; `besides`: of another user than this."""
         with self._changed:
-            return any(not run.is_over for run in self._runs)
+            return any(not run.is_over and (besides is None or run.owner != besides) for run in self._runs)
 
     def close(self) -> None:
         with self._changed:

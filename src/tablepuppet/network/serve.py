@@ -127,7 +127,7 @@ class Server:
     def __init__(self, settings: FederationSettings) -> None:
         server = settings.server
         self._heartbeat = server.heartbeat
-        self.switchboard = Switchboard(settings.clients, server.heartbeat)
+        self.switchboard = Switchboard(settings.clients, server.heartbeat, memory_limit() // 5)
         self._is_closing = False
         self.coordinator = Coordinator(
             settings.tables,
@@ -138,6 +138,7 @@ class Server:
             memory=server.memory,
             compute=server.compute,
             turn=server.turn,
+            share=server.share,
         )
         roles: dict[str, Role] = dict.fromkeys(settings.clients, "client")
         roles |= dict.fromkeys(settings.users, "user")
@@ -189,16 +190,19 @@ class Server:
                 raise
             except TablePuppetError as error:
                 stream.send(c.Failed(error=type(error).__name__, message=str(error)))
+            del envelope, frames  # or they stay in memory for as long as the next are waited for
 
     def _answer(self, name: str, envelope: Any, frames: list[Any], stream: Stream) -> None:
         if isinstance(envelope, c.Submit) and len(frames) == 1:
             given: dict[str, Any] = {"user": name, "readers": envelope.readers, "resume": envelope.resume}
-            run = self.coordinator.submit(envelope.kind, frames[0], **given)
+            run = self.coordinator.submit(envelope.kind, frames.pop(), **given)  # which it holds, and nobody else
             log.info("user %s submitted run %s (%s)", name, run.id, run.kind)
             if envelope.follows:
                 self._follow(run, stream, rounds=envelope.rounds)
             else:
                 stream.send(c.Accepted(run=run.id))
+        elif frames:
+            raise TransportError(f"a {type(envelope).__name__} of {len(frames)} frames is nothing that is asked")
         elif isinstance(envelope, c.Follow):
             self._follow(self.coordinator.run(envelope.run, name), stream, rounds=envelope.rounds)
         elif isinstance(envelope, c.Cancel):

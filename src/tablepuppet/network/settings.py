@@ -29,6 +29,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     state: str = "state/server"  # runs and their journals
     wait: float = 600.0  # seconds that a run waits for a client that is away
     turn: float = 30.0  # seconds that a run waits for a client before other runs have their turn
+    share: float = 300.0  # seconds that a run works before other users' runs have their turn
     heartbeat: float = 5.0
     limit: int = LIMIT  # bytes of one message, or what the memory allows if that is less
     memory: int | None = None  # bytes that a run may take; None: 70 % of the machine's or the container's

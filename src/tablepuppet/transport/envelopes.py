@@ -166,7 +166,7 @@ class Assembler:
         self.drop()
         frames = [Frame(bytes(header), [_kept(b) for b in buffers]) for header, *buffers in self._frames]
         parcel = self._envelope, frames
-        self._envelope, self._frames, self._places = None, [], iter(())
+        self._envelope, self._frames, self._places, self._rest = None, [], iter(()), memoryview(b"")
         return parcel
 
 

@@ -34,6 +34,7 @@ from tablepuppet.protocol.rules import Known, WrongError, check
 from tablepuppet.transport.meter import Meter, Phase
 
 _LINES = "\n"  # an error may show a line of SQL below its message
+_OURS = (errors.RunInterruptedError, errors.DisconnectedError, errors.ApprovalError)  # they steer the server's own run
 
 
 class Transport(Protocol):
@@ -108,7 +109,7 @@ class Link:
 def _remote_error(client: str, failure: Failure) -> errors.TablePuppetError:
     """The client's error, as the same class, with the client's name."""
     kind = getattr(errors, failure.error, errors.TransportError)
-    if not (isinstance(kind, type) and issubclass(kind, errors.TablePuppetError)):
+    if not (isinstance(kind, type) and issubclass(kind, errors.TablePuppetError)) or issubclass(kind, _OURS):
         kind = errors.TransportError
     return kind(f"client {client}: {printable(failure.message, keep=_LINES)}")
 

@@ -18,10 +18,11 @@ from tablepuppet.errors import DisconnectedError, RunInterruptedError, Transport
 from tablepuppet.formatting import printable
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.connections import Stream
-from tablepuppet.transport.envelopes import Envelope, Forget, Goodbye, Reply, Request
+from tablepuppet.transport.envelopes import LIMIT, Envelope, Forget, Goodbye, Reply, Request
 
 log = logging.getLogger(__name__)
 _UNASKED = 1 << 20  # bytes of a parcel of a client that was asked nothing
+_MOST_UNASKED = 100  # answers in a row that nobody waits for: some come late, or twice
 OnPause = Callable[[Sequence[str]], None]  # nothing happened for a while; who has not answered
 OnWaiting = Callable[[dict[str, float]], None]  # who is away, and for how many more seconds they are waited for
 
@@ -34,6 +35,7 @@ class _Line:
     outbox: queue.SimpleQueue[tuple[Envelope, Sequence[Frame]] | None] = field(default_factory=queue.SimpleQueue)
 
     limit: int = 0  # bytes of an answer
+    unasked: int = 0  # answers in a row that nobody waits for
 
     def __post_init__(self) -> None:
         self.limit = self.stream.limit
@@ -77,13 +79,15 @@ class _Asked:
 class Switchboard:
     """Connections by client name, and what each of them still has to answer."""
 
-    def __init__(self, clients: Sequence[str], heartbeat: float = 5.0) -> None:
+    def __init__(self, clients: Sequence[str], heartbeat: float = 5.0, room: int = LIMIT) -> None:
         self.clients = tuple(clients)
+        self.room = room  # bytes of all clients' answers to one step
         self.heartbeat = heartbeat
         self.waited = dict.fromkeys(clients, 0.0)  # seconds that runs spent waiting for each client
         self._lines: dict[str, _Line] = {}
         self._gone = dict.fromkeys(clients, time.monotonic())  # since when
         self._asked: dict[str, _Asked] = {}
+        self._held = 0  # bytes of answers that have come, and are not passed on yet
         self._changed = threading.Condition()
         self._is_closed = False
 
@@ -114,7 +118,8 @@ class Switchboard:
                     break
                 if not isinstance(envelope, Reply):
                     raise TransportError(f"client {client} sent a {type(envelope).__name__} out of turn")
-                self._receive(client, envelope, frames)
+                self._receive(client, line, envelope, frames)
+                del envelope, frames  # or they stay in memory for as long as the next are waited for
         except DisconnectedError:
             log.warning("client %s is gone", client)
         finally:
@@ -129,18 +134,25 @@ class Switchboard:
                 self._gone[client] = time.monotonic()
                 self._changed.notify_all()
 
-    def _receive(self, client: str, reply: Reply, frames: list[Frame]) -> None:
+    def _receive(self, client: str, line: _Line, reply: Reply, frames: list[Frame]) -> None:
         with self._changed:
             asked = self._asked.get(client)
             if asked is None or (asked.request.run, asked.request.step) != (reply.run, reply.step):
-                log.info("client %s answered step %d of run %s, which nobody waits for", client, reply.step, reply.run)
+                log.info(
+                    "client %s answered step %d of run %s, which nobody waits for", client, reply.step, reply.run[:16]
+                )
+                line.unasked += 1
+                if line.unasked > _MOST_UNASKED:
+                    raise TransportError(f"client {client} answers what nobody asked, {line.unasked} times over")
                 return
+            line.unasked = 0
             if asked.reply is None:
                 asked.reply = frames
                 if client in self._lines:
                     self._lines[client].expect(False)
                 self._count(client, asked)
-                if all(a.reply is not None for a in self._asked.values()):
+                self._held += sum(frame.size for frame in frames)
+                if self._held > self.room or all(a.reply is not None for a in self._asked.values()):
                     self._changed.notify_all()
 
     def _count(self, client: str, asked: _Asked) -> None:
@@ -187,7 +199,10 @@ class Switchboard:
             try:
                 return self._await(requests, began, patience, on_waiting, on_pause, is_cancelled)
             finally:
+                self._held = 0
                 for client in requests:
+                    if client in self._lines:
+                        self._lines[client].expect(False)
                     asked = self._asked.pop(client, None)
                     if asked is not None and asked.reply is None:
                         self._count(client, asked)
@@ -205,6 +220,12 @@ class Switchboard:
         pause = min(1.0, self.heartbeat)
         paused = time.monotonic()
         while True:
+            if self._held > self.room:
+                whose = ", ".join(c for c in requests if self._asked[c].reply is not None)
+                raise TransportError(
+                    f"the answers of {whose} to one step take {self._held:,} bytes together, and the server has "
+                    f"{self.room:,} for them; ask for fewer rows, or let it have more memory"
+                )
             replies = {c: self._asked[c].reply for c in requests}
             done = {c: r for c, r in replies.items() if r is not None}
             if len(done) == len(replies):

@@ -17,6 +17,7 @@ from tablepuppet.errors import ApprovalError, JobError
 from tablepuppet.formatting import printable
 from tablepuppet.job import Job
 from tablepuppet.privacy.options import Privacy
+from tablepuppet.privacy.rounding import Rounding
 from tablepuppet.protocol.base import What
 from tablepuppet.protocol.contract import (
     Agreement,
@@ -307,8 +308,9 @@ def _disclosures(
     return tuple(dict.fromkeys(d for d in found if d.times != 0))
 
 
-def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> None:
-    """Proposes; a refusal is the owner's own sentence, and a job that waits says for whom."""
+def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> Rounding:
+    """Proposes; a refusal is the owner's own sentence, and a job that waits says for whom. Out: how figures that the
+    asker is shown are rounded."""
     asked = {client: [ProposeContract(job=job, contract=contract)] for client, contract in contracts.items()}
     answers = link.ask(asked)
     waiting = {c: a for c, found in answers.items() if not (a := cast(Agreement, found[0])).is_agreed}
@@ -319,3 +321,6 @@ def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> None:
             f"the job waits for a person to approve it: {whom}. Nothing was read. They run `tablepuppet approve` with "
             "the contract's name; over a network the job then goes on by itself, in one process run it again"
         )
+    asking = sorted((a.least_rows, a.figures_key) for found in answers.values() for a in cast(list[Agreement], found))
+    keys = b"".join(key for least, key in asking if least > 1)
+    return Rounding(max((least for least, _ in asking), default=1), keys)

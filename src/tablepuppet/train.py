@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,13 +17,14 @@ from tablepuppet.engine.drift import Drift, drift_of
 from tablepuppet.engine.encoders import gather_statistics, with_statistics
 from tablepuppet.engine.evaluate import Comparison, scored
 from tablepuppet.engine.evaluate import compare as compare_models
-from tablepuppet.engine.evaluate import evaluate as evaluate_model
 from tablepuppet.engine.inspection import Importance, permutation_importance, varied
 from tablepuppet.engine.inspection import partial_dependence as dependence
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.pooled import run_pooled
+from tablepuppet.engine.result import Result
+from tablepuppet.engine.rounding import Shown
 from tablepuppet.engine.run import OnRound, run
-from tablepuppet.engine.search import run_search
+from tablepuppet.engine.search import SearchResult, run_search
 from tablepuppet.errors import JobError, RunInterruptedError
 from tablepuppet.job import Job
 from tablepuppet.mapping.build import map_tables
@@ -51,17 +53,26 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
     """Trains a job's model on tables that stay with their clients; a resumed run has the id it had."""
     with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
         prepared = prepare_job(job, tables, link, job_id, "train", cluster)
-        if prepared.plan.algorithm.is_pooled:
-            return run_pooled(prepared, link, job_id, on_round)
-        if job.search is not None:
-            with one_blas_thread:
-                return run_search(prepared, link, job_id, on_round)
-        if job.spec.is_boosted:
-            from tablepuppet.engine.boosting import run_boosting  # here: it loads the compiler of kernels
+        shown = Shown.of(prepared.rounding, prepared.mapping, prepared.plan.loss)
+        if shown is None:
+            return _run(prepared, link, job_id, on_round)
+        found = _run(prepared, link, job_id, shown.following(on_round))
+        return shown.result(found) if isinstance(found, Result) else shown.search(found)
 
-            return run_boosting(prepared, link, job_id, on_round)
+
+def _run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None) -> Result | SearchResult:
+    job = prepared.plan.job
+    if prepared.plan.algorithm.is_pooled:
+        return run_pooled(prepared, link, job_id, on_round)
+    if job.search is not None:
         with one_blas_thread:
-            return run(prepared, link, job_id, on_round)
+            return run_search(prepared, link, job_id, on_round)
+    if job.spec.is_boosted:
+        from tablepuppet.engine.boosting import run_boosting  # here: it loads the compiler of kernels
+
+        return run_boosting(prepared, link, job_id, on_round)
+    with one_blas_thread:
+        return run(prepared, link, job_id, on_round)
 
 
 def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> Plan:
@@ -119,14 +130,19 @@ def predict(
 def evaluate(model: Model, job: Job, tables: Tables, link: Link) -> Metrics:
     """A model's metrics on the labelled rows of a job's query."""
     with _session(tables, link) as job_id:
-        return evaluate_model(model, prepare_job(job, tables, link, job_id, "evaluate", model=model), link, job_id)
+        prepared = prepare_job(job, tables, link, job_id, "evaluate", model=model)
+        found = scored(model, prepared, link, job_id).measured()
+        shown = _shown(prepared, model)
+        return found.metrics if shown is None else shown.measured(found).metrics
 
 
 def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link) -> Comparison:
     """Two models on the same labelled rows, each asked for as an evaluation is."""
     with _session(tables, link) as job_id, one_blas_thread:
         prepared = prepare_job(job, tables, link, job_id, "evaluate", model=model, other=other)
-        return compare_models(*(scored(one, prepared, link, job_id) for one in (model, other)))
+        first, second = (scored(one, prepared, link, job_id) for one in (model, other))
+        found, shown = compare_models(first, second), _shown(prepared, model)
+        return found if shown is None else shown.comparison(found, first.measured(), second.measured())
 
 
 def importance(model: Model, job: Job, tables: Tables, link: Link, *, by: str, repeats: int, seed: int) -> Importance:
@@ -136,8 +152,14 @@ def importance(model: Model, job: Job, tables: Tables, link: Link, *, by: str, r
     shuffles = repeats if by == "feature" and not model.spec.is_boosted else 0
     with _session(tables, link) as job_id, one_blas_thread:
         prepared = prepare_job(job, tables, link, job_id, "evaluate", model=model, shuffles=shuffles)
-        found = scored(model, prepared, link, job_id)
-        return permutation_importance(found, by=by, repeats=repeats, seed=seed)
+        rows = scored(model, prepared, link, job_id)
+        found, shown = permutation_importance(rows, by=by, repeats=repeats, seed=seed), _shown(prepared, model)
+        return found if shown is None else shown.rises(found, rows.measured().loss)
+
+
+def _shown(prepared: Prepared, model: Model) -> Shown | None:
+    """How figures of a model are shown to whoever asked for them; None: as they are."""
+    return Shown.of(prepared.rounding, prepared.mapping, model.loss)
 
 
 def partial_dependence(
@@ -178,7 +200,7 @@ def prepare_job(
     )
     bound = bind(ucq, label=job.label, tables=tables, link=link, job=job_id, beside=beside)
     models = [block_fingerprints(one) for one in (model, other) if one is not None]
-    agree(job_contracts(bound, job, purpose, link.asker, models, shuffles, fixed), link, job_id)
+    rounding = agree(job_contracts(bound, job, purpose, link.asker, models, shuffles, fixed), link, job_id)
     mapping = map_tables(
         bound,
         link,
@@ -192,7 +214,7 @@ def prepare_job(
         cluster=cluster,
         folds=None if job.search is None else job.search.folds,
     )
-    return prepare(mapping, job)
+    return replace(prepare(mapping, job), rounding=rounding)
 
 
 def new_job_id() -> str:

@@ -122,7 +122,8 @@ def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> 
     if plan.job.privacy.features is not None:
         ways.append("more noise than signal may have come through: allow a larger ε, or bring more rows")
     what = "; ".join(ways) if ways else "the features may say nothing about the label"
-    return [f"the model predicts test rows worse than a constant would ({figures}); {what}"]
+    shown = "" if prepared.rounding.is_on else f" ({figures})"
+    return [f"the model predicts test rows worse than a constant would{shown}; {what}"]
 
 
 def _names_of_rows(prepared: Prepared, encoders: Sequence[Sequence[Encoder]]) -> list[str]:

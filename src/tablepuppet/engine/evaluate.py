@@ -34,11 +34,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def evaluate(model: Model, prepared: Prepared, link: Link, job_id: str) -> Metrics:
-    """The model's metrics over all joined rows of the query."""
-    return scored(model, prepared, link, job_id).measured().metrics
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
     """What a model says of the joined rows of a query, before it is added up: h of each block's rows, or bits."""

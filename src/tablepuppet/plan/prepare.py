@@ -9,7 +9,7 @@ and compute N values per block instead of n_i. What holds arrays over rows lives
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import log2
 
 import msgspec
@@ -26,6 +26,7 @@ from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
 from tablepuppet.plan.disclosure import check_custody
 from tablepuppet.plan.penalties import check_penalties
 from tablepuppet.plan.plan import Plan, is_dear
+from tablepuppet.privacy.rounding import Rounding
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -35,6 +36,7 @@ class Prepared:
     plan: Plan
     mapping: TableMapping
     training: TableMapping  # the same, or expanded for the VFL baselines
+    rounding: Rounding = field(default_factory=Rounding)  # of figures that are shown
 
 
 def prepare(mapping: TableMapping, job: Job) -> Prepared:

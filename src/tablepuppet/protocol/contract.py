@@ -202,6 +202,8 @@ class Agreement(Message, frozen=True):
     contract: str  # its hash
     is_agreed: bool
     waits_for: str = ""  # who decides, where a person does
+    least_rows: int = 1  # fewer are not told apart by figures that whoever asks is shown
+    figures_key: bytes = b""  # by which these are rounded, the same in all jobs
 
 
 _ROLES = {

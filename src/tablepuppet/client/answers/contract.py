@@ -8,6 +8,8 @@ categories a server lists.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -70,7 +72,7 @@ def propose(own: ClientState, request: m.ProposeContract) -> m.Agreement:
     if own.owner.is_restoring:
         earlier = own.approvals.decision(contract, request.job)
         own.keeper.agreed(request.job, contract, is_excused=earlier is not None and bool(earlier.notes))
-        return m.Agreement(contract=name, is_agreed=True)
+        return _agreed(own, name)
     told = own.waiting.get((request.job, name))
     if told is not None and own.approvals.decision(contract, request.job, told) is None:  # asked again, and still open
         return _waits(own, name)
@@ -97,7 +99,13 @@ def propose(own: ClientState, request: m.ProposeContract) -> m.Agreement:
     own.keeper.agreed(request.job, contract, is_excused=decision is not None and bool(decision.notes))
     rows = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
     own.log.write("agreed", request.job, name, {"tables": list(contract.tables), **({"rows": rows} if rows else {})})
-    return m.Agreement(contract=name, is_agreed=True)
+    return _agreed(own, name)
+
+
+def _agreed(own: ClientState, name: str) -> m.Agreement:
+    least = own.policy.minimum_rows
+    key = hmac.digest(own.secret, b"figures", hashlib.sha256) if least > 1 else b""
+    return m.Agreement(contract=name, is_agreed=True, least_rows=least, figures_key=key)
 
 
 def _first_prediction(own: ClientState, job: str, contract: m.Contract) -> None:

@@ -14,7 +14,7 @@ from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.registry import REQUESTS, UPDATES, algorithm_of
 from tablepuppet.algorithms.sgd.options import SgdUpdate
-from tablepuppet.client.keeper import ALLOWED, BEFORE, DECIDED
+from tablepuppet.client.contract_enforcement import ALLOWED, BEFORE, DECIDED
 from tablepuppet.client.policy import Policy
 from tablepuppet.errors import ApprovalError, PolicyError
 from tablepuppet.models.spec import ModelSpec
@@ -196,13 +196,13 @@ def test_a_contract_about_trees_says_how_many_splits_are_told_and_no_more_are() 
     with tp.Federation(shop()) as federation:
         seen: list[m.Contract] = []
         client = federation._clients["items"]
-        agreed = client.keeper.agreed
+        agreed = client.contracts.agreed
 
         def listen(name: str, contract: m.Contract, **given: Any) -> None:
             seen.append(contract)
             agreed(name, contract, **given)
 
-        client.keeper.agreed = listen  # type: ignore[method-assign]
+        client.contracts.agreed = listen  # type: ignore[method-assign]
         federation.train(QUERY, label="y", algorithm=tp.Boosting(trees=3, max_splits=2))
         federation.train(QUERY, label="y", algorithm=tp.Boosting(trees=3, depth=2))
     assert [d.times for c in seen for d in c.disclosures if d.what == "splits"] == [2, 4 * 3 * 2**2]

@@ -16,6 +16,7 @@ from tablepuppet import protocol as m
 from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.algorithms.sgd.options import SgdUpdate
 from tablepuppet.client.answers import training
+from tablepuppet.client.policy_decisions import decide
 from tablepuppet.client.request_rules import check_request
 from tablepuppet.protocol.codec import Frame, decode
 
@@ -66,20 +67,20 @@ def test_to_keep_a_contract_takes_less_than_a_twentieth_of_a_run_in_batches() ->
             def answer(request: Any, client: Any = client, inner: Any = inner, name: str = name) -> Any:
                 if name not in spent and isinstance(request, SgdUpdate) and request.signal is not None:
                     part = client.parts[request.job, request.part]
-                    kept = client.keeper.jobs[request.job].parts[request.part]
+                    kept = client.contracts.jobs[request.job].parts[request.part]
                     asked, left = kept.asked.copy(), part.batches_left.copy()
 
                     def keep() -> None:
                         kept.asked.update(asked - kept.asked)
                         kept.asked["step"] = asked["step"]
-                        client.keeper.check(request)
+                        client.contracts.check(request)
 
                     part.batches_left = left + 1000
                     spent[name] = sum(
                         map(
                             best,
                             (
-                                lambda: client.policy.check(request, client.tables.use),
+                                lambda: decide(client.policy, request, client.tables.use),
                                 keep,
                                 lambda: check_request(client, request),
                                 lambda: training._count_batch(client, part, request),

@@ -11,7 +11,7 @@ import pytest
 from tablepuppet import protocol as m
 from tablepuppet.algorithms import registry
 from tablepuppet.client.client import ANSWERS, Client
-from tablepuppet.client.policy import DECISIONS
+from tablepuppet.client.policy_decisions import DECISIONS
 from tablepuppet.errors import PolicyError
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables

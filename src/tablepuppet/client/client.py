@@ -20,6 +20,7 @@ from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.registry import REQUESTS, UPDATES
 from tablepuppet.client.answers import boosting, contract, prediction, setup, training
+from tablepuppet.client.policy_decisions import decide
 from tablepuppet.client.request_rules import check_request
 from tablepuppet.client.state import Checkpoint, ClientState
 from tablepuppet.errors import PolicyError, TablePuppetError
@@ -51,8 +52,8 @@ class Client(ClientState):
     def answer(self, message: Any) -> m.Message:
         """The answer to one request, if the owner's policy has nothing against it and its contract has it."""
         try:
-            self.policy.check(message, self.tables.use)
-            self.keeper.check(message)
+            decide(self.policy, message, self.tables.use)
+            self.contracts.check(message)
             check_request(self, message)
             answer = ANSWERS[type(message)](self, message)
         except PolicyError as error:
@@ -63,7 +64,7 @@ class Client(ClientState):
 
     def _log_refusal(self, message: Any, error: PolicyError) -> None:
         job = getattr(message, "job", "")
-        agreed = self.keeper.contract(job)
+        agreed = self.contracts.contract(job)
         detail: dict[str, Any] = {"request": type(message).__name__, "why": str(error)}
         self.log.write("refused", job, "" if agreed is None else agreed.hash, detail)
 
@@ -83,7 +84,7 @@ class Client(ClientState):
     def states(self, job: str) -> dict[int, Any]:
         """All that rounds have changed in each part, and its key for masks."""
         return {
-            part: held.checkpoint(self.keeper.asked(job, part))
+            part: held.checkpoint(self.contracts.asked(job, part))
             for (of, part), held in self.parts.items()
             if of == job and (held.state is not None or held.sealing is not None)
         }
@@ -108,7 +109,7 @@ class Client(ClientState):
             part = self.parts[job, number]
             found = decode(frame, Checkpoint[type(part.state)])  # type: ignore[misc]
             part.restore(found)
-            self.keeper.restore(job, number, found.asked)
+            self.contracts.restore(job, number, found.asked)
 
 
 # Requests that leave something behind at the client besides a part's state.

@@ -238,8 +238,8 @@ def _check_set(
     """Keeps a set of rows of a job under way, or refuses it; a person who approves the contract excuses it."""
     notes = list(against)
     found = _compared(own, table, kind, keys, [], notes)
-    if notes and not own.keeper.is_excused(job):
-        contract = own.keeper.contract(job)
+    if notes and not own.contracts.is_excused(job):
+        contract = own.contracts.contract(job)
         assert contract is not None
         own.approvals.wait(contract, tuple(notes))
         raise few_rows(notes[0])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tablepuppet.client.keeper import Keeper
+from tablepuppet.client.contract_enforcement import ContractEnforcer
 from tablepuppet.client.owner import Owner
 from tablepuppet.client.policy import Policy
 from tablepuppet.errors import JobError, TransportError
@@ -70,7 +70,7 @@ class ClientState:
 
     def __post_init__(self) -> None:
         self.owner = Owner(self.policy, self.account, is_in_process=self.may_reveal)
-        self.keeper = Keeper(self.policy.minimum_rows)
+        self.contracts = ContractEnforcer(self.policy.minimum_rows)
         self.told: dict[str, Counter[str]] = {}  # by job: what left
         self.waiting: dict[tuple[str, str], tuple[str, ...]] = {}  # jobs and contracts that a person was told of
 
@@ -81,7 +81,7 @@ class ClientState:
 
     def asker(self, job: str) -> str | None:
         """In whose name a job is; None: within this process."""
-        contract = self.keeper.contract(job)
+        contract = self.contracts.contract(job)
         return None if self.may_reveal or contract is None else contract.asker
 
     def part(self, request: Any) -> Part:

@@ -2,7 +2,7 @@
 
 It is data: the owner's scans with the role of every expression, the algorithm with its options, how often what is told
 to whom, and under which noise. Its hash names it in logs and approvals. The client that agreed to it answers what it
-says, and nothing else (client/keeper.py).
+says, and nothing else (client/contract_enforcement.py).
 """
 
 from __future__ import annotations

@@ -56,13 +56,13 @@ def tells_label(own: ClientState, job: str, columns: Iterable[str]) -> bool:
 
     A subquery may make features of other rows' labels (of the week before, of the same place), and is left out.
     """
-    contract = own.keeper.contract(job)
+    contract = own.contracts.contract(job)
     scans = [] if contract is None else [scan for scan in contract.scans if scan.query is None]
     return any(set(columns) & set(reads(own, job, scan.scan, scan.numbers("label"))) for scan in scans)
 
 
 def propose(own: ClientState, request: m.ProposeContract) -> m.Agreement:
-    """The policy and the keeper have looked at it: what is left are budgets, and a person where the owner wants one."""
+    """Its policy and its contract passed: what is left are budgets, and a person where the owner wants one."""
     contract, name = request.contract, request.contract.hash
     for scan in contract.scans:
         if contract.label_privacy is not None and scan.numbers("label"):
@@ -71,7 +71,7 @@ def propose(own: ClientState, request: m.ProposeContract) -> m.Agreement:
             own.tables.compare(request.job, scan.scan)
     if own.owner.is_restoring:
         earlier = own.approvals.decision(contract, request.job)
-        own.keeper.agreed(request.job, contract, is_excused=earlier is not None and bool(earlier.notes))
+        own.contracts.agreed(request.job, contract, is_excused=earlier is not None and bool(earlier.notes))
         return _agreed(own, name)
     told = own.waiting.get((request.job, name))
     if told is not None and own.approvals.decision(contract, request.job, told) is None:  # asked again, and still open
@@ -96,7 +96,7 @@ def propose(own: ClientState, request: m.ProposeContract) -> m.Agreement:
         return _waits(own, name)
     own.waiting.pop((request.job, name), None)
     row_rules.keep(own, sets)
-    own.keeper.agreed(request.job, contract, is_excused=decision is not None and bool(decision.notes))
+    own.contracts.agreed(request.job, contract, is_excused=decision is not None and bool(decision.notes))
     rows = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
     own.log.write("agreed", request.job, name, {"tables": list(contract.tables), **({"rows": rows} if rows else {})})
     return _agreed(own, name)

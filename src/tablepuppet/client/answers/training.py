@@ -91,7 +91,7 @@ def start_part(own: ClientState, request: Start) -> m.Started:
 
 def _given_start(own: ClientState, part: Part, request: Start) -> m.Array:
     """θ of the weights that were agreed on; what it predicts leaves before anything is learned here."""
-    given, opened = own.keeper.start_of(request), part.request
+    given, opened = own.contracts.start_of(request), part.request
     theta = start_theta(given, part.encoders, request.outputs)
     if theta.any():
         name = start_name(_expressions(own, part), given)
@@ -157,7 +157,7 @@ def take_step(own: ClientState, request: Any) -> m.Message:
 
 def _count_batch(own: ClientState, part: Part, request: Any) -> None:
     """In an epoch a row is in no more batches than it has joined rows, however many there are said to be."""
-    epochs = own.keeper.epochs(part.request.job, part.request.part)
+    epochs = own.contracts.epochs(part.request.job, part.request.part)
     if epochs is None or not hasattr(request, "next_rows"):
         return
     assert part.setup is not None
@@ -222,7 +222,7 @@ def _count_shown(own: ClientState, part: Part, times: int = 1) -> None:
     assert part.train is not None
     is_noisy = part.setup.private is not None and part.setup.private.privacy.hides_predictions
     after = part.shown + (0 if is_noisy else times * part.setup.outputs)
-    contract = own.keeper.contract(part.request.job)
+    contract = own.contracts.contract(part.request.job)
     forbids = contract is not None and contract.feature_privacy is not None and not contract.allow_reconstruction
     if not is_noisy and own.owner.limits_predictions(forbids):
         opened = part.request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
 from tablepuppet import protocol as m
+from tablepuppet.algorithms.boosting import messages as trees
+from tablepuppet.algorithms.boosting.exchange import CategoryBins
 from tablepuppet.client.policy import Policy, TableRules
 from tablepuppet.errors import PolicyError
 
@@ -103,6 +106,57 @@ def test_a_server_that_guesses_a_name_gets_no_column_for_the_few_who_hold_it(lea
         client.answer = answer  # type: ignore[method-assign]
         owners.train("SELECT p.x, p.city, p.y FROM people p", label="y", epochs=2)
     assert found == [rows]
+
+
+@pytest.mark.parametrize(("least", "rows"), [(1, 1), (20, 0)])
+def test_trees_over_several_owners_put_no_guessed_name_in_a_bin(least: int, rows: int) -> None:
+    """A server adds the name to the bins that owners agree on through it, and to the splits that it asks rows later."""
+    query = "SELECT p.x, p.city, p.y FROM people p"
+    halves = {"people": [people(0), people(1)]}
+    with tp.Federation(halves, policies={"people": Policy(minimum_rows=least)}) as owners:
+        found: list[int] = []
+
+        def meddle(client: Any) -> None:
+            inner = client.answer
+
+            def answer(message: Any) -> Any:
+                if not isinstance(message, trees.StartTrees):
+                    return inner(message)
+                assert message.bins is not None
+                number, city = message.bins
+                assert isinstance(city, CategoryBins)
+                names = city.categories if RARE in city.categories else [*city.categories[1:], RARE]
+                started = inner(replace(message, bins=[number, CategoryBins(names, city.has_other)]))
+                codes = client.parts[message.job, message.part].trees.train
+                found.append(int(np.count_nonzero(codes[:-1, 1] == names.index(RARE) + 1)))
+                return started
+
+            client.answer = answer
+
+        for client in owners._clients.values():
+            meddle(client)
+        honest = owners.train(query, label="y", algorithm=tp.Boosting(trees=2), test_fraction=0.0)
+        assert found == [rows] * 2
+        (block,) = honest.model.blocks
+        guess = trees.SplitRule(1, 0, False, None, [RARE], False, False, [])
+        invented = dataclasses.replace(
+            honest.model, blocks=(dataclasses.replace(block, splits=(guess,) * len(block.splits)),)
+        )
+        ones = owners.predict(invented, key="id")
+        odds = np.asarray(ones["probability"])
+        assert len(np.unique(odds)) == (2 if least == 1 else 1)  # whose row is told apart
+
+
+def test_names_that_one_owner_has_often_and_another_rarely_are_others_there_in_training_and_prediction() -> None:
+    query = "SELECT p.x, p.city, p.y FROM people p"
+    second = people(1)
+    cities = second["city"].to_pylist()
+    cities[100:200] = ["a handful"] * 100  # four rows of the first owner's have it
+    tables = {"people": [people(0), second.set_column(2, "city", pa.array(cities))]}
+    with tp.Federation(tables, policies={"people": Policy(minimum_rows=20)}) as owners:
+        result = owners.train(query, label="y", algorithm=tp.Boosting(trees=3), test_fraction=0.0)
+        shown = result.metrics["train"]
+        assert owners.evaluate(result)["log_loss"] == shown["log_loss"]  # rows are scored as they were trained on
 
 
 def test_text_that_names_rows_is_no_label() -> None:

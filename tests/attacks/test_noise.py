@@ -12,6 +12,7 @@ from tests.attacks.meddler import QUERY, shop
 
 import tablepuppet as tp
 from tablepuppet import protocol as m
+from tablepuppet.client.policy import LabelRules, Policy
 from tablepuppet.errors import JobError, PolicyError
 from tablepuppet.privacy.gaussian import noised, secure_generator
 from tablepuppet.privacy.options import LabelPrivacy
@@ -84,6 +85,41 @@ def test_a_filter_on_the_label_is_refused_under_noise_unless_its_owner_grants_it
     )
     with tp.Federation(shop(), policies={"orders": tmp_path / "p.toml"}) as federation:
         federation.explain(query, **given)
+
+
+def test_rows_to_predict_are_not_chosen_by_a_label_that_leaves_under_noise_only() -> None:
+    """Whether a row is among the predictions would be its label."""
+    strict = {"orders": Policy(labels=LabelRules(epsilon=1.0))}
+    given: dict[str, Any] = {"label": "y", "model": "logistic", "privacy": {"label": {"epsilon": 1.0}}}
+    for policies, is_refused in ((None, False), (strict, True)):
+        with tp.Federation(shop(), policies=policies) as federation:
+            result = federation.train(QUERY, **given)
+            if is_refused:
+                with pytest.raises(PolicyError, match="not on column y"):
+                    federation.predict(result, f"{QUERY} WHERE o.y = 1", key="id")
+                assert federation.predict(result, key="id").num_rows == 200
+            else:
+                shown = federation.predict(result, f"{QUERY} WHERE o.y = 1", key="id")
+                assert shown.num_rows == int(np.sum(shop()["orders"]["y"].to_numpy()))
+
+
+def test_other_ways_to_write_a_label_draw_it_no_more_often_than_its_owner_allows() -> None:
+    """1 − y, and y among more classes, are drawn anew: many of them would vote."""
+    ways = ["o.y", "1 - o.y", "o.y + 2 * (o.item % 2)", "o.y + 2 * (o.item % 3)", "o.y + 2 * (o.item % 5)"]
+    strict = {"orders": Policy(labels=LabelRules(epsilon=1.0))}
+    given: dict[str, Any] = {"label": "z", "epochs": 1, "privacy": {"label": {"epsilon": 1.0}}}
+    queries = [f"SELECT o.amount, CAST({way} AS VARCHAR) AS z FROM orders o" for way in ways]
+    with tp.Federation(shop()) as federation:
+        for query in queries:
+            federation.train(query, **given)
+        assert federation._clients["orders"].account.account.spent("orders", "label") == 5.0
+    with tp.Federation(shop(), policies=strict) as federation:
+        federation.train(queries[0], **given)
+        for query in queries[1:]:
+            for verb in (federation.train, federation.explain):
+                with pytest.raises(PolicyError, match=r"rule labels\.epsilon"):
+                    verb(query, **given)
+        federation.train(queries[0], **given)  # nothing new
 
 
 def test_a_private_models_file_holds_no_exact_figure(tmp_path: Path) -> None:

@@ -84,10 +84,20 @@ class Owner:
             if budget.features is not None and scan.numbers("feature") and contract.feature_privacy is None:
                 raise without_noise(scan.table, "features")
 
-    def label(self, table: str, request: m.SendLabels, release: str) -> None:
-        """Noisy labels are about to leave."""
+    def label(self, table: str, columns: tuple[str, ...], request: m.SendLabels, release: str) -> None:
+        """Noisy labels are about to leave: what all ways to write a label tell of its columns adds up."""
         assert request.privacy is not None
-        spending = Spending(table=table, what="label", name=release, epsilon=request.privacy.epsilon)
+        epsilon = request.privacy.epsilon
+        spending = Spending(table=table, what="label", name=release, epsilon=epsilon, columns=columns)
+        limit, account = self.policy.labels.epsilon, self.account.account
+        if limit is not None and not account.knows(spending):
+            after = account.told_of_labels(table, columns) + epsilon
+            if after > limit * (1 + 1e-9):
+                raise PolicyError(
+                    f"its policy refuses the request: labels of {table} leave with ε of at most {limit:g} over all "
+                    f"jobs, and this label or ε, which is another than before, would bring it to {after:g}; use the "
+                    "label and the ε of an earlier job (rule labels.epsilon)"
+                )
         self.account.spend(spending, budget=self.policy.budget.get(table))
 
     def plain_label(self, table: str) -> None:

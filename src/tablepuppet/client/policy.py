@@ -17,7 +17,7 @@
 
     [labels]
     leave = true                 # false: no label leaves at all
-    epsilon = 2.0                # …and only randomised, with at most this ε
+    epsilon = 2.0                # …and only randomised, with at most this ε of a column over all jobs
 
     [budget.orders]              # what all jobs together may spend of a table; it leaves under noise only
     label = 6.0                  # ε of labels

@@ -44,10 +44,9 @@ def _contract(policy: Policy, request: m.ProposeContract, use: Use) -> None:
         for role in ("key", "feature", "label", "weight", "split", "identifier"):
             policy.check_columns(used, scan.numbers(role), _RULE_OF[role])
         _check_protected(contract, scan, used, policy.tables.get(scan.table))
-        if contract.purpose == "predict" and policy.minimum_rows > 1:
-            _check_shown(scan, used, policy.tables.get(scan.table), used.compared)
         if contract.purpose == "predict" and policy.hides_values_of(scan.table):
-            _check_shown(scan, used, policy.tables.get(scan.table), _read_by(scan, used, "split"))
+            asked = used.compared | _read_by(scan, used, "split")
+            _check_shown(scan, used, policy.tables.get(scan.table), asked)
         if scan.numbers("label"):
             policy.check_label_privacy(contract.label_privacy)
             if scan.query is not None and contract.label_privacy is not None:

@@ -194,7 +194,7 @@ class Spending(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     joined: int = 1
     partners: float = 0.0
     numbers: int = 0
-    columns: tuple[str, ...] = ()  # behind the numbers; none: any
+    columns: tuple[str, ...] = ()  # behind the numbers or the label; none: any
 
     @property
     def mechanism(self) -> Mechanism:
@@ -233,6 +233,12 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             and s.name != but
             and (not s.columns or not wanted or wanted & set(s.columns))
         )
+
+    def told_of_labels(self, table: str, columns: Sequence[str]) -> float:
+        """ε of all releases of labels that some of these columns are behind."""
+        wanted = set(columns)
+        found = [s for s in self.spendings if (s.table, s.what) == (table, "label")]
+        return sum(s.epsilon for s in found if not s.columns or wanted & set(s.columns))
 
     def spent(self, table: str, what: str, delta: float = 0.0) -> float:
         """ε of labels, ε at δ of features, or how many numbers each row has been scored by."""

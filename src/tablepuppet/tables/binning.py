@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -126,6 +127,39 @@ def codes_of(column: RawColumn, bins: Bins) -> Codes:
     return becomes[column.codes]
 
 
+def without_rare(bins: Sequence[Bins], columns: Sequence[RawColumn], weights: Array, least: int) -> list[Bins]:
+    """Bins in which names that fewer than `least` rows hold mean no row, whoever named them: such rows are others."""
+    found: list[Bins] = list(bins)
+    for place, (own, column) in enumerate(zip(bins, columns, strict=True)):
+        if least > 1 and isinstance(own, CategoryBins) and column.codes is not None:
+            rare = _rare(own.categories, column, column.codes[weights > 0], least)
+            named = [f"\0{n}" if name in rare else name for n, name in enumerate(own.categories)]
+            found[place] = CategoryBins(named, own.has_other)
+    return found
+
+
+def rules_without_rare(rules: Sequence[SplitRule], columns: Sequence[RawColumn], least: int) -> list[SplitRule]:
+    """Rules in which names that fewer than `least` of all rows hold are others."""
+    by_place = {(c.feature, c.entry): c for c in columns}
+    found = []
+    for rule in rules:
+        column = by_place.get((rule.feature, rule.entry))
+        if not rule.is_number and column is not None and column.codes is not None:
+            rare = _rare([*rule.left, *rule.known], column, column.codes, least)
+            left, known = ([name for name in names if name not in rare] for names in (rule.left, rule.known))
+            rule = msgspec.structs.replace(rule, left=left, known=known)
+        found.append(rule)
+    return found
+
+
+def _rare(names: Sequence[str], column: RawColumn, codes: NDArray[np.int32], least: int) -> set[str]:
+    """Those of some names that there are, in fewer than `least` rows."""
+    assert column.names is not None
+    held = np.bincount(codes[codes >= 0], minlength=len(column.names))
+    places = numpy_of(pc.index_in(arrow_texts(names), value_set=column.names), missing=-1)
+    return {name for name, place in zip(names, places.tolist(), strict=True) if place >= 0 and held[place] < least}
+
+
 def rule_of(key: Key, column: RawColumn, bins: Bins) -> SplitRule:
     """What a key means, apart from any bins."""
     if isinstance(bins, NumberBins):
@@ -182,5 +216,7 @@ __all__ = [
     "own_bins",
     "raw_columns",
     "rule_of",
+    "rules_without_rare",
     "sketch",
+    "without_rare",
 ]

@@ -179,6 +179,12 @@ class ClientTables:
                     found.append(TableConditions(table, self._sources[table], tuple(inner), None))
             return found
 
+    def everywhere(self, job: str, scan: int, columns: Sequence[int]) -> pa.Table:
+        """Some columns of a scan in all rows of what it reads, whatever its filter."""
+        with self._lock:
+            opened = self._opened(job, scan)
+            return opened.source.read([opened.expressions[c] for c in columns], None)
+
     def tells_of_few(self, job: str, scan: int, numbers: Sequence[int], least: int) -> list[str]:
         """The tables of whose rows some expressions of a scan, or its query, tell fewer than `least`."""
         with self._lock:

@@ -6,7 +6,7 @@ The state of a part is its keys; codes are made when it starts, and again when a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,17 @@ from tablepuppet.client.state import ClientState, Part
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.memory import give_back
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.tables.binning import RawColumn, answers, codes_of, own_bins, raw_columns, rule_of, sketch
+from tablepuppet.tables.binning import (
+    RawColumn,
+    answers,
+    codes_of,
+    own_bins,
+    raw_columns,
+    rule_of,
+    rules_without_rare,
+    sketch,
+    without_rare,
+)
 from tablepuppet.tables.part_store import BlockPart
 
 if TYPE_CHECKING:
@@ -74,8 +84,9 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     bins = request.bins or [own_bins(c, weights, request.algorithm.bins, own.policy.minimum_rows) for c in train]
     if len(bins) != len(train):
         raise TransportError(f"bins of {len(bins)} columns were sent, and there are {len(train)}")
+    known = bins if request.bins is None else without_rare(bins, train, weights, own.policy.minimum_rows)
     codes, held_codes = (
-        np.stack([codes_of(c, b) for c, b in zip(side, bins, strict=True)], axis=1)
+        np.stack([codes_of(c, b) for c, b in zip(side, known, strict=True)], axis=1)
         if side
         else np.zeros((0, 0), np.uint8)
         for side in (train, held)
@@ -107,7 +118,7 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     half = _half(part)
     has_missing = half.book.has_missing if request.bins is not None else np.zeros(0, np.bool_)
     kinds = half.book.columns.kinds
-    right = _earlier_bits(train, held, before)
+    right = _earlier_bits(train, held, _told(own, part.request, before))
     return trees.TreesStarted(kinds=kinds, has_missing=has_missing, limit=part.trees.limit, right=right)
 
 
@@ -227,7 +238,23 @@ def _bits(
         place = (own, request.job, request.scan, request.columns)
         table = own.tables.use(request.job, request.scan).table
         own.owner.splits(table, reads(*place), rules, partial(unknowns, *place))
-    return trees.RowBits(right=answers(columns, rules))
+    return trees.RowBits(right=answers(columns, _told(own, request, rules)))
+
+
+def _told(
+    own: ClientState, request: m.OpenPart | trees.AskRows | trees.AskOwnRows, rules: Sequence[trees.SplitRule]
+) -> Sequence[trees.SplitRule]:
+    """What rows answer to: names that few rows of the whole table hold are no names, as they were in training."""
+    least = own.policy.minimum_rows
+    if least <= 1 or not any(rule.left or rule.known for rule in rules):
+        return rules
+    named = sorted({rule.feature for rule in rules if rule.left or rule.known})
+    infos = own.tables.columns(request.job, request.scan)
+    places = [request.columns[feature] for feature in named]
+    read = own.tables.everywhere(request.job, request.scan, places)
+    found = raw_columns(read.columns, [infos[c] for c in places])
+    columns = [replace(column, feature=named[column.feature]) for column in found]
+    return rules_without_rare(rules, columns, least)
 
 
 def _half(part: Part) -> ClientHalf:

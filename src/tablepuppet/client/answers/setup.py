@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tablepuppet import protocol as m
 from tablepuppet.client import row_rules
 from tablepuppet.client.answers import training
+from tablepuppet.client.answers.contract import reads
 from tablepuppet.client.ids import Column, are_ids, id_statistics, known_ids, look_like_ids
 from tablepuppet.client.masked_sums import Sealing
 from tablepuppet.client.state import ClientState, Part
@@ -136,7 +137,7 @@ def _split(own: ClientState, request: m.SendLabels | m.SendSides) -> Split:
 
 
 def _spend(own: ClientState, table: str, request: m.SendLabels) -> Callable[[str], None]:
-    return partial(own.owner.label, table, request)
+    return partial(own.owner.label, table, reads(own, request.job, request.scan, [request.column]), request)
 
 
 def send_weights(own: ClientState, request: m.SendWeights) -> m.Weights:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from tablepuppet.catalog import LabelColumns, bind
+from tablepuppet.catalog.across_owners import read_query
 from tablepuppet.catalog.binding import Key
 from tablepuppet.contract import agree, job_contracts, key_contracts
 from tablepuppet.engine.drift import Drift, drift_of
@@ -41,7 +42,6 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import block_fingerprints, predict_rows
 from tablepuppet.protocol import CloseJob
 from tablepuppet.protocol.contract import Purpose
-from tablepuppet.query import parse
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.threads import one_blas_thread
 from tablepuppet.transport.link import Link
@@ -91,7 +91,7 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
 def profile(query: str, label: str, tables: Tables, link: Link) -> Profile:
     """How the keys of a query's tables meet."""
     with _session(tables, link) as job_id:
-        bound = bind(parse(query), label=label, tables=tables, link=link, job=job_id)
+        bound = bind(read_query(query, tables), label=label, tables=tables, link=link, job=job_id)
         agree(key_contracts(bound, "profile", link.asker), link, job_id)
         keys, _ = gather_keys(bound, link, job_id)
         return profile_keys(bound, keys)
@@ -194,7 +194,7 @@ def prepare_job(
     fixed: tuple[str, int, int] | None = None,
 ) -> Prepared:
     """Text → Ucq → BoundQuery → Contracts → TableMapping → Prepared; joined rows lie on the cluster, if any."""
-    ucq = parse(job.query)
+    ucq = read_query(job.query, tables)
     beside = LabelColumns(
         job.weight, job.test_where, job.validation_where, None if job.search is None else job.search.folds.column
     )

@@ -23,11 +23,40 @@ from tablepuppet.catalog.bound import refuse
 from tablepuppet.catalog.inlining import inlined, inner_join
 from tablepuppet.catalog.schemas import find_table
 from tablepuppet.errors import QueryError
+from tablepuppet.query import parse
 from tablepuppet.query.conditions import conjuncts_of
 from tablepuppet.query.derived import base_tables, derive, has_subquery, narrowed, needed
+from tablepuppet.query.parsing import syntax_tree
 from tablepuppet.query.ucq import Conjunctive, Item, Source, Star, Ucq, matches
 
 Tables = Mapping[str, tuple[str, ...]]
+
+
+def read_query(text: str, tables: Tables) -> Ucq:
+    """What a text means: joins of owners' tables, or, if it cannot be that, a query that one owner runs as a whole."""
+    try:
+        return parse(text)
+    except QueryError:
+        whole = at_one_owner(text, tables)
+        if whole is None:
+            raise
+        return whole
+
+
+def at_one_owner(text: str, tables: Tables) -> Ucq | None:
+    """SELECT * FROM (text), where one client has all tables that the text reads: groups, windows, LIMIT and all."""
+    try:
+        query = syntax_tree(text)
+        derived = derive(text, query, {})
+    except QueryError:
+        return None
+    known = {name.lower(): clients for name, clients in tables.items()}
+    held = {known.get(base.name.lower(), ()) for base in base_tables(derived)}
+    if len(held) != 1 or len(held.pop()) != 1:
+        return None
+    star = Star(None, exp.Star())
+    source = Source(base_tables(derived)[0].this, exp.to_identifier("query"), derived)
+    return Ucq(text, (Conjunctive((star,), (source,), ()),))
 
 
 def join_owners(ucq: Ucq, tables: Tables) -> Ucq:
@@ -88,6 +117,8 @@ class _Branch:
 
     def _keys(self, table: Source, condition: exp.Expr, own: tuple[str, ...]) -> tuple[list[exp.Expr], exp.Select]:
         """What of a table must match, and the query for the keys that it must match."""
+        if isinstance(condition, exp.EQ) and isinstance(condition.expression, exp.Any):  # x = ANY (SELECT …) is IN
+            condition = exp.In(this=condition.this.copy(), query=exp.Subquery(this=condition.expression.this.unnest()))
         if isinstance(condition, exp.In) and isinstance(condition.args.get("query"), exp.Expr):
             query = condition.args["query"].unnest()
             subject = condition.this.unnest()
@@ -105,13 +136,15 @@ class _Branch:
 
     def _refusal(self, table: Source, condition: exp.Expr, own: tuple[str, ...]) -> QueryError:
         inner = next(base for base in base_tables(condition) if self._owners(base) != own)
+        written = inner.this.sql("duckdb")
         begin = f"this condition on {table.alias.name} looks rows up in {inner.name}, which lies with another owner"
-        keys = f"JOIN (SELECT DISTINCT key FROM {inner.name} WHERE …) t ON t.key = {table.alias.name}.key"
+        keys = f"JOIN (SELECT DISTINCT key FROM {written} WHERE …) t ON t.key = {table.alias.name}.key"
         if isinstance(condition, exp.Not):
             return refuse(
                 self.ucq,
-                f"{begin}, and rows without a match cannot be chosen. Join keys of wanted rows instead: {keys}, "
-                f"or write the condition on a column of {inner.name} itself, if the query joins it",
+                f"{begin}, and rows without a match cannot be chosen. Join keys of wanted rows instead: {keys}; or "
+                f"let the model see which rows have a match: LEFT JOIN (SELECT DISTINCT key, 'yes' AS found FROM "
+                f"{written} WHERE …) t ON t.key = {table.alias.name}.key, and select t.found",
                 inner,
             )
         return refuse(self.ucq, f"{begin}. Join its keys instead: {keys}", inner)
@@ -139,7 +172,7 @@ class _Branch:
         abroad = [] if inner is None else [base for base in base_tables(inner) if self._owners(base) != own]
         if abroad:
             found = _correlated(inner) if isinstance(inner, exp.Select) else None
-            keys = "SELECT DISTINCT key, 1 AS found FROM …"
+            keys = "SELECT DISTINCT key, 'yes' AS found FROM …"
             on = "t.key = …"
             if isinstance(test, exp.In) and isinstance(inner, exp.Subquery) and len(inner.this.selects) == 1:
                 found = [test.this], _aliased(inner.this, "key").distinct()
@@ -149,7 +182,7 @@ class _Branch:
                 names = [key.unalias().name for key in rows.expressions]
                 listed = [
                     *(key.unalias().copy() for key in rows.expressions),
-                    exp.alias_(exp.Literal.number(1), "found"),
+                    exp.alias_(exp.Literal.string("yes"), "found"),
                 ]
                 rows.set("expressions", listed)
                 keys = rows.sql("duckdb")
@@ -157,7 +190,7 @@ class _Branch:
             raise refuse(
                 self.ucq,
                 f"this item looks rows up in {abroad[0].name}, which lies with another owner. Join them instead: "
-                f"LEFT JOIN ({keys}) t ON {on}, and select coalesce(t.found, 0)",
+                f"LEFT JOIN ({keys}) t ON {on}, and select t.found, which is missing where there is no match",
                 abroad[0],
             )
 

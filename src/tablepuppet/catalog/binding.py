@@ -21,14 +21,14 @@ from typing import Any
 
 from sqlglot import exp
 
-from tablepuppet.catalog.across_owners import join_owners
+from tablepuppet.catalog.across_owners import at_one_owner, join_owners
 from tablepuppet.catalog.bound import Block, BoundQuery, Scan, refuse, shown
 from tablepuppet.catalog.checks import check_arity, check_features, check_keys, check_label, union_of
 from tablepuppet.catalog.labels import NOTHING, LabelColumns, check_beside, find_label, place_beside, weight_position
 from tablepuppet.catalog.names import ResolvedBranch, resolve
 from tablepuppet.catalog.scans import PlacedBranch, Scans, place
 from tablepuppet.catalog.schemas import describe
-from tablepuppet.errors import QueryError, did_you_mean
+from tablepuppet.errors import CatalogError, QueryError, TablePuppetError, did_you_mean
 from tablepuppet.query.grammar import TOO_DEEP
 from tablepuppet.query.ucq import Conjunctive, Item, Star, Ucq, matches
 from tablepuppet.transport.link import Link
@@ -76,10 +76,8 @@ def bind(
     ucq: Ucq, *, label: str, tables: Mapping[str, tuple[str, ...]], link: Link, job: str, beside: LabelColumns = NOTHING
 ) -> BoundQuery:
     """What the query means for a federation, whose `tables` map a name to the clients that hold its rows."""
-    ucq = join_owners(ucq, tables)
-    shapes = describe(ucq, tables, link)
     try:
-        resolved = [resolve(ucq, branch, shapes) for branch in ucq.branches]
+        ucq, resolved = _resolved(ucq, tables, link)
         check_arity(ucq, resolved)
         label_position = find_label(ucq, resolved, label)
         weight = weight_position(resolved[0], label_position, beside.weight)
@@ -113,6 +111,23 @@ def bind(
         branches=branches,
         blocks=_blocks(ucq, placed, opened, features),
     )
+
+
+def _resolved(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> tuple[Ucq, list[ResolvedBranch]]:
+    """The query with its names resolved; where its tables cannot be joined so, its rows at the owner of them all."""
+    joined = join_owners(ucq, tables)
+    shapes = describe(joined, tables, link)
+    try:
+        return joined, [resolve(joined, branch, shapes) for branch in joined.branches]
+    except QueryError as refused:
+        whole = None if isinstance(refused, CatalogError) else at_one_owner(ucq.text, tables)
+        if whole is None:
+            raise
+        try:
+            shapes = describe(whole, tables, link)
+            return whole, [resolve(whole, branch, shapes) for branch in whole.branches]
+        except TablePuppetError:
+            raise refused from None
 
 
 def _blocks(
@@ -158,10 +173,7 @@ class Servable:
 
 def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, ...]], link: Link, job: str) -> Servable:
     """What the query means for a federation and a model."""
-    ucq = _without_label(ucq, wanted.label)
-    ucq = join_owners(ucq, tables)
-    shapes = describe(ucq, tables, link)
-    resolved = [resolve(ucq, branch, shapes) for branch in ucq.branches]
+    ucq, resolved = _resolved(_without_label(ucq, wanted.label), tables, link)
     check_arity(ucq, resolved)
     bases = [_base(branch, wanted.bases, number) for number, branch in enumerate(resolved)]
     positions = _positions(ucq, resolved[0], [f for _, features in wanted.blocks for f in features])

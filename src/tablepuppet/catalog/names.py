@@ -84,7 +84,7 @@ class _Names:
         """The columns of the result that an item stands for."""
         if isinstance(item, Item):
             expression = self.expression(item.expression)
-            relation = one_table(self.scope, expression)
+            relation = one_table(self.scope, expression, is_branch=len(self.ucq.branches) > 1)
             name = item.name.name if item.name is not None else _own_name(expression)
             return [Output(relation, expression, name, item.expression)]
         relations = range(len(self.shapes)) if item.alias is None else [self.scope.relation(item.alias)]

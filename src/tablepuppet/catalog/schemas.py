@@ -92,10 +92,13 @@ def owned_query(ucq: Ucq, query: exp.Query, tables: Mapping[str, tuple[str, ...]
     first = names[0]
     for base, name in zip(bases, names, strict=True):
         if tables[name] != tables[first]:
-            is_condition = base.find_ancestor(exp.In, exp.Exists) is not None
+            test = base.find_ancestor(exp.In, exp.Exists)
             advice = (
-                f"Join the keys instead: JOIN (SELECT DISTINCT key FROM {name}) t ON t.key = …"
-                if is_condition
+                f"Which rows of {first} are summed up would follow from {name}, and nobody has both: leave the "
+                f"condition out of the subquery; or read {first} row by row in the main query, and join the keys "
+                f"there: JOIN (SELECT DISTINCT key FROM {name} WHERE …) t ON t.key = …; if one owner holds both, say "
+                "so to the federation (owners=)"
+                if test is not None
                 else "Join the two in the main query, each summed up in a subquery of its own where that is needed; "
                 "if one owner holds both, say so to the federation (owners=)"
             )

@@ -23,11 +23,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from tablepuppet.catalog.across_owners import read_query
 from tablepuppet.catalog.binding import Key
 from tablepuppet.errors import MappingError, ModelError
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol import DescribeTable, Message, TableSchema
-from tablepuppet.query import parse
 from tablepuppet.query.derived import base_tables
 from tablepuppet.query.ucq import matches
 from tablepuppet.transport.link import Link
@@ -191,7 +191,7 @@ def _ahead(predict: Predict, key: Sequence[str], limit: int | None) -> Predictor
 def _owners(query: str, tables: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
     """Who holds rows of the query's tables; a name that is not known is for the prediction itself to refuse."""
     known = list(tables)
-    sources = [source for branch in parse(query).branches for source in branch.sources]
+    sources = [source for branch in read_query(query, tables).branches for source in branch.sources]
     read = [t.this for s in sources if s.derived is not None for t in base_tables(s.derived)]
     named = [found for name in (*(s.table for s in sources), *read) for found in matches(name, known)]
     owners: dict[str, list[str]] = {}

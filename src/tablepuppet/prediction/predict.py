@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.catalog.across_owners import read_query
 from tablepuppet.catalog.binding import Key, Servable, Wanted, bind_features
 from tablepuppet.catalog.labels import NOTHING, LabelColumns
 from tablepuppet.contract import agree, score_contracts
@@ -30,7 +31,6 @@ from tablepuppet.prediction.trees import ask_bits, grown, tree_scores
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol import Identifiers, Message, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
 from tablepuppet.protocol.contract import fingerprint
-from tablepuppet.query import parse
 from tablepuppet.tables.part_store import check_splits, check_types
 from tablepuppet.transport.link import Link
 
@@ -61,7 +61,7 @@ def predict_rows(
         only=None if only is None else tuple(map(tuple, only)),
         beside=NOTHING if record is None else LabelColumns(None, record.test_where, record.validation_where),
     )
-    servable = bind_features(parse(query), wanted, tables=tables, link=link, job=job)
+    servable = bind_features(read_query(query, tables), wanted, tables=tables, link=link, job=job)
     here = [(b, s) for b, s in zip(model.blocks, servable.bound.blocks, strict=True) if not b.is_held]
     if model.spec.is_boosted:
         for block, bound in here:

@@ -151,7 +151,8 @@ _REFUSED: Final[dict[str, tuple[TokenType, str]]] = {
     "distinct": (
         TokenType.DISTINCT,
         "DISTINCT is not supported, because the model is trained on every row of the join, copies included. Remove it; "
-        "where one table has copies, write (SELECT DISTINCT … FROM t) in its place",
+        "where one table has copies, write (SELECT DISTINCT … FROM t) t in its place, and for one row of each key "
+        "(SELECT DISTINCT ON (key) * FROM t ORDER BY key, day DESC) t",
     ),
     "group": (
         TokenType.GROUP_BY,
@@ -163,10 +164,10 @@ _REFUSED: Final[dict[str, tuple[TokenType, str]]] = {
     "having": (TokenType.HAVING, "HAVING is not supported, because there are no groups; write the condition in WHERE"),
     "qualify": (
         TokenType.QUALIFY,
-        "QUALIFY is not supported over joined rows; write it in a subquery over one table",
+        "QUALIFY is not supported over joined rows; write it over one table, in that table's place: "
+        "(SELECT * FROM t QUALIFY row_number() OVER (PARTITION BY key ORDER BY day) = 1) t",
     ),
     "windows": (TokenType.WINDOW, "WINDOW is not supported over joined rows; write it in a subquery over one table"),
-    "order": (TokenType.ORDER_BY, f"ORDER BY is not supported, {_ALL_ROWS}. Remove it"),
     "limit": (
         TokenType.LIMIT,
         f"LIMIT is not supported, {_ALL_ROWS}. Remove it; to train on fewer rows, write a condition in WHERE",
@@ -182,7 +183,7 @@ _REFUSED: Final[dict[str, tuple[TokenType, str]]] = {
 def check_clauses(text: str, query: exp.Expr, read: frozenset[str]) -> None:
     """Raises QueryError for the first clause of a query node that is not among those `read`."""
     for key, value in query.args.items():
-        if key in read or not value:
+        if key in read or key == "order" or not value:  # an order changes nothing, as long as no LIMIT follows it
             continue
         if key not in _REFUSED:
             name = key.rstrip("_").replace("_", " ").upper()

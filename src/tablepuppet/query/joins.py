@@ -110,7 +110,9 @@ def _check_inner(scope: Scope, condition: Condition, outer: dict[int, list[Condi
                 scope.text,
                 f"{alias} is joined by LEFT JOIN, and this condition can hold for a row that has no match in {alias}, "
                 f"which no owner can tell. To keep only rows with a match, write JOIN {alias}; to choose which rows of "
-                f"{alias} can match, move the condition to the ON of {alias}; rows without a match cannot be chosen",
+                f"{alias} can match, move the condition to the ON of {alias}. Rows without a match cannot be chosen: "
+                "let the model see which they are, LEFT JOIN (SELECT DISTINCT key, 'yes' AS found FROM …) "
+                f"{alias} ON …, and select {alias}.found",
                 node,
             )
 
@@ -186,6 +188,14 @@ def _towards(key: KeyEquality, relation: int) -> KeyEquality:
 
 def _not_connected(scope: Scope, sources: Sequence[Source], placed: list[int], relation: int) -> QueryError:
     source, alias = sources[relation], scope.aliases[relation]
+    derived = source.derived
+    if isinstance(derived, exp.Select) and derived.find(exp.AggFunc) and not derived.find(exp.Group):
+        return refusal(
+            scope.text,
+            f"{alias} is one row for all, which adds the same to every joined row and teaches a model nothing; leave "
+            "it out, or group it by a key of the join",
+            source.alias,
+        )
     named = alias if source.table is source.alias else f"{source.table.name} {alias}"
     return refusal(
         scope.text,

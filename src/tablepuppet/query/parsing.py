@@ -51,7 +51,7 @@ def syntax_tree(text: str) -> exp.Expr:
     if not text.isprintable() and any("\ud800" <= c <= "\udfff" or c == "\0" for c in text):
         raise QueryError("the query holds characters that are not text; check how it was read or typed")
     check_grammar(text, _words(text))
-    return _tree(text)
+    return _without_schemas(_tree(text))
 
 
 def _words(text: str) -> Sequence[Token]:
@@ -131,9 +131,22 @@ def parse(text: str) -> Ucq:
     try:
         tree = syntax_tree(text)
         ctes = read_with(text, tree)
-        return Ucq(text, tuple(read_select(text, select, ctes) for select in _selects(text, tree)))
+        selects = list(_selects(text, tree))
+        return Ucq(text, tuple(read_select(text, s, ctes, is_branch=len(selects) > 1) for s in selects))
     except RecursionError:
         raise QueryError(TOO_DEEP) from None
+
+
+_DEFAULT_SCHEMAS = ("main", "public", "dbo")  # DuckDB's and SQLite's, PostgreSQL's, SQL Server's
+
+
+def _without_schemas(tree: exp.Expr) -> exp.Expr:
+    """The tree with main.orders as orders: a default schema says nothing about a table."""
+    for node in list(tree.find_all(exp.Table, exp.Column)):
+        schema = node.args.get("db")
+        if schema is not None and schema.name.lower() in _DEFAULT_SCHEMAS and not node.args.get("catalog"):
+            node.set("db", None)
+    return tree
 
 
 def _selects(text: str, tree: exp.Expr) -> Iterator[exp.Select]:

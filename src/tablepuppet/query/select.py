@@ -5,7 +5,7 @@ read_from: its FROM clause → one Source for each table, in the order of the te
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from sqlglot import Token, TokenType, exp
@@ -18,10 +18,15 @@ from tablepuppet.query.joins import join_tree
 from tablepuppet.query.scalar import check_scalar
 from tablepuppet.query.ucq import Conjunctive, Item, Scope, Source, Star, is_resolved
 
-_NESTED = "joins inside joins are not supported; write them one after the other, each with its own ON"
+_NESTED = (
+    "a LEFT JOIN around or inside parentheses is not supported; write joins one after the other, each with its own ON"
+)
 _READ_OF_JOIN = frozenset({"this", "on", "using", "side", "kind"})
 _KINDS: Final = {
-    "RIGHT": "RIGHT JOIN is not supported; swap the two tables and write LEFT JOIN",
+    "RIGHT": (
+        "RIGHT JOIN is read between the first two tables of FROM only, with the columns listed; begin FROM with the "
+        "table whose rows are all kept, and write LEFT JOIN for the others"
+    ),
     "FULL": (
         "FULL JOIN is not supported, because rows without a label cannot be trained on. Begin FROM with the table that "
         "holds the label and write LEFT JOIN"
@@ -32,7 +37,7 @@ _KINDS: Final = {
     ),
     "ANTI": (
         "ANTI JOIN is not supported, because rows without a match cannot be chosen. Let a model see which they are: "
-        "LEFT JOIN (SELECT DISTINCT key, 1 AS found FROM b) b ON b.key = a.key, and select coalesce(b.found, 0)"
+        "LEFT JOIN (SELECT DISTINCT key, 'yes' AS found FROM b) b ON b.key = a.key, and select b.found"
     ),
     "NATURAL": "NATURAL JOIN is not supported, because owners may add columns; name the keys: JOIN … USING (key)",
     "ASOF": (
@@ -45,16 +50,58 @@ _KINDS: Final = {
 _JOIN_WORDS = frozenset({*(kind.lower() for kind in _KINDS), "left", "outer", "inner", "cross", "join", "lateral"})
 
 
-def read_from(text: str, select: exp.Select, ctes: Ctes) -> Iterator[Source]:
+def read_from(text: str, select: exp.Select, ctes: Ctes) -> list[Source]:
     """The tables, and how each is joined to those before it."""
-    yield Source(*_table(text, select.args["from_"].this, ctes))
+    first, inner = _opened(select.args["from_"].this)
+    joins = [*inner, *(select.args.get("joins") or ())]
+    found = [Source(*_table(text, first, ctes))]
     tree = 0
-    for join in select.args.get("joins") or ():
+    for join in joins:
         before = _join_words(text, start_of(join.this))
-        _check_kind(text, join, before[0].start if before else join)
+        at: At = before[0].start if before else join
+        if join.side == "RIGHT" and len(found) == 1 and not any(map(_is_bare_star, select.expressions)):
+            join.set("side", "LEFT")
+            _check_kind(text, join, at)
+            kept = _source(text, join, tree, ctes)
+            found = [
+                replace(kept, join="inner", on=(), using=()),
+                replace(found[0], join="left", on=kept.on, using=kept.using),
+            ]
+            continue
+        _check_kind(text, join, at)
         if before and before[-1].token_type == TokenType.COMMA:
             tree += 1
-        yield _source(text, join, tree, ctes)
+        found += _inside(text, join, tree, ctes) or [_source(text, join, tree, ctes)]
+    return found
+
+
+def _is_bare_star(node: exp.Expr) -> bool:
+    """`*` lists the tables' columns in the order of FROM."""
+    return isinstance(node, exp.Star)
+
+
+def _opened(node: exp.Expr) -> tuple[exp.Expr, list[exp.Join]]:
+    """The first table of (b JOIN c ON …), and the joins that follow it there; anything else as it is."""
+    table = node.this if isinstance(node, exp.Subquery) and not node.alias else node
+    inner = table.args.get("joins") if isinstance(table, exp.Table) else None
+    if not inner:
+        return node, []
+    bare = table.copy()
+    bare.set("joins", None)
+    return bare, list(inner)
+
+
+def _inside(text: str, join: exp.Join, tree: int, ctes: Ctes) -> list[Source]:
+    """The tables of JOIN (b JOIN c ON …) ON …, whose last condition holds once all of them are there."""
+    table, inner = _opened(join.this)
+    if not inner or any(j.side or j.args.get("using") for j in (join, *inner)):
+        return []
+    found = [Source(*_table(text, table, ctes), tree=tree)]
+    for each in inner:
+        _check_kind(text, each, each)
+        found.append(_source(text, each, tree, ctes))
+    outer = _source(text, exp.Join(this=table, on=join.args.get("on")), tree, ctes)
+    return [*found[:-1], replace(found[-1], on=(*found[-1].on, *outer.on))]
 
 
 def _source(text: str, join: exp.Join, tree: int, ctes: Ctes) -> Source:
@@ -156,6 +203,11 @@ def _not_a_table(text: str, node: exp.Expr) -> QueryError:
             "LEFT JOIN (SELECT key, sum(x) AS x FROM b GROUP BY key) b ON b.key = a.key"
         )
         at = word_before(text, node, TokenType.LATERAL)
+    elif node.find(exp.Pivot):
+        message = (
+            "PIVOT is not supported; write a subquery with an aggregate for each value: "
+            "(SELECT key, avg(x) FILTER (WHERE kind = 'a') AS a FROM t GROUP BY key) t"
+        )
     else:
         message = "FROM takes names of the federation's tables; give a file or a function to the federation as a source"
     return refusal(text, message, at)
@@ -164,8 +216,11 @@ def _not_a_table(text: str, node: exp.Expr) -> QueryError:
 _READ = frozenset({"expressions", "from_", "joins", "where", "with_"})
 
 
-def read_select(text: str, select: exp.Select, ctes: Ctes | None = None) -> Conjunctive:
-    """A SELECT as a conjunctive query; all that can be checked without a schema is checked."""
+def read_select(text: str, select: exp.Select, ctes: Ctes | None = None, *, is_branch: bool = False) -> Conjunctive:
+    """A SELECT as a conjunctive query; all that can be checked without a schema is checked.
+
+    `is_branch`: of a UNION ALL, in which a constant may say which branch a row comes from.
+    """
     check_clauses(text, select, _READ)
     if select.args.get("from_") is None:
         raise refusal(text, "this SELECT has no FROM clause; name the tables that hold the columns", select)
@@ -189,13 +244,15 @@ def read_select(text: str, select: exp.Select, ctes: Ctes | None = None) -> Conj
             else:
                 check_scalar(text, item.expression)
     query = Conjunctive(tuple(items), sources, tuple(kept))
-    _check_tables(text, query)
+    _check_tables(text, query, is_branch)
     return query
 
 
-def one_table(scope: Scope, expression: exp.Expr) -> int:
-    """The table that a SELECT item is over; there must be exactly one."""
+def one_table(scope: Scope, expression: exp.Expr, *, is_branch: bool = False) -> int:
+    """The table that a SELECT item is over; there must be exactly one. A constant of a UNION ALL is the first's."""
     relations = scope.relations(expression)
+    if not relations and is_branch:
+        return 0
     if not relations:
         raise refusal(
             scope.text,
@@ -235,7 +292,7 @@ def _item(node: exp.Expr, text: str) -> Item | Star:
     return Item(expression.unnest(), name)
 
 
-def _check_tables(text: str, query: Conjunctive) -> None:
+def _check_tables(text: str, query: Conjunctive, is_branch: bool) -> None:
     """Checks who owns what as far as the text alone tells: only for columns that name their table."""
     scope = Scope(text, query.sources)
     for item in query.items:
@@ -243,7 +300,7 @@ def _check_tables(text: str, query: Conjunctive) -> None:
             if item.alias is not None:
                 scope.relation(item.alias)
         elif is_resolved(item.expression):
-            one_table(scope, item.expression)
+            one_table(scope, item.expression, is_branch=is_branch)
     conditions = [*(c for source in query.sources for c in source.on), *query.where]
     if all(map(is_resolved, conditions)) and not any(source.using for source in query.sources):
         join_tree(scope, query.sources, query.where)

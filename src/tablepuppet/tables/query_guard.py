@@ -141,7 +141,7 @@ def _check_names(tree: exp.Expr, columns: Sequence[str]) -> None:
 def _read(tree: exp.Expr, columns: Sequence[str]) -> tuple[str, ...]:
     """The columns of a table that a query may read: those it names, or all where a * may stand for them."""
     stars = [s for s in tree.find_all(exp.Star) if not isinstance(s.parent, exp.Count)]
-    if stars:
+    if stars or any(join.method == "NATURAL" for join in tree.find_all(exp.Join)):
         return tuple(columns)
     named = {c.name.lower() for c in tree.find_all(exp.Column)}
     named |= {i.name.lower() for join in tree.find_all(exp.Join) for i in join.args.get("using") or ()}
@@ -190,7 +190,7 @@ class DerivedSource:
     def _opened(self, filter: str | None) -> duck.DuckSource:
         tables = {}
         for table, source in self._sources.items():
-            columns = self.query.reads[table]
-            read = source.read([duck.quoted(column) for column in columns], filter)
-            tables[table] = read.rename_columns(list(columns))
+            columns = list(self.query.reads[table])
+            read = source.read([duck.quoted(column) for column in columns] or ["1"], filter)
+            tables[table] = read.rename_columns(columns or ["a row"])  # count(*) names no column
         return duck.from_query(self._name, tables, self.query.text)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -47,6 +47,7 @@ from tablepuppet.threads import one_blas_thread
 from tablepuppet.transport.link import Link
 
 Tables = Mapping[str, tuple[str, ...]]  # table name → its clients
+Question = Literal["profile", "evaluate", "compare", "importance", "partial_dependence", "drift"]
 
 
 def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None, job_id: str | None = None) -> Any:
@@ -179,6 +180,17 @@ def drift(model: Model, job: Job, tables: Tables, link: Link) -> Drift:
         prepared = prepare_job(job, tables, link, job_id, "explain")
         union = UnionOperator(link, job_id, prepared.mapping, 1, job.privacy)
         return drift_of(model, gather_statistics(union, prepared.mapping, job), prepared.plan.mapping)
+
+
+def ask(question: str, given: Mapping[str, Any], tables: Tables, link: Link) -> Any:
+    """One of the questions above that train nothing, by its name; its keyword arguments are under "options"."""
+    named = {name: value for name, value in given.items() if name != "options"}
+    return _QUESTIONS[question](**named, **given.get("options", {}), tables=tables, link=link)
+
+
+_QUESTIONS: dict[str, Callable[..., Any]] = {
+    question.__name__: question for question in (profile, evaluate, compare, importance, partial_dependence, drift)
+}
 
 
 def prepare_job(

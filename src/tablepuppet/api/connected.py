@@ -9,14 +9,12 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from tablepuppet.api.federation import Federation, begun
-from tablepuppet.engine.drift import Drift
-from tablepuppet.engine.evaluate import Comparison
-from tablepuppet.engine.metrics import Metrics
+from tablepuppet import train as story
+from tablepuppet.api.federation import Federation
+from tablepuppet.api.models import with_start
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.errors import JobError
 from tablepuppet.job import Job, make_job
-from tablepuppet.mapping.join.profile import Profile
 from tablepuppet.models.modules import Builder
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
@@ -49,7 +47,7 @@ class ConnectedFederation(Federation):
         `share`: other users who may wait for the result too.
         """
         model, algorithm = options.pop("model", "auto"), options.pop("algorithm", None)
-        job = make_job(query, label=label, model=model, algorithm=algorithm, given=begun(options))
+        job = make_job(query, label=label, model=model, algorithm=algorithm, given=with_start(options))
         return self.submit_job(job, share=share, resume=resume)
 
     def submit_job(self, job: Job, *, share: Sequence[str] = (), resume: bool = False) -> str:
@@ -66,32 +64,14 @@ class ConnectedFederation(Federation):
     def _explain(self, job: Job) -> Plan:
         return cast(Plan, self._coordinator.do("explain", job))
 
-    def profile(self, query: str, *, label: str) -> Profile:
-        return cast(Profile, self._coordinator.do("profile", {"query": query, "label": label}))
-
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
         return cast(Result, self._coordinator.do("train", job, resume=resume, on_round=on_round))
 
     def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
         return self._coordinator.do("predict", {"model": model, "query": query, "options": options})
 
-    def _evaluate(self, model: Model, job: Job) -> Metrics:
-        return cast(Metrics, self._coordinator.do("evaluate", {"model": model, "job": job}))
-
-    def _compare(self, first: Model, second: Model, job: Job) -> Comparison:
-        given = {"model": first, "other": second, "job": job}
-        return cast(Comparison, self._coordinator.do("compare", given))
-
-    def _importance(self, model: Model, job: Job, options: dict[str, Any]) -> list[dict[str, Any]]:
-        given = {"model": model, "job": job, "options": options}
-        return cast(list[dict[str, Any]], self._coordinator.do("importance", given))
-
-    def _partial_dependence(self, model: Model, job: Job, options: dict[str, Any]) -> list[dict[str, Any]]:
-        given = {"model": model, "job": job, "options": options}
-        return cast(list[dict[str, Any]], self._coordinator.do("partial_dependence", given))
-
-    def _drift(self, model: Model, job: Job) -> Drift:
-        return cast(Drift, self._coordinator.do("drift", {"model": model, "job": job}))
+    def _ask(self, question: story.Question, **given: Any) -> Any:
+        return self._coordinator.do(question, given)
 
     @contextmanager
     def _offered(self, name: str, builder: Builder | None) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, 
 import pyarrow as pa
 
 from tablepuppet import train as story
-from tablepuppet.algorithms.registry import DEFAULT
+from tablepuppet.api.models import labelled_job, model_of, own_head, with_start
 from tablepuppet.api.owners import federation_from_toml, make_clients, name_owners, read_toml
 from tablepuppet.api.recommend import best, candidates
 from tablepuppet.client.policy import Policy
@@ -21,22 +21,19 @@ from tablepuppet.engine.evaluate import Comparison
 from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.engine.search import SearchResult, check_apart, search_apart
-from tablepuppet.errors import JobError, ModelError
+from tablepuppet.errors import JobError
 from tablepuppet.formatting import fragment, table
 from tablepuppet.job import BatchSize, Job, make_job, search_job
 from tablepuppet.mapping.join.profile import Profile
 from tablepuppet.memory import fix_thresholds
-from tablepuppet.models.heads.kinds import known_head, offered_head
+from tablepuppet.models.heads.kinds import known_head
 from tablepuppet.models.modules import Builder
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.cache import PredictionCache, Predictor
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.output import at_threshold, check_file, write
 from tablepuppet.prediction.predict import as_keys
-from tablepuppet.prediction.saved import load
-from tablepuppet.prediction.trees import grown
 from tablepuppet.progress import showing
-from tablepuppet.protocol import NumberEncoder
 from tablepuppet.protocol.setup import FoldBy, Folds
 from tablepuppet.transport.link import Link, LocalTransport
 from tablepuppet.writing import check_place
@@ -120,7 +117,7 @@ class Federation:
         **options: Any,
     ) -> Plan:
         """What training would do and cost; `str(plan)` is the text."""
-        options = begun(options)
+        options = with_start(options)
         with showing("explaining", progress), self._known(model) as known, known_head(options) as given:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
             return self._explain(job)
@@ -130,7 +127,7 @@ class Federation:
 
     def profile(self, query: str, *, label: str) -> Profile:
         """How the keys of a query's tables meet: orphans, duplicates, NULL keys; `str(profile)` is the text."""
-        return story.profile(query, label, self._tables, Link(self._transport))
+        return cast(Profile, self._ask("profile", query=query, label=label))
 
     def train(
         self,
@@ -188,7 +185,7 @@ class Federation:
             "batch_size": batch_size,
             "privacy": privacy,
         }
-        options = begun(options)
+        options = with_start(options)
         with self._known(model) as known, known_head(options) as given:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
             if isinstance(on_round, Logger):
@@ -300,12 +297,12 @@ class Federation:
         the builder of a saved model's own torch modules, `head` the torch module of a saved model whose head was one.
         split=True adds the column `split`: whether a row was for training, validation or the test.
         """
-        chosen = _model_of(model)
+        chosen = model_of(model)
         if to is not None:
             check_place(check_file(to), "predictions")
         names = (key,) if isinstance(key, str) else key
         builder = chosen.builder if module is None else module
-        offered = _offered_head(chosen, head)
+        offered = own_head(chosen, head)
         with showing("predicting", progress), self._offered(chosen.spec.module, builder), offered:
             table = self._predict(
                 chosen,
@@ -341,7 +338,7 @@ class Federation:
         """
         if n < 1:
             raise JobError("n must be at least 1")
-        chosen = _model_of(model)
+        chosen = model_of(model)
         asked = candidates(chosen, user, by)
         found = self.predict(chosen, asked.query, key=asked.key, head=head, progress=False)
         if not found.num_rows:
@@ -371,22 +368,16 @@ class Federation:
         head: Any = None,
     ) -> Metrics:
         """A model's metrics on all labelled rows of a query: its own by default, or one with the same features."""
-        chosen = _model_of(model)
+        chosen = model_of(model)
         builder = chosen.builder if module is None else module
-        with self._offered(chosen.spec.module, builder), _offered_head(chosen, head):
-            return self._evaluate(chosen, _labelled_job(chosen, query))
-
-    def _evaluate(self, model: Model, job: Job) -> Metrics:
-        return story.evaluate(model, job, self._tables, Link(self._transport))
+        with self._offered(chosen.spec.module, builder), own_head(chosen, head):
+            return cast(Metrics, self._ask("evaluate", model=chosen, job=labelled_job(chosen, query)))
 
     def compare(self, first: Model | Result, second: Model | Result, query: str | None = None) -> Comparison:
         """Two models on the same labelled rows, by default those of the second one's query: metrics side by side, and
         the difference of their losses row by row (`.difference`, `.standard_error`, `.is_worse`)."""
-        old, new = _model_of(first), _model_of(second)
-        return self._compare(old, new, _labelled_job(new, query))
-
-    def _compare(self, first: Model, second: Model, job: Job) -> Comparison:
-        return story.compare(first, second, job, self._tables, Link(self._transport))
+        old, new = model_of(first), model_of(second)
+        return cast(Comparison, self._ask("compare", model=old, other=new, job=labelled_job(new, query)))
 
     def importance(
         self,
@@ -404,12 +395,10 @@ class Federation:
         """
         import pandas as pd  # not to be loaded with every run
 
-        chosen = _model_of(model)
-        found = self._importance(chosen, _labelled_job(chosen, query), {"by": by, "repeats": repeats, "seed": seed})
-        return pd.DataFrame(found)
-
-    def _importance(self, model: Model, job: Job, options: dict[str, Any]) -> list[dict[str, Any]]:
-        return story.importance(model, job, self._tables, Link(self._transport), **options)
+        chosen = model_of(model)
+        options = {"by": by, "repeats": repeats, "seed": seed}
+        job = labelled_job(chosen, query)
+        return pd.DataFrame(self._ask("importance", model=chosen, job=job, options=options))
 
     def partial_dependence(
         self,
@@ -428,21 +417,20 @@ class Federation:
         """
         import pandas as pd  # not to be loaded with every run
 
-        chosen = _model_of(model)
-        wanted = {"feature": feature, "values": None if values is None else list(values), "points": points}
-        return pd.DataFrame(self._partial_dependence(chosen, _labelled_job(chosen, query), wanted))
-
-    def _partial_dependence(self, model: Model, job: Job, options: dict[str, Any]) -> list[dict[str, Any]]:
-        return story.partial_dependence(model, job, self._tables, Link(self._transport), **options)
+        chosen = model_of(model)
+        options = {"feature": feature, "values": None if values is None else list(values), "points": points}
+        job = labelled_job(chosen, query)
+        return pd.DataFrame(self._ask("partial_dependence", model=chosen, job=job, options=options))
 
     def drift(self, model: Model | Result, query: str | None = None) -> Drift:
         """How a query's rows differ from those that a model was trained on: means, spreads, categories, and how many
         rows find partners. `.found()` says what is beyond its limits."""
-        chosen = _model_of(model)
-        return self._drift(chosen, _labelled_job(chosen, query))
+        chosen = model_of(model)
+        return cast(Drift, self._ask("drift", model=chosen, job=labelled_job(chosen, query)))
 
-    def _drift(self, model: Model, job: Job) -> Drift:
-        return story.drift(model, job, self._tables, Link(self._transport))
+    def _ask(self, question: story.Question, **given: Any) -> Any:
+        """What train.py answers without training: a profile, metrics, a comparison, importance, dependence, drift."""
+        return story.ask(question, given, self._tables, Link(self._transport))
 
     def close(self) -> None:
         """Ends the clients' threads and closes their sources."""
@@ -488,43 +476,3 @@ def _both(first: OnRound | None, second: OnRound | None) -> OnRound | None:
         second(event)
 
     return on_round
-
-
-def _offered_head(model: Model, head: Any) -> AbstractContextManager[None]:
-    """While inside, the server knows the head of the user's own that the model has."""
-    return offered_head(
-        model.head_module if head is None else head, "" if model.head is None else model.head.spec.module
-    )
-
-
-def _labelled_job(model: Model, query: str | None) -> Job:
-    """The labelled rows of a query, by default of the model's own, with its features as it was trained on them."""
-    numbers = [e for block in model.blocks for e in block.encoders if isinstance(e, NumberEncoder)]
-    is_plain = bool(numbers) and all((e.scale == 1.0).all() and not e.mean.any() for e in numbers)
-    given: dict[str, Any] = {"test_fraction": 0.0, "loss": "cross_entropy" if model.classes else "squared"}
-    given["standardize"] = not is_plain
-    if "keys" in model.metadata:
-        given["privacy"] = model.metadata["keys"]
-    if query is None and model.metadata.get("weight") is not None:
-        given["weight"] = model.metadata["weight"]  # an item of the query may be that, and no feature
-    given["exposure"] = model.metadata.get("exposure")
-    text = model.query if query is None else query
-    return make_job(text, label=model.label, model="linear", algorithm=DEFAULT, given=given)
-
-
-def _model_of(model: Model | Result) -> Model:
-    chosen = model.model if isinstance(model, Result) else model
-    if not isinstance(chosen, Model):
-        raise ModelError(f"predict needs a Result or a loaded model, not a {type(model).__name__}; see tp.load(path)")
-    return chosen
-
-
-def begun(options: dict[str, Any]) -> dict[str, Any]:
-    """Options in which a model to start with is what a job holds of it."""
-    given = options.get("warm_start")
-    if given is None:
-        return options
-    model = _model_of(load(given) if isinstance(given, str | Path) else given)
-    if model.spec.is_boosted:
-        return {**options, "warm_start": grown(model)}
-    return {**options, "warm_start": None, "start": model.weights()}

@@ -20,7 +20,8 @@ from tablepuppet.engine.convergence import judge
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import by_side, measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
-from tablepuppet.engine.run import OnRound, make_problem
+from tablepuppet.engine.run import OnRound
+from tablepuppet.engine.start import make_problem
 from tablepuppet.mapping.mapping import Part, rows_here
 from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.models.features import Features

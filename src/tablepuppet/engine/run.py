@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from tablepuppet.algorithms.base import Figures, Problem, Server
+from tablepuppet.algorithms.base import Problem, Server
 from tablepuppet.arrays import Array
 from tablepuppet.engine.convergence import Patience, judge
 from tablepuppet.engine.curves import Curves
@@ -23,18 +21,15 @@ from tablepuppet.engine.encoders import agree_on_encoders, ids_of, widths_of
 from tablepuppet.engine.interactions import probe, together
 from tablepuppet.engine.metrics import Metrics, by_side, measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
-from tablepuppet.errors import TrainingError, TransportError
-from tablepuppet.mapping.mapping import Part, TableMapping
+from tablepuppet.engine.start import figures_of, make_problem, start_parts
+from tablepuppet.errors import TrainingError
+from tablepuppet.mapping.mapping import Part
 from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.memory import give_back
 from tablepuppet.models.heads.base import TrainedHead, headed
-from tablepuppet.models.heads.kinds import make_head
 from tablepuppet.models.metrics import Moment
-from tablepuppet.models.spec import l2_of
 from tablepuppet.plan.disclosure import held_blocks
 from tablepuppet.plan.knowledge import check_exposure
-from tablepuppet.plan.penalties import column_signs
-from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel, mean_contribution
 from tablepuppet.protocol import (
@@ -48,8 +43,6 @@ from tablepuppet.protocol import (
     Parameters,
     Release,
     Restore,
-    Started,
-    StartPart,
 )
 from tablepuppet.server.union import JoinOperator, UnionOperator
 from tablepuppet.tables.encoding import encoded_width
@@ -74,37 +67,6 @@ def run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = 
     training.start()
     training.loop()
     return training.finish(encoders)
-
-
-def make_problem(
-    plan: Plan, mapping: TableMapping, union: UnionOperator, encoders: Sequence[Sequence[Encoder]]
-) -> Problem:
-    """What an algorithm's server half is given."""
-    job, private, head = plan.job, plan.private, _head(plan)
-    ridges = [l2_of(job.l2, block.name, block.table) for block in mapping.bound.blocks]
-    return Problem(
-        loss=plan.loss,
-        l2=[l2 + job.l2_by_rows / mapping.train.rows for l2 in ridges],
-        head_l2=max(ridges),
-        l1=job.l1,
-        signs=column_signs(job, mapping.bound.blocks, encoders),
-        joined=headed(mapping.train, head),
-        rows=tuple(index.rows for index in mapping.train.indices),
-        clients=tuple(max(1, len(block)) for block in union.blocks),
-        multiplicity=mapping.multiplicity,
-        epochs=job.epochs,
-        batch_size=job.batch(mapping.train.rows),
-        seed=job.seed,
-        is_private=private.is_noisy,
-        private_rates=private.rates,
-        is_linear=job.spec.is_linear,
-        has_intercept=job.has_intercept,
-        is_centred=job.is_centred,
-        unit=plan.unit,
-        widths=widths_of(encoders),
-        channel=mapping.label.channel,
-        head=head,
-    )
 
 
 @dataclass
@@ -142,70 +104,27 @@ class Run:
         return self.server.intercept
 
     def start(self) -> None:
-        job, problem = self.plan.job, self.problem
         weights = self.mapping.train.collapsed_weights()
-        starts = bool(job.start) and self.plan.algorithm.can_continue(problem)
-
-        def start_part(part: Part) -> list[Message]:
-            move = self.last_moves[part.block] if self.last_moves else None
-            moves: list[Message] = [] if move is None else [Move(job=self.union.job, part=part.number, **move)]
-            start = StartPart(
-                job=self.union.job,
-                part=part.number,
-                algorithm=job.options,
-                model=self.plan.spec,
-                block=part.block,
-                name=self.plan.mapping.bound.blocks[part.block].name,
-                outputs=self.models * self.plan.head.widths[part.block],
-                blocks=problem.blocks,
-                clients=problem.clients[part.block],
-                joined_rows=problem.joined.rows,
-                share=_share(part, problem.multiplicity[part.block]),
-                l2=problem.ridges[part.block],
-                l1=job.l1,
-                signs=list(problem.signs[part.block]) if problem.signs else [],
-                seed=job.seed,
-                privacy=self.private.of(part.block, self.plan.mapping.bound.scans[part.scan].table),
-                weights=None if weights is None else weights[part.block][part.train],
-                peers=self.union.peers(part),
-                spread=[] if problem.head is None else problem.head.head.spread(part.block),
-                multiplicity=problem.multiplicity[part.block][part.train] if self.is_fold else None,
-                starts=starts,
-                continues=self.continues,
-            )
-            return [*moves, start]
-
-        answers = self.union.ask(start_part, "setup")
-        started = {number: cast(Started, answer[-1]) for number, answer in answers.items()}
-        predictions = problem.zeros()
+        given = (self.plan, self.union, self.problem)
+        started = start_parts(
+            *given,
+            weights,
+            models=self.models,
+            is_fold=self.is_fold,
+            continues=self.continues,
+            moves=self.last_moves,
+        )
+        predictions = self.problem.zeros()
         for part in self.union.parts:
             values = started[part.number].values
             if values is not None:
                 predictions[part.block][part.train] = values
-        if problem.is_private:
+        if self.problem.is_private:
             self.server.sample_from([started[part.number].entropy for part in self.union.parts])
-        self.server.begin(predictions, self.figures(started))
+        self.server.begin(predictions, figures_of(*given, started))
         opening = self.server.opening()
         if opening is not None:
             self.server.absorb(self.union.run(opening, self.server.union_step))
-
-    def figures(self, started: Mapping[int, Started]) -> list[Figures]:
-        """What the server half wants to know of each block."""
-        algorithm, problem, union = self.plan.algorithm, self.problem, self.union
-        kind = algorithm.figures
-        if problem.is_private:  # what bounds the curvature without a look at the data: every |x| is at most 1
-            return [algorithm.public_figures(len(block.features)) for block in self.plan.mapping.bound.blocks]
-        by = algorithm.figures_by(self.plan.job.options, is_linear=problem.is_linear)
-        if by == "power iteration":
-            widths = [started[block[0].number].width if block else 0 for block in union.blocks]
-            return [kind(c / problem.joined.rows) for c in union.largest_curvatures(widths)]
-        sums = np.zeros((problem.blocks, len(kind.__struct_fields__)))
-        for part in union.parts:
-            sums[part.block] += _values(kind, started[part.number].figures, part.client)
-        if by == "summed" and any(union.is_masked):
-            for block, total in union.sum_figures().items():
-                sums[block] = total
-        return [kind(*row) for row in sums.tolist()]
 
     def loop(self) -> None:
         join = JoinOperator(self.union, self.server)
@@ -277,13 +196,7 @@ class Run:
         server, mapping = self.server, self.mapping
         moves = server.settle()
         wants_train = server.predictions is None or self.is_restored
-
-        def ask(part: Part) -> list[Message]:
-            job, move = self.union.job, moves[part.block]
-            first: list[Message] = [] if move is None else [Move(job=job, part=part.number, **move)]
-            return [*first, Evaluate(job=job, part=part.number, train=wants_train)]
-
-        answers = {n: cast(Evaluation, a[-1]) for n, a in self.union.ask(ask, "evaluation").items()}
+        answers = self._ask_evaluations(moves, train=wants_train)
         head, widths = self.problem.head, self.plan.head.widths
         test = [np.zeros((mapping.test.indices[i].rows, k)) for i, k in enumerate(widths)]
         train = self.problem.zeros() if wants_train else cast(list[Array], server.predictions)
@@ -314,22 +227,25 @@ class Run:
         loss = found["train"].loss
         return loss + (penalty if head is None else self.head_penalty(head, squares)), metrics
 
+    def _ask_evaluations(self, moves: Sequence[Mapping[str, Any] | None], *, train: bool) -> dict[int, Evaluation]:
+        """What each part's model says of its held-out rows, and of its train rows, after its last move."""
+
+        def ask(part: Part) -> list[Message]:
+            job, move = self.union.job, moves[part.block]
+            first: list[Message] = [] if move is None else [Move(job=job, part=part.number, **move)]
+            return [*first, Evaluate(job=job, part=part.number, train=train)]
+
+        return {n: cast(Evaluation, a[-1]) for n, a in self.union.ask(ask, "evaluation").items()}
+
     def predicted(self) -> list[Array]:
         """h of all train rows by the trained model; clients that must still be told what that is, are told later."""
         known = self.server.predictions
         if known is not None:
             return known
-        moves = self.server.settle()
-
-        def ask(part: Part) -> list[Message]:
-            job, move = self.union.job, moves[part.block]
-            first: list[Message] = [] if move is None else [Move(job=job, part=part.number, **move)]
-            return [*first, Evaluate(job=job, part=part.number, train=True)]
-
-        answers = self.union.ask(ask, "evaluation")
+        answers = self._ask_evaluations(self.server.settle(), train=True)
         found = self.problem.zeros()
         for part in self.union.parts:
-            found[part.block][part.train] = cast(Evaluation, answers[part.number][-1]).train
+            found[part.block][part.train] = answers[part.number].train
         return found
 
     def head_penalty(self, trained: TrainedHead, squares: float) -> float:
@@ -417,24 +333,3 @@ class Run:
             notes=(*verdict.notes, *self.advice(encoders)),
             head=None if self.problem.head is None else self.problem.head.data,
         )
-
-
-def _values(kind: type[Figures], told: dict[str, float], client: str) -> Array:
-    """A part's figures; none where it held them back."""
-    try:
-        return np.array(msgspec.structs.astuple(msgspec.convert(told, kind)))
-    except msgspec.ValidationError as error:
-        raise TransportError(f"client {client} starts with other figures than the algorithm has: {error}") from None
-
-
-def _head(plan: Plan) -> TrainedHead | None:
-    """The plan's head with its initial values; None: a sum, which walks over joined rows add up by themselves."""
-    if plan.head.kind == "sum":
-        return None
-    head = make_head(plan.head, plan.job.seed)
-    return TrainedHead(head, head.initial())
-
-
-def _share(part: Part, multiplicity: NDArray[np.int64]) -> float:
-    """Of the joined rows that the part's block has a row in: how many have one of the part."""
-    return float(multiplicity[part.train].sum() / max(1, multiplicity.sum()))

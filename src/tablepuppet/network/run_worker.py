@@ -270,19 +270,8 @@ def _outcome(pipe: Pipe, begin: Begin, asked: Any, cache: PredictionCache, memor
     link = Link(PipeTransport(pipe), wire=wire, checks=checks, asker=asker, readers=begin.readers)
     if begin.kind == "predict":
         return story.predict(asked["model"], asked["query"], tables, link, cache=cache, **asked["options"])
-    if begin.kind == "profile":
-        return story.profile(asked["query"], asked["label"], tables, link)
-    if begin.kind == "evaluate":
-        return story.evaluate(asked["model"], asked["job"], tables, link)
-    if begin.kind == "compare":
-        return story.compare(asked["model"], asked["other"], asked["job"], tables, link)
-    if begin.kind == "importance":
-        return story.importance(asked["model"], asked["job"], tables, link, **asked["options"])
-    if begin.kind == "partial_dependence":
-        return story.partial_dependence(asked["model"], asked["job"], tables, link, **asked["options"])
-    if begin.kind == "drift":
-        return story.drift(asked["model"], asked["job"], tables, link)
-    assert isinstance(asked, Job)
+    if not isinstance(asked, Job):
+        return story.ask(begin.kind, asked, tables, link)
     if begin.kind == "explain":
         return story.explain(asked, tables, link, begin.run)
 

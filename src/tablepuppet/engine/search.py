@@ -24,7 +24,8 @@ from tablepuppet.arrays import Array
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, measure
 from tablepuppet.engine.result import Result
-from tablepuppet.engine.run import OnRound, Run, make_problem
+from tablepuppet.engine.run import OnRound, Run
+from tablepuppet.engine.start import make_problem
 from tablepuppet.errors import JobError, MappingError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import TableMapping, rows_here

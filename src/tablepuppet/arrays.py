@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,10 @@ Codes = NDArray[np.int32]  # of categories
 Integers = NDArray[np.int64]  # fixed point
 
 
-def fixed(array: Array) -> Array:
+Numbers = TypeVar("Numbers", bound=np.generic)
+
+
+def fixed(array: NDArray[Numbers]) -> NDArray[Numbers]:
     """The array, which nobody changes from now on: messages carry it without a copy."""
     array.flags.writeable = False
     return array

@@ -10,9 +10,10 @@ matter how they are cut; scores that differ in their last bit alone are ties.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.losses import Loss
+from tablepuppet.threads import pool, sort
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,7 +181,7 @@ def rank_rows(count: int, rows: Iterable[tuple[Array, NDArray[Any]]]) -> Ranking
         ordered[start : start + len(scores)] = labelled(scores, labels)
         start += len(scores)
         positives += int(np.count_nonzero(labels > 0.5))
-    ordered.sort()
+    sort(ordered)
     return rank([ordered], count, positives)
 
 
@@ -193,26 +195,27 @@ def labelled(scores: Array, labels: NDArray[Any]) -> Array:
 
 def rank(chunks: Iterable[Array], rows: int, positives: int) -> Ranking:
     """The ranking of labelled scores in order."""
-    above, below, twice, precision = 0, 0, 0, 0.0  # positive rows, negative ones, twice the pairs, Σ precision
-    points: list[Array] = [np.zeros((3, 0))]
-    last = -np.inf  # the highest score of the chunk before
-    for tied in _whole_ties(chunks):
-        bits = tied.view(np.int64)
+
+    def one(chunk: _Chunk) -> tuple[int, float, Array]:
+        bits = chunk.tied.view(np.int64)
         first = np.flatnonzero(np.diff(bits >> 1, prepend=~(bits[0] >> 1)))
         high = np.add.reduceat(bits & 1, first)
         low = np.diff(first, append=len(bits)) - high
-        lower = below + np.cumsum(low)
-        twice += int(high @ (2 * lower - low))
-        true = positives - above - np.cumsum(high) + high  # of the rows at each score or above it
-        predicted = rows - above - below - first
-        precision += float(high @ (true / predicted))
+        lower = chunk.below + np.cumsum(low)
+        true = positives - chunk.above - np.cumsum(high) + high  # of the rows at each score or above it
+        predicted = rows - chunk.above - chunk.below - first
         kept = _kept(true, predicted, rows, positives)
-        scores = tied[first]
-        halfway = scores - 0.5 * np.diff(scores, prepend=last)
-        last = float(scores[-1])
-        points.append(np.stack([halfway[kept], true[kept], predicted[kept]]))
-        above += int(high.sum())
-        below += int(low.sum())
+        scores = chunk.tied[first]
+        halfway = scores - 0.5 * np.diff(scores, prepend=chunk.last)
+        points = np.stack([halfway[kept], true[kept], predicted[kept]])
+        return int(high @ (2 * lower - low)), float(high @ (true / predicted)), points
+
+    twice, precision = 0, 0.0  # twice the pairs, Σ precision
+    points: list[Array] = [np.zeros((3, 0))]
+    for pairs, precise, kept in (map if rows <= _CHUNK else pool().map)(one, _counted(chunks)):
+        twice, precision = twice + pairs, precision + precise
+        points.append(kept)
+    above, below = positives, rows - positives
     halfway, true_positives, all_predicted = np.concatenate(points, axis=1)
     return Ranking(
         area=twice / (2 * above * below) if above and below else float("nan"),
@@ -222,6 +225,24 @@ def rank(chunks: Iterable[Array], rows: int, positives: int) -> Ranking:
         true_positives=true_positives,
         predicted=all_predicted,
     )
+
+
+class _Chunk(NamedTuple):
+    """Some scores in order, whose borders part no tie, and what lies below them."""
+
+    tied: Array
+    above: int  # positive rows
+    below: int  # negative ones
+    last: float  # the highest score
+
+
+def _counted(chunks: Iterable[Array]) -> Iterator[_Chunk]:
+    above, below, last = 0, 0, -math.inf
+    for tied in _whole_ties(chunks):
+        yield _Chunk(tied, above, below, last)
+        positive = int(np.count_nonzero(tied.view(np.int64) & 1))
+        above, below = above + positive, below + len(tied) - positive
+        last = float(tied[np.searchsorted(tied, _tie(tied[-1]).min())])
 
 
 def _kept(true: Integers, predicted: Integers, rows: int, positives: int) -> Integers:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import RowNumbers
+from tablepuppet.arrays import RowNumbers, fixed
 from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.cluster.cluster import Cluster
@@ -64,7 +64,7 @@ def parts_of_block(block: int, places: Sequence[Place], train: RowNumbers, test:
         if any(s.stop > s.start for s in inside):
             dtype = np.int32 if stop - start < 2**31 else np.int64
             rows: list[RowNumbers] = [
-                np.asarray(r[s] - start, dtype) for r, s in zip((train, test), inside, strict=True)
+                fixed(np.subtract(r[s], start, dtype=dtype)) for r, s in zip((train, test), inside, strict=True)
             ]
             parts.append(
                 Part(number + len(parts), block, client, scan, columns, rows[0], rows[1], inside[0], inside[1])
@@ -211,7 +211,7 @@ def _counts(side: Sequence[BranchSide]) -> list[list[Counts]]:
 
 def _often(counts: Counts, rows: RowNumbers) -> RowNumbers:
     """How often some rows occur; where all of them do once, a number that takes no room."""
-    found = counts[rows]
+    found = counts if len(rows) == len(counts) else counts[rows]  # all of them: they come ascending
     return np.broadcast_to(found.dtype.type(1), found.shape) if bool((found == 1).all()) else found
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet import protocol as m
+from tablepuppet.arrays import Array
 from tablepuppet.protocol.rules import (
     LARGEST,
     LARGEST_COUNT,
@@ -163,19 +164,27 @@ def _label_summary(request: m.DescribeLabels, answer: m.LabelSummary, known: Kno
             require(bool(np.isfinite(value)), "classes", "hold a number that is not finite")
 
 
+_PIECE = 1 << 16  # labels that are looked at together: they stay in the cache
+
+
+def _check_labels(labels: Array, classes: int | None) -> None:
+    is_there = ~np.isnan(labels)
+    values = labels if is_there.all() else labels[is_there]
+    require(not np.isinf(values).any(), "values", "hold infinity")
+    if classes is None:
+        require(not (np.abs(values) > LARGEST).any(), "values", TOO_LARGE)
+        return
+    is_class = (values >= 0).all() and (values < classes).all() and (values == np.floor(values)).all()
+    require(bool(is_class), "values", f"hold a number that is no class of {classes}")
+
+
 @answered_by(m.SendLabels, m.Labels)
 def _labels(request: m.SendLabels, answer: m.Labels, known: Known) -> None:
     rows = known.scan(request).rows
     array(answer.values, "values", (rows,), kinds=frozenset("f"))
     array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
-    values = answer.values[~np.isnan(answer.values)]
-    require(not np.isinf(values).any(), "values", "hold infinity")
-    if request.classes is not None and len(values):
-        count = len(request.classes)
-        is_class = (values >= 0).all() and (values < count).all() and (values == np.floor(values)).all()
-        require(bool(is_class), "values", f"hold a number that is no class of {count}")
-    else:
-        require(not (np.abs(values) > LARGEST).any(), "values", TOO_LARGE)
+    for start in range(0, len(answer.values), _PIECE):
+        _check_labels(answer.values[start : start + _PIECE], None if request.classes is None else len(request.classes))
     if answer.folds is not None:
         array(answer.folds, "folds", (rows,), kinds=frozenset("i"))
         last = request.folds - (request.fold_by != "time")

@@ -98,7 +98,7 @@ def strings(column: pa.ChunkedArray) -> tuple[pa.Array, Codes]:
     """The distinct strings of a column, and the position of each row's among them (−1: NULL)."""
     if not len(column):
         return pa.array([], pa.large_string()), np.empty(0, np.int32)
-    encoded = pc.cast(column, pa.large_string()).dictionary_encode().combine_chunks()
+    encoded = in_one_piece(pc.cast(column, pa.large_string()).dictionary_encode())
     codes = numpy_of(encoded.indices, missing=-1)
     return encoded.dictionary, codes.astype(np.int32, copy=False)
 
@@ -119,12 +119,17 @@ def arrow(values: NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(held.dtype), len(held), [None, pa.py_buffer(held)])
 
 
+def in_one_piece(column: pa.ChunkedArray) -> Any:
+    """A column as one array: the chunk, where there is but one, which Arrow would copy."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def numpy_of(column: pa.Array | pa.ChunkedArray, missing: float = 0) -> NDArray[Any]:
     """A column of numbers as NumPy, `missing` where it is NULL; read-only where nothing had to be copied.
 
     `to_numpy` would load pandas, a third of a second and 40 MB, for nothing that is used here.
     """
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = in_one_piece(column) if isinstance(column, pa.ChunkedArray) else column
     if not len(array):
         return np.empty(0, _DTYPES[str(array.type)])
     validity, held = array.buffers()

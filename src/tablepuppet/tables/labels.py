@@ -26,7 +26,16 @@ from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol import ColumnInfo, Labels, LabelSummary, Weights
 from tablepuppet.protocol.setup import FoldBy
-from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, holds_of, numbers, numpy_of, strings
+from tablepuppet.tables.columns import (
+    NUMBER_KINDS,
+    STRING_KINDS,
+    arrow,
+    holds_of,
+    in_one_piece,
+    numbers,
+    numpy_of,
+    strings,
+)
 from tablepuppet.tables.row_ids import GOLDEN, mix
 
 MAX_NUMBER_CLASSES = 1000
@@ -104,7 +113,7 @@ class Split:
         if self.test_where is not None:
             return holds_of(self.test_where)
         is_test = split(rows, self.offset, self.seed, self.test_fraction)
-        return is_test if order is None else is_test[order]
+        return is_test if order is None or not self.test_fraction else is_test[order]
 
     def validation(self, rows: int, order: RowNumbers | None, is_test: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         """Which of the others are for validation; None: no row."""
@@ -136,9 +145,9 @@ def read_labels(
     elif info.kind in STRING_KINDS:
         values = _string_classes(column, info, classes)
     elif pa.types.is_integer(column.type) and len(column):
-        encoded = column.dictionary_encode().combine_chunks()
+        encoded = in_one_piece(column.dictionary_encode())
         distinct = _number_classes(_label_numbers(pa.chunked_array([encoded.dictionary]), info), info, classes)
-        values = np.append(distinct, np.nan)[numpy_of(encoded.indices, missing=-1)]  # the last entry is for −1: NULL
+        values = numpy_of(arrow(distinct).take(encoded.indices), missing=np.nan)
     else:
         values = _number_classes(_label_numbers(column, info), info, classes)
     if noise is not None:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.tables.guard import check_expression
 from tablepuppet.tables.source import Source
+from tablepuppet.threads import over_rows
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _UNCLEAR = ("other", "vector")  # whose text differs between databases, or does not exist
@@ -104,9 +105,10 @@ def order_bits(key: bytes, scan: str, seed: int, offset: int, rows: int) -> NDAr
     nonce = block.to_bytes(8, "little") + bytes(8)
     stream = Cipher(ChaCha20(secret, nonce), mode=None).encryptor()
     drawn = np.empty(skipped + rows, np.uint64)
+    zeros = memoryview(bytes(8 * min(_CHUNK, len(drawn))))
     for start in range(0, len(drawn), _CHUNK):
-        chunk = drawn[start : start + _CHUNK]
-        chunk[:] = np.frombuffer(stream.update(bytes(8 * len(chunk))), np.uint64)
+        chunk = drawn[start : start + _CHUNK].data.cast("B")
+        stream.update_into(zeros[: len(chunk)], chunk)
     return drawn[skipped:]
 
 
@@ -119,15 +121,55 @@ def in_order(bits: NDArray[np.uint64]) -> RowNumbers:
     # A row's place takes the lowest bits, and one sort of numbers does: several times faster than an argsort. Rows
     # whose bits are equal but for those, a handful in millions, are put in order among themselves.
     places = np.uint64(max(1, len(bits)).bit_length())
-    packed = bits >> places << places
-    packed |= np.arange(len(bits), dtype=np.uint64)
-    packed.sort()
-    lowest = packed & ((np.uint64(1) << places) - np.uint64(1))
-    order: RowNumbers = lowest.astype(np.int32 if len(bits) < 2**31 else np.int64)
-    packed >>= places
+    lowest = (np.uint64(1) << places) - np.uint64(1)
+    order: RowNumbers = np.empty(len(bits), np.int32 if len(bits) < 2**31 else np.int64)
     is_tied = np.zeros(len(bits) + 1, np.bool_)
-    np.equal(packed[1:], packed[:-1], out=is_tied[1:-1])
+
+    def write(here: slice, packed: NDArray[np.uint64]) -> None:
+        order[here] = packed & lowest
+        packed >>= places
+        np.equal(packed[1:], packed[:-1], out=is_tied[here.start + 1 : here.stop])
+
+    buckets = _buckets(bits) if len(bits) >= _MANY else None
+    if buckets is None:
+        packed = bits >> places << places
+        packed |= np.arange(len(bits), dtype=np.uint64)
+        packed.sort()
+        write(slice(0, len(bits)), packed)
+    else:
+        by_bucket, counts = buckets
+        ends, width = np.cumsum(counts), int(counts.max())
+        step = max(1, _MANY // max(1, int(counts.mean())))
+
+        def some(which: slice) -> None:
+            """Short rows of a matrix, one for each bucket, are sorted by networks in a processor's registers."""
+            own = counts[which]
+            here = slice(int(ends[which.start] - own[0]), int(ends[which.stop - 1]))
+            rows = by_bucket[here]
+            packed = bits[rows] << _BUCKET_BITS >> places << places
+            packed |= rows.view(np.uint64)
+            inside = np.repeat(width * np.arange(len(own)) - np.cumsum(own) + own, own) + np.arange(len(rows))
+            matrix = np.full((len(own), width), ~np.uint64(0))
+            matrix.reshape(-1)[inside] = packed
+            matrix.sort(axis=1)
+            write(here, matrix.reshape(-1)[inside])
+
+        over_rows(some, len(counts), step)
     tied = np.flatnonzero(is_tied[1:] | is_tied[:-1])
     rows = order[tied]
     order[tied] = rows[np.lexsort((rows, bits[rows]))]
     return order
+
+
+_MANY = 1 << 18  # rows from which on they are first shared out to buckets
+_BUCKET_BITS = np.uint64(16)
+_WIDEST = 256  # rows of a bucket, up to which sorting is a matter of nanoseconds
+
+
+def _buckets(bits: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Rows by the highest bits, and how many have each; None where some have far too many."""
+    highest = (bits >> (np.uint64(64) - _BUCKET_BITS)).astype(np.uint16)
+    counts = np.zeros(1 << int(_BUCKET_BITS), np.int64)
+    for start in range(0, len(bits), _CHUNK):
+        counts += np.bincount(highest[start : start + _CHUNK], minlength=len(counts))
+    return None if counts.max() > _WIDEST else (np.argsort(highest, kind="stable"), counts)

@@ -2,16 +2,18 @@
 
 In: key columns of a scan, the domain of each (columns that the query compares share one), and the clients' key. Out:
 each column as a dictionary of tokens, sorted, and one index per row; NULL stays NULL. Only distinct values are hashed,
-all at once, in DuckDB.
+all at once: whole numbers by AES, all others in DuckDB.
 
     hmac     HMAC-SHA-256(K_job, message)[:16],  message = len(domain) ":" domain len(type) ":" type value
+             whole numbers: AES-256(K, v) XOR v,  v as 16 bytes, K = HMAC-SHA-256(K_job, len(domain) … type)
     dh       the hmac token as a point of a curve, blinded by every owner of such keys (below)
     sha256   SHA-256(value)[:16], the paper's: whoever can list the possible values can undo it
     value    integer, decimal of scale 0: digits · decimal: digits and its scale · string: UTF-8 · uuid: 32 hex digits
              boolean: true | false · date: days since 1970-01-01 · timestamp: nanoseconds since then (UTC)
 
 K_job is derived from the key that the clients share and the server never has, and from the job's name; tokens of
-different jobs have nothing in common.
+different jobs have nothing in common. Whoever has K can compute AES backwards, but not its sum with v: a token opens by
+trying values alone, as an HMAC does (docs/decisions/0094-whole-numbers-are-hashed-by-aes.md).
 
 Blinding (`dh`) needs no common secret: every owner blinds every key, and equality is only seen once all of them did.
 
@@ -36,17 +38,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import ECB
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import PolicyError, SourceError
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol import ColumnInfo
-from tablepuppet.tables.columns import arrow, numpy_of
+from tablepuppet.tables.columns import arrow, in_one_piece, numpy_of
 from tablepuppet.tables.duck import silence
+from tablepuppet.tables.row_ids import in_order
 
 SIZE = 16
 TOKEN = pa.binary(SIZE)
 _BLOCK = 64  # of SHA-256
+_WHOLE = pa.decimal128(38, 0)  # 16 bytes, little-endian, two's complement
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
@@ -77,20 +85,35 @@ def tokens(column: pa.ChunkedArray, info: ColumnInfo, mode: KeyMode, key: bytes,
         column = pc.cast(column, kind.value_type)
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-    encoded = column.dictionary_encode().combine_chunks()
+    encoded = in_one_piece(column.dictionary_encode())
     if isinstance(encoded, pa.ChunkedArray):  # no chunk at all
         return pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), pa.array([], TOKEN))
     family, text = canonical(encoded.dictionary.type, info)
-    return sorted_tokens(encoded.indices, _hash(encoded.dictionary, text, mode, key, prefix(domain, family)))
+    start = prefix(domain, family)
+    if family == "integer" and mode != "sha256":
+        return sorted_tokens(encoded.indices, _whole_numbers(encoded.dictionary, key, start))
+    return sorted_tokens(encoded.indices, _hash(encoded.dictionary, text, mode, key, start))
 
 
 def sorted_tokens(indices: pa.Array, tokens: pa.Array) -> pa.DictionaryArray:
     """Tokens in their own order, which tells nothing, and the rows' indices into them."""
-    order = pc.sort_indices(tokens)
+    order = _order(tokens)
     rank = np.empty(len(order), np.int32)
-    rank[numpy_of(order)] = np.arange(len(order), dtype=np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
     ranked = arrow(rank).take(indices) if len(rank) else indices
-    return pa.DictionaryArray.from_arrays(ranked, tokens.take(order))
+    return pa.DictionaryArray.from_arrays(ranked, tokens.take(arrow(order)))
+
+
+def _order(tokens: pa.Array) -> RowNumbers:
+    """Tokens as bytes are sorted: mostly, their first eight tell."""
+    size = tokens.type.byte_width
+    if not len(tokens) or tokens.null_count:
+        return numpy_of(pc.sort_indices(tokens))
+    words = np.frombuffer(tokens.buffers()[1], ">u8").reshape(-1, size // 8)
+    bits = words[tokens.offset : tokens.offset + len(tokens), 0].astype(np.uint64)
+    order = in_order(bits)
+    ordered = bits[order]
+    return numpy_of(pc.sort_indices(tokens)) if (ordered[1:] == ordered[:-1]).any() else order
 
 
 def id_tokens(names: pa.Array, key: bytes, domain: str) -> NDArray[np.int64]:
@@ -132,6 +155,26 @@ def _scale(kind: pa.DataType, info: ColumnInfo) -> int:
         return int(kind.scale)
     found = re.search(r"\(\s*\d+\s*(?:,\s*(-?\d+)\s*)?\)", info.detail)
     return int(found.group(1) or 0) if found else 0
+
+
+def _whole_numbers(values: pa.Array, key: bytes, start: bytes) -> pa.Array:
+    """Tokens of whole numbers of any width: each is one block of a cipher, which processors compute in nanoseconds."""
+    blocks = np.empty((len(values), 2), np.int64)  # the low half, the high half
+    if pa.types.is_integer(values.type):
+        numbers = numpy_of(values)
+        blocks[:, 0] = numbers.astype(np.int64, copy=False)
+        blocks[:, 1] = 0 if pa.types.is_unsigned_integer(values.type) else blocks[:, 0] >> 63
+    elif len(values):
+        try:
+            whole = values.cast(_WHOLE)
+        except pa.ArrowException as error:  # its words may quote a key
+            raise SourceError(f"a key column is not whole ({type(error).__name__}); CAST it to VARCHAR") from None
+        held = np.frombuffer(whole.buffers()[1], np.int64).reshape(-1, 2)
+        blocks[:] = held[whole.offset : whole.offset + len(whole)]
+    secret = hmac.digest(key, b"tablepuppet whole numbers " + start, "sha256")
+    ciphered = Cipher(AES(secret), ECB()).encryptor().update(blocks.data.cast("B") if blocks.size else b"")
+    blocks ^= np.frombuffer(ciphered, np.int64).reshape(-1, 2)
+    return pa.FixedSizeBinaryArray.from_buffers(TOKEN, len(blocks), [None, pa.py_buffer(blocks)])
 
 
 @cache

@@ -28,6 +28,7 @@ from tablepuppet.arrays import Array, fixed
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.tally import Tally, tally
 from tablepuppet.privacy.labels import Channel
+from tablepuppet.threads import over_rows
 
 _ITERATIONS = 12
 _HALVINGS = 30
@@ -210,12 +211,16 @@ def minimise(
 def _combined(block: Sequence[Array], coefficients: Array) -> Array:
     """h of a block after a step."""
     out = np.empty_like(block[0])
-    for start in range(0, len(out), _PIECE):  # what is summed stays in the cache
-        here = slice(start, start + _PIECE)
-        step = np.zeros_like(out[here])
-        for c, v in zip(coefficients, block[1:], strict=True):
-            step += c * v[here]
-        np.add(block[0][here], step, out=out[here])
+
+    def add(here: slice) -> None:
+        for start in range(here.start, here.stop, _PIECE):  # what is summed stays in the cache
+            some = slice(start, min(start + _PIECE, here.stop))
+            step = np.zeros_like(out[some])
+            for c, v in zip(coefficients, block[1:], strict=True):
+                step += c * v[some]
+            np.add(block[0][some], step, out=out[some])
+
+    over_rows(add, len(out), 16 * _PIECE)
     return out
 
 

@@ -45,7 +45,10 @@ class Span:
 
     def occurring(self, counts: Sequence[Sequence[Counts]]) -> RowNumbers:
         """The rows that some of the counted joined rows come from, ascending."""
-        return np.flatnonzero(self.total(counts)).astype(np.int32 if self.rows < 2**31 else np.int64, copy=False)
+        total, dtype = self.total(counts), np.int32 if self.rows < 2**31 else np.int64
+        if total.all():
+            return np.arange(len(total), dtype=dtype)
+        return np.flatnonzero(total).astype(dtype, copy=False)
 
     def numbers(self, branches: Sequence[ListedSide]) -> RowNumbers:
         """The row here of every joined row, branch after branch; −1 where there is none."""

@@ -23,6 +23,7 @@ from tablepuppet.catalog.bound import Branch
 from tablepuppet.mapping.join.duckdb_join import SLICE, Counts, Marks
 from tablepuppet.mapping.keys.gather import ScanKeys
 from tablepuppet.mapping.rows.index import pieces
+from tablepuppet.threads import over_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +77,7 @@ class TreeJoin:
         """The joined rows whose row of the root is marked; None: all."""
         if marks is None or bool(marks.all()):
             return TreeSide.of(self, self.order)
-        return TreeSide.of(self, self.order[marks[self.order]])
+        return TreeSide.of(self, self.order[marks[self.order]] if marks.any() else self.order[:0])
 
     def expand(self, rows: RowNumbers) -> dict[int, RowNumbers]:
         """All joined rows of some rows of the root."""
@@ -144,8 +145,13 @@ def _edge(parent: int, relation: int, is_outer: bool, columns: list[tuple[int, i
         row_of[here] = order
         row_of[-1] = -1
         only = np.empty(len(above) + 1, order.dtype)  # the last is for row −1
-        for piece in pieces(len(above)):  # NumPy makes wide numbers of those that it takes by
-            only[piece] = row_of.take(above[piece], mode="wrap")
+
+        def find(rows: slice) -> None:
+            for piece in pieces(rows.stop - rows.start):  # NumPy makes wide numbers of those that it takes by
+                here = slice(rows.start + piece.start, rows.start + piece.stop)
+                only[here] = row_of.take(above[here], mode="wrap")
+
+        over_rows(find, len(above), 1 << 20)
         only[-1] = -1
         return Edge(parent, relation, is_outer, only, only[:0], np.zeros(0, np.int64), only[:0])
     starts = np.concatenate([[0], np.cumsum(counts[1:]), [len(here) - counts[0]]])
@@ -220,13 +226,16 @@ class TreeSide:
         join = self.join
         counts: list[Counts] = [np.zeros(size, np.int32 if self.rows < 2**31 else np.int64) for size in join.sizes]
         below = join.below[join.root]
-        counts[join.root][self.roots] = 1 if below is None else below[self.roots]
+        if below is None and len(self.roots) == len(counts[join.root]):
+            counts[join.root][:] = 1
+        else:
+            counts[join.root][self.roots] = 1 if below is None else below[self.roots]
         for edge in join.edges:
             above, here = counts[edge.parent], counts[edge.relation]
             if edge.only is None:
                 _share_out(here, edge, above, join)
             elif edge.parent == join.root and below is None:
-                _add_up(here, edge.only, self.roots, None)
+                _add_up(here, edge.only, None if len(self.roots) == len(above) else self.roots, None)
             else:
                 _add_up(here, edge.only, np.flatnonzero(above), above)
         return counts
@@ -249,11 +258,13 @@ class TreeSide:
             yield found
 
 
-def _add_up(here: Counts, only: RowNumbers, rows: RowNumbers, above: Counts | None) -> None:
-    """Each row has the joined rows of those that find it; None: one each. In pieces: NumPy copies what it counts."""
+def _add_up(here: Counts, only: RowNumbers, rows: RowNumbers | None, above: Counts | None) -> None:
+    """Each row has the joined rows of those that find it; None: all rows, one each. In pieces: NumPy copies what it
+    counts."""
     step = max(1 << 20, len(here) // 8)
-    for start in range(0, len(rows), step):
-        piece = rows[start : start + step]
+    size = len(only) - 1 if rows is None else len(rows)
+    for start in range(0, size, step):
+        piece = slice(start, min(start + step, size)) if rows is None else rows[start : start + step]
         found, joined = only[piece], None if above is None else above[piece]
         if int(found.min()) < 0:
             is_there = found >= 0

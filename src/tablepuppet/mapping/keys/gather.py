@@ -28,7 +28,7 @@ from tablepuppet.errors import MappingError, TransportError
 from tablepuppet.mapping.walk.gather_scatter import preload
 from tablepuppet.privacy.options import Privacy
 from tablepuppet.protocol import BlindedKeys, BlindKeys, CountRows, Keys, RowCount, RowOrder, SendKeys
-from tablepuppet.tables.columns import numpy_of
+from tablepuppet.tables.columns import in_one_piece, numpy_of
 from tablepuppet.tables.tokens import POINT_SIZE, SIZE, Points, to_array, to_points
 from tablepuppet.transport.link import Link
 
@@ -205,7 +205,7 @@ def _tokens_of(
     for keys in received[scan]:
         if keys.columns.num_columns != len(wanted[scan]):
             raise TransportError("a client did not send the key columns that it was asked for")
-        given = keys.columns.column(list(wanted[scan]).index(column)).combine_chunks()
+        given = in_one_piece(keys.columns.column(list(wanted[scan]).index(column)))
         if not pa.types.is_dictionary(given.type) or given.type.value_type != pa.binary(16) or len(given) != keys.rows:
             raise TransportError("a client sent keys that are not tokens; install the same version everywhere")
         yield given

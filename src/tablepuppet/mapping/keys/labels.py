@@ -115,7 +115,10 @@ def read_labels(
     for (_, client), start in zip(owners, starts, strict=True):
         labels = cast(Labels, next(answers[client]))
         inside = slice(start, start + len(labels.values))
-        values[inside], is_test[inside] = labels.values, labels.is_test
+        if len(owners) == 1:
+            values, is_test = labels.values, labels.is_test
+        else:
+            values[inside], is_test[inside] = labels.values, labels.is_test
         if drawn is not None and labels.folds is not None:
             drawn[inside] = labels.folds
         if labels.is_validation is not None:

@@ -37,7 +37,7 @@ from tablepuppet.mapping.walk.lane import (
     walk_lane,
 )
 from tablepuppet.mapping.walk.lane_view import lane_view, whole
-from tablepuppet.threads import one_blas_thread, pool
+from tablepuppet.threads import one_blas_thread, pool, sort
 
 __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]
 
@@ -168,7 +168,7 @@ class JoinedRows:
     def ordered(self, name: str) -> Iterator[Array]:
         """The values that a walk left in the state, which gives them up, in ascending order, a view at a time."""
         values = self.state.pop(name).reshape(-1)
-        values.sort()
+        sort(values)
         yield values
 
     @cached_property
@@ -240,12 +240,14 @@ def by_label(labels: Array, counts: RowNumbers, weights: Array | None) -> Joined
     predicted, sums over them are sums over all joined rows. `counts`: joined rows per label row."""
     if weights is None and _are_classes(labels):
         every = np.zeros((2, int(labels.max()) + 1))  # rows that have each class, and joined rows
+        is_once = counts.strides == (0,) and int(counts[0]) == 1
         for here in pieces(len(labels)):
             numbers = labels[here].astype(np.intp)
             every[0] += np.bincount(numbers, minlength=every.shape[1])
-            every[1] += np.bincount(numbers, counts[here], every.shape[1])
+            if not is_once:
+                every[1] += np.bincount(numbers, counts[here], every.shape[1])
         found = np.flatnonzero(every[0]).astype(np.float64)
-        heavy: Array = every[1, every[0] > 0]
+        heavy: Array = every[0 if is_once else 1, every[0] > 0]
     elif weights is None and len(found := np.unique(labels)) < len(labels):
         heavy = np.zeros(len(found))
         for here in pieces(len(labels)):

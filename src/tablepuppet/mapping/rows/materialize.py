@@ -53,8 +53,9 @@ class Writer:
         columns = tuple(Column.of(*given, self.sizes) for given in zip(self.spans, occurring, strict=True))
         joined = JoinedSide(tuple(side), columns, self.blocks, self.label)
         own = occurring[self.label]
-        labels = self.labels.values[own]
-        weights = None if self.labels.weights is None else self.labels.weights[own]
+        labels, weights = self.labels.values, self.labels.weights
+        if len(own) < len(labels):  # not all of them, ascending
+            labels, weights = labels[own], None if weights is None else weights[own]
         is_walked = name == "train"
         if self.cluster is None or not joined.rows:
             return materialize(joined, labels, weights, is_walked=is_walked)

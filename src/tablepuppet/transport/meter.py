@@ -192,18 +192,22 @@ class Meter:
         per_client: dict[str, int] = {}
         for client, frames in down.items():
             for message, frame in zip(requests[client], frames, strict=True):
-                count.add(client, message, frame)
-                count.down += frame.size
-                count.payload_down += frame.payload
-                per_client[client] = per_client.get(client, 0) + frame.size
+                payload = frame.payload
+                size = payload + len(frame.header)
+                count.add(client, message, size)
+                count.down += size
+                count.payload_down += payload
+                per_client[client] = per_client.get(client, 0) + size
                 count.tell(client, message, message, "client")
         for client, frames in up.items():
             for request, message, frame in zip(requests[client], answers[client], frames, strict=True):
-                count.add(client, message, frame)
+                payload = frame.payload
+                size = payload + len(frame.header)
+                count.add(client, message, size)
                 count.tell(client, request, message, "server")
-                count.up += frame.size
-                count.payload_up += frame.payload
-                per_client[client] = per_client.get(client, 0) + frame.size
+                count.up += size
+                count.payload_up += payload
+                per_client[client] = per_client.get(client, 0) + size
         count.rounds.append(Round(max(per_client.values(), default=0), sum(per_client.values())))
 
     def account(self, phase: Phase) -> Account:
@@ -235,10 +239,10 @@ class _Count:
             told = Told(client, _subject(request), tells.what, to)
             self.told[told] = self.told.get(told, 0) + numbers
 
-    def add(self, client: str, message: Message, frame: Frame) -> None:
+    def add(self, client: str, message: Message, size: int) -> None:
         name = type(message).__name__
-        self.by_message[name] = self.by_message.get(name, 0) + frame.size
-        self.by_client[client] = self.by_client.get(client, 0) + frame.size
+        self.by_message[name] = self.by_message.get(name, 0) + size
+        self.by_client[client] = self.by_client.get(client, 0) + size
 
     def fields(self) -> dict[str, Any]:
         return {

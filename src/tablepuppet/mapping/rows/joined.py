@@ -87,7 +87,8 @@ class JoinedRows:
         work = Work(step, signals, tuple(writes), given, own, None if self.weights is not None else fused)
         totals = whole(self.indices) if work.fused is not None else []
         shared_totals = SharedTotals(self.indices, self.all_rows)
-        results = self.walk(work, per_row, columns, pool().map, totals, shared_totals)
+        each = pool().map if len(self.lanes_of_shards) > 1 else map
+        results = self.walk(work, per_row, columns, each, totals, shared_totals)
         return self._merge(results, signals, per_row[0].shape[1], totals, shared_totals)
 
     def walk(

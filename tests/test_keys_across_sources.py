@@ -15,7 +15,7 @@ import pytest
 from tests.mysql import MySQLDatabase
 from tests.postgres import Database
 
-from tablepuppet.catalog.kinds import key_type
+from tablepuppet.catalog.types import key_type
 from tablepuppet.tables.source import open_source, source
 from tablepuppet.tables.tokens import tokens
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tablepuppet.errors import JobError, ModelError
-from tablepuppet.writing import as_path, check_place, write_whole
+from tablepuppet.output_files import as_path, check_place, write_whole
 
 
 def test_a_file_replaces_the_one_before_it(tmp_path: Path) -> None:

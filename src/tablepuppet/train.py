@@ -37,7 +37,7 @@ from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared, prepare, task_of
 from tablepuppet.prediction.cache import PredictionCache
-from tablepuppet.prediction.missing import reachable
+from tablepuppet.prediction.missing_owners import reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import block_fingerprints, predict_rows
 from tablepuppet.protocol import CloseJob

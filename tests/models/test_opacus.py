@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tablepuppet.models.features import Features
-from tablepuppet.models.ghost import clipped_sums
+from tablepuppet.models.ghost_clipping import clipped_sums
 from tablepuppet.models.linear import LinearModel
 
 ROWS, WIDTH, CLIP = 40, 5, 0.7  # Opacus adds a millionth to every norm

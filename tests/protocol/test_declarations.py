@@ -29,8 +29,8 @@ def test_every_request_has_a_stage_that_policies_decide_on_and_an_answer(kind: t
 
 @pytest.mark.parametrize("kind", [*REQUESTS, *RESPONSES])
 def test_every_message_declares_what_its_fields_tell(kind: type[m.Message]) -> None:
-    assert kind.tells is not None
-    assert {tells.field for tells in kind.tells} <= set(kind.__struct_fields__)
+    assert kind.discloses is not None
+    assert {disclosed.field for disclosed in kind.discloses} <= set(kind.__struct_fields__)
 
 
 def test_arrays_and_tables_in_answers_are_declared_or_known_to_tell_nothing() -> None:
@@ -38,14 +38,14 @@ def test_arrays_and_tables_in_answers_are_declared_or_known_to_tell_nothing() ->
     harmless = {("Labels", "is_validation"), ("Masked", "values")}  # the split, and what `exponents` counts
     for kind in RESPONSES:
         arrays = {f for f, t in kind.__annotations__.items() if "Array" in str(t) or "Table" in str(t)}
-        undeclared = arrays - {tells.field for tells in kind.tells or ()}
+        undeclared = arrays - {disclosed.field for disclosed in kind.discloses or ()}
         assert {(kind.__name__, field) for field in undeclared} <= harmless
 
 
 class Unheard(m.Message, frozen=True):
     """A message that somebody adds and nobody decides on."""
 
-    tells: ClassVar[m.Telling] = ()
+    discloses: ClassVar[m.FieldDisclosures] = ()
     job: str
 
 
@@ -57,4 +57,4 @@ def test_a_message_type_without_a_decision_is_refused() -> None:
 
 def test_disclosures_of_a_message_count_numbers_a_row() -> None:
     told = m.disclosures(m.Evaluation(test=np.zeros((4, 3)), train=None, norm=1.0))
-    assert [(tells.what, width) for tells, width in told] == [("held-out predictions", 3), ("norms", 1)]
+    assert [(disclosed.what, width) for disclosed, width in told] == [("held-out predictions", 3), ("norms", 1)]

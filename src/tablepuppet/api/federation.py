@@ -28,6 +28,7 @@ from tablepuppet.mapping.join.profile import Profile
 from tablepuppet.memory import fix_thresholds
 from tablepuppet.models.heads.kinds import known_head
 from tablepuppet.models.modules import Builder
+from tablepuppet.output_files import check_place
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.cache import PredictionCache, Predictor
 from tablepuppet.prediction.model import Model
@@ -36,7 +37,6 @@ from tablepuppet.prediction.predict import as_keys
 from tablepuppet.progress import showing
 from tablepuppet.protocol.setup import FoldBy, Folds
 from tablepuppet.transport.link import Link, LocalTransport
-from tablepuppet.writing import check_place
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -30,10 +30,10 @@ from urllib.parse import quote
 from tablepuppet.client.client import Client
 from tablepuppet.client.policy import Policy, read_policy
 from tablepuppet.errors import JobError, TablePuppetError, did_you_mean, hint, unreadable
+from tablepuppet.output_files import as_path
 from tablepuppet.tables.part_store import PartStore
 from tablepuppet.tables.source import Source, open_source, source
 from tablepuppet.tables.store import ClientTables
-from tablepuppet.writing import as_path
 
 Owners = dict[str, tuple[str, ...]]  # table name → its clients
 

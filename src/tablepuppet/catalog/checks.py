@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tablepuppet.catalog.bound import Scan, refuse, shown
-from tablepuppet.catalog.kinds import common_key_cast, is_feature, is_label, key_type, type_name, union_column
 from tablepuppet.catalog.names import ResolvedBranch
 from tablepuppet.catalog.scans import PlacedBranch
+from tablepuppet.catalog.types import common_key_cast, is_feature, is_label, key_type, type_name, union_column
 from tablepuppet.errors import QueryError
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.query.conditions import KeyEquality

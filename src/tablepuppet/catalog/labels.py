@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from tablepuppet.catalog.bound import Branch, Scan, refuse
-from tablepuppet.catalog.kinds import type_name
 from tablepuppet.catalog.names import ResolvedBranch, resolve
 from tablepuppet.catalog.scans import PlacedBranch, Scans
+from tablepuppet.catalog.types import type_name
 from tablepuppet.errors import CatalogError, QueryError, did_you_mean
 from tablepuppet.query.parsing import parse
 from tablepuppet.query.ucq import Ucq

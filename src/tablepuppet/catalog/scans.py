@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from tablepuppet.catalog.bound import Branch, Join, KeyPair, Member, Relation, Scan, ScanTexts, refuse, render, shown
-from tablepuppet.catalog.kinds import common_cast, merged_column, type_name
 from tablepuppet.catalog.names import ResolvedBranch
 from tablepuppet.catalog.schemas import TableShape
+from tablepuppet.catalog.types import common_cast, merged_column, type_name
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol import ColumnInfo, Message, OpenScan, ScanSchema
 from tablepuppet.query.ucq import Ucq

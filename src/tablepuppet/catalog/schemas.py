@@ -19,7 +19,7 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from tablepuppet.catalog.bound import refuse
-from tablepuppet.catalog.kinds import merged_column, type_name
+from tablepuppet.catalog.types import merged_column, type_name
 from tablepuppet.errors import TransportError, did_you_mean
 from tablepuppet.protocol import ColumnInfo, DescribeTable, Message, TableSchema
 from tablepuppet.query.derived import base_tables

@@ -20,7 +20,7 @@ from tablepuppet.bench.measure import FITS, measure
 from tablepuppet.bench.processes import Apart, Overhead, measure_apart, measure_network
 from tablepuppet.cli.screen import JsonOption, Screen
 from tablepuppet.errors import JobError
-from tablepuppet.writing import check_place, write_whole
+from tablepuppet.output_files import check_place, write_whole
 
 _MODELS = ("linear", "logistic")
 _OURS = tuple(a.name for a in OF_SUMS)

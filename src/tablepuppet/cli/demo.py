@@ -12,7 +12,7 @@ from tablepuppet.algorithms.registry import ALGORITHMS, DEFAULT
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.demo import LABEL, QUERY, open_flights
 from tablepuppet.engine.result import Result
-from tablepuppet.writing import check_place
+from tablepuppet.output_files import check_place
 
 ReportOption = Annotated[Path, typer.Option("--report", metavar="FILE", help="The HTML report to write.")]
 EpochsOption = Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Epochs of every algorithm, at most.")]

@@ -16,8 +16,8 @@ import typer
 from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.errors import ModelError
+from tablepuppet.output_files import write_whole
 from tablepuppet.prediction.saved import load
-from tablepuppet.writing import write_whole
 
 _SHOWN = 10
 

@@ -11,9 +11,9 @@ import typer
 from tablepuppet.cli.screen import JsonOption, Screen
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import size
+from tablepuppet.output_files import check_place, write_whole
 from tablepuppet.report import model_card, read_record, write_report
 from tablepuppet.transport.meter import Network
-from tablepuppet.writing import check_place, write_whole
 
 RunsArgument = Annotated[
     list[Path],

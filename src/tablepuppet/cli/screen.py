@@ -22,7 +22,7 @@ from rich.text import Text
 
 from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import JobError
-from tablepuppet.writing import reason
+from tablepuppet.output_files import reason
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document for machines, no progress.")]
 

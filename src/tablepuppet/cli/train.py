@@ -15,9 +15,9 @@ from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.engine.result import Result
 from tablepuppet.formatting import seconds, size
+from tablepuppet.output_files import check_place
 from tablepuppet.prediction.saved import check_target
 from tablepuppet.report import record_of
-from tablepuppet.writing import check_place
 
 ResumeOption = Annotated[
     bool,

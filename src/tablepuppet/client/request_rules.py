@@ -193,13 +193,13 @@ def _update(own: ClientState, request: Any) -> None:
     assert part.setup is not None
     batch = getattr(part.state, "rows", None)
     rows, outputs = part.train.rows if batch is None else len(batch), part.setup.outputs
-    for tells in type(request).tells or ():
-        value = getattr(request, tells.field)
-        if value is not None and tells.is_per_row:
-            array(value, tells.field, (rows, None))
-            due = (outputs,) if tells.what == "signals" else (1, outputs * (outputs + 1) // 2)
+    for disclosed in type(request).discloses or ():
+        value = getattr(request, disclosed.field)
+        if value is not None and disclosed.is_per_row:
+            array(value, disclosed.field, (rows, None))
+            due = (outputs,) if disclosed.what == "signals" else (1, outputs * (outputs + 1) // 2)
             width = value.shape[1]
-            require(width in due, tells.field, f"has {width} numbers a row where {due[-1]} are due")
+            require(width in due, disclosed.field, f"has {width} numbers a row where {due[-1]} are due")
     for name in request.__struct_fields__:
         value = getattr(request, name)
         if isinstance(value, float):

@@ -49,7 +49,7 @@ def is_on(own: ClientState) -> bool:
     return applies(own) and not own.owner.is_restoring
 
 
-def look_over(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet], list[str]]:
+def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet], list[str]]:
     """The sets of rows of a contract, and what is to be said against them."""
     sets: list[RowSet] = []
     notes: list[str] = []
@@ -209,7 +209,7 @@ def _reach(own: ClientState, job: str, scan: ScanTerms) -> list[str]:
         f"an expression on {table} tells of fewer than {least:,} rows: it is the same for all others, or nearly, and a "
         "sum over all rows would be one over those; use columns as they are, or functions in which many rows differ "
         "(rule minimum_rows)"
-        for table in own.tables.tells_of_few(job, scan.scan, numbers, least)
+        for table in own.tables.singles_out(job, scan.scan, numbers, least)
     ]
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import TransportError
 from tablepuppet.models.features import Features
-from tablepuppet.models.ghost import clipped_sums
+from tablepuppet.models.ghost_clipping import clipped_sums
 from tablepuppet.models.modules import need_torch, one_torch_thread, torch_random
 from tablepuppet.models.spec import ModelSpec
 
@@ -173,7 +173,7 @@ class NeuralModel:
         draw: int | None = None,
         reach: float = inf,
     ) -> Array:
-        """The same sum, each row's summand scaled down to a norm of at most `clip` and `reach`·‖Y_k‖ (ghost.py)."""
+        """The same sum, each row's summand scaled to a norm of at most `clip` and `reach`·‖Y_k‖ (ghost_clipping.py)."""
         torch = need_torch()
         self._load(theta)
         parameters = {name: p.detach() for name, p in self._trained.items()}

@@ -25,9 +25,9 @@ from tablepuppet.models.heads.base import HeadModel
 from tablepuppet.models.losses import LabelFacts, Loss, loss_named, usual_loss
 from tablepuppet.models.modules import Builder
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.output_files import as_path, write_whole
 from tablepuppet.protocol import ColumnInfo, Encoder
 from tablepuppet.tables.guard import columns_of
-from tablepuppet.writing import as_path, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd

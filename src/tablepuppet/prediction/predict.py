@@ -23,7 +23,7 @@ from tablepuppet.mapping.mapping import Part
 from tablepuppet.mapping.new_rows import NewRows, map_new_rows
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.heads.kinds import trained_head
-from tablepuppet.prediction.missing import Reachable
+from tablepuppet.prediction.missing_owners import Reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.output import answer
 from tablepuppet.prediction.split import AskedSides, split_record

@@ -24,6 +24,7 @@ from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import in_label_type
 from tablepuppet.models.heads.base import HeadModel, HeadSpec
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.output_files import as_path, reason
 from tablepuppet.prediction.model import BlockModel, Model, TableUse
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.part_store import (
@@ -37,7 +38,6 @@ from tablepuppet.tables.part_store import (
     whole_folder,
     write_part,
 )
-from tablepuppet.writing import as_path, reason
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

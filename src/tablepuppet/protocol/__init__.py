@@ -11,7 +11,16 @@ from __future__ import annotations
 from typing import Any
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.protocol.base import CloseJob, Done, Failure, Message, Stage, Telling, Tells, disclosures
+from tablepuppet.protocol.base import (
+    CloseJob,
+    Done,
+    Failure,
+    FieldDisclosure,
+    FieldDisclosures,
+    Message,
+    Stage,
+    disclosures,
+)
 from tablepuppet.protocol.contract import Agreement, Contract, ProposeContract
 from tablepuppet.protocol.features import (
     CategoryEncoder,
@@ -166,6 +175,8 @@ __all__ = [
     "Failure",
     "FeatureNames",
     "FeatureStatistics",
+    "FieldDisclosure",
+    "FieldDisclosures",
     "FindIds",
     "FoundIds",
     "HoldPart",
@@ -214,8 +225,6 @@ __all__ = [
     "Statistics",
     "SumStatistics",
     "TableSchema",
-    "Telling",
-    "Tells",
     "Weights",
     "disclosures",
 ]

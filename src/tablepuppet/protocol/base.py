@@ -3,9 +3,9 @@
 A message is a frozen struct that rejects unknown fields. Arrays in it are typed here by what they hold. Beside its
 fields, a message declares two things as data on its class:
 
-    stage   of a request: which step of a job it is. Policies and contracts decide by it; a request without one is
-            refused by every client.
-    tells   what its fields tell whom about what. The meter counts these disclosures as it counts bytes.
+    stage       of a request: which step of a job it is. Policies and contracts decide by it; a request without one is
+                refused by every client.
+    discloses   what its fields tell whom about what. The meter counts these disclosures as it counts bytes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ What = Literal[
 ]
 
 
-class Tells(NamedTuple):
+class FieldDisclosure(NamedTuple):
     """One field tells the receiver of a message something about rows that are not its own."""
 
     field: str
@@ -94,14 +94,14 @@ class Tells(NamedTuple):
     if_empty: bool = False  # whether leaving the field out tells as much ("all are one", "too many to list")
 
 
-Telling = tuple[Tells, ...] | None  # None: not declared; (): nothing
+FieldDisclosures = tuple[FieldDisclosure, ...] | None  # None: not declared; (): nothing
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, kw_only=True):
     """Base of all messages; the tag is the class name."""
 
     stage: ClassVar[Stage | None] = None
-    tells: ClassVar[Telling] = None
+    discloses: ClassVar[FieldDisclosures] = None
     repeats: ClassVar[bool] = False  # whether the answer says again what the last one said
     keeps_trail: ClassVar[bool] = False  # whether predictions come with inner products of θ and all directions so far
 
@@ -109,41 +109,43 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True,
 class Done(Message, frozen=True):
     """The answer to a request that only asks for an action."""
 
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
 
 
 class CloseJob(Message, frozen=True):
     """Forget everything about a job. → Done"""
 
     stage: ClassVar[Stage] = "close"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
 
 
 class Failure(Message, frozen=True):
     """The answer when a request cannot be met: which error, and its message."""
 
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     error: str
     message: str
 
 
-def disclosures(message: Message) -> list[tuple[Tells, int]]:
+def disclosures(message: Message) -> list[tuple[FieldDisclosure, int]]:
     """What a message tells, each with how many numbers it tells of each row (or, where it is not per row, one).
 
     >>> disclosures(Done())
     []
     """
     found = []
-    for tells in message.tells or ():
-        value = getattr(message, tells.field)
-        if value is None or (isinstance(value, np.ndarray | list | dict) and not len(value) and not tells.is_per_row):
-            if tells.if_empty:
-                found.append((tells, 1))
+    for disclosed in message.discloses or ():
+        value = getattr(message, disclosed.field)
+        if value is None or (
+            isinstance(value, np.ndarray | list | dict) and not len(value) and not disclosed.is_per_row
+        ):
+            if disclosed.if_empty:
+                found.append((disclosed, 1))
             continue
-        width = (getattr(message, "row_width", 0) or _numbers(value)) if tells.is_per_row else 1
+        width = (getattr(message, "row_width", 0) or _numbers(value)) if disclosed.is_per_row else 1
         if width:
-            found.append((tells, width))
+            found.append((disclosed, width))
     return found
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from tablepuppet.arrays import Array
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy, KeyMode, LabelPrivacy, PredictionPrivacy
-from tablepuppet.protocol.base import Message, Stage, Telling
+from tablepuppet.protocol.base import FieldDisclosures, Message, Stage
 from tablepuppet.protocol.features import Encoder
 from tablepuppet.protocol.setup import Folds
 
@@ -190,7 +190,7 @@ class ProposeContract(Message, frozen=True):
     """Will you keep to this? Nothing is read before you agree. → Agreement"""
 
     stage: ClassVar[Stage] = "propose"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     contract: Contract
 
@@ -198,7 +198,7 @@ class ProposeContract(Message, frozen=True):
 class Agreement(Message, frozen=True):
     """Agreed, or waiting for a person; a refusal is a Failure that names the rule."""
 
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     contract: str  # its hash
     is_agreed: bool
     waits_for: str = ""  # who decides, where a person does

@@ -11,14 +11,14 @@ import msgspec
 
 from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol.base import Message, Stage, Telling, Tells
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message, Stage
 
 
 class FindIds(Message, frozen=True):
     """Which of these texts would you take for ids (client/ids.py)? Asked where a block has several parts. → FoundIds"""
 
     stage: ClassVar[Stage] = "find ids"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     part: int
     scan: int
@@ -26,7 +26,7 @@ class FindIds(Message, frozen=True):
 
 
 class FoundIds(Message, frozen=True):
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     places: tuple[int, ...]  # in the columns that were asked about
 
 
@@ -37,7 +37,9 @@ class OpenPart(Message, frozen=True):
     """
 
     stage: ClassVar[Stage] = "part"
-    tells: ClassVar[Telling] = (Tells("multiplicity", "multiplicities", is_per_row=True, if_empty=True),)
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("multiplicity", "multiplicities", is_per_row=True, if_empty=True),
+    )
     job: str
     part: int
     scan: int
@@ -86,14 +88,14 @@ Statistics = NumberStatistics | CategoryStatistics | IdStatistics
 
 
 class FeatureStatistics(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("columns", "statistics"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "statistics"),)
     columns: list[Statistics]
 
 
 class FeatureNames(Message, frozen=True):
     """Where sums are masked: the names of categories, and the lengths of vectors, without any figure."""
 
-    tells: ClassVar[Telling] = (Tells("columns", "category names"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "category names"),)
     columns: list[Statistics]
     key: MaskKey | None = None  # for masks; None: the client has no secret to vouch for it
 
@@ -102,7 +104,7 @@ class SumStatistics(Message, frozen=True):
     """Counts and sums over the block's categories and numbers, as summands (tables/statistics.py). → Masked"""
 
     stage: ClassVar[Stage] = "summed statistics"
-    tells: ClassVar[Telling] = (Tells("columns", "category names"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "category names"),)
     job: str
     part: int
     columns: list[Statistics]  # agreed categories and lengths; the second time also means
@@ -150,14 +152,14 @@ class EncodeFeatures(Message, frozen=True):
     """Encode the part's features like this, as all clients of the block do. → Encoded"""
 
     stage: ClassVar[Stage] = "encode"
-    tells: ClassVar[Telling] = (Tells("encoders", "encoders"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("encoders", "encoders"),)
     job: str
     part: int
     encoders: list[Encoder]
 
 
 class Encoded(Message, frozen=True):
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     width: int
 
 
@@ -165,16 +167,16 @@ class RevealFeatures(Message, frozen=True):
     """Send the encoded features of all rows: the centralised baseline only. → RevealedFeatures"""
 
     stage: ClassVar[Stage] = "pool"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     part: int
     as_codes: bool = False  # texts as codes of their categories, not as columns of zeros and ones
 
 
 class RevealedFeatures(Message, frozen=True):
-    tells: ClassVar[Telling] = (
-        Tells("train", "features", is_per_row=True),
-        Tells("test", "features", is_per_row=True),
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("train", "features", is_per_row=True),
+        FieldDisclosure("test", "features", is_per_row=True),
     )
     train: Array
     test: Array

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.privacy.options import KeyMode, LabelPrivacy
-from tablepuppet.protocol.base import Message, Stage, Telling, Tells
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message, Stage
 
 Kind = Literal["integer", "float", "decimal", "boolean", "date", "timestamp", "string", "uuid", "vector", "other"]
 
@@ -33,13 +33,13 @@ class DescribeTable(Message, frozen=True):
     """Which columns does your table have, or a query over your tables give? → TableSchema"""
 
     stage: ClassVar[Stage] = "schema"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     table: str
     query: str | None = None  # a SELECT over tables of the client's, whose rows are taken as a table's
 
 
 class TableSchema(Message, frozen=True):
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     columns: list[ColumnInfo]
     withholds: bool = False  # whether the owner keeps the parameters that are trained on its table
     stamp: bytes = b""  # another one whenever the table may have changed; none: there is no telling
@@ -52,7 +52,7 @@ class OpenScan(Message, frozen=True):
     """
 
     stage: ClassVar[Stage] = "scan"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     scan: int
     table: str
@@ -62,7 +62,7 @@ class OpenScan(Message, frozen=True):
 
 
 class ScanSchema(Message, frozen=True):
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     columns: list[ColumnInfo]
 
 
@@ -70,13 +70,13 @@ class CountRows(Message, frozen=True):
     """How many rows does a scan have? → RowCount"""
 
     stage: ClassVar[Stage] = "count"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     scan: int
 
 
 class RowCount(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("rows", "row count"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("rows", "row count"),)
     rows: int
 
 
@@ -97,7 +97,7 @@ class SendKeys(Message, frozen=True):
     """
 
     stage: ClassVar[Stage] = "keys"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     scan: int
     columns: list[int]
@@ -107,9 +107,9 @@ class SendKeys(Message, frozen=True):
 
 
 class Keys(Message, frozen=True):
-    tells: ClassVar[Telling] = (
-        Tells("columns", "key tokens"),
-        Tells("order", "row order", is_per_row=True),
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("columns", "key tokens"),
+        FieldDisclosure("order", "row order", is_per_row=True),
     )
     rows: int
     columns: pa.Table
@@ -121,14 +121,14 @@ class BlindKeys(Message, frozen=True):
     """Blind keys that another owner of the same domain has blinded, in the order they come in. → BlindedKeys"""
 
     stage: ClassVar[Stage] = "blind"
-    tells: ClassVar[Telling] = (Tells("points", "blinded keys"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("points", "blinded keys"),)
     job: str
     domain: str
     points: NDArray[np.uint8]  # distinct keys × 32 (tables/tokens.py)
 
 
 class BlindedKeys(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("points", "key tokens"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("points", "key tokens"),)
     points: NDArray[np.uint8]
 
 
@@ -136,7 +136,7 @@ class DescribeLabels(Message, frozen=True):
     """Which classes, or which kind of number, is the label? → LabelSummary"""
 
     stage: ClassVar[Stage] = "classes"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     scan: int
     column: int
@@ -144,7 +144,7 @@ class DescribeLabels(Message, frozen=True):
 
 
 class LabelSummary(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("classes", "label classes", if_empty=True),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("classes", "label classes", if_empty=True),)
     kind: Literal["number", "boolean", "class"]
     classes: list[str | float] = msgspec.field(
         default_factory=list
@@ -167,7 +167,7 @@ class SendLabels(Message, frozen=True):
     """Send one label per row, as a class number or a number, and each row's side of the split. → Labels"""
 
     stage: ClassVar[Stage] = "labels"
-    tells: ClassVar[Telling] = (Tells("classes", "label classes"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("classes", "label classes"),)
     job: str
     scan: int
     column: int
@@ -185,10 +185,10 @@ class SendLabels(Message, frozen=True):
 
 
 class Labels(Message, frozen=True):
-    tells: ClassVar[Telling] = (
-        Tells("values", "labels", is_per_row=True),
-        Tells("is_test", "split", is_per_row=True),
-        Tells("folds", "split", is_per_row=True),
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("values", "labels", is_per_row=True),
+        FieldDisclosure("is_test", "split", is_per_row=True),
+        FieldDisclosure("folds", "split", is_per_row=True),
     )
     values: Array  # class numbers or numbers; NaN where the label is missing
     is_test: NDArray[np.bool_]
@@ -200,7 +200,7 @@ class SendSides(Message, frozen=True):
     """Say which side of the split each row is on, as `SendLabels` draws it, and nothing of its label. → Sides"""
 
     stage: ClassVar[Stage] = "sides"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     scan: int
     offset: int  # this client's first row number in the label table
@@ -212,9 +212,9 @@ class SendSides(Message, frozen=True):
 
 
 class Sides(Message, frozen=True):
-    tells: ClassVar[Telling] = (
-        Tells("is_test", "split", is_per_row=True),
-        Tells("is_validation", "split", is_per_row=True),
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("is_test", "split", is_per_row=True),
+        FieldDisclosure("is_validation", "split", is_per_row=True),
     )
     is_test: NDArray[np.bool_]
     is_validation: NDArray[np.bool_] | None  # None: no row
@@ -224,12 +224,12 @@ class SendWeights(Message, frozen=True):
     """Send the sample weight of each row of the label table. → Weights"""
 
     stage: ClassVar[Stage] = "weights"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     scan: int
     column: int
 
 
 class Weights(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("values", "weights", is_per_row=True),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "weights", is_per_row=True),)
     values: Array  # NaN where it is missing

@@ -17,7 +17,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol.base import Message, Stage, Telling, Tells
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message, Stage
 from tablepuppet.protocol.features import Encoder
 
 _Options = TypeVar("_Options")
@@ -27,9 +27,9 @@ class StartPart(Message, Generic[_Options], frozen=True):
     """Make the part's model and start the algorithm's client half. → Started"""
 
     stage: ClassVar[Stage] = "start"
-    tells: ClassVar[Telling] = (
-        Tells("weights", "summed weights", is_per_row=True),
-        Tells("multiplicity", "multiplicities", is_per_row=True),
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("weights", "summed weights", is_per_row=True),
+        FieldDisclosure("multiplicity", "multiplicities", is_per_row=True),
     )
     job: str
     part: int
@@ -60,9 +60,9 @@ class StartPart(Message, Generic[_Options], frozen=True):
 
 
 class Started(Message, frozen=True):
-    tells: ClassVar[Telling] = (
-        Tells("values", "predictions", is_per_row=True),
-        Tells("figures", "figure"),
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("values", "predictions", is_per_row=True),
+        FieldDisclosure("figures", "figure"),
     )
     values: Array | None  # predictions of all train rows; None: all zero
     figures: dict[str, float]  # what the algorithm's server half wants to know of the part, by name; empty: nothing, or
@@ -75,7 +75,7 @@ class SendFigures(Message, frozen=True):
     """The figures that Started held back, as a summand. → Masked"""
 
     stage: ClassVar[Stage] = "figure"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     part: int
 
@@ -84,7 +84,7 @@ class MultiplyGram(Message, frozen=True):
     """Tᵀ diag(G) T v, to bound the objective's curvature. → Partial | Masked"""
 
     stage: ClassVar[Stage] = "second moments"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     part: int
     vector: Array
@@ -94,7 +94,7 @@ class Move(Message, frozen=True):
     """The step coefficients chosen for the last directions. → Done"""
 
     stage: ClassVar[Stage] = "settle"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     part: int
     coefficients: Array
@@ -103,7 +103,7 @@ class Move(Message, frozen=True):
 class Partial(Message, frozen=True):
     """One client's summand: the union operator adds those of all clients of the block."""
 
-    tells: ClassVar[Telling] = (Tells("values", "sums"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "sums"),)
     values: list[Array]
 
 
@@ -113,7 +113,7 @@ class Masked(Message, frozen=True):
     Without a scale that fits, only how large it is: `Seal` names one.
     """
 
-    tells: ClassVar[Telling] = (Tells("exponents", "sums"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("exponents", "sums"),)
     values: list[NDArray[np.int64]]
     exponents: list[int]  # of each array: the power of two above its largest entry
     scales: list[int]  # of each array: the power of two that the integers are in units of
@@ -124,7 +124,7 @@ class Seal(Message, frozen=True):
     """Send the last summand once more, at this scale and under new masks. → Masked"""
 
     stage: ClassVar[Stage] = "seal"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     repeats: ClassVar[bool] = True
     job: str
     part: int
@@ -135,7 +135,7 @@ class Combined(Message, frozen=True):
     """What the union step made of the sum. → Predictions | Partial | Masked"""
 
     stage: ClassVar[Stage] = "combine"
-    tells: ClassVar[Telling] = (Tells("values", "agreed values"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "agreed values"),)
     job: str
     part: int
     values: list[Array]
@@ -145,9 +145,9 @@ class Combined(Message, frozen=True):
 class Predictions(Message, frozen=True):
     """h of the rows asked for, and inner products of the parameters (‖θ‖² first)."""
 
-    tells: ClassVar[Telling] = (
-        Tells("values", "predictions", is_per_row=True),
-        Tells("products", "norms"),
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("values", "predictions", is_per_row=True),
+        FieldDisclosure("products", "norms"),
     )
     values: Array
     products: Array
@@ -157,18 +157,18 @@ class Evaluate(Message, frozen=True):
     """Predict the part's test rows, and its train rows where asked. → Evaluation"""
 
     stage: ClassVar[Stage] = "evaluate"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     part: int
     train: bool
 
 
 class Evaluation(Message, frozen=True):
-    tells: ClassVar[Telling] = (
-        Tells("test", "held-out predictions", is_per_row=True),
-        Tells("train", "predictions", is_per_row=True),
-        Tells("norm", "norms"),
-        Tells("absolute", "norms"),
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("test", "held-out predictions", is_per_row=True),
+        FieldDisclosure("train", "predictions", is_per_row=True),
+        FieldDisclosure("norm", "norms"),
+        FieldDisclosure("absolute", "norms"),
     )
     test: Array
     train: Array | None
@@ -180,7 +180,7 @@ class Keep(Message, frozen=True):
     """Remember the part's parameters: no others were better so far. → Done"""
 
     stage: ClassVar[Stage] = "keep"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     part: int
 
@@ -189,7 +189,7 @@ class Restore(Message, frozen=True):
     """Training is over, and the parameters kept last are the part's. → Done"""
 
     stage: ClassVar[Stage] = "keep"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     part: int
 
@@ -198,13 +198,13 @@ class Release(Message, frozen=True):
     """Send the trained parameters. → Parameters"""
 
     stage: ClassVar[Stage] = "release"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     part: int
 
 
 class Parameters(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("values", "parameters"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "parameters"),)
     values: Array
 
 
@@ -212,7 +212,7 @@ class HoldPart(Message, frozen=True):
     """Keep the trained parameters yourself, as your part of a model; they do not leave. → Done"""
 
     stage: ClassVar[Stage] = "hold"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     part: int
     model: str
@@ -225,7 +225,7 @@ class ScoreRows(Message, frozen=True):
     """Encode these rows of a scan like this and predict them with θ. → Scores"""
 
     stage: ClassVar[Stage] = "score"
-    tells: ClassVar[Telling] = (Tells("theta", "model"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("theta", "model"),)
     job: str
     scan: int
     columns: list[int]
@@ -244,7 +244,7 @@ class ScoreOwnRows(Message, frozen=True):
     """Predict these rows of a scan with the part of a model that you hold. → Scores"""
 
     stage: ClassVar[Stage] = "score own"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     scan: int
     columns: list[int]
@@ -255,7 +255,7 @@ class ScoreOwnRows(Message, frozen=True):
 
 
 class Scores(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("values", "scores", is_per_row=True),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "scores", is_per_row=True),)
     values: Array  # h of the rows asked for
 
 
@@ -263,12 +263,12 @@ class SendIdentifiers(Message, frozen=True):
     """Send the columns that name the rows of a scan in the answer to a prediction. → Identifiers"""
 
     stage: ClassVar[Stage] = "identify"
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     scan: int
     columns: list[int]
 
 
 class Identifiers(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("columns", "identifiers"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "identifiers"),)
     columns: pa.Table

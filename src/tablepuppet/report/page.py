@@ -22,12 +22,12 @@ import msgspec
 
 from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.errors import JobError
+from tablepuppet.output_files import as_path, write_whole
 from tablepuppet.report.charts import convergence, merits, scales, svg, swatch
 from tablepuppet.report.predictions import coefficients, predictions
 from tablepuppet.report.record import RunRecord
 from tablepuppet.report.sections import code, data, privacy, results, section, table, tiles, traffic
 from tablepuppet.transport.meter import NETWORKS, Network
-from tablepuppet.writing import as_path, write_whole
 
 RECORD_LIMIT = 800_000  # characters of all runs' records kept inside the page
 

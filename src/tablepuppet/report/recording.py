@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.errors import JobError
+from tablepuppet.output_files import as_path, write_whole
 from tablepuppet.report.record import (
     AccountRecord,
     BlockRecord,
@@ -35,7 +36,6 @@ from tablepuppet.report.record import (
     TrafficRecord,
 )
 from tablepuppet.tables.encoding import encoded_width
-from tablepuppet.writing import as_path, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlglot import exp, parse_one
 
-from tablepuppet.tables.reach import shadowed, unclear, unqualified
+from tablepuppet.tables.singling_out import shadowed, unclear, unqualified
 
 _SPLITTERS = (exp.And, exp.Or, exp.Not, exp.Paren)
 _TRUTHS = (exp.Predicate, exp.StartsWith, exp.EndsWith, exp.Contains, exp.IsNan, exp.IsInf)

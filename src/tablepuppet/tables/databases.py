@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from tablepuppet.errors import SourceError
 from tablepuppet.protocol import ColumnInfo
-from tablepuppet.tables import duck
+from tablepuppet.tables import duckdb_source
 from tablepuppet.tables.adbc import DRIVERS, Adbc
 from tablepuppet.tables.files import STORES, WEB, open_remote
 from tablepuppet.tables.memory import check_names, open_memory
@@ -91,7 +91,7 @@ class DatabaseSource:
         self._name = name
         self._driver = driver
         self._columns: list[OwnerColumn] = []
-        self._twin: duck.DuckSource | None = None
+        self._twin: duckdb_source.DuckSource | None = None
         try:
             self.describe()
         except SourceError:
@@ -103,7 +103,7 @@ class DatabaseSource:
         now = self._driver.columns()
         if self._twin is None or now != self._columns:
             check_names([column.name for column in now], self._name)
-            twin = duck.from_types(self._name, [(column.name, column.type) for column in now])
+            twin = duckdb_source.from_types(self._name, [(column.name, column.type) for column in now])
             if self._twin is not None:
                 self._twin.close()
             self._twin, self._columns = twin, now
@@ -120,7 +120,7 @@ class DatabaseSource:
         scan = push_down(self._driver.relation, expressions, filter, self._columns, self._driver.dialect)
         self._check_unchanged(scan.used)
         columns = [f"CAST({c} AS {t})" for c, t in zip(scan.columns, types, strict=True)]
-        return duck.project(self._name, self._driver.stream(scan), scan.inner, columns, scan.filter)
+        return duckdb_source.project(self._name, self._driver.stream(scan), scan.inner, columns, scan.filter)
 
     def stamp(self) -> str | None:
         return self._driver.stamp()
@@ -211,7 +211,7 @@ def _run_mysql(spec: SourceSpec, query: str, name: str) -> pa.Table:
 
 
 def _run_duckdb(spec: SourceSpec, query: str, name: str) -> pa.Table:
-    return duck.run_in_database(name, str(_file(spec, name, "DuckDB")), query)
+    return duckdb_source.run_in_database(name, str(_file(spec, name, "DuckDB")), query)
 
 
 def _file(spec: SourceSpec, name: str, kind: str) -> Path:
@@ -238,7 +238,7 @@ def _open_duckdb(spec: SourceSpec, table: str, name: str) -> Source:
             raise SourceError(f"table {name}: its DuckDB file is gone; put it back")
         return [str(file)]
 
-    return FileSource(name, find, lambda files: duck.from_database(name, files[0], table))
+    return FileSource(name, find, lambda files: duckdb_source.from_database(name, files[0], table))
 
 
 OPENERS: Final[Mapping[str, Opener]] = {

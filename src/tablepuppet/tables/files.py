@@ -28,7 +28,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from tablepuppet.errors import SourceError
-from tablepuppet.tables import duck
+from tablepuppet.tables import duckdb_source
 from tablepuppet.tables.memory import check_names, open_memory
 from tablepuppet.tables.source import FileSource, Source, redacted
 
@@ -59,7 +59,7 @@ def open_files(path: str, files: list[str], name: str) -> Source:
     if all(file.lower().endswith(_CSV) for file in files):
         return _open_csv(files, name)
     if all(file.lower().endswith(_JSON) for file in files):
-        opened = duck.from_json(name, files)
+        opened = duckdb_source.from_json(name, files)
         check_names([column.name for column in opened.describe()], name)
         return opened
     if len(files) == 1 and files[0].lower().endswith(_IPC):
@@ -101,15 +101,15 @@ def _open_parquet(files: list[str], name: str) -> Source:
         raise SourceError(
             f"table {name}: {files[0]} is not a readable Parquet file ({type(error).__name__}); write it again"
         ) from None
-    return duck.from_parquet(name, files)
+    return duckdb_source.from_parquet(name, files)
 
 
 def _open_csv(files: list[str], name: str) -> Source:
     if not any(Path(file).stat().st_size for file in files):
         raise SourceError(f"table {name}: {files[0]} is empty; a CSV file needs a line of column names")
-    header = duck.csv_header(name, files[0])
+    header = duckdb_source.csv_header(name, files[0])
     check_names(header, name)
-    opened = duck.from_csv(name, files)
+    opened = duckdb_source.from_csv(name, files)
     # Where lines differ in length, DuckDB may take each for one long field.
     if len(opened.describe()) != len(header) or (len(header) == 1 and any(mark in header[0] for mark in _SEPARATORS)):
         opened.close()

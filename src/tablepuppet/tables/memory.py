@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from tablepuppet.errors import SourceError
-from tablepuppet.tables import duck
+from tablepuppet.tables import duckdb_source
 from tablepuppet.tables.source import Source
 
 
@@ -21,11 +21,11 @@ def open_memory(value: Any, name: str) -> Source:
     if _is_dataset(value):
         check_names(value.schema.names, name)
         if all(_taken(field.type) == field.type for field in value.schema):
-            return duck.from_arrow(name, value)
+            return duckdb_source.from_arrow(name, value)
         value = value.to_table()
     table = _to_arrow(value, name)
     check_names(table.column_names, name)
-    return duck.from_arrow(name, _widened(table))
+    return duckdb_source.from_arrow(name, _widened(table))
 
 
 def _to_arrow(value: object, name: str) -> pa.Table:

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.errors import ModelError, PolicyError
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.output_files import reason
 from tablepuppet.protocol import ColumnInfo, Encoder, IdEncoder, NumberEncoder
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS
-from tablepuppet.writing import reason
 
 log = logging.getLogger(__name__)
 FORMAT = "tablepuppet model"

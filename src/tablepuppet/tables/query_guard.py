@@ -22,7 +22,7 @@ from sqlglot.lineage import Node, lineage
 
 from tablepuppet.errors import PolicyError, did_you_mean
 from tablepuppet.protocol import ColumnInfo
-from tablepuppet.tables import duck
+from tablepuppet.tables import duckdb_source
 from tablepuppet.tables.guard import (
     FUNCTIONS,
     MAX_DEPTH,
@@ -187,10 +187,10 @@ class DerivedSource:
     def close(self) -> None:
         """Nothing is held between two readings."""
 
-    def _opened(self, filter: str | None) -> duck.DuckSource:
+    def _opened(self, filter: str | None) -> duckdb_source.DuckSource:
         tables = {}
         for table, source in self._sources.items():
             columns = list(self.query.reads[table])
-            read = source.read([duck.quoted(column) for column in columns] or ["1"], filter)
+            read = source.read([duckdb_source.quoted(column) for column in columns] or ["1"], filter)
             tables[table] = read.rename_columns(columns or ["a row"])  # count(*) names no column
-        return duck.from_query(self._name, tables, self.query.text)
+        return duckdb_source.from_query(self._name, tables, self.query.text)

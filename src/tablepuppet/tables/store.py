@@ -25,12 +25,12 @@ from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.protocol import ColumnInfo, OpenScan, ScanSchema, TableSchema
 from tablepuppet.tables.columns import arrow, holds_of
 from tablepuppet.tables.conditions import Condition, conditions_of, conditions_of_query
-from tablepuppet.tables.duck import quoted
+from tablepuppet.tables.duckdb_source import quoted
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of, compared_columns
 from tablepuppet.tables.query_guard import CheckedQuery, DerivedSource, check_query
-from tablepuppet.tables.reach import expressions_of_query, few_match, joins_of_query, tells_of_few
 from tablepuppet.tables.row_ids import identity_expressions, in_order, order_bits, row_ids, whole_rows
 from tablepuppet.tables.row_sets import row_keys
+from tablepuppet.tables.singling_out import expressions_of_query, few_match, joins_of_query, singles_out
 from tablepuppet.tables.source import Source
 from tablepuppet.threads import pool
 
@@ -188,16 +188,16 @@ class ClientTables:
             opened = self._opened(job, scan)
             return opened.source.read([opened.expressions[c] for c in columns], None)
 
-    def tells_of_few(self, job: str, scan: int, numbers: Sequence[int], least: int) -> list[str]:
+    def singles_out(self, job: str, scan: int, numbers: Sequence[int], least: int) -> list[str]:
         """The tables of whose rows some expressions of a scan, or its query, tell fewer than `least`."""
         with self._lock:
             opened = self._opened(job, scan)
             asked = [opened.expressions[number] for number in numbers]
-            found = [opened.table] if tells_of_few(opened.source, asked, opened.filter, least) else []
+            found = [opened.table] if singles_out(opened.source, asked, opened.filter, least) else []
             if isinstance(opened.source, DerivedSource):
                 query = opened.source.query
                 for table, inner in expressions_of_query(query.text, query.reads).items():
-                    found += [table] if tells_of_few(self._sources[table], inner, None, least) else []
+                    found += [table] if singles_out(self._sources[table], inner, None, least) else []
                 for (left, ours), (right, theirs) in joins_of_query(query.text, query.reads):
                     pair = [
                         self._sources[left].read([quoted(ours)], None),

@@ -48,7 +48,7 @@ from tablepuppet.errors import PolicyError, SourceError
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.columns import arrow, in_one_piece, numpy_of
-from tablepuppet.tables.duck import silence
+from tablepuppet.tables.duckdb_source import silence
 from tablepuppet.tables.row_ids import in_order
 
 SIZE = 16

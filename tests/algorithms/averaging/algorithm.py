@@ -26,7 +26,7 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
-from tablepuppet.protocol import Combined, Message, Partial, Predictions, Stage, Telling, Tells
+from tablepuppet.protocol import Combined, FieldDisclosure, FieldDisclosures, Message, Partial, Predictions, Stage
 
 
 class Averaging(AlgorithmOptions, frozen=True, tag="averaging"):
@@ -43,7 +43,7 @@ class AveragingUpdate(Message, frozen=True):
     """Y of all train rows. → Predictions | Partial | Masked"""
 
     stage: ClassVar[Stage] = "step"
-    tells: ClassVar[Telling] = (Tells("signal", "signals", is_per_row=True),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
     job: str
     part: int
     signal: Array

@@ -10,7 +10,7 @@ import msgspec
 from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import Message, Stage, Telling, Tells
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message, Stage
 
 
 class Admm(AlgorithmOptions, frozen=True, tag="admm"):
@@ -90,7 +90,7 @@ class AdmmUpdate(Message, frozen=True):
 
     stage: ClassVar[Stage] = "step"
     keeps_trail: ClassVar[bool] = True
-    tells: ClassVar[Telling] = (Tells("signal", "signals", is_per_row=True),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
     job: str
     part: int
     signal: Array

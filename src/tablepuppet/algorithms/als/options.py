@@ -8,7 +8,7 @@ from typing import ClassVar
 from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import Message, Stage, Telling, Tells
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message, Stage
 
 
 class Als(AlgorithmOptions, frozen=True, tag="als"):
@@ -40,9 +40,9 @@ class AlsUpdate(Message, frozen=True):
     """The gradient and the curvature of the loss by h of each row, given the other tables. → Predictions | Partial"""
 
     stage: ClassVar[Stage] = "step"
-    tells: ClassVar[Telling] = (
-        Tells("signal", "signals", is_per_row=True),
-        Tells("curvature", "curvatures", is_per_row=True),
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("signal", "signals", is_per_row=True),
+        FieldDisclosure("curvature", "curvatures", is_per_row=True),
     )
     job: str
     part: int

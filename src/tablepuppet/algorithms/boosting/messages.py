@@ -18,7 +18,7 @@ from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol import Message, Stage, Telling, Tells
+from tablepuppet.protocol import FieldDisclosure, FieldDisclosures, Message, Stage
 
 
 class NumberSketch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -42,7 +42,7 @@ Sketch = NumberSketch | CategorySketch
 class _OfPart(Message, frozen=True):
     """A request to the client of a part."""
 
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     part: int
 
@@ -51,14 +51,14 @@ class _OfTrees(_OfPart, frozen=True):
     """About trees that the server has grown."""
 
     stage: ClassVar[Stage] = "check trees"
-    tells: ClassVar[Telling] = (Tells("check", "node sums", is_per_row=True),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("check", "node sums", is_per_row=True),)
     check: Check
 
 
 class _OfRows(Message, frozen=True):
     """A request about rows of a scan; row −1 has no value."""
 
-    tells: ClassVar[Telling] = ()
+    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     scan: int
     columns: list[int]
@@ -73,7 +73,7 @@ class SketchFeatures(_OfPart, frozen=True):
 
 
 class FeatureSketches(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("columns", "sketches"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "sketches"),)
     columns: list[Sketch]
 
 
@@ -94,10 +94,10 @@ class StartTrees(_OfPart, frozen=True):
 
 
 class TreesStarted(Message, frozen=True):
-    tells: ClassVar[Telling] = (
-        Tells("kinds", "figure"),
-        Tells("has_missing", "figure"),
-        Tells("right", "splits", is_per_row=True),
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("kinds", "figure"),
+        FieldDisclosure("has_missing", "figure"),
+        FieldDisclosure("right", "splits", is_per_row=True),
     )
     kinds: NDArray[np.uint8]  # of each column: numbers, or which categories
     has_missing: NDArray[np.bool_]  # where bins were given; else nothing
@@ -110,7 +110,7 @@ class CheckTrees(_OfTrees, frozen=True):
 
 
 class TreeObjections(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("found", "splits", is_per_row=True),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("found", "splits", is_per_row=True),)
     found: Objections
 
 
@@ -119,7 +119,7 @@ class SumTrees(_OfTrees, frozen=True):
 
 
 class TreeSums(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("values", "sums"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "sums"),)
     values: list[NDArray[np.int64]]  # of each tree; under masks, where the block's sums are
 
 
@@ -131,7 +131,7 @@ class RevealKeys(_OfPart, frozen=True):
 
 
 class RevealedKeys(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("keys", "splits", is_per_row=True),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("keys", "splits", is_per_row=True),)
     keys: list[NewKey]
 
 
@@ -190,7 +190,7 @@ class ReleaseSplits(_OfPart, frozen=True):
 
 
 class Splits(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("rules", "parameters"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("rules", "parameters"),)
     rules: list[SplitRule]
 
 
@@ -210,7 +210,7 @@ class AskRows(_OfRows, frozen=True):
     """Which of these rows go right at each of these splits? → RowBits"""
 
     stage: ClassVar[Stage] = "score"
-    tells: ClassVar[Telling] = (Tells("rules", "model"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("rules", "model"),)
     rules: list[SplitRule]
 
 
@@ -223,7 +223,7 @@ class AskOwnRows(_OfRows, frozen=True):
 
 
 class RowBits(Message, frozen=True):
-    tells: ClassVar[Telling] = (Tells("right", "splits"),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("right", "splits"),)
     right: NDArray[np.uint8]  # (splits, rows / 8)
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import Message, Stage, Telling, Tells
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message, Stage
 
 
 class Elastic(AlgorithmOptions, frozen=True, tag="elastic"):
@@ -37,9 +37,9 @@ class ElasticUpdate(Message, frozen=True):
     """
 
     stage: ClassVar[Stage] = "step"
-    tells: ClassVar[Telling] = (
-        Tells("signal", "signals", is_per_row=True),
-        Tells("curvature", "curvatures", is_per_row=True),
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("signal", "signals", is_per_row=True),
+        FieldDisclosure("curvature", "curvatures", is_per_row=True),
     )
     job: str
     part: int

@@ -8,7 +8,7 @@ from typing import ClassVar
 from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import Message, Stage, Telling, Tells
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message, Stage
 
 
 class Newton(AlgorithmOptions, frozen=True, tag="newton"):
@@ -38,9 +38,9 @@ class NewtonUpdate(Message, frozen=True):
 
     stage: ClassVar[Stage] = "step"
     keeps_trail: ClassVar[bool] = True
-    tells: ClassVar[Telling] = (
-        Tells("signal", "signals", is_per_row=True),
-        Tells("curvature", "curvatures", is_per_row=True),
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("signal", "signals", is_per_row=True),
+        FieldDisclosure("curvature", "curvatures", is_per_row=True),
     )
     job: str
     part: int
@@ -54,7 +54,7 @@ class BasisUpdate(Message, frozen=True):
     """Y of several models, and where each stands among the directions so far. → Predictions | Partial | Masked"""
 
     stage: ClassVar[Stage] = "step"
-    tells: ClassVar[Telling] = (Tells("signal", "signals", is_per_row=True),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
     job: str
     part: int
     signal: Array  # a column for each model

@@ -11,7 +11,7 @@ from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.numerics.optimizers import Rule
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.protocol.base import Message, Stage, Telling, Tells
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message, Stage
 
 
 class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
@@ -69,7 +69,7 @@ class SgdUpdate(Message, frozen=True):
     """Y of the last batch, and the rows whose predictions are wanted next. → Predictions | Partial | Masked"""
 
     stage: ClassVar[Stage] = "step"
-    tells: ClassVar[Telling] = (Tells("signal", "signals", is_per_row=True),)
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
     job: str
     part: int
     signal: Array | None  # None: nothing to learn yet

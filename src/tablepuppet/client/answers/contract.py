@@ -79,7 +79,7 @@ def propose(own: ClientState, request: m.ProposeContract) -> m.Agreement:
     if told is None:
         own.log.write("proposed", request.job, name, {"asker": contract.asker, "purpose": contract.purpose})
     own.owner.contract(contract)
-    sets, notes = row_rules.look_over(own, request.job, contract) if row_rules.is_on(own) else ([], [])
+    sets, notes = row_rules.review(own, request.job, contract) if row_rules.is_on(own) else ([], [])
     if not own.may_reveal or own.policy != Policy():  # in one process, whoever says nothing lets everything pass
         row_rules.check_texts(own, request.job, contract)
     _first_prediction(own, request.job, contract)

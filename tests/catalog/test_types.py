@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tablepuppet.catalog.kinds import key_type, merged_column, union_column
+from tablepuppet.catalog.types import key_type, merged_column, union_column
 from tablepuppet.protocol import ColumnInfo, Kind
 
 

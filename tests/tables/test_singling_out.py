@@ -8,7 +8,7 @@ import pytest
 
 from tablepuppet.errors import PolicyError
 from tablepuppet.tables.guard import check_expression
-from tablepuppet.tables.reach import expressions_of_query, few_match, joins_of_query, tells_of_few
+from tablepuppet.tables.singling_out import expressions_of_query, few_match, joins_of_query, singles_out
 from tablepuppet.tables.source import open_source
 
 ROWS = 400
@@ -69,7 +69,7 @@ def is_of_few(expression: str, filter: str | None = None, least: int = 50) -> bo
     source = open_source(people(), "people")
     text = check_expression(expression, people().column_names)
     try:
-        return tells_of_few(source, [text], filter, least)
+        return singles_out(source, [text], filter, least)
     finally:
         source.close()
 
@@ -94,8 +94,8 @@ def test_what_counts_are_the_rows_that_a_filter_leaves() -> None:
 def test_columns_as_they_are_tell_what_they_tell() -> None:
     rare = pa.table({"x": np.eye(1, ROWS)[0], "y": np.arange(ROWS)})
     source = open_source(rare, "rare")
-    assert not tells_of_few(source, ['"x"', '("x")', "1"], None, 50)
-    assert tells_of_few(source, ['"x" * "y"'], None, 50)
+    assert not singles_out(source, ['"x"', '("x")', "1"], None, 50)
+    assert singles_out(source, ['"x" * "y"'], None, 50)
     source.close()
 
 

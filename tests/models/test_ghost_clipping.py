@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tablepuppet.models.ghost import clipped_sums, is_dense_chain
+from tablepuppet.models.ghost_clipping import clipped_sums, is_dense_chain
 
 CHAIN = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)).double()
 

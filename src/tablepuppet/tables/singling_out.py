@@ -1,4 +1,4 @@
-"""Reach: of how few rows an expression tells.
+"""Singling out: whether an expression tells of a few rows alone.
 
 In: expressions that the guard wrote, over the columns of some rows. Out: whether one of them tells of few of these. A
 mean over thousands of rows is one row's value if the expression is 0 for all others, and arithmetic says which row that
@@ -26,7 +26,7 @@ from sqlglot import exp, parse_one
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PolicyError, SourceError
-from tablepuppet.tables import duck
+from tablepuppet.tables import duckdb_source
 from tablepuppet.tables.columns import NUMBER_KINDS, arrow, numbers
 from tablepuppet.tables.guard import columns_of
 from tablepuppet.tables.source import Source
@@ -53,13 +53,13 @@ _CHOOSERS: dict[type[exp.Expr], str] = {
 _POLYNOMIAL = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Paren, exp.Literal, exp.Column, exp.Identifier)
 
 
-def tells_of_few(source: Source, expressions: Sequence[str], filter: str | None, least: int) -> bool:
+def singles_out(source: Source, expressions: Sequence[str], filter: str | None, least: int) -> bool:
     """Whether one of some expressions tells of fewer than `least` of the rows for which a filter holds."""
     computed = [text for text in dict.fromkeys(expressions) if is_computed(text)]
     if not computed:
         return False
     names = sorted({name for text in computed for name in columns_of(text)})
-    rows = source.read([duck.quoted(name) for name in names], filter).rename_columns(names)
+    rows = source.read([duckdb_source.quoted(name) for name in names], filter).rename_columns(names)
     few = min(least, rows.num_rows / _OFTEN)
     try:
         values = _computed(rows, computed)
@@ -104,7 +104,7 @@ def _acting_on_each_other(rows: pa.Table, texts: Sequence[str], own: Sequence[Ar
 
 def _computed(rows: pa.Table, texts: Sequence[str]) -> list[Array]:
     """What expressions give, each (rows, k + 1): values, 0 where there is none, and whether there is one."""
-    source = duck.from_arrow("rows", rows)
+    source = duckdb_source.from_arrow("rows", rows)
     try:
         kinds = [info.kind in NUMBER_KINDS for info in source.describe_scan(texts, None)]
         asked = [

@@ -10,7 +10,6 @@ import pytest
 
 from tablepuppet.errors import SourceError
 from tablepuppet.protocol import OpenScan
-from tablepuppet.tables import duck
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
 
@@ -29,7 +28,7 @@ def read(opened: ClientTables, column: str, query: str | None = None) -> pa.Tabl
 
 def test_a_query_that_gives_more_rows_than_memory_holds_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """2.7 · 10¹³ rows: what DuckDB has handed out is outside its own limit."""
-    monkeypatch.setattr(duck, "memory_limit", lambda: 1 << 28)
+    monkeypatch.setattr(duckdb_source, "memory_limit", lambda: 1 << 28)
     opened = tables()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(SourceError, match="not enough memory"):
@@ -40,7 +39,7 @@ def test_a_query_that_gives_more_rows_than_memory_holds_is_stopped(monkeypatch: 
 
 
 def test_a_query_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duck, "MOST_SECONDS", 0.3)
+    monkeypatch.setattr(duckdb_source, "MOST_SECONDS", 0.3)
     opened = tables()
     with pytest.raises(SourceError, match="took longer than"):
         read(opened, "n", "SELECT count(*) AS n FROM t a, t b, t c WHERE a.x + b.x > c.k")

@@ -56,18 +56,34 @@ class Labels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Derivatives:
-    """g and h of every joined row for one output, and what one unit of them is worth."""
+    """g and h of every joined row for one output, and what one unit of them is worth.
 
-    g: Integers
-    h: Integers
+    They lie side by side, as the upper and the lower half of one number: who sums them up reads one place, not two.
+    """
+
+    both: Integers  # of 32 bits, or of 64 where a derivative has more than 16
     unit: tuple[float, float]
+
+    @property
+    def g(self) -> Integers:
+        return self.parted(0, len(self.both))[0]
+
+    @property
+    def h(self) -> Integers:
+        return self.parted(0, len(self.both))[1]
+
+    def parted(self, start: int, stop: int) -> tuple[Integers, Integers]:
+        """g and h of some joined rows."""
+        own, half = self.both[start:stop], 4 * self.both.itemsize
+        return own >> half, own & ((1 << half) - 1)
 
 
 def derivatives(
     loss: Loss, scores: Array, labels: Labels, bits: int, draw: tuple[int, int] = (0, 0)
 ) -> list[Derivatives]:
     """In fixed point, for each output. `scores` is (joined rows, outputs), `draw` the seed and the tree."""
-    dtype: type[np.signedinteger[Any]] = np.int16 if bits <= 16 else np.int32
+    dtype: type[np.signedinteger[Any]] = np.int32 if bits <= 16 else np.int64
+    half = 16 if bits <= 16 else 32
     is_constant = loss.is_quadratic and labels.weights is None
     extents = np.zeros((loss.outputs, 2))
     shards = [(a, min(a + _SHARD, len(scores))) for a in range(0, len(scores), _SHARD)]
@@ -76,13 +92,15 @@ def derivatives(
         most_g = np.maximum(g.max(axis=0), -g.min(axis=0))
         extents = np.maximum(extents, np.stack([most_g, h.max(axis=0)], axis=1))
     scales = [_scales(extent, bits, is_constant) for extent in extents.tolist()]
-    out = [Derivatives(np.empty(len(scores), dtype), np.empty(len(scores), dtype), (1 / a, 1 / b)) for a, b in scales]
+    out = [Derivatives(np.empty(len(scores), dtype), (1 / a, 1 / b)) for a, b in scales]
     for start, stop in shards:
         g, h = _exact(loss, scores, labels, start, stop)
         for k, (own, (by_g, by_h)) in enumerate(zip(out, scales, strict=True)):
             u, v = (0.5, 0.5) if bits >= 16 else _drawn(draw, 2 * k, start, stop)
-            own.g[start:stop] = _rounded(g[:, k], by_g, u)
-            own.h[start:stop] = np.maximum(_rounded(h[:, k], by_h, 0.5 if is_constant else v), 1.0)
+            fixed = _rounded(g[:, k], by_g, u).astype(dtype)
+            fixed <<= half
+            fixed += np.maximum(_rounded(h[:, k], by_h, 0.5 if is_constant else v), 1.0).astype(dtype)
+            own.both[start:stop] = fixed
     return out
 
 

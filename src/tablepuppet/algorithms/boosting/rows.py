@@ -51,7 +51,7 @@ class BlockIndex:
 
     def folds(self, given: Derivatives) -> bool:
         """Whether Σg and Σh of a row fit into one 64-bit number."""
-        return given.g.itemsize == 2 and self.most <= _FOLDABLE
+        return given.both.itemsize == 4 and self.most <= _FOLDABLE
 
     def pairs(self, starts: Sequence[int], cell: Cells, cells: int, given: Derivatives) -> list[list[Pairs]]:
         """The pairs of each part of the block, whose rows begin where `starts` says and count from there. Joined rows
@@ -61,7 +61,7 @@ class BlockIndex:
             return self._scattered(borders, cell, cells, given)
         if not len(self.index):
             parts = ((a, min(b, len(cell))) for a, b in pairwise(borders))
-            return [list(_each(cell[a:b], cells, given.g[a:b], given.h[a:b])) for a, b in parts]
+            return [list(_each(cell[a:b], cells, given, a)) for a, b in parts]
         firsts = np.array(borders[:-1], self.index.dtype)  # of its own type: of another, all numbers would be copied
         places = [*np.searchsorted(self.index, firsts).tolist(), len(cell)]
         return [
@@ -73,7 +73,7 @@ class BlockIndex:
         room, row = _Room(max(_PAIRS, cells)), first - 1
         while at < stop:
             count, at, row = kernels.pairs_in_order(
-                self.index, cell, given.g, given.h, cells, at, stop, row, room.steps, room.cells, room.sums
+                self.index, cell, given.both, cells, at, stop, row, room.steps, room.cells, room.sums
             )
             yield from room.packed(count)
 
@@ -86,7 +86,7 @@ class BlockIndex:
         rows = [start - 1 for start in borders[:-1]]
         for first in range(0, self.rows + 1, together):
             last = min(first + together, self.rows + 1)
-            kernels.scatter_cells(self.index, self.rows, cell, given.g, given.h, cells, first, last, scattered)
+            kernels.scatter_cells(self.index, self.rows, cell, given.both, cells, first, last, scattered)
             for part, (start, stop) in enumerate(pairwise(borders)):
                 for begin in range(max(first, start), min(last, stop), emitted):
                     some = scattered[begin - first : min(begin + emitted, last, stop) - first]
@@ -107,16 +107,17 @@ class _Room:
         return [pack(count, [self.steps[:count], self.cells[:count], g, h])] if count else []
 
 
-def _each(cell: Cells, cells: int, g: NDArray[Any], h: NDArray[Any]) -> Iterator[Pairs]:
-    """The pairs of rows that are in one joined row each, in order."""
+def _each(cell: Cells, cells: int, given: Derivatives, first: int) -> Iterator[Pairs]:
+    """The pairs of rows that are in one joined row each, in order; `first` is the joined row of the first."""
     if len(cell) and int(cell.max()) < cells:  # all of them: they are packed from where they lie
         for start in range(0, len(cell), _PAIRS):
             own = slice(start, min(start + _PAIRS, len(cell)))
-            yield pack(own.stop - start, [None, cell[own], g[own], h[own]])
+            yield pack(own.stop - start, [None, cell[own], *given.parted(first + start, first + own.stop)])
         return
+    both = given.both[first : first + len(cell)]
     room, at, row = _Room(min(_PAIRS, max(1, len(cell)))), 0, -1
     while at < len(cell):
-        count, at, row = kernels.pairs_of_each(cell, g, h, cells, at, row, room.steps, room.cells, room.sums)
+        count, at, row = kernels.pairs_of_each(cell, both, cells, at, row, room.steps, room.cells, room.sums)
         yield from room.packed(count)
 
 

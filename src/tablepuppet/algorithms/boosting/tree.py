@@ -256,7 +256,7 @@ class GrowingTree:
     def _totals(self, segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Σg and Σh of some rows."""
         out = np.zeros((len(segments), 2), np.int64)
-        kernels.sum_nodes(self.order, np.array(segments, np.int64).reshape(-1, 2), self.given.g, self.given.h, out)
+        kernels.sum_nodes(self.order, np.array(segments, np.int64).reshape(-1, 2), self.given.both, out)
         return [(g, h) for g, h in out.tolist()]
 
     def _left_totals(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -273,7 +273,7 @@ class GrowingTree:
                 out = np.zeros((len(own), block.layout.bins, 2), np.int64)
                 if block.layout.bins:
                     segments = np.array([(self.nodes[n].start, self.nodes[n].stop) for n in own], np.int64)
-                    how = (index.index, index.rows, block.codes, block.layout.offsets, self.given.g, self.given.h)
+                    how = (index.index, index.rows, block.codes, block.layout.offsets, self.given.both)
                     kernels.count_nodes(self.order, segments, *how, index.folds(self.given), out)
                 for place, number in enumerate(own):
                     self._sums[number][block.block] = out[place]

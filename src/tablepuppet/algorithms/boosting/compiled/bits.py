@@ -5,6 +5,9 @@ What is summed is whole numbers, so no order of summation can change a bit.
 Σg and Σh are added up as the upper and the lower half of one 64-bit number where neither can leave its half (`FEW` rows
 of 16 bits), and unfolded from there.
 
+Numbers of rows and places are unsigned: of signed ones every access would look whether they count from the end.
+A signed and an unsigned number together would become a floating-point one, so they are never mixed.
+
 Gains are the only floating-point numbers here; they are rounded as written (no fused products), so that a client and
 the server that see the same sums find the same split whatever their processors are.
 """
@@ -37,11 +40,23 @@ def exact(function: F) -> F:
     return cast(F, njit(function, nogil=True, cache=True, error_model="numpy"))
 
 
-@exact
+def inlined(function: F) -> F:
+    """What loops call for every row; a call of its own would take longer than what it does."""
+    return cast(F, njit(function, nogil=True, cache=True, error_model="numpy", inline="always"))
+
+
+@inlined
 def row_of(index: Integers, j: Any, base: int, missed: int) -> Any:
     """The row of codes that a joined row has."""
     r = np.int64(index[j]) if len(index) else np.int64(j)
-    return r + base if r >= 0 else np.int64(missed)
+    return np.uint64(r + base if r >= 0 else missed)
+
+
+@inlined
+def folded_of(both: Integers, j: Any) -> Any:
+    """g and h of a joined row as the halves of a 64-bit number."""
+    x = np.int64(both[j])
+    return ((x >> 16) << 32) + (x & 0xFFFF) if both.itemsize == 4 else x
 
 
 @exact
@@ -102,20 +117,17 @@ def pack(values: Integers, chunk: int, least: Sums, widths: Codes, out: Words) -
 def unpack_chunk(words: Words, place: Any, bits: Any, least: Any, out: Sums, count: int) -> Any:
     """The next values, into `out`; where the words after them begin."""
     if bits == 0:
-        for t in range(count):
-            out[t] = least
+        out[:count] = least
         return place
-    mask = ~np.uint64(0) if bits == 64 else (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    word, shift = place, np.int64(0)
-    for t in range(count):
-        value = words[word] >> np.uint64(shift)
-        if shift + bits > 64:
-            value |= words[word + 1] << np.uint64(64 - shift)
+    one, whole = np.uint64(1), np.uint64(63)
+    wide, at = np.uint64(bits), np.uint64(place) << np.uint64(6)
+    mask = ~np.uint64(0) >> (np.uint64(64) - wide)
+    for t in range(np.uint64(count)):
+        word, shift = at >> np.uint64(6), at & whole
+        after = (shift + wide - one) >> np.uint64(6)  # 1 where a value goes on in the next word
+        value = (words[word] >> shift) | ((words[word + after] << one) << (whole - shift))
         out[t] = least + np.int64(value & mask)
-        shift += bits
-        if shift >= 64:
-            shift -= 64
-            word += 1
+        at += wide
     return place + (count * bits + 63) // 64
 
 

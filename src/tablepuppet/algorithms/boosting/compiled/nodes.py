@@ -18,6 +18,7 @@ from tablepuppet.algorithms.boosting.compiled.bits import (
     Integers,
     Sums,
     exact,
+    folded_of,
     row_of,
     unfold,
 )
@@ -43,18 +44,17 @@ def part_nodes(
     A joined row is code row index[j] + base, or `missed` where it has none. right[k, code]: it goes right.
     """
     for k in range(len(segments)):
-        start, stop, column = segments[k, 0], segments[k, 1], columns[k]
-        left, others = start, np.int64(0)
-        for t in range(start, stop):
+        column, goes = np.uint64(columns[k]), right[k]
+        left, others = np.uint64(segments[k, 0]), np.uint64(0)
+        for t in range(np.uint64(segments[k, 0]), np.uint64(segments[k, 1])):
             j = order[t]
-            r = row_of(index, j, base, missed)
-            side = np.int64(right[k, codes[r, column]])
+            r = row_of(index, np.uint64(j), base, missed)
+            side = np.uint64(goes[codes[r, column]])
             order[left] = j  # both are written and one of them counts: no branch to guess
             spare[others] = j
             others += side
-            left += 1 - side
-        for t in range(others):
-            order[left + t] = spare[t]
+            left += np.uint64(1) - side
+        order[left : left + others] = spare[:others]
         borders[k] = left
 
 
@@ -73,37 +73,37 @@ def add_split(
 ) -> None:
     """scores[j] += values[k, side] for the rows of every segment, which is split once more."""
     for k in range(len(segments)):
-        column = columns[k]
-        for t in range(segments[k, 0], segments[k, 1]):
-            j = order[t]
-            r = row_of(index, j, base, missed)
-            scores[j] += values[k, right[k, codes[r, column]]]
+        column, goes, own = np.uint64(columns[k]), right[k], values[k]
+        for t in range(np.uint64(segments[k, 0]), np.uint64(segments[k, 1])):
+            j = np.uint64(order[t])
+            scores[j] += own[goes[codes[row_of(index, j, base, missed), column]]]
 
 
 @exact
 def add_values(order: Integers, segments: Sums, values: Array, scores: Array) -> None:
     """scores[j] += values[k] for the rows of every segment."""
     for k in range(len(segments)):
-        for t in range(segments[k, 0], segments[k, 1]):
-            scores[order[t]] += values[k]
+        for t in range(np.uint64(segments[k, 0]), np.uint64(segments[k, 1])):
+            scores[np.uint64(order[t])] += values[k]
 
 
 @exact
 def mark_nodes(order: Integers, segments: Sums, cell: Cells) -> None:
     """cell[j] = k for the rows of every segment."""
     for k in range(len(segments)):
-        for t in range(segments[k, 0], segments[k, 1]):
-            cell[order[t]] = k
+        for t in range(np.uint64(segments[k, 0]), np.uint64(segments[k, 1])):
+            cell[np.uint64(order[t])] = k
 
 
 @exact
-def sum_nodes(order: Integers, segments: Sums, g: Integers, h: Integers, out: Sums) -> None:
+def sum_nodes(order: Integers, segments: Sums, both: Integers, out: Sums) -> None:
     """Σ(g, h) of every segment."""
     for k in range(len(segments)):
         total_g, total_h = np.int64(0), np.int64(0)
-        for t in range(segments[k, 0], segments[k, 1]):
-            total_g += g[order[t]]
-            total_h += h[order[t]]
+        for t in range(np.uint64(segments[k, 0]), np.uint64(segments[k, 1])):
+            x = folded_of(both, np.uint64(order[t]))
+            total_g += x >> 32
+            total_h += x & LOW
         out[k, 0], out[k, 1] = total_g, total_h
 
 
@@ -115,8 +115,7 @@ def count_nodes(
     missed: int,
     codes: Codes,
     offsets: Integers,
-    g: Integers,
-    h: Integers,
+    both: Integers,
     folds: bool,
     out: Sums,
 ) -> None:
@@ -127,11 +126,11 @@ def count_nodes(
     room = missed + 1 if len(index) and columns > 1 else 0
     sums = np.zeros((room, 1 if folds else 2), np.int64)
     for k in range(len(segments)):
-        start, stop = segments[k, 0], segments[k, 1]
-        if room == 0 or (stop - start) * (columns - 1) <= room * (columns + 1):
-            _count_joined(order[start:stop], index, missed, codes, offsets, g, h, folded, out[k])
+        rows = order[segments[k, 0] : segments[k, 1]]
+        if room == 0 or len(rows) * (columns - 1) <= room * (columns + 1):
+            _count_joined(rows, index, missed, codes, offsets, both, folded, out[k])
         else:
-            _collapse(order[start:stop], index, missed, g, h, sums)
+            _collapse(rows, index, missed, both, sums)
             _count_rows(sums, codes, offsets, folded, out[k])
 
 
@@ -139,7 +138,7 @@ def count_nodes(
 def count_sides(codes: Codes, right: NDArray[np.bool_], sides: Sums) -> None:
     """sides[code, side] += 1 for every row."""
     for r in range(len(codes)):
-        sides[codes[r], np.int64(right[r])] += 1
+        sides[codes[r], np.uint64(right[r])] += 1
 
 
 @exact
@@ -149,52 +148,99 @@ def _count_joined(
     missed: int,
     codes: Codes,
     offsets: Integers,
-    g: Integers,
-    h: Integers,
+    both: Integers,
     folded: Sums,
     out: Sums,
 ) -> None:
-    columns = len(offsets) - 1
-    if g.itemsize == 2:
+    if both.itemsize == 4:
         for begin in range(0, len(rows), FEW):
-            for t in range(begin, min(len(rows), begin + FEW)):
-                j = rows[t]
-                r = row_of(index, j, 0, missed)
-                both = (np.int64(g[j]) << 32) + h[j]
-                for f in range(columns):
-                    folded[offsets[f] + codes[r, f]] += both
+            some, f = rows[begin : begin + FEW], 0
+            while f < len(offsets) - 1:
+                f += _count_some(some, index, missed, codes, offsets, f, both, folded)
             unfold(folded, out)
         return
     for t in range(len(rows)):
-        j = rows[t]
-        r = row_of(index, j, 0, missed)
-        for f in range(columns):
-            place = offsets[f] + codes[r, f]
-            out[place, 0] += g[j]
-            out[place, 1] += h[j]
+        j = np.uint64(rows[t])
+        r, x = row_of(index, j, 0, missed), folded_of(both, j)
+        for f in range(len(offsets) - 1):
+            place = np.uint64(offsets[f]) + codes[r, f]
+            out[place, 0] += x >> 32
+            out[place, 1] += x & LOW
 
 
 @exact
-def _collapse(rows: Integers, index: Integers, missed: int, g: Integers, h: Integers, sums: Sums) -> None:
+def _count_some(
+    rows: Integers,
+    index: Integers,
+    missed: int,
+    codes: Codes,
+    offsets: Integers,
+    first: int,
+    both: Integers,
+    folded: Sums,
+) -> int:
+    """The next columns, up to four at a time: the loop over them is written out; how many they were."""
+    f, left = np.uint64(first), len(offsets) - 1 - first
+    a = np.uint64(offsets[f])
+    if left == 1:
+        for t in range(np.uint64(len(rows))):
+            j = np.uint64(rows[t])
+            r, x = row_of(index, j, 0, missed), folded_of(both, j)
+            folded[a + codes[r, f]] += x
+        return 1
+    g = f + np.uint64(1)
+    b = np.uint64(offsets[g])
+    if left == 2:
+        for t in range(np.uint64(len(rows))):
+            j = np.uint64(rows[t])
+            r, x = row_of(index, j, 0, missed), folded_of(both, j)
+            folded[a + codes[r, f]] += x
+            folded[b + codes[r, g]] += x
+        return 2
+    h = g + np.uint64(1)
+    c = np.uint64(offsets[h])
+    if left == 3 or left == 5:
+        for t in range(np.uint64(len(rows))):
+            j = np.uint64(rows[t])
+            r, x = row_of(index, j, 0, missed), folded_of(both, j)
+            folded[a + codes[r, f]] += x
+            folded[b + codes[r, g]] += x
+            folded[c + codes[r, h]] += x
+        return 3
+    i = h + np.uint64(1)
+    d = np.uint64(offsets[i])
+    for t in range(np.uint64(len(rows))):
+        j = np.uint64(rows[t])
+        r, x = row_of(index, j, 0, missed), folded_of(both, j)
+        folded[a + codes[r, f]] += x
+        folded[b + codes[r, g]] += x
+        folded[c + codes[r, h]] += x
+        folded[d + codes[r, i]] += x
+    return 4
+
+
+@exact
+def _collapse(rows: Integers, index: Integers, missed: int, both: Integers, sums: Sums) -> None:
     """Σ(g, h) per row of a block, over some joined rows."""
     if sums.shape[1] == 1:
-        for t in range(len(rows)):
-            j = rows[t]
-            sums[row_of(index, j, 0, missed), 0] += (np.int64(g[j]) << 32) + h[j]
+        for t in range(np.uint64(len(rows))):
+            j = np.uint64(rows[t])
+            sums[row_of(index, j, 0, missed), 0] += folded_of(both, j)
         return
-    for t in range(len(rows)):
-        j = rows[t]
-        r = row_of(index, j, 0, missed)
-        sums[r, 0] += g[j]
-        sums[r, 1] += h[j]
+    for t in range(np.uint64(len(rows))):
+        j = np.uint64(rows[t])
+        r, x = row_of(index, j, 0, missed), folded_of(both, j)
+        sums[r, 0] += x >> 32
+        sums[r, 1] += x & LOW
 
 
 @exact
 def _count_rows(sums: Sums, codes: Codes, offsets: Integers, folded: Sums, out: Sums) -> None:
     """Σ(g, h) per bin of every column, from sums per row, which are zero again afterwards."""
-    columns = len(offsets) - 1
+    columns = np.uint64(len(offsets) - 1)
+    starts = offsets.astype(np.uint64)
     most_g, most_h = np.int64(0), np.int64(0)
-    for r in range(len(sums)):
+    for r in range(np.uint64(len(sums))):
         if sums.shape[1] == 1:
             both = sums[r, 0]
             h = both & LOW
@@ -208,7 +254,7 @@ def _count_rows(sums: Sums, codes: Codes, offsets: Integers, folded: Sums, out: 
             continue
         if abs(g) >= HALF or h >= HALF:
             for f in range(columns):
-                place = offsets[f] + codes[r, f]
+                place = starts[f] + codes[r, f]
                 out[place, 0] += g
                 out[place, 1] += h
             continue
@@ -219,5 +265,5 @@ def _count_rows(sums: Sums, codes: Codes, offsets: Integers, folded: Sums, out: 
             most_g, most_h = abs(g), h
         both = (g << 32) + h
         for f in range(columns):
-            folded[offsets[f] + codes[r, f]] += both
+            folded[starts[f] + codes[r, f]] += both
     unfold(folded, out)

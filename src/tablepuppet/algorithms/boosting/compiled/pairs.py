@@ -15,6 +15,7 @@ from tablepuppet.algorithms.boosting.compiled.bits import (
     Sums,
     Words,
     exact,
+    folded_of,
     row_of,
     unfold,
     unpack_chunk,
@@ -22,12 +23,13 @@ from tablepuppet.algorithms.boosting.compiled.bits import (
 
 __all__ = ["count_pairs", "emit_cells", "pairs_in_order", "pairs_of_each", "scatter_cells"]
 
+FEW_CELLS = 32  # of one row, that are put in order as they come
+
 
 @exact
 def pairs_of_each(
     cell: Cells,
-    g: Integers,
-    h: Integers,
+    both: Integers,
     cells: int,
     start: int,
     before: int,
@@ -39,10 +41,11 @@ def pairs_of_each(
     cells end; how many, where it stopped, and the last row. `before` is the row before `start` in the part."""
     count, j, row = 0, start, before
     while j < len(cell) and count < len(steps):
-        c = cell[j]
+        c = cell[np.uint64(j)]
         if c < cells:
-            steps[count], own[count] = j - row, c
-            sums[0, count], sums[1, count] = g[j], h[j]
+            x, at = folded_of(both, np.uint64(j)), np.uint64(count)
+            steps[at], own[at] = j - row, c
+            sums[0, at], sums[1, at] = x >> 32, x & LOW
             row = j
             count += 1
         j += 1
@@ -53,8 +56,7 @@ def pairs_of_each(
 def pairs_in_order(
     index: Integers,
     cell: Cells,
-    g: Integers,
-    h: Integers,
+    both: Integers,
     cells: int,
     start: int,
     stop: int,
@@ -66,33 +68,40 @@ def pairs_in_order(
     """The same for joined rows start ≤ j < stop whose row numbers never fall."""
     here = np.zeros((cells, 2), np.int64)
     touched = np.empty(cells, np.int64)
-    count, j, last = 0, start, np.int64(before)
-    while j < stop:
-        row = np.int64(index[j])
-        several, began = 0, j
-        while j < stop and index[j] == row:
-            c = cell[j]
+    count, last = np.uint64(0), np.int64(before)
+    j, end, room = np.uint64(start), np.uint64(stop), np.uint64(len(steps))
+    while j < end:
+        row, began = np.int64(index[j]), j
+        several = np.uint64(0)
+        while j < end and index[j] == row:
+            c = np.int64(cell[j])
             if c < cells:
-                if here[c, 1] == 0:
-                    touched[several] = c
-                    several += 1
-                here[c, 0] += g[j]
-                here[c, 1] += h[j]
-            j += 1
-        is_full = count + several > len(steps)
-        found = np.sort(touched[:several]) if several > 1 else touched[:several]
+                x = folded_of(both, j)
+                if here[np.uint64(c), 1] == 0:
+                    k = several  # in order of cells, for few of them
+                    while k != np.uint64(0) and several < np.uint64(FEW_CELLS) and touched[k - np.uint64(1)] > c:
+                        touched[k] = touched[k - np.uint64(1)]
+                        k -= np.uint64(1)
+                    touched[k] = c
+                    several += np.uint64(1)
+                here[np.uint64(c), 0] += x >> 32
+                here[np.uint64(c), 1] += x & LOW
+            j += np.uint64(1)
+        if several > np.uint64(FEW_CELLS):
+            touched[:several].sort()
+        is_full = count + several > room
         for k in range(several):
-            c = found[k]
+            c = np.uint64(touched[k])
             if not is_full:
                 steps[count], own[count] = row - last, c
                 sums[0, count], sums[1, count] = here[c, 0], here[c, 1]
                 last = row
-                count += 1
+                count += np.uint64(1)
             here[c, 0] = 0
             here[c, 1] = 0
         if is_full:
-            return count, began, last
-    return count, stop, last
+            return np.int64(count), np.int64(began), last
+    return np.int64(count), stop, last
 
 
 @exact
@@ -100,8 +109,7 @@ def scatter_cells(
     index: Integers,
     missed: int,
     cell: Cells,
-    g: Integers,
-    h: Integers,
+    both: Integers,
     cells: int,
     first: int,
     last: int,
@@ -109,38 +117,39 @@ def scatter_cells(
 ) -> None:
     """out[row − first, cell] += (g, h), for rows first ≤ row < last; folded where `out` has one number for both."""
     folds = out.shape[2] == 1
-    for j in range(len(cell)):
-        c = cell[j]
-        r = row_of(index, j, 0, missed)
-        if c < cells and first <= r < last:
+    begin, count, most = np.uint64(first), np.uint64(last - first), np.uint64(cells)
+    for j in range(np.uint64(len(cell))):
+        c = np.uint64(cell[j])
+        r = row_of(index, j, 0, missed) - begin  # of a row before the first, beyond all of them
+        if c < most and r < count:
+            x = folded_of(both, j)
             if folds:
-                out[r - first, c, 0] += (np.int64(g[j]) << 32) + h[j]
+                out[r, c, 0] += x
             else:
-                out[r - first, c, 0] += g[j]
-                out[r - first, c, 1] += h[j]
+                out[r, c, 0] += x >> 32
+                out[r, c, 1] += x & LOW
 
 
 @exact
 def emit_cells(scattered: Sums, first: int, before: int, steps: Integers, own: Cells, sums: Sums) -> tuple[int, int]:
     """(row less the one before, cell, Σg, Σh) of what was scattered, now zero again; how many, and the last row."""
-    count, last = 0, before
+    count, last = np.uint64(0), before
     folds = scattered.shape[2] == 1
-    for r in range(scattered.shape[0]):
-        for c in range(scattered.shape[1]):
+    for r in range(np.uint64(scattered.shape[0])):
+        for c in range(np.uint64(scattered.shape[1])):
+            both = scattered[r, c, 0]
             if folds:
-                both = scattered[r, c, 0]
                 h = both & LOW
                 g = (both - h) >> 32
             else:
-                g, h = scattered[r, c, 0], scattered[r, c, 1]
-                scattered[r, c, 1] = 0
-            scattered[r, c, 0] = 0
+                g, h = both, scattered[r, c, 1]
             if h != 0:
-                steps[count], own[count] = first + r - last, c
+                steps[count], own[count] = np.int64(first) + np.int64(r) - last, c
                 sums[0, count], sums[1, count] = g, h
-                last = first + r
-                count += 1
-    return count, last
+                last = np.int64(first) + np.int64(r)
+                count += np.uint64(1)
+    scattered[:] = 0
+    return np.int64(count), last
 
 
 @exact
@@ -158,36 +167,42 @@ def count_pairs(
 ) -> int:
     """out[cell, bin] += (g, h) for the bin of every column, of packed pairs (step, cell, g, h) after row `row`; the
     last row, or −1 where a row or a cell is none."""
-    columns, cells = codes.shape[1], out.shape[0]
+    cells, bins, columns = out.shape[0], out.shape[1], np.uint64(codes.shape[1])
     here = np.empty((4, chunk), np.int64)
-    places = starts.copy()
-    folded = np.zeros((cells, out.shape[1]), np.int64)
+    rows, bases, firsts = np.empty(chunk, np.uint64), np.empty(chunk, np.uint64), offsets.astype(np.uint64)
+    places, plain, folded = starts.copy(), out.reshape(cells * bins, 2), np.zeros(cells * bins, np.int64)
     most_g, most_h = np.int64(0), np.int64(0)
     for c in range(widths.shape[1]):
         count = min(chunk, size - c * chunk)
         for s in range(4):
             places[s] = unpack_chunk(words, places[s], np.int64(widths[s, c]), least[s, c], here[s], count)
-        for t in range(count):
+        is_wrong, is_small = False, True
+        own_g, own_h = np.int64(0), np.int64(0)
+        for t in range(np.uint64(count)):
             row += here[0, t]
-            cell, g, h = here[1, t], here[2, t], here[3, t]
-            if row < 0 or row >= len(codes) or cell < 0 or cell >= cells:
-                return -1
-            if g <= -HALF or g >= HALF or h < 0 or h >= HALF:
+            cell, g, h = np.uint64(here[1, t]), here[2, t], here[3, t]
+            rows[t], bases[t] = np.uint64(row), cell * np.uint64(bins)
+            is_wrong |= (rows[t] >= np.uint64(len(codes))) | (cell >= np.uint64(cells))
+            is_small &= (g > -HALF) & (g < HALF) & (h >= 0) & (h < HALF)
+            own_g += abs(g)
+            own_h += h
+        if is_wrong:
+            return -1
+        if not is_small or own_g >= HALF or own_h >= HALF:
+            for t in range(np.uint64(count)):
                 for f in range(columns):
-                    place = offsets[f] + codes[row, f]
-                    out[cell, place, 0] += g
-                    out[cell, place, 1] += h
-                continue
-            most_g += abs(g)
-            most_h += h
-            if most_g >= HALF or most_h >= HALF:
-                for k in range(cells):
-                    unfold(folded[k], out[k])
-                most_g, most_h = abs(g), h
-            both = (g << 32) + h
-            own = folded[cell]
+                    place = bases[t] + firsts[f] + codes[rows[t], f]
+                    plain[place, 0] += here[2, t]
+                    plain[place, 1] += here[3, t]
+            continue
+        if most_g + own_g >= HALF or most_h + own_h >= HALF:
+            unfold(folded, plain)
+            most_g, most_h = np.int64(0), np.int64(0)
+        most_g += own_g
+        most_h += own_h
+        for t in range(np.uint64(count)):
+            r, base, x = rows[t], bases[t], (here[2, t] << 32) + here[3, t]
             for f in range(columns):
-                own[offsets[f] + codes[row, f]] += both
-    for k in range(cells):
-        unfold(folded[k], out[k])
+                folded[base + firsts[f] + codes[r, f]] += x
+    unfold(folded, plain)
     return row

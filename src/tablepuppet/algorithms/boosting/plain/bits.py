@@ -31,6 +31,11 @@ def add_up(places: NDArray[Any], values: Integers, out: Sums) -> None:
             out += np.bincount(places, part, minlength=len(out)).astype(np.int64) << shift
 
 
+def parted(both: Integers) -> tuple[Integers, Integers]:
+    """g and h, from the numbers that hold both."""
+    return (both >> 16, both & 0xFFFF) if both.itemsize == 4 else (both >> 32, both & 0xFFFFFFFF)
+
+
 _TOGETHER = 256  # chunks that are packed at a time
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.plain.bits import Array, Cells, Codes, Integers, Sums, add_up
+from tablepuppet.algorithms.boosting.plain.bits import Array, Cells, Codes, Integers, Sums, add_up, parted
 
 __all__ = ["add_split", "add_values", "count_nodes", "count_sides", "mark_nodes", "part_nodes", "sum_nodes"]
 
@@ -62,10 +62,10 @@ def mark_nodes(order: Integers, segments: Sums, cell: Cells) -> None:
         cell[order[start:stop]] = k
 
 
-def sum_nodes(order: Integers, segments: Sums, g: Integers, h: Integers, out: Sums) -> None:
+def sum_nodes(order: Integers, segments: Sums, both: Integers, out: Sums) -> None:
     for k, (start, stop) in enumerate(segments.tolist()):
-        own = order[start:stop]
-        out[k] = g[own].sum(dtype=np.int64), h[own].sum(dtype=np.int64)
+        g, h = parted(both[order[start:stop]])
+        out[k] = g.sum(dtype=np.int64), h.sum(dtype=np.int64)
 
 
 def count_nodes(
@@ -75,14 +75,13 @@ def count_nodes(
     missed: int,
     codes: Codes,
     offsets: Integers,
-    g: Integers,
-    h: Integers,
+    both: Integers,
     folds: bool,
     out: Sums,
 ) -> None:
     for k, (start, stop) in enumerate(segments.tolist()):
         own = order[start:stop]
-        rows, own_g, own_h = _rows(index, own, 0, missed), g[own], h[own]
+        rows, (own_g, own_h) = _rows(index, own, 0, missed), parted(both[own])
         for f in range(len(offsets) - 1):
             bins, sums = codes[rows, f], out[k, offsets[f] : offsets[f + 1]]
             add_up(bins, own_g, sums[:, 0])

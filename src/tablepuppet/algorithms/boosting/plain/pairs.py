@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from tablepuppet.algorithms.boosting.plain.bits import Cells, Codes, Integers, Sums, Words, add_up, unpack
+from tablepuppet.algorithms.boosting.plain.bits import Cells, Codes, Integers, Sums, Words, add_up, parted, unpack
 
 __all__ = ["count_pairs", "emit_cells", "pairs_in_order", "pairs_of_each", "scatter_cells"]
 
 
 def pairs_of_each(
     cell: Cells,
-    g: Integers,
-    h: Integers,
+    both: Integers,
     cells: int,
     start: int,
     before: int,
@@ -25,7 +24,7 @@ def pairs_of_each(
     if not count:
         return 0, len(cell), before
     steps[:count], own[:count] = np.diff(found, prepend=before), cell[found]
-    sums[0, :count], sums[1, :count] = g[found], h[found]
+    sums[0, :count], sums[1, :count] = parted(both[found])
     last = int(found[-1])
     return count, last + 1 if count == len(steps) else len(cell), last
 
@@ -33,8 +32,7 @@ def pairs_of_each(
 def pairs_in_order(
     index: Integers,
     cell: Cells,
-    g: Integers,
-    h: Integers,
+    both: Integers,
     cells: int,
     start: int,
     stop: int,
@@ -48,15 +46,16 @@ def pairs_in_order(
         whole = int(np.searchsorted(index, index[until]))
         until = whole if whole > start else int(np.searchsorted(index, index[until], side="right"))
     inside = start + np.flatnonzero(cell[start:until] < cells)
-    both = index[inside].astype(np.int64) * cells + cell[inside]
-    found, places = np.unique(both, return_inverse=True)
+    at = index[inside].astype(np.int64) * cells + cell[inside]
+    found, places = np.unique(at, return_inverse=True)
     rows, count = found // cells, len(found)
     if not count:
         return 0, until, before
     steps[:count], own[:count] = np.diff(rows, prepend=before), found % cells
     sums[:, :count] = 0
-    add_up(places, g[inside], sums[0, :count])
-    add_up(places, h[inside], sums[1, :count])
+    g, h = parted(both[inside])
+    add_up(places, g, sums[0, :count])
+    add_up(places, h, sums[1, :count])
     return count, until, int(rows[-1])
 
 
@@ -64,8 +63,7 @@ def scatter_cells(
     index: Integers,
     missed: int,
     cell: Cells,
-    g: Integers,
-    h: Integers,
+    both: Integers,
     cells: int,
     first: int,
     last: int,
@@ -75,9 +73,9 @@ def scatter_cells(
     inside = np.flatnonzero((cell < cells) & (rows >= first) & (rows < last))
     places = (rows[inside].astype(np.int64) - first) * cells + cell[inside]
     folds = out.shape[2] == 1
-    for place, values in enumerate((g, h)):
+    for place, values in enumerate(parted(both[inside])):
         added = np.zeros(out.shape[0] * cells, np.int64)
-        add_up(places, values[inside], added)
+        add_up(places, values, added)
         if folds:
             out[:, :, 0] += added.reshape(-1, cells) << (32 if place == 0 else 0)
         else:

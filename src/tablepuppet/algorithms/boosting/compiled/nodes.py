@@ -23,7 +23,16 @@ from tablepuppet.algorithms.boosting.compiled.bits import (
     unfold,
 )
 
-__all__ = ["add_split", "add_values", "count_nodes", "count_sides", "mark_nodes", "part_nodes", "sum_nodes"]
+__all__ = [
+    "add_split",
+    "add_values",
+    "count_nodes",
+    "count_sides",
+    "mark_nodes",
+    "part_nodes",
+    "residuals",
+    "sum_nodes",
+]
 
 
 @exact
@@ -139,6 +148,21 @@ def count_sides(codes: Codes, right: NDArray[np.bool_], sides: Sums) -> None:
     """sides[code, side] += 1 for every row."""
     for r in range(len(codes)):
         sides[codes[r], np.uint64(right[r])] += 1
+
+
+@exact
+def residuals(scores: Array, labels: Array, index: Integers, scale: float, both: Integers) -> float:
+    """both[j] = ⌊(score − label)·scale + ½⌋ and 1, as its halves; without `both`, the largest |score − label|."""
+    most, half = 0.0, 16 if both.itemsize == 4 else 32
+    for j in range(np.uint64(len(scores))):
+        r = scores[j] - (labels[np.uint64(index[j])] if len(index) else labels[j])
+        if len(both):
+            both[j] = (np.int64(np.floor(r * scale + 0.5)) << half) + 1
+        elif not abs(r) <= most:
+            most = abs(r)
+            if not most < np.inf:
+                break
+    return most
 
 
 @exact

@@ -64,7 +64,7 @@ def pairs_in_order(
     steps: Integers,
     own: Cells,
     sums: Sums,
-) -> tuple[int, int, Any]:
+) -> tuple[Any, Any, Any]:
     """The same for joined rows start ≤ j < stop whose row numbers never fall."""
     here = np.zeros((cells, 2), np.int64)
     touched = np.empty(cells, np.int64)
@@ -90,15 +90,15 @@ def pairs_in_order(
         if several > np.uint64(FEW_CELLS):
             touched[:several].sort()
         is_full = count + several > room
-        for k in range(several):
-            c = np.uint64(touched[k])
+        for at in range(several):
+            here_at = np.uint64(touched[at])
             if not is_full:
-                steps[count], own[count] = row - last, c
-                sums[0, count], sums[1, count] = here[c, 0], here[c, 1]
+                steps[count], own[count] = row - last, here_at
+                sums[0, count], sums[1, count] = here[here_at, 0], here[here_at, 1]
                 last = row
                 count += np.uint64(1)
-            here[c, 0] = 0
-            here[c, 1] = 0
+            here[here_at, 0] = 0
+            here[here_at, 1] = 0
         if is_full:
             return np.int64(count), np.int64(began), last
     return np.int64(count), stop, last
@@ -131,9 +131,9 @@ def scatter_cells(
 
 
 @exact
-def emit_cells(scattered: Sums, first: int, before: int, steps: Integers, own: Cells, sums: Sums) -> tuple[int, int]:
+def emit_cells(scattered: Sums, first: int, before: int, steps: Integers, own: Cells, sums: Sums) -> tuple[Any, Any]:
     """(row less the one before, cell, Σg, Σh) of what was scattered, now zero again; how many, and the last row."""
-    count, last = np.uint64(0), before
+    count, last = np.uint64(0), np.int64(before)
     folds = scattered.shape[2] == 1
     for r in range(np.uint64(scattered.shape[0])):
         for c in range(np.uint64(scattered.shape[1])):

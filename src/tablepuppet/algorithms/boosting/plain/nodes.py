@@ -7,7 +7,18 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.plain.bits import Array, Cells, Codes, Integers, Sums, add_up, parted
 
-__all__ = ["add_split", "add_values", "count_nodes", "count_sides", "mark_nodes", "part_nodes", "sum_nodes"]
+__all__ = [
+    "add_split",
+    "add_values",
+    "count_nodes",
+    "count_sides",
+    "mark_nodes",
+    "part_nodes",
+    "residuals",
+    "sum_nodes",
+]
+
+_SHARD = 1 << 15
 
 
 def _rows(index: Integers, joined: Integers, base: int, missed: int) -> Sums:
@@ -90,3 +101,15 @@ def count_nodes(
 
 def count_sides(codes: Codes, right: NDArray[np.bool_], sides: Sums) -> None:
     sides += np.bincount(codes * np.uint16(2) + right, minlength=512).reshape(256, 2)
+
+
+def residuals(scores: Array, labels: Array, index: Integers, scale: float, both: Integers) -> float:
+    most = 0.0
+    for start in range(0, len(scores), _SHARD):
+        own = slice(start, min(start + _SHARD, len(scores)))
+        r = scores[own] - labels[index[own] if len(index) else own]
+        if len(both):
+            both[own] = (np.floor(r * scale + 0.5).astype(np.int64) << 4 * both.itemsize) + 1
+        else:
+            most = float(np.maximum(most, np.abs(r).max()))
+    return most

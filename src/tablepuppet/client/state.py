@@ -129,7 +129,7 @@ class Part:
     started: m.StartPart[AlgorithmOptions] | None = None
     ids: dict[int, list[str]] = field(default_factory=dict)  # the names in columns of ids, which nobody else knows
     trees: Any = None  # what boosted trees are grown from
-    batches_left: NDArray[np.int64] | None = None  # that each row may still be in
+    batches_left: NDArray[np.unsignedinteger[Any]] | None = None  # that each row may still be in
 
     @property
     def theta(self) -> Any:

@@ -163,15 +163,17 @@ def _count_batch(own: ClientState, part: Part, request: Any) -> None:
     assert part.setup is not None
     if part.batches_left is None:
         most = epochs * part.setup.multiplicity  # and what Poisson samples may have more, or the epoch after the last
-        part.batches_left = (most + (8.0 * np.sqrt(most) + 20.0 if part.setup.is_private else 1.0)).astype(np.int64)
+        most = most + (8.0 * np.sqrt(most) + 20.0 if part.setup.is_private else 1.0)
+        part.batches_left = most.astype(np.min_scalar_type(int(most.max(initial=0))))  # small: look-ups are far apart
     every = request.next_rows is None
     rows = np.arange(len(part.batches_left)) if every else request.next_rows.astype(np.intp)  # as look-ups want them
-    left = part.batches_left.take(rows) - 1  # a row that is named twice is predicted once
-    part.batches_left[rows] = left
-    if len(left) and left.min() < 0:
+    left = part.batches_left.take(rows)
+    if not left.all():
         raise PolicyError(
             "the request is outside its contract: in an epoch a row is in no more batches than it has joined rows"
         )
+    left -= 1  # a row that is named twice is predicted once
+    part.batches_left[rows] = left
 
 
 def multiply_gram(own: ClientState, request: m.MultiplyGram) -> m.Message:

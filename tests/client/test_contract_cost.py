@@ -75,7 +75,7 @@ def test_to_keep_a_contract_takes_less_than_a_twentieth_of_a_run_in_batches() ->
                         kept.asked["step"] = asked["step"]
                         client.contracts.check(request)
 
-                    part.batches_left = left + 1000
+                    part.batches_left = left.astype(np.uint32) + 1000
                     spent[name] = sum(
                         map(
                             best,

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tablepuppet.errors import JobError, MappingError
 from tablepuppet.protocol import ColumnInfo, Labels, LabelSummary
 from tablepuppet.tables.columns import column_info
-from tablepuppet.tables.labels import Split, describe_labels, read_labels, split
+from tablepuppet.tables.labels import describe_labels, read_labels
+from tablepuppet.tables.split import Split, split
 
 
 def labels(values: list[Any], kind: pa.DataType) -> tuple[pa.ChunkedArray, ColumnInfo]:

@@ -23,8 +23,8 @@ from tablepuppet.errors import PolicyError
 from tablepuppet.protocol.contract import Contract, Role, ScanTerms
 from tablepuppet.tables.columns import STRING_KINDS
 from tablepuppet.tables.conditions import smallest_group
-from tablepuppet.tables.labels import Split
 from tablepuppet.tables.row_sets import Keys, Kind, Sketch, joined_keys
+from tablepuppet.tables.split import Split
 from tablepuppet.tables.store import TableConditions
 
 _VALUES: tuple[Role, ...] = ("feature", "label", "weight", "key")  # of what sums over rows leave

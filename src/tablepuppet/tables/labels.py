@@ -1,10 +1,7 @@
-"""Labels: what they are, one number per row, each row's side of the split, and its sample weight.
+"""Labels: what they are, one number per row, and its sample weight; each row's side of the split is split.py's.
 
 In: the label column of a scan. Out: LabelSummary, then Labels (messages/): class
 numbers or numbers as float64, NaN where the label is missing.
-
-The split is a hash of (seed, row number in the whole label table), so it does not depend
-on how the table is cut into consecutive slices among clients; or a predicate over the row.
 """
 
 from __future__ import annotations
@@ -12,35 +9,30 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.errors import JobError, MappingError
+from tablepuppet.errors import MappingError
 from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol import ColumnInfo, Labels, LabelSummary, Weights
-from tablepuppet.protocol.setup import FoldBy
 from tablepuppet.tables.columns import (
     NUMBER_KINDS,
     STRING_KINDS,
     arrow,
-    holds_of,
     in_one_piece,
     numbers,
     numpy_of,
     strings,
 )
-from tablepuppet.tables.row_ids import GOLDEN, mix
+from tablepuppet.tables.split import Split
 
 MAX_NUMBER_CLASSES = 1000
 MAX_STRING_CLASSES = 10_000
-_FOLDS = 0xF01D  # added to the seed: folds are drawn apart from the test rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,36 +89,6 @@ def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bo
     return LabelSummary(kind="number", classes=classes, missing=missing)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Split:
-    """How rows are shared out: by fractions of all rows, or by predicates where there are any."""
-
-    offset: int  # the first row's number in the whole label table
-    seed: int
-    test_fraction: float
-    validation_fraction: float = 0.0
-    test_where: pa.ChunkedArray | None = None
-    validation_where: pa.ChunkedArray | None = None
-
-    def test(self, rows: int, order: RowNumbers | None) -> NDArray[np.bool_]:
-        """Which rows are kept for the test."""
-        if self.test_where is not None:
-            return holds_of(self.test_where)
-        is_test = split(rows, self.offset, self.seed, self.test_fraction)
-        return is_test if order is None or not self.test_fraction else is_test[order]
-
-    def validation(self, rows: int, order: RowNumbers | None, is_test: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-        """Which of the others are for validation; None: no row."""
-        if self.validation_where is not None:
-            return holds_of(self.validation_where) & ~is_test
-        if not self.validation_fraction:
-            return None
-        # Just above the hashes of test rows: with or without validation, the test rows are the same.
-        until = self.test_fraction * (self.test_where is None) + self.validation_fraction
-        is_either = split(rows, self.offset, self.seed, min(until, 1.0))
-        return (is_either if order is None else is_either[order]) & ~is_test
-
-
 def read_labels(
     column: pa.ChunkedArray,
     info: ColumnInfo,
@@ -156,35 +118,6 @@ def read_labels(
     return Labels(values=values, is_test=is_test, is_validation=sides.validation(len(column), order, is_test))
 
 
-def fold_numbers(
-    rows: int,
-    sides: Split,
-    folds: int,
-    by: FoldBy,
-    column: tuple[pa.ChunkedArray, ColumnInfo] | None,
-    order: NDArray[np.int64] | None,
-) -> NDArray[np.int16]:
-    """The fold that each row is in: drawn by row, the same for all rows of a group, or in the order of a time.
-
-    By time there is one fold more: the first, which the others come after.
-    """
-    if column is None:
-        drawn = _uniform(rows, sides.offset, sides.seed + _FOLDS)
-        return (folds * (drawn if order is None else drawn[order])).astype(np.int16)
-    values, info = column
-    if by == "time":
-        if info.kind not in NUMBER_KINDS - {"vector"}:
-            raise MappingError(f"{info.name} has type {info.detail or info.kind}; a time is a number or a date")
-        places = np.empty(rows, np.int64)
-        places[np.argsort(numbers(values, info)[:, 0], kind="stable")] = np.arange(rows)  # missing ones come last
-        return (places * (folds + 1) // max(1, rows)).astype(np.int16)
-    distinct, codes = strings(pc.cast(values, pa.large_string()))
-    key = (sides.seed % 2**64).to_bytes(8, "little")
-    named = [str(value).encode() for value in distinct.to_pylist()]
-    hashes = [blake2b(name, digest_size=8, key=key).digest() for name in [*named, b""]]  # the last is for −1: NULL
-    return np.array([int.from_bytes(h, "little") % folds for h in hashes], np.int16)[codes]
-
-
 def read_weights(column: pa.ChunkedArray, info: ColumnInfo) -> Weights:
     """One sample weight per row."""
     if info.kind not in ("integer", "float", "decimal", "boolean"):
@@ -196,28 +129,6 @@ def read_weights(column: pa.ChunkedArray, info: ColumnInfo) -> Weights:
             "out by WHERE, or use a CASE expression"
         )
     return Weights(values=values)
-
-
-def split(rows: int, offset: int, seed: int, test_fraction: float) -> NDArray[np.bool_]:
-    """Which of the rows offset, offset + 1, … are test rows: each with probability `test_fraction`.
-
-    >>> bool((split(10, 0, 7, 0.5)[4:] == split(6, 4, 7, 0.5)).all())
-    True
-    """
-    if not 0 <= test_fraction <= 1:
-        raise JobError(f"test_fraction is {test_fraction}; it must lie between 0 and 1")
-    if test_fraction == 0:
-        return np.zeros(rows, np.bool_)
-    return _uniform(rows, offset, seed) < test_fraction
-
-
-def _uniform(rows: int, offset: int, seed: int) -> Array:
-    """A number in [0, 1) for each of the rows offset, offset + 1, …: splitmix64, whose seeds start far apart on one
-    sequence, which `mix` then scrambles."""
-    start = mix(np.array([seed % 2**64], np.uint64) + GOLDEN)
-    position = np.arange(offset, offset + rows, dtype=np.uint64)
-    hashed = mix(start + position * GOLDEN)
-    return np.asarray((hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def _label_numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:

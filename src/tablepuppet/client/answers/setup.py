@@ -24,8 +24,9 @@ from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.memory import give_back
 from tablepuppet.tables.columns import all_in_order
 from tablepuppet.tables.encoding import encode, without_rare
-from tablepuppet.tables.labels import LabelNoise, Split, fold_numbers, read_labels, read_weights
+from tablepuppet.tables.labels import LabelNoise, read_labels, read_weights
 from tablepuppet.tables.labels import describe_labels as describe
+from tablepuppet.tables.split import Split, fold_numbers
 from tablepuppet.tables.statistics import first_summands, names_only, second_summands, statistics, without_moments
 from tablepuppet.tables.tokens import (
     blinded,

@@ -57,14 +57,14 @@ nightly: check check-install docs wheel ## everything: all the above, slow tests
 	@$(PYTEST) -m "not network" --cov --cov-report=term
 
 POOLED = --algorithm newton --algorithm sklearn-newton
-bench: $(VENV)/.dev ## measure time, bytes and memory (ten minutes); DATA=folder of all data adds MovieLens-1M
+bench: $(VENV)/.dev ## measure all of docs/performance.md's tables (ten minutes); DATA=folder of all data adds MovieLens-1M
 	@$(BIN)/tablepuppet bench star --rows 5000000 $(POOLED) --out docs/figures/bench-star.json
 	@$(BIN)/tablepuppet bench star --processes --rows 5000000 --algorithm newton --out docs/figures/bench-star-processes.json
 	@$(BIN)/tablepuppet bench tpch-0.1 $(POOLED) --algorithm sklearn --algorithm sgd --out docs/figures/bench-tpch-0.1.json
-	@$(BIN)/tablepuppet bench tpch-1 $(POOLED)
+	@$(BIN)/tablepuppet bench tpch-1 $(POOLED) --out docs/figures/bench-tpch-1.json
 	@test -z "$(DATA)" || $(BIN)/tablepuppet bench movielens --data "$(DATA)" $(POOLED) --algorithm sklearn --out docs/figures/bench-movielens.json
-	@$(BIN)/tablepuppet bench chain many $(POOLED) --algorithm sgd --algorithm admm
-	@$(BIN)/tablepuppet bench --network 10
+	@$(BIN)/tablepuppet bench chain many $(POOLED) --algorithm sgd --algorithm admm --out docs/figures/bench-joins.json
+	@$(BIN)/tablepuppet bench --network 10 --out docs/figures/bench-network.json
 	@$(BIN)/python tools/figures_in_pages.py
 
 evaluation: $(VENV)/.dev ## re-run the paper's evaluation: make evaluation DATA=folder (docs/evaluation.md)

@@ -44,6 +44,11 @@ def _shown(document: dict[str, Any]) -> list[str]:
     if "head" in document:  # of the evaluation: a table as it was written
         return [*document["text"], "", *said, "", *_table(document["head"], document["rows"])]
     found = document["figures"]
+    if isinstance(found, dict):  # what a network adds to a round
+        runs = zip(found["in_process"], found["over_network"], found["added"], strict=True)
+        rows = [[str(run), *(f"{value:.2f}" for value in row)] for run, row in enumerate(runs, 1)]
+        rows.append(["median", "", "", f"{found['median']:.2f}"])
+        return [*said, "", *_table(("run", "in process ms", "over the network ms", "added ms"), rows)]
     if "mapping_cpu" in found[0]:
         return [*said, "", *_table(processes.HEADINGS, [processes.cells(processes.Apart(**f)) for f in found])]
     return [*said, "", *_table(figures.HEADINGS, [figures.cells(figures.Figures(**f)) for f in found])]

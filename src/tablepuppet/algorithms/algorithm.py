@@ -24,6 +24,8 @@ from tablepuppet.privacy.options import FeaturePrivacy
 from tablepuppet.protocol import Done, Message
 
 FLOAT = 8  # bytes
+_LOSS, _MOVED = 18e-9, 9e-9  # CPU seconds for a joined row in a walk: its loss, and each block's value there and back
+_CELL = 6e-9  # for an encoded number of a table: predictions and a gradient
 
 
 _Options = TypeVar("_Options", bound=AlgorithmOptions)
@@ -198,6 +200,15 @@ class Algorithm(ABC, Generic[_Options]):
             inner=lambda block: [(block.parameters * precision, block.parameters * precision)],
         )
         return waves(shape, outer)
+
+    walks: ClassVar[float] = 2.0  # over the joined rows, of an epoch
+    row_seconds: ClassVar[float] = 0.0  # of CPU time that an epoch takes for a joined row besides walks
+
+    def cpu(self, shape: Shape, options: _Options) -> float:
+        """CPU seconds of an epoch, of the server and all clients, messages apart: as measured where docs/performance.md
+        was, with narrow tables."""
+        moved = self.walks * shape.outputs * (_LOSS + _MOVED * len(shape.blocks)) + self.row_seconds
+        return shape.joined * moved + _CELL * sum(block.rows * block.width * block.outputs for block in shape.blocks)
 
     def server_memory(self, shape: Shape, options: _Options) -> int:
         """Bytes of vectors over the rows of all blocks."""

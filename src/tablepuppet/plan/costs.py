@@ -35,6 +35,7 @@ from tablepuppet.transport.meter import Network, network
 
 RUN_EPOCHS = 10  # what runs of different algorithms are compared by
 HEADER_BYTES = 90  # of one message, all but its arrays
+_MESSAGE = 1.4e-4  # CPU seconds to write, check, count and read one
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,14 @@ class Cost:
     algorithm: str
     epochs: int
     waves: tuple[Wave, ...]
+    computing: float | None = None  # CPU seconds besides messages; None: nobody has measured them
+
+    @property
+    def cpu(self) -> float | None:
+        """CPU seconds of the server and all clients in one process, to within a factor of two on a core like that of
+        docs/performance.md."""
+        messages = sum(wave.times * wave.messages for wave in self.waves)
+        return None if self.computing is None else self.computing + _MESSAGE * messages
 
     @property
     def rounds(self) -> int:
@@ -88,7 +97,9 @@ def cost(
     numbers = range(1) if declared.is_pooled else range(after, after + epochs)
     waves = [wave for epoch in numbers for wave in declared.traffic(own, options, epoch, batch_size)]
     agreed = agreement(shape) if after == 0 and not declared.is_pooled else []
-    return Cost(algorithm, epochs, (*waves, *agreed))
+    is_measured = not (declared.is_pooled or declared.own_model) and shape.is_linear
+    computing = epochs * declared.cpu(own, options) if is_measured else None
+    return Cost(algorithm, epochs, (*waves, *agreed), computing)
 
 
 def shape_of(

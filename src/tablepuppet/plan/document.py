@@ -66,6 +66,7 @@ def _cost(cost: Cost) -> dict[str, Any]:
         "bytes": round(cost.bytes),
         "payload_down": round(cost.payload_down),
         "payload_up": round(cost.payload_up),
+        "cpu": cost.cpu,
         "seconds": {name: cost.seconds(name) for name in NETWORKS},
     }
 

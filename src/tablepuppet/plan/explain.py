@@ -140,12 +140,13 @@ def _rows(plan: Plan) -> list[str]:
 def _costs(plan: Plan) -> list[str]:
     """One line per algorithm: an epoch, a run, memory."""
     names = [[""]]
-    epoch = [["rounds", "bytes", "US-UK", "US-US"]]
+    epoch = [["rounds", "bytes", "CPU", "US-UK", "US-US"]]
     run = [["US-UK", "US-US"]]
     memory = [["server", "client"]]
     for row in plan.costs:
         names.append([("▸ " if row.algorithm == plan.job.algorithm else "  ") + row.algorithm])
-        epoch.append([f"{row.epoch.rounds:,}", size(row.epoch.bytes), *_times(row.epoch)])
+        cpu = "–" if row.epoch.cpu is None else seconds(row.epoch.cpu)
+        epoch.append([f"{row.epoch.rounds:,}", size(row.epoch.bytes), cpu, *_times(row.epoch)])
         run.append(_times(row.run))
         memory.append([size(row.server_memory), size(row.client_memory)])
     unit, run_epochs = plan.algorithm.epoch, plan.algorithm.run_epochs(plan.job.options, RUN_EPOCHS)

@@ -12,6 +12,7 @@ from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Figur
 from tablepuppet.algorithms.base import Answer, PartSetup, Problem
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
+from tablepuppet.models.compiler import wins
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
@@ -19,6 +20,7 @@ from tablepuppet.privacy.options import FeaturePrivacy
 from tablepuppet.protocol import Done
 
 _SINGLE = 4  # bytes of what is kept per joined row, where that only steers it
+_ITERATED = 120e-9  # CPU seconds of a joined row
 _NEURAL = 3.0  # a network's noisy steps are few beside the plain ones, and so much longer
 
 
@@ -34,6 +36,7 @@ class AdmmAlgorithm(Algorithm[Admm]):
     has_expanded_form = True
     uses_proximal_map = True
     epochs = 30
+    walks = 2.5
 
     def refusal(self, options: Admm, spec: ModelSpec) -> str | None:
         if spec.is_linear or options.union != "exact":
@@ -64,6 +67,11 @@ class AdmmAlgorithm(Algorithm[Admm]):
         return AdmmFigures(float(features))
 
     # -- what it costs ---------------------------------------------------------------------
+
+    def cpu(self, shape: Shape, options: Admm) -> float:
+        """A proximal map that iterates takes long until it is compiled."""
+        is_slow = shape.curvature_varies and not wins(shape.joined, is_dear=True)
+        return super().cpu(shape, options) + shape.joined * is_slow * _ITERATED
 
     def traffic(self, shape: Shape, options: Admm, epoch: int, batch_size: int | None) -> list[Wave]:
         """Down Y, up predictions; inner rounds by consensus, or one with second moments."""

@@ -30,6 +30,7 @@ class NewtonAlgorithm(Algorithm[Newton]):
     takes_start = True
     forms_second_moments = True
     epochs = 20
+    walks = 2.5
 
     def server(self, problem: Problem, options: Newton) -> NewtonServer:
         return NewtonServer(problem, options)

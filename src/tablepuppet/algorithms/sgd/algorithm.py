@@ -42,6 +42,7 @@ class SgdAlgorithm(Algorithm[Sgd]):
     uses_batches = True
     can_omit_intercept = True
     stops_when_flat = True
+    row_seconds = 150e-9  # to draw a row and find it in its tables
 
     def chooses_steps(self, options: Sgd, *, is_linear: bool, features: FeaturePrivacy | None) -> bool:
         return options.learning_rate is None

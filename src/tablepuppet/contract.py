@@ -170,6 +170,8 @@ def _training(job: Job) -> Training:
         l2_by_rows=job.l2_by_rows,
         l1=job.l1,
         signs=job.signs,
+        loss=job.loss_name,
+        loss_options=job.loss_options,
         has_weights=job.weight is not None or job.class_weight is not None,
         releases=job.release and job.search is None,
         is_expanded=job.is_expanded,
@@ -180,10 +182,18 @@ def _training(job: Job) -> Training:
     )
 
 
-def key_contracts(bound: BoundQuery, purpose: Purpose, asker: str) -> dict[str, Contract]:
+def key_contracts(bound: BoundQuery, purpose: Purpose, asker: str, privacy: Privacy) -> dict[str, Contract]:
     """What each client is asked for a profile: keys and nothing else."""
     return {
-        client: Contract(purpose=purpose, asker=asker, label=bound.label, scans=scans, blocks=blocks)
+        client: Contract(
+            purpose=purpose,
+            asker=asker,
+            label=bound.label,
+            scans=scans,
+            blocks=blocks,
+            keys=privacy.keys,
+            most_keys=_most_keys(privacy),
+        )
         for client, scans, blocks in _owners(bound, roles_of(bound), {})
     }
 

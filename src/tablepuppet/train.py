@@ -30,7 +30,7 @@ from tablepuppet.errors import JobError, RunInterruptedError
 from tablepuppet.job import Job
 from tablepuppet.mapping.build import map_tables
 from tablepuppet.mapping.cluster.cluster import Cluster, at_work
-from tablepuppet.mapping.join.profile import Profile, profile_keys
+from tablepuppet.mapping.join.profile import Profile, check_meetings, profile_keys
 from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.memory import fix_thresholds
 from tablepuppet.plan.knowledge import check_exposure
@@ -40,6 +40,7 @@ from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.missing_owners import reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import block_fingerprints, predict_rows
+from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol import CloseJob
 from tablepuppet.protocol.contract import Purpose
 from tablepuppet.server.union import UnionOperator
@@ -89,13 +90,16 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
         return plan
 
 
-def profile(query: str, label: str, tables: Tables, link: Link) -> Profile:
-    """How the keys of a query's tables meet."""
+def profile(query: str, label: str, privacy: dict[str, Any], tables: Tables, link: Link) -> Profile:
+    """How the keys of a query's tables meet; `privacy`: as what they leave."""
+    asked = privacy_of(privacy)
     with _session(tables, link) as job_id:
         bound = bind(read_query(query, tables), label=label, tables=tables, link=link, job=job_id)
-        agree(key_contracts(bound, "profile", link.asker), link, job_id)
-        keys, _ = gather_keys(bound, link, job_id)
-        return profile_keys(bound, keys)
+        rounding = agree(key_contracts(bound, "profile", link.asker, asked), link, job_id)
+        keys, _ = gather_keys(bound, link, job_id, asked)
+        found = profile_keys(bound, keys)
+        check_meetings(found, rounding.least)
+        return found
 
 
 def predict(

@@ -168,7 +168,9 @@ def test_weights_that_somebody_made_up_are_no_way_round_the_limit_of_scores(dist
 @pytest.mark.parametrize("model", ["linear", "boosted"])
 def test_a_model_of_its_own_features_is_none_that_was_trained(distant: tp.Federation, model: str) -> None:
     """With a feature as the label, predictions are the feature."""
-    given: dict[str, Any] = {"algorithm": "newton"} if model == "linear" else {"trees": 20, "algorithm": None}
+    given: dict[str, Any] = (
+        {"algorithm": "newton"} if model == "linear" else {"trees": 20, "algorithm": None, "min_child_weight": 50}
+    )
     result = distant.train("SELECT p.a, p.b, -p.a AS z FROM people p", label="z", model=model, **given)
     with pytest.raises(PolicyError, match="rule allow_reconstruction"):
         distant.predict(result, key=[])
@@ -177,7 +179,7 @@ def test_a_model_of_its_own_features_is_none_that_was_trained(distant: tp.Federa
 def test_trees_that_somebody_made_up_are_not_added_to(distant: tp.Federation) -> None:
     """What rows answer to them would have left as the first thing, however many splits there are."""
     query = "SELECT p.a, p.b, p.y FROM people p"
-    job: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 3}
+    job: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 3, "min_child_weight": 50}
     honest = distant.train(query, **job)
     more = distant.train(query, **job, warm_start=honest)
     assert distant.predict(more, key=[]).num_rows == ROWS

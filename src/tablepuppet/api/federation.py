@@ -34,6 +34,7 @@ from tablepuppet.prediction.cache import PredictionCache, Predictor
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.output import at_threshold, check_file, write
 from tablepuppet.prediction.predict import as_keys
+from tablepuppet.privacy.options import privacy_of
 from tablepuppet.progress import showing
 from tablepuppet.protocol.setup import FoldBy, Folds
 from tablepuppet.transport.link import Link, LocalTransport
@@ -125,9 +126,14 @@ class Federation:
     def _explain(self, job: Job) -> Plan:
         return story.explain(job, self._tables, Link(self._transport, wire=job.wire))
 
-    def profile(self, query: str, *, label: str) -> Profile:
-        """How the keys of a query's tables meet: orphans, duplicates, NULL keys; `str(profile)` is the text."""
-        return cast(Profile, self._ask("profile", query=query, label=label))
+    def profile(self, query: str, *, label: str, privacy: Any = None) -> Profile:
+        """How the keys of a query's tables meet: orphans, duplicates, NULL keys; `str(profile)` is the text.
+
+        `privacy`: as in a job; of it, as what keys leave ("keys": "dh").
+        """
+        asked = privacy_of(privacy)
+        keys = {"keys": asked.keys, "max_keys": asked.max_keys}
+        return cast(Profile, self._ask("profile", query=query, label=label, privacy=keys))
 
     def train(
         self,

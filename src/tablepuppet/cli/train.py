@@ -135,7 +135,8 @@ def explain(
     asked = read_job(job)
     if profile:
         with screen.progress("counting the keys"), asked.open_federation(federation) as tables:
-            found = tables.profile(asked.query, label=asked.arguments["label"])
+            given = asked.arguments
+            found = tables.profile(asked.query, label=given["label"], privacy=given.get("privacy"))
         screen.show(str(found))
         screen.show_json(found.to_dict)
         return

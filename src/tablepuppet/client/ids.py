@@ -20,7 +20,7 @@ from tablepuppet import protocol as m
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import ModelError, TransportError
 from tablepuppet.tables.columns import STRING_KINDS, arrow_texts, strings
-from tablepuppet.tables.encoding import KnownIds
+from tablepuppet.tables.encoding import KnownIds, KnownNames
 from tablepuppet.tables.tokens import id_tokens, job_key, key_check, key_of
 
 _FEW = 20  # texts that are taken for categories, however few rows there are
@@ -63,9 +63,9 @@ def known_ids(
     own: ClientState,
     asked: m.OpenPart | m.ScoreRows | m.ScoreOwnRows,
     columns: Sequence[Column],
-    encoders: Sequence[m.Encoder],
+    encoders: Sequence[m.Encoder | KnownNames],
     names: dict[int, list[str]],
-) -> list[m.Encoder | KnownIds]:
+) -> list[m.Encoder | KnownIds | KnownNames]:
     """The encoders with what this owner knows of ids; `names`: of columns that only it does."""
     return [
         _known(own, asked, place, columns[place][0], encoder, names) if isinstance(encoder, m.IdEncoder) else encoder

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -21,7 +22,7 @@ from tablepuppet.client.ids import names_rows
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError
 from tablepuppet.protocol.contract import Contract, Role, ScanTerms
-from tablepuppet.tables.columns import STRING_KINDS
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, numbers
 from tablepuppet.tables.conditions import smallest_group
 from tablepuppet.tables.row_sets import Keys, Kind, Sketch, joined_keys
 from tablepuppet.tables.split import Split
@@ -66,6 +67,8 @@ def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet]
                 notes += _conditions(own, table, contract, sets)
         if not notes:  # what is said against conditions is said whatever rows they pick
             _enough_rows(own, job, scan)
+            if contract.purpose != "predict":
+                notes += [*_near_constant(own, job, scan), *_models_of_few(own, job, scan, contract)]
         if contract.purpose != "predict":  # scores of single rows are what it is for; others limit those
             sets.append(_compared(own, scan.table, "rows", own.tables.row_keys(job, scan.scan), sets, notes))
     return sets, list(dict.fromkeys(notes))
@@ -213,6 +216,71 @@ def _reach(own: ClientState, job: str, scan: ScanTerms) -> list[str]:
     ]
 
 
+def _near_constant(own: ClientState, job: str, scan: ScanTerms) -> list[str]:
+    """What is to be said against numbers that are the same in all rows but few: their mean, and their weight, are of
+    these."""
+    notes, least = [], own.policy.minimum_rows
+    for number in {*scan.numbers("feature"), *scan.numbers("weight")}:
+        column, info = own.column(job, scan.scan, number)
+        if info.kind not in NUMBER_KINDS or info.kind == "vector" or not len(column):
+            continue
+        values = numbers(column, info)[:, 0]
+        present = values[~np.isnan(values)]
+        if not len(present):
+            continue
+        usual = np.median(present[:: max(1, len(present) // 101)])  # one of more than half of them, if there is one
+        others = np.count_nonzero(present != usual)
+        if 0 < others < min(least, len(present) / 2):
+            notes.append(
+                f"all rows of {scan.table} but fewer than {least:,} have the same {info.name}, and what is learned of "
+                "it would be of these; leave it out (rule minimum_rows)"
+            )
+    return notes
+
+
+def _models_of_few(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> list[str]:
+    """What is to be said against models that are made to follow few labels: extreme quantiles, leaves of few rows."""
+    notes: list[str] = []
+    least = own.policy.minimum_rows
+    for training in (contract.training, *contract.others):
+        if training is None or not scan.numbers("label") or contract.label_privacy is not None:
+            continue
+        share = training.loss_options.get("quantile")
+        if share is not None and min(share, 1.0 - share) * own.tables.scan(job, scan.scan).num_rows < least:
+            notes.append(
+                f"fewer than {least:,} labels of {scan.table} lie beyond this quantile, and it is nearly the last of "
+                "them; use one further from 0 and 1 (rule minimum_rows)"
+            )
+        due = least / 4 if _has_classes(own, job, scan) else least  # a row of a class adds p (1 − p) to the sum
+        if training.most_splits and training.algorithm["min_child_weight"] < due:
+            notes.append(
+                f"leaves of trees may have fewer than {least:,} rows of {scan.table}, whose labels they would tell; "
+                f"train with min_child_weight={due:g} (rule minimum_rows)"
+            )
+    return list(dict.fromkeys(notes))
+
+
+def _has_classes(own: ClientState, job: str, scan: ScanTerms) -> bool:
+    """Whether trees would take a label for classes."""
+    column, info = own.column(job, scan.scan, scan.numbers("label")[0])
+    return info.kind in (*STRING_KINDS, "boolean") or len(pc.unique(column.drop_null())) <= 2
+
+
+def check_classes(own: ClientState, request: m.DescribeLabels | m.SendLabels, column: pa.ChunkedArray) -> None:
+    """Refuses a label of which some class has few rows: its name would leave, and a model would learn those rows."""
+    if not is_on(own) or own.policy.minimum_rows < 2:
+        return
+    counts = np.asarray(pc.value_counts(column.drop_null()).field("counts"))
+    table = own.tables.use(request.job, request.scan).table
+    if counts.min(initial=own.policy.minimum_rows) < own.policy.minimum_rows:
+        note = (
+            f"fewer than {own.policy.minimum_rows:,} rows of {table} are of some class of the label, and a model would "
+            "learn what these are like; make groups of classes (CASE), or leave out more rows than these (rule "
+            "minimum_rows)"
+        )
+        _refuse(own, request.job, [note])
+
+
 def _enough_rows(own: ClientState, job: str, scan: ScanTerms) -> None:
     if own.tables.scan(job, scan.scan).num_rows < own.policy.minimum_rows:
         raise _refused(
@@ -238,12 +306,17 @@ def _check_set(
     """Keeps a set of rows of a job under way, or refuses it; a person who approves the contract excuses it."""
     notes = list(against)
     found = _compared(own, table, kind, keys, [], notes)
+    _refuse(own, job, notes)
+    keep(own, [found])
+
+
+def _refuse(own: ClientState, job: str, notes: Sequence[str]) -> None:
+    """Refuses what there is a note against in a job under way, unless a person approved it."""
     if notes and not own.contracts.is_excused(job):
         contract = own.contracts.contract(job)
         assert contract is not None
         own.approvals.wait(contract, tuple(notes))
         raise few_rows(notes[0])
-    keep(own, [found])
 
 
 def _too_close(table: str, limit: int) -> str:

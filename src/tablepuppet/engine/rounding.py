@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from tablepuppet.engine.search import SearchResult
 
 
+_POINTS = 200  # of a curve, at the most
+
+
 @dataclass(frozen=True, slots=True)
 class Witnesses:
     """The rows behind figures: joined ones, the label's rows among them, how often one is joined at most, classes."""
@@ -78,7 +81,7 @@ class Figures:
 
     def relative(self, name: str, value: float, rows: Witnesses) -> float:
         """A mean over rows to which each contributes about as much."""
-        return self.rounding.number(name, value, self.unit(value, rows))
+        return max(0.0, self.rounding.number(name, value, self.unit(value, rows)))
 
     # -- metrics and curves ----------------------------------------------------------------
 
@@ -140,7 +143,7 @@ class Figures:
             found = replace(found, calibration=self._calibration(exact.calibration, apart, rows))
         if exact.predicted is None or exact.true_positives is None or exact.thresholds is None:
             return found
-        kept = _apart(exact.predicted, apart)
+        kept = _apart(exact.predicted, max(apart, rows.joined / _POINTS))
         predicted = exact.predicted[kept]
         pairs = zip(predicted.tolist(), exact.true_positives[kept].tolist(), strict=True)
         unit = self.step(rows)

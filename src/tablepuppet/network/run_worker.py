@@ -96,7 +96,7 @@ class Broken(Envelope, frozen=True):
 
 _FIELDS: dict[Kind, dict[str, type]] = {
     "predict": {"model": Model, "query": str, "options": dict},
-    "profile": {"query": str, "label": str},
+    "profile": {"query": str, "label": str, "privacy": dict},
     "evaluate": {"model": Model, "job": Job},
     "compare": {"model": Model, "other": Model, "job": Job},
     "importance": {"model": Model, "job": Job, "options": dict},

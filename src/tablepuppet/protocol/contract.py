@@ -99,6 +99,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     l2_by_rows: float = 0.0  # besides, divided by the joined rows
     l1: float = 0.0
     signs: dict[str, int] = {}  # of features: parameters that may not be negative (1) or positive (−1)
+    loss: str = ""  # what is minimised; "auto": as the label is
+    loss_options: dict[str, float] = {}  # which quantile
 
     @property
     def name(self) -> str:
@@ -225,7 +227,10 @@ def _lines(contract: Contract) -> Iterator[str]:
     if training is not None:
         name, kind = training.name, training.model.kind
         kept = "leave" if training.releases else "stay here"
+        loss = " ".join([training.loss, *(f"{value:g}" for value in training.loss_options.values())])
         yield f"{name}, {kind} model, at most {training.epochs} epochs; trained parameters {kept}"
+        if loss:
+            yield f"what is minimised: {loss}"
         for block in contract.blocks:
             if block.start:
                 count = sum(map(len, block.start))

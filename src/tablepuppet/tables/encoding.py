@@ -34,6 +34,7 @@ from tablepuppet.tables.columns import (
     NUMBER_KINDS,
     STRING_KINDS,
     all_in_order,
+    arrow,
     arrow_texts,
     numbers,
     numpy_of,
@@ -60,6 +61,17 @@ class KnownIds:
     has_missing: bool
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownNames:
+    """What names, NULL and other names become at one owner: the column of each (−1: none)."""
+
+    names: pa.Array
+    codes: Codes
+    null: int
+    unseen: int
+    width: int
+
+
 def encoder(
     statistics: Statistics, standardize: bool = True, max_categories: int | None = None, salt: str = ""
 ) -> Encoder:
@@ -82,7 +94,7 @@ def encode(
     columns: Sequence[pa.ChunkedArray],
     infos: Sequence[ColumnInfo],
     rows: RowNumbers | None,
-    encoders: Sequence[Encoder | KnownIds],
+    encoders: Sequence[Encoder | KnownIds | KnownNames],
 ) -> Features:
     """The encoded features of `rows` (None: all, in order; −1: a row of zeros)."""
     size = len(columns[0]) if columns else 0
@@ -166,28 +178,22 @@ def _encoded(raw: Array, info: ColumnInfo, feature: NumberEncoder) -> Array:
     return np.column_stack([values, is_missing]) if feature.has_missing else values
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Categories:
-    """What names, NULL and other names become."""
-
-    names: pa.Array
-    codes: Codes
-    null: int
-    unseen: int
-
-
-def _categories(feature: Encoder | KnownIds) -> _Categories:
+def _categories(feature: Encoder | KnownIds | KnownNames) -> KnownNames:
+    if isinstance(feature, KnownNames):
+        return feature
     if isinstance(feature, KnownIds):
-        return _Categories(feature.names, feature.codes, feature.count if feature.has_missing else -1, -1)
+        null = feature.count if feature.has_missing else -1
+        return KnownNames(feature.names, feature.codes, null, -1, encoded_width(feature))
     if not isinstance(feature, CategoryEncoder):
         raise TransportError("a column of ids is encoded by the owner who knows them")
     size = len(feature.categories)
     unseen = size + feature.has_missing if feature.has_other else -1
     codes = np.arange(size, dtype=np.int32)
-    return _Categories(arrow_texts(feature.categories), codes, size if feature.has_missing else -1, unseen)
+    null = size if feature.has_missing else -1
+    return KnownNames(arrow_texts(feature.categories), codes, null, unseen, encoded_width(feature))
 
 
-def _encode_strings(column: pa.ChunkedArray, rows: RowNumbers | None, feature: _Categories) -> Codes:
+def _encode_strings(column: pa.ChunkedArray, rows: RowNumbers | None, feature: KnownNames) -> Codes:
     distinct, codes = strings(column)
     place = numpy_of(pc.index_in(distinct, value_set=feature.names), missing=-1)
     # What each distinct string becomes, and behind them, where position −1 finds it, NULL.
@@ -203,20 +209,27 @@ def _encode_strings(column: pa.ChunkedArray, rows: RowNumbers | None, feature: _
 
 def without_rare(
     feature: Encoder, column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, least: int
-) -> Encoder:
-    """The encoder, in which names that fewer than `least` of these rows hold mean no row: whoever named them."""
+) -> Encoder | KnownNames:
+    """The encoder, in which names that fewer than `least` of these rows hold mean no row, whoever named them: they are
+    other names. Where all of these, or rows without a name, are fewer, they count as the most frequent one."""
     if least <= 1 or not isinstance(feature, CategoryEncoder) or info.kind not in STRING_KINDS:
         return feature
     distinct, codes = strings(column)
     taken = codes if rows is None else codes[np.unique(rows[rows >= 0])]
     held = np.bincount(taken[taken >= 0], minlength=len(distinct))
     places = numpy_of(pc.index_in(arrow_texts(feature.categories), value_set=distinct), missing=-1)
-    is_rare = (places >= 0) & (np.append(held, least)[places] < least)
-    names = [f"\0{n}" if cut else name for n, (name, cut) in enumerate(zip(feature.categories, is_rare, strict=True))]
-    return msgspec.structs.replace(feature, categories=names)
+    counts = np.append(held, 0)[places]
+    is_rare = (places >= 0) & (counts < least)
+    known = _categories(feature)
+    kept = np.flatnonzero(~is_rare)
+    usual = int(np.argmax(np.where(is_rare, -1, counts))) if len(kept) and counts[kept].max() > 0 else -1
+    others = int(held.sum() - counts[kept].sum())
+    null = usual if 0 < np.count_nonzero(taken < 0) < least else known.null
+    unseen = usual if others < least and usual >= 0 else known.unseen
+    return KnownNames(known.names.take(arrow(kept)), known.codes[kept], null, unseen, encoded_width(feature))
 
 
-def _check_kind(info: ColumnInfo, feature: Encoder | KnownIds) -> None:
+def _check_kind(info: ColumnInfo, feature: Encoder | KnownIds | KnownNames) -> None:
     if isinstance(feature, NumberEncoder):
         fits = info.kind in NUMBER_KINDS and (info.kind == "vector" or feature.mean.size == 1)
     else:
@@ -228,8 +241,10 @@ def _check_kind(info: ColumnInfo, feature: Encoder | KnownIds) -> None:
         )
 
 
-def encoded_width(encoder: Encoder | KnownIds) -> int:
+def encoded_width(encoder: Encoder | KnownIds | KnownNames) -> int:
     """How many rows of θ a feature takes."""
+    if isinstance(encoder, KnownNames):
+        return encoder.width
     if isinstance(encoder, NumberEncoder):
         return int(encoder.mean.size) + encoder.has_missing
     if isinstance(encoder, IdEncoder | KnownIds):

@@ -127,8 +127,16 @@ def row_keys(rows: pa.Table) -> Keys:
 
 
 def joined_keys(keys: Keys, times: NDArray[np.int64]) -> Keys:
-    """Rows that are joined another number of times are others."""
-    return mix(keys ^ mix(times.astype(np.uint64) * GOLDEN))
+    """Rows that are joined another number of times are others: as a multiple of the usual number, for twice as often in
+    all rows but one would be another number in all of them.
+
+    >>> keys = np.arange(5, dtype=np.uint64)
+    >>> once, twice = joined_keys(keys, np.array([1, 1, 1, 1, 3])), joined_keys(keys, np.array([2, 2, 2, 2, 2]))
+    >>> (once == twice).tolist()
+    [True, True, True, True, False]
+    """
+    usual = float(np.partition(times, len(times) // 2)[len(times) // 2]) if len(times) else 1.0
+    return mix(keys ^ mix((times / max(1.0, usual)).view(np.uint64) * GOLDEN))
 
 
 def _bits(column: pa.ChunkedArray) -> NDArray[np.uint64]:

@@ -45,7 +45,8 @@ def statistics(
 ) -> Statistics:
     """The statistics of a column over `rows` (None: all, in order), each counted `weights` times (None: once).
 
-    Names of categories that fewer than `least` rows hold are left out.
+    Names of categories that fewer than `least` rows hold are left out; all of these together, or rows without a value,
+    are not said to be where they are fewer.
     """
     taken = None if rows is None or all_in_order(rows, len(column)) else rows
     count = len(column) if taken is None else len(taken)
@@ -55,7 +56,8 @@ def statistics(
         taken, multiplicity = taken[exists], multiplicity[exists]
     if info.kind in NUMBER_KINDS:
         values = numbers(column, info)
-        return _of_numbers(values if taken is None else values[taken], multiplicity, info)
+        of_numbers = _of_numbers(values if taken is None else values[taken], multiplicity, info)
+        return of_numbers if least <= 1 else _without_few(of_numbers, values, taken, least)
     if info.kind in STRING_KINDS:
         distinct, codes = strings(column)
         found = _of_categories(distinct, codes if taken is None else codes[taken], multiplicity)
@@ -128,7 +130,18 @@ def _without_rare(found: CategoryStatistics, distinct: pa.Array, codes: Codes, l
     is_kept = numpy_of(pc.index_in(arrow_texts(found.categories), value_set=often), missing=-1) >= 0
     kept = np.flatnonzero(is_kept)
     names = [found.categories[i] for i in kept.tolist()]
-    return CategoryStatistics(names, found.weights[kept], found.missing, is_cut=len(kept) < len(found.categories))
+    is_cut = bool(names) and int(held[held < least].sum()) >= least  # else they count as the most frequent name
+    missing = found.missing if np.count_nonzero(codes < 0) >= least else 0.0
+    return CategoryStatistics(names, found.weights[kept], missing, is_cut=is_cut or not names)
+
+
+def _without_few(found: NumberStatistics, values: Array, taken: RowNumbers | None, least: int) -> NumberStatistics:
+    """Fewer than `least` rows without a value are as if they had the mean: no column of their own tells them apart."""
+    absent: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
+    count = int(absent.sum()) if taken is None else int(absent[np.unique(taken)].sum())
+    if not 0 < count < least:
+        return found
+    return NumberStatistics(found.weight + found.missing, 0.0, found.mean, found.spread)
 
 
 def _merge_numbers(parts: Sequence[NumberStatistics]) -> NumberStatistics:

@@ -22,7 +22,7 @@ from tablepuppet.client.masked_sums import Sealing
 from tablepuppet.client.state import ClientState, Part
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.memory import give_back
-from tablepuppet.tables.columns import all_in_order
+from tablepuppet.tables.columns import STRING_KINDS, all_in_order
 from tablepuppet.tables.encoding import encode, without_rare
 from tablepuppet.tables.labels import LabelNoise, read_labels, read_weights
 from tablepuppet.tables.labels import describe_labels as describe
@@ -95,6 +95,8 @@ def _shuffle(own: ClientState, request: m.SendKeys, order: m.RowOrder) -> NDArra
 
 def describe_labels(own: ClientState, request: m.DescribeLabels) -> m.LabelSummary:
     column, info = own.column(request.job, request.scan, request.column)
+    if info.kind in STRING_KINDS:
+        row_rules.check_classes(own, request, column)
     return describe(column, info, request.wants_classes)
 
 
@@ -105,6 +107,9 @@ def send_labels(own: ClientState, request: m.SendLabels) -> m.Labels:
     table = own.tables.use(request.job, request.scan).table
     if request.privacy is None:
         own.owner.plain_label(table)
+        contract = own.contracts.contract(request.job)
+        if request.classes is not None and contract is not None and contract.purpose != "evaluate":
+            row_rules.check_classes(own, request, column)
     else:
         rows = own.tables.row_ids(request.job, request.scan)
         expression = own.tables.expressions(request.job, request.scan)[request.column]

@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 
 from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
+from tablepuppet.errors import PolicyError
 from tablepuppet.formatting import fragment, table
 from tablepuppet.mapping.join.duckdb_join import connected
 from tablepuppet.mapping.keys.gather import ScanKeys
@@ -108,6 +109,17 @@ def profile_keys(bound: BoundQuery, keys: Sequence[ScanKeys]) -> Profile:
             for kind, pairs in _conditions(branch)
         )
     return Profile(tuple(dict.fromkeys(joins)))
+
+
+def check_meetings(found: Profile, least: int) -> None:
+    """Refuses to say of a few keys whether another owner has them; `least`: what owners ask for (minimum_rows)."""
+    for join in found.joins if least > 1 else ():
+        for side in (join.left, join.right):
+            if side.rows - side.orphans < least:
+                raise PolicyError(
+                    f"fewer than {least:,} rows of {side.table} find a partner, and whether some do would tell who is "
+                    "among them; ask about more keys (an owner's rule minimum_rows)"
+                )
 
 
 def _conditions(branch: Branch) -> Iterator[tuple[str, list[KeyPair]]]:

@@ -59,6 +59,32 @@ def eight_gibibytes_of_zeros(answer: Any, frame: Frame) -> Frame:
     )
 
 
+def a_gibibyte(answer: Any, frame: Frame) -> Frame:
+    """Predictions that take a gibibyte on the wire, too."""
+    if not isinstance(answer, m.Predictions):
+        return frame
+    header = {"type": "Predictions", "values": [0, "<f8", [1 << 27, 1], "<f8"], "products": [1, "<f8", [1], "<f8"]}
+    return Frame(bytes([0]) + msgspec.msgpack.encode(header), [bytes(1 << 30), bytes(8)])
+
+
+def another_table_each_time(answer: Any, frame: Frame) -> Frame:
+    """Keys in another order, and rows that are not there, in whatever says how many."""
+    if isinstance(answer, m.Keys):
+        turned = np.random.default_rng(time.time_ns()).permutation(answer.columns.num_rows)
+        return encode(replace(answer, columns=answer.columns.take(pa.array(turned)).slice(1)), frame.wire)
+    return frame
+
+
+def twice_and_backwards(answer: Any, frame: Frame) -> Frame:
+    """An answer of the round before instead of this one."""
+    before = _LAST.get("frame", frame)
+    _LAST["frame"] = frame
+    return before
+
+
+_LAST: dict[str, Frame] = {}
+
+
 def no_numbers(answer: Any, frame: Frame) -> Frame:
     """NaN in every array of floats of every answer, whatever its type."""
     return _arrays(answer, frame, lambda a: np.full_like(a, np.nan) if a.dtype.kind == "f" else a)

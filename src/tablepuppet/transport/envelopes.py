@@ -74,6 +74,10 @@ def pack(envelope: Envelope, frames: Sequence[Frame] = ()) -> Iterator[bytes]:
         yield bytes(piece)
 
 
+class NoRoomError(TransportError):
+    """A parcel found no room now; another time it may."""
+
+
 class Room:
     """Bytes that all parcels on their way in may take together; any thread may ask."""
 
@@ -84,7 +88,7 @@ class Room:
     def take(self, size: int) -> None:
         with self._lock:
             if size > self._left:
-                raise TransportError(f"there is no room now for a message of {size:,} bytes; try again later")
+                raise NoRoomError(f"there is no room now for a message of {size:,} bytes; try again later")
             self._left -= size
 
     def give(self, size: int) -> None:

@@ -18,7 +18,7 @@ from tablepuppet.errors import DisconnectedError, RunInterruptedError, Transport
 from tablepuppet.formatting import printable
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.connections import Stream
-from tablepuppet.transport.envelopes import LIMIT, Envelope, Forget, Goodbye, Reply, Request
+from tablepuppet.transport.envelopes import LIMIT, Envelope, Forget, Goodbye, NoRoomError, Reply, Request
 
 log = logging.getLogger(__name__)
 _UNASKED = 1 << 20  # bytes of a parcel of a client that was asked nothing
@@ -74,6 +74,7 @@ class _Asked:
     frames: Sequence[Frame]
     asked: float
     reply: list[Frame] | None = None
+    wrong: str = ""  # with what it sent instead
 
 
 class Switchboard:
@@ -122,6 +123,14 @@ class Switchboard:
                 del envelope, frames  # or they stay in memory for as long as the next are waited for
         except DisconnectedError:
             log.warning("client %s is gone", client)
+        except NoRoomError:
+            raise  # it may send its answer again
+        except TransportError as error:
+            with self._changed:
+                if self._lines.get(client) is line and client in self._asked:
+                    self._asked[client].wrong = str(error)
+                    self._changed.notify_all()
+            raise
         finally:
             line.outbox.put(None)
             self._detach(client, line)
@@ -226,6 +235,9 @@ class Switchboard:
                     f"the answers of {whose} to one step take {self._held:,} bytes together, and the server has "
                     f"{self.room:,} for them; ask for fewer rows, or let it have more memory"
                 )
+            for client in requests:
+                if self._asked[client].wrong:
+                    raise TransportError(f"client {client}: {self._asked[client].wrong}")
             replies = {c: self._asked[c].reply for c in requests}
             done = {c: r for c, r in replies.items() if r is not None}
             if len(done) == len(replies):

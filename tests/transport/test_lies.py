@@ -21,7 +21,15 @@ from tests.transport.changes import cannot_be, changed
 import tablepuppet as tp
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.registry import ALGORITHMS, REQUESTS, RESPONSES
-from tablepuppet.errors import CatalogError, JobError, MappingError, PolicyError, SourceError, TrainingError
+from tablepuppet.errors import (
+    CatalogError,
+    JobError,
+    MappingError,
+    ModelError,
+    PolicyError,
+    SourceError,
+    TrainingError,
+)
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.transport.link import Transport
 
@@ -31,6 +39,7 @@ DERIVED = (
     "SELECT o.x, t.most, o.y FROM orders o JOIN (SELECT item, max(price) AS most FROM items GROUP BY item) t "
     "ON o.item = t.item"
 )
+COUNTS = "SELECT o.x, o.days, i.price, o.n FROM orders o JOIN items i ON o.item = i.item"
 PLAIN = {"secure_aggregation": False}
 Jobs = dict[str, dict[str, Any]]
 TRAINED: Jobs = {
@@ -46,12 +55,45 @@ TRAINED: Jobs = {
     "trees": {"query": QUERY, "label": "y", "algorithm": "boosting", "trees": 3, "depth": 3},
     "trees over plain sums": {"query": QUERY, "label": "y", "algorithm": "boosting", "trees": 2, "privacy": PLAIN},
     "a derived table": {"query": DERIVED, "label": "y", "epochs": 1},
+    "rates": {"query": COUNTS, "label": "n", "epochs": 1, "exposure": "days", "model": "poisson"},
+    "blinded keys": {"query": QUERY, "label": "y", "epochs": 1, "privacy": {"keys": "dh"}},
+    "noisy labels": {
+        "query": QUERY,
+        "label": "y",
+        "model": "logistic",
+        "epochs": 1,
+        "privacy": {"label": {"epsilon": 3.0}},
+    },
 }
-PREDICTED: Jobs = {"predict": TRAINED["newton"], "predict by trees": TRAINED["trees"]}
-CASES = 6
+Asked = Callable[[tp.Federation, Any], Any]
+PREDICTED: dict[str, tuple[str, Asked]] = {  # by a model of which job, and what is asked of it
+    "predict": ("newton", lambda f, r: f.predict(r, split=True)),
+    "predict by trees": ("trees", lambda f, r: f.predict(r, split=True)),
+    "recommend": ("als", lambda f, r: f.recommend(r, user=1, by="u", n=2, met=True)),
+    "evaluate": ("newton", lambda f, r: f.evaluate(r)),
+    "compare": ("newton", lambda f, r: f.compare(r, r)),
+    "importance": ("newton", lambda f, r: f.importance(r, repeats=1)),
+    "importance in trees": ("trees", lambda f, r: f.importance(r, repeats=1, by="table")),
+    "dependence": ("newton", lambda f, r: f.partial_dependence(r, None, "o.x", points=2)),
+    "dependence in trees": ("trees", lambda f, r: f.partial_dependence(r, None, "o.x", points=2)),
+    "drift": ("newton", lambda f, r: f.drift(r)),
+    "more trees": (
+        "trees",
+        lambda f, r: f.train(QUERY, label="y", warm_start=r, algorithm="boosting", trees=5, progress=False),
+    ),
+    "search": ("newton", lambda f, r: tp.search(f, QUERY, {"l2": [1e-3, 1.0]}, label="y", folds=2, progress=False)),
+    "search of trees": (
+        "trees",
+        lambda f, r: tp.search(f, QUERY, {"trees": [2, 3]}, algorithm="boosting", label="y", folds=2, progress=False),
+    ),
+    "path": ("elastic", lambda f, r: tp.path(f, QUERY, label="y", l1=[1e-3, 0.1], progress=False)),
+    "explain": ("newton", lambda f, r: f.explain(QUERY, label="y")),
+    "profile": ("newton", lambda f, r: f.profile(QUERY, label="y")),
+}
+CASES = 3
 NIGHT = 300
 # Of the query itself, whose names and types the lies made wrong; or training that diverged at an honest client.
-PLAIN_ERRORS = (CatalogError, MappingError, JobError, SourceError, PolicyError, TrainingError)
+PLAIN_ERRORS = (CatalogError, MappingError, JobError, SourceError, PolicyError, TrainingError, ModelError)
 
 
 def tables() -> dict[str, Any]:
@@ -66,6 +108,8 @@ def tables() -> dict[str, Any]:
             "c3": rng.choice(["low", "mid", "high"], count),
             "y": rng.integers(0, 2, count),
             "r": rng.normal(size=count),
+            "n": rng.poisson(2.0, count),
+            "days": rng.integers(1, 90, count),
         }
     )
     price = [1.0, 4.0, None, 2.0, 9.0, 3.0]
@@ -139,14 +183,15 @@ class Counted:
 
 @contextmanager
 def job_of(name: str) -> Iterator[tuple[tp.Federation, Callable[[], Any]]]:
-    given = dict((TRAINED | PREDICTED)[name])
+    job, ask = (name, None) if name in TRAINED else PREDICTED[name]
+    given = dict(TRAINED[job])
     query = given.pop("query")
     with tp.Federation(tables()) as federation:
-        if name in TRAINED:
+        if ask is None:
             yield federation, lambda: federation.train(query, progress=False, **given)
         else:
             result = federation.train(query, progress=False, **given)
-            yield federation, lambda: federation.predict(result, split=True)
+            yield federation, lambda: ask(federation, result)
 
 
 def refusal(run: Callable[[], Any]) -> tp.TablePuppetError | None:

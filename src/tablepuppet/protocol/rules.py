@@ -41,6 +41,7 @@ class Scan:
     asked: int  # columns
     columns: list[m.ColumnInfo] = field(default_factory=list)
     rows: int | None = None
+    missing: dict[int, int] = field(default_factory=dict)  # labels, by column
 
 
 @dataclass

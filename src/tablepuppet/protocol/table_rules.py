@@ -150,8 +150,9 @@ def _blinded(request: m.BlindKeys, answer: m.BlindedKeys, known: Known) -> None:
 
 @answered_by(m.DescribeLabels, m.LabelSummary)
 def _label_summary(request: m.DescribeLabels, answer: m.LabelSummary, known: Known) -> None:
-    rows = known.scan(request).rows
-    bounded_count(answer.missing, "missing", LARGEST_COUNT if rows is None else rows)
+    scan = known.scan(request)
+    bounded_count(answer.missing, "missing", LARGEST_COUNT if scan.rows is None else scan.rows)
+    scan.missing[request.column] = answer.missing
     classes = answer.classes
     require(len(classes) <= MOST_CLASSES, "classes", f"are {len(classes):,}, more than {MOST_CLASSES:,}")
     require(len(set(classes)) == len(classes), "classes", "name one class twice")
@@ -167,24 +168,31 @@ def _label_summary(request: m.DescribeLabels, answer: m.LabelSummary, known: Kno
 _PIECE = 1 << 16  # labels that are looked at together: they stay in the cache
 
 
-def _check_labels(labels: Array, classes: int | None) -> None:
+def _check_labels(labels: Array, classes: int | None) -> int:
+    """How many are missing; none of the others is wrong."""
     is_there = ~np.isnan(labels)
     values = labels if is_there.all() else labels[is_there]
     require(not np.isinf(values).any(), "values", "hold infinity")
     if classes is None:
         require(not (np.abs(values) > LARGEST).any(), "values", TOO_LARGE)
-        return
-    is_class = (values >= 0).all() and (values < classes).all() and (values == np.floor(values)).all()
-    require(bool(is_class), "values", f"hold a number that is no class of {classes}")
+    else:
+        is_class = (values >= 0).all() and (values < classes).all() and (values == np.floor(values)).all()
+        require(bool(is_class), "values", f"hold a number that is no class of {classes}")
+    return len(labels) - len(values)
 
 
 @answered_by(m.SendLabels, m.Labels)
 def _labels(request: m.SendLabels, answer: m.Labels, known: Known) -> None:
-    rows = known.scan(request).rows
+    scan = known.scan(request)
+    rows = scan.rows
     array(answer.values, "values", (rows,), kinds=frozenset("f"))
     array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
+    missing, told = 0, scan.missing.get(request.column)
     for start in range(0, len(answer.values), _PIECE):
-        _check_labels(answer.values[start : start + _PIECE], None if request.classes is None else len(request.classes))
+        piece = answer.values[start : start + _PIECE]
+        missing += _check_labels(piece, None if request.classes is None else len(request.classes))
+    is_as_told = told in (None, missing) or request.privacy is not None
+    require(is_as_told, "values", f"are missing in {missing:,} rows, and {told} were described")
     if answer.folds is not None:
         array(answer.folds, "folds", (rows,), kinds=frozenset("i"))
         last = request.folds - (request.fold_by != "time")

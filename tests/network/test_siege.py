@@ -169,7 +169,8 @@ def _(fort: Fort) -> None:
 
 @attack("6 twenty jobs, frames that import, another cluster")
 def _(fort: Fort) -> None:
-    query, alike = "SELECT x, z, y FROM orders", {"epochs": 1, "test_fraction": 0.0}
+    query = "SELECT x, z, y FROM orders"
+    alike: dict[str, Any] = {"epochs": 1, "test_fraction": 0.0}
     runs = [fort.rival.submit(query, label="y", seed=i, **alike) for i in range(20)]
     line = fort.line("rival", "user")
     deep: Any = 1

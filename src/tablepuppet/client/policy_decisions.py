@@ -14,6 +14,7 @@ import numpy as np
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.client.policy import Policy, TableRules, refused_by
+from tablepuppet.errors import PolicyError
 from tablepuppet.protocol.contract import ScanTerms
 from tablepuppet.tables.store import ScanUse
 
@@ -63,7 +64,10 @@ def _contract(policy: Policy, request: m.ProposeContract, use: Use) -> None:
             policy.check_identifiers()
     clients = {scan.scan: scan.clients for scan in contract.scans}
     tables = {scan.scan: scan.table for scan in contract.scans}
+    widths = {scan.scan: len(scan.columns) for scan in contract.scans}
     for block in contract.blocks:
+        if block.scan not in widths or not all(0 <= column < widths[block.scan] for column in block.columns):
+            raise PolicyError("the contract names a block of expressions that it does not have")
         if contract.training is not None:
             policy.check_noise(contract, clients[block.scan])
             policy.check_masked(clients[block.scan] if block.is_masked else 1)

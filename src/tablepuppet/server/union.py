@@ -165,6 +165,11 @@ class UnionOperator:
                     "them cannot be masked; give every client the same secret file (`tablepuppet certs secret` makes "
                     "one), or train with privacy = {secure_aggregation = false}"
                 )
+            if (key.client, key.part) != (part.client, part.number):
+                raise TransportError(
+                    f"client {part.client} offers a key for masks in another's name; ask its owner, and until then "
+                    "leave its tables out"
+                )
             self.keys[part.number] = key
 
     def peers(self, part: Part) -> list[MaskKey]:

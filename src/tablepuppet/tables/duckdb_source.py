@@ -12,11 +12,12 @@ a projection give rows in the order of the Arrow table or of the files.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import duckdb
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     import pyarrow.dataset as pads
 
 
+log = logging.getLogger(__name__)
+
+
 def silence(connection: duckdb.DuckDBPyConnection) -> None:
     """Switches the progress bar off."""
     [[is_on]] = connection.execute("SELECT current_setting('enable_progress_bar')").fetchall()
@@ -41,6 +45,8 @@ def silence(connection: duckdb.DuckDBPyConnection) -> None:
 _T = TypeVar("_T")
 _RELATION = "tablepuppet_source"
 MOST_SECONDS = 900.0  # of one reading
+MOST_HELD = 300.0  # seconds that a reading keeps a database of the owner's busy
+_AHEAD = 1 << 28  # bytes of a database's answer that are taken before anything is computed over them
 _ROWS_SHARE = 3  # times less than all memory is for the rows of one reading
 _BATCH = 1 << 13  # rows that come together
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
@@ -70,8 +76,8 @@ class DuckSource:
     def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
         return self._describe(_select(expressions, filter))[: len(expressions)]
 
-    def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
-        with _timed(self._connection):
+    def read(self, expressions: Sequence[str], filter: str | None, seconds: float | None = None) -> pa.Table:
+        with _timed(self._connection, seconds):
             return _guarded(self._name, lambda: _rows(self._connection, _select(expressions, filter)))
 
     def types(self, expressions: Sequence[str], filter: str | None) -> list[str]:
@@ -108,9 +114,9 @@ class DuckSource:
 
 
 @contextmanager
-def _timed(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+def _timed(connection: duckdb.DuckDBPyConnection, seconds: float | None = None) -> Iterator[None]:
     """Whatever runs inside is interrupted after a while: nobody keeps an owner's machine busy for ever."""
-    alarm = threading.Timer(MOST_SECONDS, connection.interrupt)
+    alarm = threading.Timer(MOST_SECONDS if seconds is None else seconds, connection.interrupt)
     alarm.daemon = True
     alarm.start()
     try:
@@ -142,7 +148,7 @@ def _guarded(name: str, action: Callable[[], _T]) -> _T:
         return action()
     except duckdb.InterruptException:
         raise SourceError(
-            f"table {name}: reading it took longer than {MOST_SECONDS:.0f} s and was stopped; ask for less of it"
+            f"table {name}: reading it took longer than it may and was stopped; ask for less of it"
         ) from None
     except duckdb.Error as error:
         raise SourceError(f"table {name}: {_reason(error)}") from None
@@ -203,11 +209,48 @@ def csv_header(name: str, file: str) -> list[str]:
     return [cell or "" for row in rows for cell in row]
 
 
-def from_database(name: str, file: str, table: str) -> DuckSource:
+class DuckFile:
+    """A table of an owner's DuckDB file. Whoever has it open keeps writers out: it is open while it is read."""
+
+    def __init__(self, name: str, open_file: Callable[[], DuckSource]) -> None:
+        self._name, self._open_file = name, open_file
+        with closing(open_file()) as opened:
+            self._columns = opened.describe()
+
+    def describe(self) -> list[ColumnInfo]:
+        return list(self._columns)
+
+    def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
+        with self._opened() as opened:
+            return opened.describe_scan(expressions, filter)
+
+    def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
+        with self._opened() as opened:
+            return opened.read(expressions, filter, MOST_HELD)
+
+    def stamp(self) -> str | None:
+        return None
+
+    def close(self) -> None:
+        """It is open while it is read, and then only."""
+
+    @contextmanager
+    def _opened(self) -> Iterator[DuckSource]:
+        try:
+            opened = self._open_file()
+        except SourceError as error:
+            log.warning("%s", error)  # where the owner keeps its files is for the owner's own log
+            why = "its file cannot be opened: another process writes to it, or it is gone or damaged; try again later"
+            raise SourceError(f"table {self._name}: {why}") from None
+        with closing(opened):
+            yield opened
+
+
+def from_database(name: str, file: str, table: str) -> DuckFile:
     """A source over a table (`table` or `schema.table`) of a DuckDB file, which is opened for reading only."""
     qualified = ".".join(quoted(part) for part in table.split("."))
     create = f"ATTACH {_literal(file)} AS owner (READ_ONLY); CREATE VIEW {_RELATION} AS SELECT * FROM owner.{qualified}"
-    return _created(name, create, [file], [file])
+    return DuckFile(name, lambda: _created(name, create, [file], [file]))
 
 
 def run_in_database(name: str, file: str, query: str) -> pa.Table:
@@ -230,25 +273,35 @@ def project(
 ) -> pa.Table:
     """Columns c0, c1, … computed over a stream of batches, one after the other; an error of the stream passes as it is.
 
-    `inner` names and types what the batches hold, for `columns` and `filter` to be computed over.
+    `inner` names and types what the batches hold, for `columns` and `filter` to be computed over. Whatever takes long
+    to compute keeps no database waiting that has answered in a few hundred megabytes: they are taken first.
     """
-    first = next(batches)
+    ahead = [next(batches)]
+    size = 0
+    for batch in batches:
+        ahead.append(batch)
+        size += batch.nbytes
+        if size > _AHEAD:
+            break
+    schema = ahead[0].schema
     failed: list[Exception] = []
 
     def stream() -> Iterator[pa.RecordBatch]:
         try:
-            yield first
+            while ahead:
+                yield ahead.pop(0)
             yield from batches
         except Exception as error:
             failed.append(error)
             raise
 
     connection = _connect()
-    connection.register(_RELATION, pa.RecordBatchReader.from_batches(first.schema, stream()))
+    connection.register(_RELATION, pa.RecordBatchReader.from_batches(schema, stream()))
     query = _select(columns, filter, f"(SELECT {', '.join(inner)} FROM {_RELATION})")
     try:
         _lock(connection, ())
-        return _guarded(name, lambda: _rows(connection, query))
+        with _timed(connection, MOST_HELD):
+            return _guarded(name, lambda: _rows(connection, query))
     except SourceError:
         if failed:
             raise failed[0] from None

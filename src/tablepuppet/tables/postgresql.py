@@ -15,6 +15,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from tablepuppet.errors import SourceError
+from tablepuppet.tables.duckdb_source import MOST_HELD
 from tablepuppet.tables.pushdown import COMMON, Dialect, Family, OwnerColumn, PushDown
 
 _DIALECT: Final = Dialect(
@@ -25,7 +26,8 @@ _DIALECT: Final = Dialect(
 _SESSION: Final = (
     "SET default_transaction_read_only = on",
     "SET standard_conforming_strings = on",  # or a backslash in a literal could end it
-    "SET statement_timeout = '15min'",
+    f"SET statement_timeout = '{MOST_HELD:.0f}s'",
+    "SET lock_timeout = '10s'",  # whoever changes the table is not waited for, nor made to wait behind us
     "SET TIME ZONE 'UTC'",
     "SET synchronize_seqscans = off",  # or a scan may begin in the middle of a large table
     "SET max_parallel_workers_per_gather = 0",  # or workers' rows come as they are found
@@ -64,7 +66,8 @@ _REASONS: Final = {
     "42P01": "there is no such table in the database (any more); check its name and schema",
     "42703": "a column is gone from the table; open the federation again",
     "42501": "this user may not read the table; ask for SELECT on it",
-    "57014": "the database cancelled the query (statement_timeout); raise the limit, or filter more rows out",
+    "57014": "the database cancelled the query, which took too long (statement_timeout); filter more rows out",
+    "55P03": "the table is locked by somebody who changes it; try again later",
     "57": "the database is shutting down or ended the session; try again",
     "53": "the database is out of memory, disk space or connections; try again later",
     "22003": "an expression overflows the type of its columns in some row; widen them first, as in CAST(x AS DOUBLE)",

@@ -26,10 +26,11 @@ import tablepuppet as tp
 from tablepuppet import memory
 from tablepuppet import train as story
 from tablepuppet.algorithms.registry import RESPONSES
+from tablepuppet.engine.evaluate import Comparison
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.job import make_job
-from tablepuppet.job.job import Ray
-from tablepuppet.network.control import from_frame, to_frame
+from tablepuppet.job.job import Local, Ray
+from tablepuppet.network.control import _class, from_frame, to_frame
 from tablepuppet.network.journal import Journal
 from tablepuppet.network.run_worker import _checked
 from tablepuppet.network.serve import Server
@@ -184,6 +185,11 @@ def test_a_users_frame_imports_nothing_and_makes_nothing_but_jobs(module: str) -
         with pytest.raises(TransportError, match="does not follow the protocol"):
             from_frame(frame, (type(make_job(QUERY, label="y", model="auto", algorithm="newton", given={})),))
     assert set(sys.modules) == before
+
+
+def test_what_waits_on_the_disk_since_before_a_class_moved_is_read() -> None:
+    assert _class("tablepuppet.job.engines", "Local", None) is Local
+    assert _class("tablepuppet.engine.comparison", "Comparison", None) is Comparison
 
 
 def test_a_user_does_not_choose_the_servers_ray_cluster() -> None:

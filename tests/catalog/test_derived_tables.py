@@ -244,6 +244,96 @@ def test_what_is_over_rows_of_several_clients_is_refused_with_the_reason() -> No
     np.testing.assert_allclose(np.sort(found), fitted(pooled(row_by_row)), rtol=1e-8)
 
 
+BRANCHES = {"north": ["accounts", "transactions", "cards"], "south": ["accounts", "transactions", "cards"]}
+PARTITIONED = {name: ["account_id"] for name in ("accounts", "transactions", "cards")}
+OF_TWO_TABLES = {
+    "a join in groups": """
+        SELECT l.x, t.most, t.since, l.y FROM loans l JOIN (
+            SELECT a.account_id, max(t.amount / a.age) AS most, min(t.day) AS since
+            FROM accounts AS a JOIN transactions AS t ON a.account_id = t.account_id AND t.kind = 'in'
+            GROUP BY a.account_id) t ON t.account_id = l.account_id""",
+    "groups that are joined": """
+        WITH spent AS (SELECT account_id, sum(amount) AS s FROM transactions GROUP BY account_id),
+             grown AS (SELECT * FROM accounts WHERE age > 30)
+        SELECT l.x, g.share, l.y FROM loans l JOIN (
+            SELECT account_id, s / age AS share, row_number() OVER (PARTITION BY account_id ORDER BY s) AS nth
+            FROM grown JOIN spent USING (account_id) LEFT JOIN cards USING (account_id)) g
+        ON g.account_id = l.account_id AND g.nth = 1""",
+}
+
+
+@pytest.mark.parametrize("name", OF_TWO_TABLES)
+def test_tables_that_are_partitioned_by_one_key_are_joined_at_each_owner(name: str) -> None:
+    query = OF_TWO_TABLES[name]
+    rng = np.random.default_rng(3)
+    loans = pd.DataFrame({"account_id": np.arange(ROWS), "x": rng.normal(size=ROWS), "y": rng.normal(size=ROWS)})
+
+    def by_branch(frame: pd.DataFrame) -> list[pd.DataFrame]:
+        return [frame[frame["account_id"] % 3 > 0], frame[frame["account_id"] % 3 == 0]]
+
+    split = {"loans": loans} | {table: by_branch(TABLES[table]) for table in PARTITIONED}
+    whole = {"loans": loans} | TABLES
+    with tp.Federation(whole, owners={"bank": list(TABLES)}) as bank:
+        expected = bank.train(query, label="y", test_fraction=0.0)
+    with (
+        tp.Federation(split, owners=BRANCHES) as unsaid,
+        pytest.raises(tp.TablePuppetError, match=r"partitioned by \(\[partitioned_by\] in its file"),
+    ):
+        unsaid.explain(query, label="y")
+    with tp.Federation(split, owners=BRANCHES, partitioned_by=PARTITIONED) as federation:
+        found = federation.train(query, label="y", test_fraction=0.0)
+        assert found.plan.mapping.joined_rows == expected.plan.mapping.joined_rows
+        np.testing.assert_allclose(found.objective, expected.objective, rtol=1e-12)
+        other = query.replace("a.account_id = t.account_id", "a.age = t.day")
+        other = other.replace("JOIN spent USING (account_id)", "JOIN spent ON s = age")
+        with pytest.raises(tp.TablePuppetError, match="each would compute this over its own rows only"):
+            federation.explain(other, label="y")
+
+
+def test_groups_of_a_partition_that_is_none_are_seen_when_keys_meet() -> None:
+    halves = [TABLES["transactions"][:1_000], TABLES["transactions"][1_000:]]
+    by = {"transactions": ["account_id"]}
+    with (
+        tp.Federation(TABLES | {"transactions": halves}, partitioned_by=by) as federation,
+        pytest.raises(tp.TablePuppetError, match="some groups of account_id have rows of transactions with several"),
+    ):
+        federation.train(QUERIES["groups"], label="y")
+
+
+def test_a_file_says_who_holds_what_and_by_which_column(tmp_path: Path) -> None:
+    for name in ("accounts", "transactions"):
+        for branch, rest in (("north", 0), ("south", 1)):
+            frame = TABLES[name]
+            frame[frame["account_id"] % 2 == rest].to_parquet(tmp_path / f"{branch}_{name}.parquet")
+    TABLES["cards"].to_parquet(tmp_path / "cards.parquet")
+    file = tmp_path / "federation.toml"
+    file.write_text(
+        """
+        [tables]
+        accounts = ["north_accounts.parquet", "south_accounts.parquet"]
+        transactions = ["north_transactions.parquet", "south_transactions.parquet"]
+        cards = "cards.parquet"
+        [owners]
+        north = ["accounts", "transactions"]
+        south = ["accounts", "transactions"]
+        [partitioned_by]
+        accounts = ["account_id"]
+        transactions = ["account_id"]
+        """,
+        encoding="utf-8",
+    )
+    query = """SELECT c.credit, t.old, t.y FROM cards c JOIN (
+        SELECT a.account_id, max(t.amount / a.age) AS old, any_value(a.y) AS y FROM accounts a
+        JOIN transactions t ON t.account_id = a.account_id GROUP BY a.account_id) t USING (account_id)"""
+    with tp.Federation.from_toml(file) as federation:
+        result = federation.train(query, label="y", model="linear", l2=0.0, test_fraction=0.0)
+        found = federation.predict(result, query)["prediction"].to_numpy()
+    np.testing.assert_allclose(np.sort(found), fitted(pooled(query)), rtol=1e-8)
+    file.write_text(file.read_text(encoding="utf-8").replace('transactions = ["account_id"]', 'transaction = ["x"]'))
+    with pytest.raises(tp.TablePuppetError, match="Did you mean transactions"):
+        tp.Federation.from_toml(file)
+
+
 def test_a_policy_sees_through_a_subquery_to_the_columns_behind_it(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text('[tables.transactions]\nkeys = ["account_id"]\nfeatures = ["amount"]\n', encoding="utf-8")

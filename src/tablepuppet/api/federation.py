@@ -65,7 +65,10 @@ class Federation:
     """Tables and their owners, all in this process: each list entry is one client.
 
     `owners`: which tables one owner holds together, so that a subquery may span them: `owners={"bank": ["accounts",
-    "transactions"]}`. Tables that are not listed have an owner each.
+    "transactions"]}`. Tables that are not listed have an owner each. A table with several sources is listed by as many
+    owners, in the order of the sources.
+    `partitioned_by`: of tables with several owners, the columns whose values each lie with one of them
+    (`{"transactions": ["account_id"]}`), so that owners may join their own rows on them in a subquery (docs/sql.md).
     `policies`: what an owner lets leave, by client or by table: the path of its policy.toml (docs/policy.md).
     `models`: a folder in which owners keep their parts of models that are not released (docs/prediction.md); without
     one they keep them as long as the federation is open.
@@ -82,12 +85,13 @@ class Federation:
         tables: Mapping[str, Any],
         *,
         owners: Mapping[str, Sequence[str]] | None = None,
+        partitioned_by: Mapping[str, Sequence[str]] | None = None,
         key: bytes | None = None,
         policies: Mapping[str, str | Path | Policy] | None = None,
         models: str | Path | None = None,
     ) -> None:
         fix_thresholds()
-        self._tables = name_owners(tables, owners or {})
+        self._tables = name_owners(tables, owners or {}, partitioned_by or {})
         self._clients = make_clients(self._tables, tables, key=key, policies=policies or {}, models=models)
         self._prediction_cache = PredictionCache()
         self._transport = LocalTransport({name: client.handle for name, client in self._clients.items()})

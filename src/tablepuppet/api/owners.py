@@ -11,6 +11,9 @@ A federation file is TOML:
     [owners]                                                      # tables that one owner holds together
     bank = ["accounts", "transactions"]
 
+    [partitioned_by]                                              # of tables with several owners: whose rows are whose
+    orders = ["customer_id"]
+
     [policies]
     items = "supplier.toml"                                       # by client or by table
 
@@ -27,6 +30,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from tablepuppet.catalog.bound import Holders
 from tablepuppet.client.client import Client
 from tablepuppet.client.policy import Policy, read_policy
 from tablepuppet.errors import JobError, TablePuppetError, did_you_mean, hint, unreadable
@@ -38,13 +42,19 @@ from tablepuppet.tables.store import ClientTables
 Owners = dict[str, tuple[str, ...]]  # table name → its clients
 
 
-def name_owners(tables: Mapping[str, Any], together: Mapping[str, Sequence[str]] | None = None) -> Owners:
+def name_owners(
+    tables: Mapping[str, Any],
+    together: Mapping[str, Sequence[str]] | None = None,
+    partitioned_by: Mapping[str, Sequence[str]] | None = None,
+) -> Owners:
     """A client for each source of each table, named after the table, or after the owner that holds it with others.
 
     >>> name_owners({"items": "items.csv", "orders": ["eu.csv", "us.csv"]})
     {'items': ('items',), 'orders': ('orders[0]', 'orders[1]')}
     >>> name_owners({"items": "items.csv", "prices": "prices.csv"}, {"shop": ["items", "prices"]})
     {'items': ('shop',), 'prices': ('shop',)}
+    >>> name_owners({"items": ["north.csv", "south.csv"]}, {"north": ["items"], "south": ["items"]})
+    {'items': ('north', 'south')}
     """
     if not isinstance(tables, Mapping) or not tables:
         found = "an empty one" if isinstance(tables, Mapping) else f"a {type(tables).__name__}"
@@ -60,20 +70,40 @@ def name_owners(tables: Mapping[str, Any], together: Mapping[str, Sequence[str]]
         if not count:
             raise JobError(f"table {table!r} has no source; give at least one")
         owners[table] = (table,) if count == 1 else tuple(f"{table}[{i}]" for i in range(count))
-    return owners | _together(owners, together or {})
+    return partitioned(owners | _together(owners, together or {}), partitioned_by or {})
+
+
+def partitioned(owners: Owners, by: Mapping[str, Sequence[str]]) -> Owners:
+    """The clients of each table, with the columns whose values lie with one of them each."""
+    for table, columns in by.items():
+        if table not in owners:
+            raise JobError(f"partitioned_by names {table!r}, which is not a table; {did_you_mean(table, list(owners))}")
+        if isinstance(columns, str) or not columns or not all(isinstance(c, str) for c in columns):
+            raise JobError(f'partitioned_by of {table} is a list of its columns, as in {{"{table}": ["account_id"]}}')
+    return {table: Holders(clients, by.get(table, ())) for table, clients in owners.items()}
 
 
 def _together(owners: Owners, together: Mapping[str, Sequence[str]]) -> Owners:
-    """The tables that an owner holds together, each with that owner as its one client."""
+    """The tables that owners hold together; of a table with several sources, each has one, in their order."""
     found: Owners = {}
+    for table, clients in owners.items():
+        holders = tuple(owner for owner, held in together.items() if table in held)
+        if len(holders) == len(clients) > 1:
+            found[table] = holders
+    shared = dict(found)
     taken = {client for clients in owners.values() for client in clients}
     for owner, held in together.items():
         for table in held:
             if table not in owners:
                 hint = did_you_mean(table, list(owners))
                 raise JobError(f"owner {owner!r} holds {table!r}, which is not a table; {hint}")
+            if table in shared:
+                continue
             if len(owners[table]) > 1 or table in found:
-                raise JobError(f"table {table!r} has several owners already; owner {owner!r} cannot hold it alone")
+                raise JobError(
+                    f"table {table!r} has {len(owners[table])} sources, and owners name another number of holders; "
+                    "give each source one owner, in their order"
+                )
             if owner in taken and owners[table] != (owner,):
                 raise JobError(f"owner {owner!r} has the name of a table; give it another")
             found[table] = (owner,)
@@ -141,7 +171,7 @@ def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
-_KEYS = ("tables", "owners", "policies", "models")
+_KEYS = ("tables", "owners", "partitioned_by", "policies", "models")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -192,6 +222,9 @@ def federation_from_toml(path: str | Path, given: Mapping[str, Any]) -> dict[str
     owners = given.get("owners", {})
     if not isinstance(owners, dict) or not all(isinstance(held, list) for held in owners.values()):
         raise JobError(f"{path}: [owners] maps an owner's name to the list of its tables")
+    by = given.get("partitioned_by", {})
+    if not isinstance(by, dict) or not all(isinstance(columns, list) for columns in by.values()):
+        raise JobError(f"{path}: [partitioned_by] maps a table to the list of columns that say whose its rows are")
     models = given.get("models")
     if models is not None and not isinstance(models, str):
         raise JobError(f"{path}: models is the path of a folder")
@@ -199,6 +232,7 @@ def federation_from_toml(path: str | Path, given: Mapping[str, Any]) -> dict[str
     return {
         "tables": tables_from_toml(tables, folder),
         "owners": owners,
+        "partitioned_by": by,
         "policies": {name: folder / p for name, p in policies.items()},
         "models": None if models is None else folder / models,
     }

@@ -9,7 +9,7 @@ branch, and their rows are simply concatenated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -20,6 +20,30 @@ from tablepuppet.errors import CatalogError, QueryError
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.query.grammar import At, refusal
 from tablepuppet.query.ucq import Ucq
+
+
+class Holders(tuple[str, ...]):
+    """The clients of a table, in the order of their rows, and the columns that say whose a row is.
+
+    Rows that are equal in one of `partitioned_by` all lie with one client, and so do rows of other tables of the same
+    clients that are equal to them in theirs. A federation that says so is believed until keys meet (mapping/keys).
+    """
+
+    partitioned_by: tuple[str, ...]
+
+    def __new__(cls, clients: Iterable[str], partitioned_by: Iterable[str] = ()) -> Holders:
+        made = super().__new__(cls, clients)
+        made.partitioned_by = tuple(partitioned_by)
+        return made
+
+
+def partitions_of(tables: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Of each table that is partitioned by columns: these, in lower case."""
+    return {
+        name: tuple(column.lower() for column in clients.partitioned_by)
+        for name, clients in tables.items()
+        if isinstance(clients, Holders) and clients.partitioned_by
+    }
 
 
 @dataclass(frozen=True, slots=True)

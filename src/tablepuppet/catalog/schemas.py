@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
-from tablepuppet.catalog.bound import refuse
+from tablepuppet.catalog.bound import partitions_of, refuse
 from tablepuppet.catalog.types import merged_column, type_name
 from tablepuppet.errors import TransportError, did_you_mean
 from tablepuppet.protocol import ColumnInfo, DescribeTable, Message, TableSchema
@@ -105,7 +105,7 @@ def owned_query(ucq: Ucq, query: exp.Query, tables: Mapping[str, tuple[str, ...]
             owners = f"{', '.join(tables[first])}; {', '.join(tables[name])}"
             message = f"this subquery reads {first} and {name}, which lie with different owners ({owners}). {advice}"
             raise refuse(ucq, message, base)
-    groups = _groups(ucq, query, first, tables[first]) if len(tables[first]) > 1 else None
+    groups = _groups(ucq, query, first, tables) if len(tables[first]) > 1 else None
     for base, name in zip(bases, names, strict=True):
         if base.args.get("alias") is None:
             base.set("alias", exp.TableAlias(this=base.this.copy()))
@@ -113,16 +113,23 @@ def owned_query(ucq: Ucq, query: exp.Query, tables: Mapping[str, tuple[str, ...]
     return _Read(first, own.sql("duckdb", identify=True, comments=False), groups)
 
 
-def _groups(ucq: Ucq, query: exp.Query, table: str, clients: tuple[str, ...]) -> tuple[str, ...] | None:
+def _groups(ucq: Ucq, query: exp.Query, table: str, tables: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
     """Columns whose values must each lie with one client of a shared table; None: no row depends on another."""
-    found = group_columns(query)
+    found = group_columns(query, {name.lower(): by for name, by in partitions_of(tables).items()})
     if found is not None and not found:
+        over = query.find(*_OVER_ROWS, *AGGREGATES) or query
+        joined = (
+            "Join tables here on columns that the federation says they are partitioned by ([partitioned_by] in its "
+            f'file, or partitioned_by={{"{table}": ["key"]}}). '
+            if isinstance(over, exp.Join)
+            else ""
+        )
         raise refuse(
             ucq,
-            f"the rows of {table} lie with {len(clients)} clients, and each would compute this over its own rows only. "
-            "Group by a key of the join, each value of which lies with one client; or let one of them offer the "
-            "summed-up table, or select the column itself",
-            query.find(*_OVER_ROWS, *AGGREGATES) or query,
+            f"the rows of {table} lie with {len(tables[table])} clients, and each would compute this over its own rows "
+            f"only. {joined}Group by a key of the join, each value of which lies with one client; or let one of them "
+            "offer the summed-up table, or select the column itself",
+            over,
         )
     return None if found is None else tuple(sorted(found))
 
@@ -223,38 +230,84 @@ Names = frozenset[str]  # in lower case
 _NOTHING: Names = frozenset()
 
 
-def group_columns(query: exp.Query) -> Names | None:
+Partitions = Mapping[str, Sequence[str]]  # table → the columns that it is partitioned by, both in lower case
+
+
+def group_columns(query: exp.Query, partitions: Partitions | None = None) -> Names | None:
     """A subquery over a table that several clients share → columns whose values must not be shared.
 
     If rows of equal value in one of them all lie with one client, the subquery over all rows is what its clients
     compute, put together: the columns by which every GROUP BY, window and DISTINCT divides. The query must join on such
     a column; the mapping then sees whether a value lies with two clients (mapping/keys). None: the subquery looks at
     one row at a time, and nothing must hold. No column at all: it needs rows of several clients whatever they hold.
+
+    Tables may be joined on columns that they are partitioned by: rows that meet then lie with one client.
     """
     clause = query.args.get("with_")
     ctes = {cte.alias.lower(): cte.this for cte in clause.expressions} if clause is not None else {}
-    return _of_query(query, ctes)
+    return _of_query(query, ctes, partitions or {})
 
 
-def _of_query(query: exp.Expr, ctes: Mapping[str, exp.Expr]) -> Names | None:
-    if not isinstance(query, exp.Select) or query.args.get("joins") or query.args.get("from_") is None:
+def _of_query(query: exp.Expr, ctes: Mapping[str, exp.Expr], partitions: Partitions) -> Names | None:
+    if not isinstance(query, exp.Select) or query.args.get("from_") is None:
         return _NOTHING
     where = query.args.get("where")
     if where is not None and where.find(exp.Query):
         return _NOTHING
-    below = _of_source(query.args["from_"].this, ctes)
+    below = _of_source(query.args["from_"].this, ctes, partitions)
+    if query.args.get("joins"):
+        below = _joined(query, ctes, partitions)
     for divided in _divisions(query):
         below = divided if below is None else below & divided
     return below if below is None else _shown(query, below)
 
 
-def _of_source(source: exp.Expr, ctes: Mapping[str, exp.Expr]) -> Names | None:
+def _of_source(source: exp.Expr, ctes: Mapping[str, exp.Expr], partitions: Partitions) -> Names | None:
     """What must hold below; None for a table, of which any column may be asked."""
     if isinstance(source, exp.Subquery):
-        return _of_query(source.this, ctes)
+        return _of_query(source.this, ctes, partitions)
     if isinstance(source, exp.Table) and source.name.lower() in ctes:
-        return _of_query(ctes[source.name.lower()], ctes)
+        return _of_query(ctes[source.name.lower()], ctes, partitions)
     return None if isinstance(source, exp.Table) else _NOTHING
+
+
+def _joined(select: exp.Select, ctes: Mapping[str, exp.Expr], partitions: Partitions) -> Names:
+    """The columns that all tables of a join are partitioned by, if every table is joined to one before it on them."""
+    first, *joins = [select.args["from_"].this, *(join.this for join in select.args["joins"])]
+    known = {_called(first): _whole_by(first, ctes, partitions)}
+    for join, source in zip(select.args["joins"], joins, strict=True):
+        own, alias = _whole_by(source, ctes, partitions), _called(source)
+        if join.side in ("RIGHT", "FULL") or join.method:
+            return _NOTHING
+        shared = {i.name.lower() for i in join.args.get("using") or ()} & own
+        shared &= frozenset[str]().union(*known.values())
+        on = join.args.get("on")
+        for equality in on.find_all(exp.EQ) if on is not None and not on.find(exp.Or, exp.Not, exp.Case) else ():
+            sides = [equality.left, equality.right]
+            if all(isinstance(side, exp.Column) for side in sides):
+                ours = [c.name.lower() for c in sides if c.table.lower() == alias]
+                theirs = [c.name.lower() for c in sides if c.name.lower() in known.get(c.table.lower(), _NOTHING)]
+                shared |= {name for name in ours if name in own and theirs}
+        if not shared:
+            return _NOTHING
+        known[alias] = own
+    return frozenset[str]().union(*known.values())
+
+
+def _called(source: exp.Expr) -> str:
+    return source.alias_or_name.lower()
+
+
+def _whole_by(source: exp.Expr, ctes: Mapping[str, exp.Expr], partitions: Partitions) -> Names:
+    """The columns of a table, or of a query over one, whose values each lie with one client."""
+    if isinstance(source, exp.Table) and source.name.lower() not in ctes:
+        return frozenset(partitions.get(source.name.lower(), ()))
+    query = source.this if isinstance(source, exp.Subquery) else ctes.get(source.name.lower())
+    if not isinstance(query, exp.Select):
+        return _NOTHING
+    divided = _of_query(query, ctes, partitions)
+    base = query.args["from_"].this if divided is None and query.args.get("from_") else None
+    return _shown(query, _whole_by(base, ctes, partitions)) if base is not None else divided or _NOTHING
 
 
 def _divisions(select: exp.Select) -> list[Names]:

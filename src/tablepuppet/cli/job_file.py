@@ -20,7 +20,7 @@ import typer
 
 from tablepuppet.algorithms.registry import BY_NAME, DEFAULT
 from tablepuppet.api import Federation
-from tablepuppet.api.owners import read_toml, tables_from_toml
+from tablepuppet.api.owners import federation_from_toml, read_toml
 from tablepuppet.errors import JobError, nearest, unreadable
 from tablepuppet.job import Job, loss_options
 
@@ -30,7 +30,7 @@ FederationOption = Annotated[
     typer.Option("--federation", metavar="FILE", help="A federation file (TOML) instead of the one that JOB names."),
 ]
 
-_OF_THE_FILE = ("query_file", "federation", "tables", "privacy")
+_OF_THE_FILE = ("query_file", "federation", "tables", "owners", "partitioned_by", "privacy")
 _OF_A_JOB = tuple(name for name in Job.__struct_fields__ if name not in ("options", "loss_options"))
 _OF_ALGORITHMS = tuple({name for a in BY_NAME.values() for name in a.options.__struct_fields__})
 
@@ -43,7 +43,7 @@ class JobFile:
     query: str
     arguments: dict[str, Any]
     federation: Path | None
-    tables: dict[str, Any] | None
+    tables: dict[str, Any] | None  # [tables], with [owners] and [partitioned_by]
 
     def open_federation(self, instead: Path | None = None) -> Federation:
         """The federation that the job runs on."""
@@ -53,7 +53,7 @@ class JobFile:
             return Federation.from_toml(self.federation)
         if self.tables is None:
             raise JobError(f'{self.path} names no tables; add [tables], federation = "…", or give --federation FILE')
-        return Federation(tables_from_toml(self.tables, self.path.parent))
+        return Federation(**federation_from_toml(self.path, self.tables))
 
 
 def read_job(path: Path) -> JobFile:
@@ -63,15 +63,17 @@ def read_job(path: Path) -> JobFile:
     query = _query(path, given)
     if "label" not in given:
         raise JobError(f'{path} names no label; add label = "…", the name of a column in the SELECT list')
-    federation, tables = given.pop("federation", None), given.pop("tables", None)
-    if federation is not None and tables is not None:
-        raise JobError(f"{path} has both federation and [tables]; keep one of them")
+    federation = given.pop("federation", None)
+    sections = {name: given.pop(name) for name in ("tables", "owners", "partitioned_by") if name in given}
+    tables = sections.get("tables")
+    if federation is not None and sections:
+        raise JobError(f"{path} has both federation and [{next(iter(sections))}]; keep one of them")
     if federation is not None and not isinstance(federation, str):
         raise JobError(f"{path}: federation must be the path of a federation file, not {_kind(federation)}")
     if tables is not None and not isinstance(tables, dict):
         raise JobError(f"{path}: tables must be a section, [tables], not {_kind(tables)}")
     place = None if federation is None else path.parent / federation
-    return JobFile(path, query, given | _algorithm(path, given), place, tables)
+    return JobFile(path, query, given | _algorithm(path, given), place, sections or None)
 
 
 def _check_names(path: Path, given: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tablepuppet import errors
+from tablepuppet.catalog.bound import partitions_of
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TablePuppetError
 from tablepuppet.network import run_worker as w
 from tablepuppet.network.journal import RunTransport
@@ -80,7 +81,15 @@ class RunProcess:
         try:
             pipe = self._begin()
             named = {table: list(clients) for table, clients in tables.items()}
-            pipe.send(w.Begin(run=run.id, kind=run.kind, tables=named, asker=run.owner, readers=run.readers), [asked])
+            begin = w.Begin(
+                run=run.id,
+                kind=run.kind,
+                tables=named,
+                partitioned_by=partitions_of(tables),
+                asker=run.owner,
+                readers=run.readers,
+            )
+            pipe.send(begin, [asked])
             return self._serve(pipe, run, transport, on_round)
         except DisconnectedError:
             raise self._death() from None

@@ -20,7 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tablepuppet import train as story
+from tablepuppet.catalog.bound import Holders
 from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import DisconnectedError, JobError, PrivacyError, RunInterruptedError, TablePuppetError
 from tablepuppet.job import Job, check_job
@@ -44,6 +47,7 @@ class Begin(Envelope, frozen=True):
     run: str
     kind: Kind
     tables: dict[str, list[str]]
+    partitioned_by: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     asker: str = ""  # in whose name contracts are proposed
     readers: tuple[str, ...] = ()
 
@@ -263,7 +267,7 @@ def too_much_memory(memory: int) -> str:
 
 
 def _outcome(pipe: Pipe, begin: Begin, asked: Any, cache: PredictionCache, memory: int) -> Any:
-    tables = {table: tuple(clients) for table, clients in begin.tables.items()}
+    tables = {table: Holders(clients, begin.partitioned_by.get(table, ())) for table, clients in begin.tables.items()}
     checks = AnswerChecks(memory)
     wire = asked.wire if isinstance(asked, Job) else "float64"
     asker = begin.asker or "a user of the coordinator"

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tablepuppet.catalog.bound import Holders
 from tablepuppet.errors import JobError, unreadable
 from tablepuppet.transport.certs import warn_of_loose
 from tablepuppet.transport.envelopes import LIMIT
@@ -52,6 +53,7 @@ class FederationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     server: ServerSettings
     owners: dict[str, str | list[str]]
+    partitioned_by: dict[str, list[str]] = {}  # table → columns whose values each lie with one of its clients
     users: list[str] = []
     administrators: list[str] = []  # users who see and stop everybody's runs
     user: UserSettings | None = None
@@ -59,7 +61,8 @@ class FederationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     @property
     def tables(self) -> dict[str, tuple[str, ...]]:
-        return {t: (o,) if isinstance(o, str) else tuple(o) for t, o in self.owners.items()}
+        named = {t: (o,) if isinstance(o, str) else tuple(o) for t, o in self.owners.items()}
+        return {t: Holders(o, self.partitioned_by.get(t, ())) for t, o in named.items()}
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -148,6 +151,9 @@ def read_federation(path: str | Path) -> FederationSettings:
     for table, owners in settings.tables.items():
         if len(set(owners)) < len(owners):
             raise JobError(f"{path}: table {table!r} names one client twice")
+    unknown = set(settings.partitioned_by) - set(settings.owners)
+    if unknown:
+        raise JobError(f"{path}: [partitioned_by] names {min(unknown)!r}, which [owners] does not; add it there too")
     twice = set(settings.users) & set(settings.clients)
     if twice:
         raise JobError(f"{path}: {min(twice)!r} is both a client and a user; give the user a name of its own")

@@ -52,6 +52,34 @@ def test_comparing_and_drift_end_with_codes_for_cron(path: Path, capsys: pytest.
     assert not found["is_worse"]
 
 
+def test_importance_and_dependence_are_shown_and_drawn(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, folder = str(path.parent / "model"), path.parent
+    with tp.Federation({name: folder / f"{name}.parquet" for name in ("orders", "items")}) as federation:
+        expected = federation.partial_dependence(tp.load(model), QUERY, "i.price", points=5)
+        shuffled = federation.importance(tp.load(model), QUERY, by="table")
+    assert main(["dependence", model, str(path), "--feature", "i.price", "--points", "5", "--json"]) == 0
+    written = capsys.readouterr().out
+    (curve,) = json.loads(written)["dependence"]
+    assert curve["feature"] == "i.price"
+    assert curve["values"] == expected["value"].tolist()
+    assert curve["means"]["probability"] == expected["probability"].tolist()
+    assert main(["importance", model, str(path), "--by", "table", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["importance"] == shuffled.to_dict("records")
+    assert main(["importance", model, str(path), "--by", "table"]) == 0
+    assert "how much the mean loss rises" in capsys.readouterr().out
+    assert main(["dependence", model, str(path)]) == 2
+    assert "name a feature: --feature NAME; the model has" in capsys.readouterr().err
+    (folder / "price.json").write_text(written, encoding="utf-8")
+    assert main(["train", str(path), "--json"]) == 0
+    (folder / "run.json").write_text(capsys.readouterr().out, encoding="utf-8")
+    page = folder / "page.html"
+    command = ["report", str(folder / "run.json"), "--out", str(page), "--dependence"]
+    assert main([*command, str(folder / "price.json")]) == 0
+    assert "What a feature does" in page.read_text(encoding="utf-8")
+    assert main([*command, str(folder / "run.json")]) == 2
+    assert "tablepuppet dependence --json" in capsys.readouterr().err
+
+
 def test_what_is_wrong_with_the_model_or_the_request_is_the_users_mistake(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

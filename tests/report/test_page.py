@@ -76,9 +76,13 @@ def test_what_owners_call_things_is_escaped(page: str) -> None:
     assert "shoe &amp; co" in page
 
 
+def _embedded(page: str) -> list[RunRecord]:
+    texts = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
+    return [msgspec.json.decode(text, type=RunRecord) for text in texts]
+
+
 def test_every_run_can_be_traced_to_the_record_inside_the_page(page: str, records: list[RunRecord]) -> None:
-    embedded = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
-    assert [msgspec.json.decode(text, type=RunRecord) for text in embedded] == records
+    assert _embedded(page) == records
 
 
 def test_the_results_are_those_of_the_runs(page: str, records: list[RunRecord]) -> None:
@@ -197,6 +201,24 @@ def test_the_job_file_of_the_page_is_read_back_as_the_same_job(records: list[Run
         names = {name: given.pop(name) for name in ("label", "model", "algorithm")}
         again = make_job(result.plan.job.query, **names, given=given)
         assert again == result.plan.job
+
+
+def test_partial_dependence_is_drawn_for_numbers_and_listed_for_texts(tmp_path: Path) -> None:
+    with tp.Federation(tables()) as federation:
+        result = federation.train(QUERY, label="returned", model="logistic")
+        texts = ["lamp", "shoe & co", None]
+        curves = {
+            "i.price": federation.partial_dependence(result, feature="i.price"),
+            "i.category": federation.partial_dependence(result, feature="i.category", values=texts),
+        }
+        text = result.report(tmp_path / "page.html", dependence=curves).read_text(encoding="utf-8")
+    (record,) = _embedded(text)
+    assert record.dependence[0].means["probability"] == curves["i.price"]["probability"].tolist()
+    section = text.partition('<section id="dependence"')[2].partition("</section>")[0]
+    assert section.count("<circle") == len(curves["i.price"])
+    assert "shoe &amp; co" in section
+    assert "<i>missing</i>" in section
+    assert "What a feature does" not in result.report(tmp_path / "plain.html").read_text(encoding="utf-8")
 
 
 def test_runs_without_test_rows_and_with_several_classes_have_a_page() -> None:

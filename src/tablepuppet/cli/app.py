@@ -11,7 +11,7 @@ import typer
 from tablepuppet.cli import certs, contracts, processes
 from tablepuppet.cli.bench import bench
 from tablepuppet.cli.demo import demo
-from tablepuppet.cli.models import compare, drift, export, predict
+from tablepuppet.cli.models import compare, dependence, drift, export, importance, predict
 from tablepuppet.cli.report import report
 from tablepuppet.cli.train import explain, submit, train, wait
 from tablepuppet.version import __version__
@@ -28,6 +28,8 @@ app.command()(explain)
 app.command()(train)
 app.command()(predict)
 app.command()(export)
+app.command()(importance)
+app.command()(dependence)
 app.command()(compare)
 app.command()(drift)
 app.command()(report)

@@ -1,6 +1,7 @@
-"""Commands that take a saved model: predict, export, compare and drift.
+"""Commands that take a saved model: predict, export, importance, dependence, compare and drift.
 
-predict: its predictions on a job's rows; export: its blocks as SQL or ONNX. compare and drift are for cron: is the new
+predict: its predictions on a job's rows; export: its blocks as SQL or ONNX; importance and dependence: what features do
+to it. compare and drift are for cron: is the new
 model worse, are the rows still those it was trained on? Both end with code 3 where they find what they look for, so
 that a script can retrain, or keep the old model.
 """
@@ -12,12 +13,14 @@ from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 import typer
+from msgspec import to_builtins
 
 from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.errors import ModelError
 from tablepuppet.output_files import write_whole
 from tablepuppet.prediction.saved import load
+from tablepuppet.report import dependence_of
 
 _SHOWN = 10
 
@@ -137,6 +140,65 @@ def export(
             return
     screen.show(f"Wrote {to}.")
     screen.show_json(lambda: {"file": str(to)})
+
+
+ByOption = Annotated[Literal["feature", "table"], typer.Option("--by", help="What is shuffled: feature or table.")]
+RepeatsOption = Annotated[int, typer.Option("--repeats", help="How often each is shuffled.")]
+FeatureOption = Annotated[
+    list[str] | None, typer.Option("--feature", metavar="NAME", help="A feature of the model; may be repeated.")
+]
+PointsOption = Annotated[int, typer.Option("--points", help="How many values of a feature, at most.")]
+
+
+def importance(
+    model: ModelArgument,
+    job: JobArgument,
+    federation: FederationOption = None,
+    by: ByOption = "feature",
+    repeats: RepeatsOption = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Say by how much the mean loss rises where a feature, or a table, is shuffled among its rows.
+
+    [bold]Example:[/bold] tablepuppet importance model/ returns.toml --by table
+    """
+    screen = Screen(as_json)
+    loaded, asked = load(model), read_job(job)
+    with screen.progress("shuffling"), asked.open_federation(federation) as tables:
+        found = tables.importance(loaded, asked.query, by=by, repeats=repeats)
+    shown = table(*found.columns, title="how much the mean loss rises")
+    for row in found.itertuples(index=False):
+        shown.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
+    screen.show(shown)
+    screen.show_json(lambda: {"importance": found.to_dict("records")})
+
+
+def dependence(
+    model: ModelArgument,
+    job: JobArgument,
+    feature: FeatureOption = None,
+    federation: FederationOption = None,
+    points: PointsOption = 11,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a model predicts on average where a feature has the same value in all rows (partial dependence).
+
+    [bold]Example:[/bold] tablepuppet dependence model/ returns.toml --feature i.price --json > price.json
+    [dim]tablepuppet report run.json --dependence price.json[/dim] draws the curves.
+    """
+    screen = Screen(as_json)
+    loaded, asked = load(model), read_job(job)
+    if not feature:
+        known = ", ".join(name for block in loaded.blocks for name in block.features)
+        raise ModelError(f"name a feature: --feature NAME; the model has {known}")
+    with screen.progress("asking"), asked.open_federation(federation) as tables:
+        found = {name: tables.partial_dependence(loaded, asked.query, name, points=points) for name in feature}
+    for name, curve in found.items():
+        shown = table(*curve.columns, title=name)
+        for row in curve.itertuples(index=False):
+            shown.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
+        screen.show(shown)
+    screen.show_json(lambda: {"dependence": to_builtins(dependence_of(found))})
 
 
 FOUND = 3  # exit code

@@ -12,7 +12,7 @@ from tablepuppet.cli.screen import JsonOption, Screen
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import size
 from tablepuppet.output_files import check_place, write_whole
-from tablepuppet.report import model_card, read_record, write_report
+from tablepuppet.report import model_card, read_dependence, read_record, write_report
 from tablepuppet.transport.meter import Network
 
 RunsArgument = Annotated[
@@ -33,10 +33,17 @@ NetworkOption = Annotated[
 ]
 
 
+DependenceOption = Annotated[
+    Path | None,
+    typer.Option("--dependence", metavar="FILE", help="Draw the first run's curves that dependence --json wrote."),
+]
+
+
 def report(
     runs: RunsArgument,
     out: OutOption = Path("report.html"),
     network: NetworkOption = None,
+    dependence: DependenceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write one self-contained HTML page that shows runs: metrics, convergence, coefficients, traffic, privacy.
@@ -50,6 +57,8 @@ def report(
     check_place(out, "the report")
     networks = dict(map(_network, network or []))
     records = [msgspec.structs.replace(read_record(path), name=path.stem) for path in runs]
+    if dependence is not None:
+        records[0] = msgspec.structs.replace(records[0], dependence=read_dependence(dependence))
     if out.suffix.lower() == ".md":
         cards = "\n".join(map(model_card, records))
         write_whole(out, lambda file: file.write_text(cards, encoding="utf-8"), "the model card")

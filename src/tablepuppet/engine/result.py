@@ -303,15 +303,24 @@ class Result:
         return federation.predict(self.model, query, **options)
 
     def report(
-        self, path: str | Path, *, beside: Sequence[Result] = (), networks: Mapping[str, Network] | None = None
+        self,
+        path: str | Path,
+        *,
+        beside: Sequence[Result] = (),
+        networks: Mapping[str, Network] | None = None,
+        dependence: Mapping[str, pd.DataFrame] | None = None,
     ) -> Path:
         """Writes one HTML file that shows this run, and others beside it where given.
 
         `networks`: times are also shown on these, `{"office": tp.Network(latency=0.02, bandwidth=0.1)}`.
+        `dependence`: curves to draw, `{"i.price": federation.partial_dependence(result, feature="i.price")}`.
         """
-        from tablepuppet.report import record_of, write_report  # here and below: not to be loaded with every run
+        from msgspec.structs import replace
 
-        return write_report(path, [record_of(result) for result in (self, *beside)], networks)
+        from tablepuppet.report import dependence_of, record_of, write_report  # here and below: not loaded every run
+
+        first, *others = [record_of(result) for result in (self, *beside)]
+        return write_report(path, [replace(first, dependence=dependence_of(dependence or {})), *others], networks)
 
     def to_json(self) -> str:
         """The run as JSON text, from which `tablepuppet report` makes the same page."""

@@ -1,13 +1,16 @@
 """The report: runs as plain data, and one HTML page that people like to look at."""
 
 from tablepuppet.report.page import model_card, render, write_report
-from tablepuppet.report.record import RunRecord, read_record, to_json
-from tablepuppet.report.recording import history_frame, record_of, write_history
+from tablepuppet.report.record import DependenceRecord, RunRecord, read_dependence, read_record, to_json
+from tablepuppet.report.recording import dependence_of, history_frame, record_of, write_history
 
 __all__ = [
+    "DependenceRecord",
     "RunRecord",
+    "dependence_of",
     "history_frame",
     "model_card",
+    "read_dependence",
     "read_record",
     "record_of",
     "render",

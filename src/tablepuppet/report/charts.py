@@ -112,6 +112,7 @@ class Chart:
     series: tuple[Series, ...]
     is_log: bool = False  # the vertical axis
     is_log_x: bool = False
+    x_from_zero: bool = True
     x_text: Callable[[float], str] = tick_text
     y_text: Callable[[float], str] = tick_text
 
@@ -123,7 +124,7 @@ def svg(chart: Chart) -> str:
     points = [point for series in drawn for point in series.points]
     if not points:
         return f'<p class="note">{escape(chart.title)}: nothing to draw.</p>'
-    x = axis_over([p.x for p in points], LEFT, WIDTH - RIGHT, is_log=chart.is_log_x, from_zero=True)
+    x = axis_over([p.x for p in points], LEFT, WIDTH - RIGHT, is_log=chart.is_log_x, from_zero=chart.x_from_zero)
     y = axis_over([p.y for p in points], HEIGHT - BOTTOM, TOP, is_log=chart.is_log)
     parts = [
         f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '

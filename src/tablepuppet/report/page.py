@@ -24,7 +24,7 @@ from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.errors import JobError
 from tablepuppet.output_files import as_path, write_whole
 from tablepuppet.report.charts import convergence, merits, scales, svg, swatch
-from tablepuppet.report.predictions import coefficients, predictions
+from tablepuppet.report.predictions import coefficients, dependence, predictions
 from tablepuppet.report.record import RunRecord
 from tablepuppet.report.sections import code, data, privacy, results, section, table, tiles, traffic
 from tablepuppet.transport.meter import NETWORKS, Network
@@ -50,6 +50,7 @@ def render(runs: Sequence[RunRecord], networks: Mapping[str, Network] | None = N
         "results": ("Results", (tiles(runs[0], known) if len(runs) == 1 else "") + results(runs, names, known)),
         "convergence": ("Convergence", _charts(runs, names, known)),
         **({"predictions": ("What it predicts", shown)} if (shown := predictions(runs, names)) else {}),
+        **({"dependence": ("What a feature does", drawn)} if (drawn := dependence(runs, names)) else {}),
         "data": ("What it was trained on", data(runs, names)),
         "coefficients": ("Coefficients", coefficients(runs, names)),
         "traffic": ("Traffic", traffic(runs, names)),

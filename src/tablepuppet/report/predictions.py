@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 
 from tablepuppet.formatting import number
-from tablepuppet.report.charts import Chart, Point, Series, svg
+from tablepuppet.report.charts import Chart, Point, Series, svg, swatch
 from tablepuppet.report.record import CurvesRecord, RunRecord
 from tablepuppet.report.sections import bar, table
 
@@ -40,6 +40,83 @@ def predictions(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
         "threshold of the probability. Where probabilities hold, “Calibration” lies on the diagonal: of the rows that "
         "are predicted with 0.3, three in ten are positive.</p>"
     )
+
+
+def dependence(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """A chart for every feature that is a number, a table for every other: what models say on average at each value."""
+    features = dict.fromkeys(curve.feature for run in runs for curve in run.dependence)
+    parts = []
+    for feature in features:
+        found = [
+            (name, curve)
+            for run, name in zip(runs, names, strict=True)
+            for curve in run.dependence
+            if curve.feature == feature
+        ]
+        lines = [
+            (" ".join(part for part in (name if len(runs) > 1 else "", _said(mean)) if part), curve.values, means)
+            for name, curve in found
+            for mean, means in curve.means.items()
+        ]
+        texts = any(isinstance(value, str) for _, values, _ in lines for value in values)
+        parts.append(_values(feature, lines) if texts else _line(feature, lines))
+    if not parts:
+        return ""
+    return (
+        f'<div class="charts">{"".join(parts)}</div>'
+        '<p class="note">What the model says on average over its rows where the feature has this value in all of them '
+        "and everything else is as it is. Values that never occur together with the rest of a row are among them.</p>"
+    )
+
+
+def _said(mean: str) -> str:
+    """probability_gold → probability of gold."""
+    first, _, label = mean.partition("_")
+    return f"{first} of {label}" if label else first
+
+
+Line = tuple[str, list[float | str | None], list[float]]
+
+
+def _line(feature: str, lines: Sequence[Line]) -> str:
+    series = tuple(
+        Series(
+            name,
+            style,
+            tuple(
+                Point(float(x), y, f"{feature} = {number(float(x), 5)}\n{name} {number(y, 5)}")
+                for x, y in zip(values, means, strict=True)
+                if x is not None
+            ),
+        )
+        for style, (name, values, means) in enumerate(lines)
+    )
+    what = lines[0][0] if len(lines) == 1 else "mean"
+    shown = Chart(f"{feature}: {what}", feature, what, series, x_from_zero=False)
+    legend = "".join(f"<li>{swatch(s.style)} {escape(s.name)}</li>" for s in series) if len(series) > 1 else ""
+    missing = [
+        f"{name} {number(mean, 4)}"
+        for name, values, means in lines
+        for value, mean in zip(values, means, strict=True)
+        if value is None
+    ]
+    noted = f" (missing: {escape(', '.join(missing))})" if missing else ""
+    listed = f'<ul class="legend">{legend}</ul>' if legend else ""
+    return f"<figure>{svg(shown)}<figcaption>{escape(feature)}{noted}</figcaption>{listed}</figure>"
+
+
+def _values(feature: str, lines: Sequence[Line]) -> str:
+    values = list(dict.fromkeys(value for _, own, _ in lines for value in own))
+    known = [dict(zip(own, means, strict=True)) for _, own, means in lines]
+    largest = max((abs(mean) for means in known for mean in means.values()), default=0.0) or 1.0
+    rows = [
+        [
+            "<i>missing</i>" if value is None else escape(str(value)),
+            *(bar(abs(means[value]) / largest, number(means[value], 4)) if value in means else "–" for means in known),
+        ]
+        for value in values
+    ]
+    return f"<figure>{table([escape(feature), *(escape(name) for name, _, _ in lines)], rows)}</figure>"
 
 
 def _side(run: RunRecord) -> tuple[str, CurvesRecord]:

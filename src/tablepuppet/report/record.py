@@ -110,6 +110,14 @@ class CurvesRecord(_Plain, frozen=True):
     precision_recall: dict[str, list[float]] = {}  # threshold, precision, recall, f1, predicted
 
 
+class DependenceRecord(_Plain, frozen=True):
+    """What a model says on average where a feature has the same value in all rows."""
+
+    feature: str
+    values: list[float | str | None]  # None: missing
+    means: dict[str, list[float]]  # prediction, probability, or probability_<class>: one for each value
+
+
 class Coefficients(_Plain, frozen=True):
     """Columns of the coefficient table; `scaled` are the weights of the encoded columns."""
 
@@ -159,6 +167,7 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     importance: list[tuple[str, str, float | None, float | None]] = []  # of trees: table, feature, Σ gain, splits
     trees: list[str] = []  # the first of them, in words
     curves: dict[str, CurvesRecord] = {}  # of a classifier, by side
+    dependence: list[DependenceRecord] = []  # of features that somebody asked about
     intercept: list[float | None]  # on the original scale for linear models, else what is added to the scores
     traffic: TrafficRecord
     explanation: str  # the plan, with what was counted beside what was estimated
@@ -171,6 +180,16 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
 def to_json(record: RunRecord) -> str:
     """The record as JSON text, indented for people and diffs."""
     return msgspec.json.format(msgspec.json.encode(record), indent=1).decode()
+
+
+def read_dependence(path: str | Path) -> list[DependenceRecord]:
+    """The curves in a file that `tablepuppet dependence --json` wrote."""
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, list[DependenceRecord]])["dependence"]
+    except OSError as error:
+        raise ModelError(unreadable(path, error)) from None
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise ModelError(f"{path} holds no curves: {error}; write it with tablepuppet dependence --json") from None
 
 
 def read_record(path: str | Path) -> RunRecord:

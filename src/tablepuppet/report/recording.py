@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import import_module
@@ -26,6 +26,7 @@ from tablepuppet.report.record import (
     Coefficients,
     CurvesRecord,
     DataRecord,
+    DependenceRecord,
     Epoch,
     ExposureRecord,
     InsightRecord,
@@ -99,6 +100,18 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
         ],
         environment=_environment(),
     )
+
+
+def dependence_of(curves: Mapping[str, pd.DataFrame]) -> list[DependenceRecord]:
+    """What Federation.partial_dependence gave, by feature, as plain data."""
+    return [
+        DependenceRecord(
+            feature=feature,
+            values=[None if value != value else value for value in frame["value"].tolist()],
+            means={name: frame[name].astype(float).tolist() for name in frame.columns if name != "value"},
+        )
+        for feature, frame in curves.items()
+    ]
 
 
 def _importance(result: Result) -> list[tuple[str, str, float | None, float | None]]:

@@ -64,7 +64,9 @@ def read_job(path: Path) -> JobFile:
     if "label" not in given:
         raise JobError(f'{path} names no label; add label = "…", the name of a column in the SELECT list')
     federation = given.pop("federation", None)
-    sections = {name: given.pop(name) for name in ("tables", "owners", "partitioned_by") if name in given}
+    sections: dict[str, Any] = {
+        name: given.pop(name) for name in ("tables", "owners", "partitioned_by") if name in given
+    }
     tables = sections.get("tables")
     if federation is not None and sections:
         raise JobError(f"{path} has both federation and [{next(iter(sections))}]; keep one of them")

@@ -92,7 +92,7 @@ class Run:
         self.contributions: list[Array] = []  # each block's h of its train rows, at the last evaluation
         self.rounds = self.epochs = 0
         self.curves: dict[str, Curves] = {}  # of the finished model
-        self.best_head: Array | None = None  # the head's own parameters at the best epoch
+        self.best_head: TrainedHead | None = None  # the head at the best epoch
         self.is_restored = False
         self.is_settled = False  # whether training ended by itself
         self.began = time.perf_counter()
@@ -150,7 +150,7 @@ class Run:
         """Lets clients keep their parameters where validation rows were never predicted better."""
         assert self.patience is not None
         if self.patience.sees(record.epoch, record.metrics["validation"], self.server.intercept):
-            self.best_head = None if self.problem.head is None else self.problem.head.own
+            self.best_head = None if self.problem.head is None else self.problem.head.kept()
             self.union.ask(lambda part: Keep(job=self.union.job, part=part.number), "evaluation")
 
     def restore(self) -> None:
@@ -160,7 +160,7 @@ class Run:
         self.union.ask(lambda part: Restore(job=self.union.job, part=part.number), "evaluation")
         self.is_restored = True
         if self.problem.head is not None and self.best_head is not None:
-            self.problem.head.own = self.best_head
+            self.problem.head.go_back(self.best_head)
 
     def _is_flat(self) -> bool:
         """Whether the objective no longer moves, for algorithms without residuals of their own."""
@@ -249,17 +249,17 @@ class Run:
         return found
 
     def head_penalty(self, trained: TrainedHead, squares: float) -> float:
-        """½ u² (β Σ ‖θ‖² + (λ Σ_j ‖h_i‖² + c Σ_k ‖h_i‖²)/N), the head's parameters among θ; `squares`: the blocks'."""
+        """½ u² (β Σ ‖θ‖² + (λ Σ_j ‖h_i‖² + c Σ ‖θ_i‖²)/N), the head's parameters among θ; `squares`: the blocks'."""
         spec = trained.head.spec
         ridged = max(self.problem.ridges) * squares + self.problem.head_l2 * float(np.vdot(trained.own, trained.own))
         penalties, shrunk = trained.penalties, 0.0
         if penalties is None and spec.shrinkage:
             penalties = [(np.full(k, spec.shrinkage), np.zeros(k)) for k in spec.widths]
         weights = self.mapping.train.collapsed_weights() if penalties is not None else None
-        for number, (per_joined, per_row) in enumerate(penalties or ()):
+        for number, (per_joined, ridge) in enumerate(penalties or ()):
             share = self.problem.multiplicity[number] if weights is None else weights[number][:, 0]
-            squared = np.square(self.contributions[number])
-            shrunk += float((share @ squared) @ per_joined + squared.sum(axis=0) @ per_row)
+            shrunk += float((share @ np.square(self.contributions[number])) @ per_joined)
+            shrunk += float(trained.squares[number] @ ridge) if trained.squares else 0.0
         return 0.5 * spec.unit**2 * (ridged + shrunk / self.problem.joined.rows)
 
     def advice(self, encoders: Sequence[Sequence[Encoder]]) -> list[str]:

@@ -25,6 +25,7 @@ from tablepuppet.plan.penalties import column_signs
 from tablepuppet.plan.plan import Plan
 from tablepuppet.protocol import Encoder, Message, Move, Started, StartPart
 from tablepuppet.server.union import UnionOperator
+from tablepuppet.tables.encoding import entries_of
 
 
 def make_problem(
@@ -53,6 +54,7 @@ def make_problem(
         is_centred=job.is_centred,
         unit=plan.unit,
         widths=widths_of(encoders),
+        entries=tuple(max(1, sum(map(entries_of, block))) for block in encoders),
         channel=mapping.label.channel,
         head=head,
     )

@@ -252,6 +252,11 @@ def encoded_width(encoder: Encoder | KnownIds | KnownNames) -> int:
     return len(encoder.categories) + encoder.has_missing + encoder.has_other
 
 
+def entries_of(encoder: Encoder) -> int:
+    """How many entries of a feature are not 0 in a row: a category has one."""
+    return encoded_width(encoder) if isinstance(encoder, NumberEncoder) else 1
+
+
 def start_weights(encoders: Sequence[Encoder], theta: Array) -> list[dict[str, list[float]]]:
     """θ by feature and unit of it, on the original scale, for whoever encodes the feature otherwise.
 

@@ -39,19 +39,23 @@ def least_squares(result: tp.Result, joined: Joined) -> list[Array]:
         drawn[:, 0] = 0.0
         thetas.append(0.1 * drawn / np.sqrt(len(block.features)))
     squares = joined.loss == "squared"
-    bound = 1.0 if squares else 0.25
+    intercept = float(y.mean()) if squares else float(np.log(y.mean() / (1 - y.mean())))
     for turn in range(len(thetas) * job.epochs):
         i = turn % len(thetas)
         h = [x @ t for x, t in zip(features, thetas, strict=True)]
         vectors = [v[:, 1:] for v in h]
         score = sum(v[:, 0] for v in h)
         score = score + sum((vectors[a] * vectors[b]).sum(axis=1) for a in range(len(h)) for b in range(a))
-        a = u * score + result.encoded_intercept[0]
+        a = u * score + intercept
+        if turn and not squares:
+            intercept -= (1 / (1 + np.exp(-a)) - y).sum() / (np.tanh(a / 2) / (2 * a)).sum()
+            a = u * score + intercept
+        bound = np.ones(n) if squares else np.tanh(a / 2) / (2 * a)  # of a parabola above the loss that touches it
         slope = ((a - y) if squares else 1 / (1 + np.exp(-a)) - y) / u
         z = np.column_stack([np.ones(n), sum(v for k, v in enumerate(vectors) if k != i)])
         whole = np.einsum("nd,nk->ndk", features[i], z).reshape(n, -1)
         size = z.shape[1]
-        matrix = bound * whole.T @ whole + spec.shrinkage * np.kron(features[i].T @ features[i], np.eye(size))
+        matrix = (bound[:, None] * whole).T @ whole + spec.shrinkage * np.kron(features[i].T @ features[i], np.eye(size))
         ridge = n * l2_of(job.l2, "", "")
         matrix += ridge * np.eye(len(matrix))
         right = whole.T @ slope + (

@@ -64,7 +64,7 @@ class AlsAlgorithm(Algorithm[Als]):
 
         outer = OuterRound(
             update=lambda block, part: part.rows * (block.outputs + packed_width(block.outputs)),
-            answer=lambda block, part: part.rows * block.outputs + 1,
+            answer=lambda block, part: (part.rows + 1) * block.outputs + 1,
             inner=inner,
         )
         return [wave for block in shape.blocks for wave in waves(replace(shape, blocks=(block,)), outer)]

@@ -1,4 +1,4 @@
-"""The normal equations of one table: P δ = −s, with P = Σ_k (x_k x_kᵀ) ⊗ M_k + ridge · I.
+"""The normal equations of one table: P δ = −s, with P = Σ_k (x_k x_kᵀ) ⊗ M_k + I ⊗ diag(ridge).
 
 In: encoded rows x_k, the curvature M_k (K × K) of each, packed as upper triangles. Out: products P δ, the K × K blocks
 on P's diagonal (one for each encoded column), and the step that conjugate gradients find with these blocks as
@@ -74,7 +74,7 @@ def diagonal_blocks(features: Features, packed: Array) -> Array:
     return out
 
 
-def solved_blocks(blocks: Array, ridge: float, right: Array) -> Array:
+def solved_blocks(blocks: Array, ridge: Array, right: Array) -> Array:
     """B_c⁻¹ r_c for each encoded column c, with B_c its diagonal block and the ridge."""
     size = right.shape[1]
     out = np.empty_like(right)
@@ -83,7 +83,7 @@ def solved_blocks(blocks: Array, ridge: float, right: Array) -> Array:
         whole = unpacked(blocks[some], size)
         # A column that no row has, without a ridge: nothing is known of it, and it stays.
         scale = np.maximum(np.trace(whole, axis1=1, axis2=2) / size, 1.0)
-        whole += (ridge + 1e-14 * scale)[:, None, None] * np.eye(size)
+        whole[:, np.arange(size), np.arange(size)] += ridge + 1e-14 * scale[:, None]
         out[some] = np.linalg.solve(whole, right[some, :, None])[:, :, 0]
     return out
 
@@ -93,7 +93,7 @@ class Conjugate:
     """Conjugate gradients on P δ = r, one product at a time: whoever can multiply by P keeps it going."""
 
     blocks: Array  # packed, of P's diagonal, without the ridge
-    ridge: float
+    ridge: Array  # (K)
     residual: Array
     tolerance: float
     steps: int

@@ -48,6 +48,7 @@ class AlsUpdate(Message, frozen=True):
     part: int
     signal: Array  # (n, K): Σ_j ∂ℓ/∂h
     curvature: Array  # (n, K(K+1)/2): Σ_j of the upper triangle of ∂²ℓ/∂h²
+    ridge: list[float]  # (K): besides l2, on each parameter of an output
 
 
 class AlsFigures(Figures, frozen=True):

@@ -1,11 +1,13 @@
 """Alternating least squares over tables: a round is the best step of one block, given the others.
 
     server   z_j = (1, Σ_{l≠i} v_l),  r = ∂ℓ/∂score;  for each row k of block i, over its joined rows j:
-             s_k = Σ z r + (λ n_k + c) h_i,   M_k = L Σ z zᵀ + (λ n_k + c) I       (shrinkage.py)
+             s_k = Σ z r + λ n_k h_i,   M_k = Σ L_j z zᵀ + λ n_k I,   and a ridge c       (shrinkage.py)
     client   the step of Θ_i from these (client.py); sends h_i = (b_i, v_i) of its rows
 
-For squared loss (L = 1) that is the least-squares solution of block i; for logistic loss L = ¼ bounds the curvature,
-so that a round never raises the objective. The intercept is the best constant for the labels, and stays.
+For squared loss (L = 1) that is the least-squares solution of block i; for others L_j is the curvature of the parabola
+that touches the loss at the row's score and lies above it everywhere, so that a round never raises the objective. The
+intercept begins as the best constant for the labels; of other losses than the squared it takes such a step, too, before
+each round.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from tablepuppet.algorithms.als.normal import Conjugate, diagonal, solved_blocks
 from tablepuppet.algorithms.als.options import Als, AlsFigures, AlsUpdate
 from tablepuppet.algorithms.als.shrinkage import FixedShrinkage, LearnedShrinkage
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
-from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.arrays import Array, Triangles
 from tablepuppet.errors import JobError
 from tablepuppet.models.heads.base import Head
@@ -28,17 +29,26 @@ from tablepuppet.models.losses import Loss
 
 
 def join_step(
-    shard: Any, *, loss: Loss, bound: float, intercept: Array, head: Head, block: int
+    shard: Any, *, loss: Loss, intercept: Array, head: Head, block: int
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Σ z r and L Σ z zᵀ of one block's rows, side by side; the others get nothing."""
+    """Σ z r and Σ L z zᵀ of one block's rows, side by side; the others get nothing."""
     h = shard.columns
     scores = head.combine(np.zeros(0), h) + intercept
     slope = loss.gradient(scores, shard.labels) / head.spec.unit
     z = np.ones_like(h[block])
     z[:, 1:] = sum(values[:, 1:] for number, values in enumerate(h) if number != block)
     signals: list[Any] = [()] * len(h)
-    signals[block] = (slope * z, Triangles(z, bound if shard.weights is None else bound * shard.weights[:, None]))
-    return (signals,), {"value": float(loss.value(scores, shard.labels).sum())}
+    bent = loss.parabola(scores, shard.labels)
+    signals[block] = (slope * z, Triangles(z, bent))
+    bending = float(bent.sum()) if isinstance(bent, np.ndarray) else bent * len(scores)
+    return (signals,), {"value": float(loss.value(scores, shard.labels).sum()), "bending": bending}
+
+
+def intercept_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Where the parabolas of all rows together are lowest."""
+    scores = shard.scores + intercept
+    bent = np.broadcast_to(loss.parabola(scores, shard.labels), scores.shape)
+    return (), {"slope": loss.gradient(scores, shard.labels).sum(axis=0), "bending": float(bent.sum())}
 
 
 class AlsServer(Server):
@@ -54,7 +64,9 @@ class AlsServer(Server):
         self._intercept: Array = np.zeros(1)
         self._values: list[Array] = []
         self._figures: Sequence[AlsFigures] = ()
-        self._turn = 0
+        self._turn = self._rounds = 0
+        self._ridge: Array = np.zeros(0)  # of the block in turn
+        problem.head.squares = [np.zeros(0)] * problem.blocks
         self._solvers: dict[int, Conjugate] = {}
         spec, loss = problem.head.head.spec, problem.loss
         self._shrinkage: FixedShrinkage | LearnedShrinkage
@@ -62,7 +74,8 @@ class AlsServer(Server):
             self._shrinkage = FixedShrinkage(spec.shrinkage, spec.widths[0])
         else:
             scale = 2.0 / spec.unit**2 if loss.is_in_label_units else 0.0
-            self._shrinkage = LearnedShrinkage(spec.widths[0], problem.rows, problem.widths, loss.bound, scale)
+            sizes = (problem.rows, problem.widths, problem.entries)
+            self._shrinkage = LearnedShrinkage(spec.widths[0], *sizes, loss.bound, scale)
         self._appearances: list[Array] = []
 
     @property
@@ -83,47 +96,53 @@ class AlsServer(Server):
         counts = self.problem.multiplicity if weights is None else [w[:, 0] for w in weights]
         self._appearances = [np.asarray(n, np.float64) for n in counts]
         if self.problem.has_intercept:
-            self._intercept = best_intercept(self.problem, self.problem.zeros())
+            labels = joined.by_label()
+            heavy = np.ones(labels.rows) if labels.weights is None else labels.weights
+            self._intercept = self.problem.loss.best_constant(labels.labels, heavy)
 
     def join_step(self) -> list[BlockUpdate | None]:
         assert self.problem.head is not None
         loss, block = self.problem.loss, self._turn
         joined: Any = self.problem.joined
+        if self._rounds and self.problem.has_intercept and not loss.is_quadratic:
+            sums = joined.run(intercept_step, self._values, loss=loss, intercept=self._intercept).sums
+            self._intercept = self._intercept - sums["slope"] / max(sums["bending"], 1e-300)
+        self._rounds += 1
         done = joined.joined.run(
             join_step,
             [np.zeros((len(values), 1)) for values in self._values],
             columns=self._values,
             signals=1,
             loss=loss,
-            bound=loss.bound,
             intercept=self._intercept,
             head=self.problem.head.head,
             block=block,
         )
         updates: list[BlockUpdate | None] = [None] * self.problem.blocks
-        updates[block] = BlockUpdate(AlsUpdate, self._shrunk(done.signals[0][block], done.sums["value"]))
+        shrinkage, rows = self._shrinkage, joined.rows
+        if isinstance(shrinkage, LearnedShrinkage):
+            shrinkage.see_loss(done.sums["value"] / rows, done.sums["bending"] / rows, rows)
+        self._ridge = shrinkage.ridge(block)
+        updates[block] = BlockUpdate(AlsUpdate, self._shrunk(done.signals[0][block]), {"ridge": self._ridge.tolist()})
         return updates
 
-    def _shrunk(self, found: Array, value: float) -> dict[str, Array | None]:
+    def _shrunk(self, found: Array) -> dict[str, Array | None]:
         """s and M of the rows of the block in turn, from their sums over joined rows."""
         block, h, appearances = self._turn, self._values[self._turn], self._appearances[self._turn]
-        width = h.shape[1]
-        shrinkage, rows = self._shrinkage, self.problem.joined.rows
-        if isinstance(shrinkage, LearnedShrinkage):
-            shrinkage.see_loss(value / rows, rows)
+        width, shrinkage, head = h.shape[1], self._shrinkage, self.problem.head
         per_joined, per_row = shrinkage.weights(block)
-        penalty = appearances[:, None] * per_joined + per_row
+        penalty = appearances[:, None] * per_joined
         signal, matrices = found[:, :width] + penalty * h, found[:, width:]
-        matrices[:, diagonal(width)] += penalty
         if isinstance(shrinkage, LearnedShrinkage):
-            shrinkage.see_matrices(block, matrices, penalty, appearances)
-            assert self.problem.head is not None
-            self.problem.head.penalties = [shrinkage.weights(number) for number in range(self.problem.blocks)]
+            assert head is not None
+            head.penalties = [(shrinkage.weights(i)[0], shrinkage.ridge(i)) for i in range(self.problem.blocks)]
+            shrinkage.see_matrices(block, matrices, penalty + per_row, appearances)
+        matrices[:, diagonal(width)] += penalty
         return {"signal": signal, "curvature": matrices}
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """A direction to be multiplied (two arrays, the second empty), or the step (one array)."""
-        ridge = self.problem.joined.rows * max(self.problem.ridges)
+        ridge = self.problem.joined.rows * max(self.problem.ridges) + self._ridge
         if block not in self._solvers:
             right, blocks = total
             if self._figures[block].has_one_category >= self.problem.clients[block]:
@@ -140,6 +159,8 @@ class AlsServer(Server):
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         self._values[self._turn] = answers[0].values
+        assert self.problem.head is not None
+        self.problem.head.squares[self._turn] = answers[0].products[1:]
         if isinstance(self._shrinkage, LearnedShrinkage):
             self._shrinkage.see_values(self._turn, answers[0].values)
         self._turn = (self._turn + 1) % self.problem.blocks

@@ -7,8 +7,10 @@ in n_k joined rows, is (variational Bayes with one variance for all entries of a
     M_k = L Σ_j z zᵀ + (λ_i n_k + c_i) I,    λ_i = L Σ_{l≠i} mean_j tr(S_l)/k,    c_i = σ²/τ²
 
 with τ² = mean_k (‖v_k‖² + tr S_k)/k, as the geometric mean over tables, for only products of vectors count; scores b
-have a c_i of their own. σ² = 2 mean(ℓ) / (1 − dof/N) with dof = Σ_k tr(M_k⁻¹ L Σ z zᵀ), and 1 for classes.
-The rows of a table with fewer encoded columns than rows do not move freely: ρ = n_i/d_i of them count as one.
+have a c_i of their own. σ² = 2 mean(ℓ) / (1 − dof/N) with dof = Σ_k tr(M_k⁻¹ L Σ z zᵀ), and 1 for classes; L is the
+mean curvature. The rows of a table with fewer encoded columns than rows do not move freely: ρ = n_i/d_i of them count
+as one. A vector that is the sum of m features' has m parameters of variance τ²/m: c_i is a ridge of m c_i on every
+parameter, and not on rows, so that what a feature says in many rows is not shrunk for what an id says in few.
 """
 
 from __future__ import annotations
@@ -38,13 +40,26 @@ class FixedShrinkage:
     def weights(self, block: int) -> Weights:
         return np.full(self.outputs, self.strength), np.zeros(self.outputs)
 
+    def ridge(self, block: int) -> Array:
+        return np.zeros(self.outputs)
+
 
 class LearnedShrinkage:
     """The variances of each table's vectors and scores, and the noise, as the rounds show them."""
 
-    def __init__(self, outputs: int, rows: Sequence[int], columns: Sequence[int], bound: float, scale: float) -> None:
-        """`bound`: L; `scale`: what the mean loss is multiplied by to be a variance, 0: σ² is 1."""
+    def __init__(
+        self,
+        outputs: int,
+        rows: Sequence[int],
+        columns: Sequence[int],
+        entries: Sequence[int],
+        bound: float,
+        scale: float,
+    ) -> None:
+        """`entries`: m of each table; `bound`: L; `scale`: what the mean loss is multiplied by to be a variance, 0: σ²
+        is 1."""
         blocks = len(rows)
+        self._entries = entries
         self._outputs, self._bound, self._scale = outputs, bound, scale
         self._tied = [max(1.0, n / max(1, d)) for n, d in zip(rows, columns, strict=True)]  # ρ
         self._noise = 1.0
@@ -67,16 +82,23 @@ class LearnedShrinkage:
         per_joined[0], per_row[0] = 0.0, self._noise / self._scores[block]
         return per_joined, per_row / self._tied[block]
 
-    def see_loss(self, mean: float, rows: float) -> None:
-        """The mean loss of so many joined rows, before a round."""
+    def ridge(self, block: int) -> Array:
+        """m c of each output: on the table's parameters."""
+        return self._entries[block] * self._tied[block] * self.weights(block)[1]
+
+    def see_loss(self, mean: float, curvature: float, rows: float) -> None:
+        """The mean loss and curvature of so many joined rows, before a round."""
+        self._bound = curvature
         if self._scale:
             free = 1.0 - min(sum(self._fitted) / rows, _MOST_FITTED)
             self._noise = max(self._scale * mean / free, 1e-12)
 
     def see_matrices(self, block: int, matrices: Array, penalty: Array, appearances: Array) -> None:
-        """M of a block's rows, packed, as they are sent, with what of their diagonal is shrinkage: (n, K)."""
+        """L Σ z zᵀ of a block's rows, packed, and how much shrinkage there is beside it: (n, K)."""
         sample = np.unique(np.linspace(0, len(matrices) - 1, min(len(matrices), _SAMPLE)).astype(np.int64))
-        inverse = np.linalg.inv(unpacked(matrices[sample], self._outputs))
+        whole = unpacked(matrices[sample], self._outputs)
+        whole[:, np.arange(self._outputs), np.arange(self._outputs)] += penalty[sample]
+        inverse = np.linalg.inv(whole)
         own = np.einsum("naa->na", inverse) / self._tied[block]
         fitted = self._outputs / self._tied[block] - np.einsum("na,na->n", penalty[sample], own)
         self._fitted[block] = float(fitted.mean()) * len(matrices)

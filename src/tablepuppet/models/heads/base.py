@@ -13,7 +13,7 @@ gradient of the head's own parameters. All is in the label's unit u: signals are
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -68,8 +68,16 @@ class TrainedHead:
 
     head: Head
     own: Array
-    # Of each block's h²: per joined row, per row; None: the spec's.
+    # Of each block: of h² per joined row, and of θ² beside l2, by output; None: the spec's.
     penalties: Sequence[tuple[Array, Array]] | None = None
+    squares: list[Array] = field(default_factory=list)  # Σ θ² of each block by output, where there are penalties
+
+    def kept(self) -> TrainedHead:
+        """As it is now, for `go_back`."""
+        return replace(self, squares=list(self.squares))
+
+    def go_back(self, to: TrainedHead) -> None:
+        self.own, self.penalties, self.squares = to.own, to.penalties, to.squares
 
     @property
     def data(self) -> HeadModel:

@@ -119,6 +119,10 @@ class Loss(ABC):
     def curvature(self, scores: Array, labels: Array) -> Array:
         """The diagonal of ∂²ℓ/∂a², or a matrix above it by which Newton's steps are scaled; never negative."""
 
+    def parabola(self, scores: Array, labels: Array) -> Array | float:
+        """The curvature of a parabola that touches ℓ at a row's score and lies above it everywhere, (rows, 1)."""
+        return self.bound
+
     def total(self, scores: Array, labels: Array) -> float:
         """Σ ℓ over the rows."""
         return float(self.value(scores, labels).sum())

@@ -47,6 +47,9 @@ class Huber(Loss):
         """1 inside; outside, where it is 0, that of the parabola which touches the loss there and lies above it."""
         return np.asarray(self.delta / np.maximum(np.abs(scores - labels[:, None]), self.delta))
 
+    def parabola(self, scores: Array, labels: Array) -> Array:
+        return self.curvature(scores, labels)
+
     def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
         away = centre - labels[:, None]
         return centre - np.clip(away / (1.0 + rho), -self.delta / rho, self.delta / rho)

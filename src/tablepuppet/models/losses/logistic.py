@@ -58,6 +58,11 @@ class Logistic(Loss):
         _, p = _smaller(scores)
         return np.asarray(p - p * p)
 
+    def parabola(self, scores: Array, labels: Array) -> Array:
+        """tanh(a/2) / 2a: ¼ at 0, and less the surer a row is (Jaakkola and Jordan)."""
+        half = np.maximum(np.abs(scores) / 2.0, 1e-4)
+        return np.asarray(np.tanh(half) / (4.0 * half))
+
     def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
         e, p = _smaller(scores)
         gradient = _rising(scores, p)

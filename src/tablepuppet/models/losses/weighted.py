@@ -58,6 +58,9 @@ class Weighted(Loss):
     def curvature(self, scores: Array, labels: Array) -> Array:
         return self.weights[:, None] * self.plain.curvature(scores, labels)
 
+    def parabola(self, scores: Array, labels: Array) -> Array:
+        return self.weights[:, None] * self.plain.parabola(scores, labels)
+
     def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
         _, gradient, curvature = self.plain.derivatives(scores, labels, wants_curvature=wants_curvature)
         across, total = self.weights[:, None], self.total(scores, labels)

@@ -75,6 +75,8 @@ class Merit:
 
 # A network takes 1,200 steps, in ten epochs at least and thirty at most (docs/decisions/0058).
 _NETWORK_STEPS = 1200
+# Factors take 800, in ten epochs at least and twenty at most (docs/decisions/0089).
+_FACTOR_STEPS = 800
 
 
 class Algorithm(ABC, Generic[_Options]):
@@ -92,7 +94,7 @@ class Algorithm(ABC, Generic[_Options]):
     untuned: ClassVar[str] = ""  # what to do without where a linear model is worse than a constant
     epochs: ClassVar[int] = 10  # of a job whose user does not say, with most losses
     network_epochs: ClassVar[int] = 0  # the same where blocks are networks; 0: no more
-    head_epochs: ClassVar[int] = 0  # and of linear blocks under a network head
+    head_epochs: ClassVar[int] = 0  # and of linear blocks under a head; 0: no more
     epoch: ClassVar[str] = "epoch"  # what one is called
     takes_many_rounds: ClassVar[bool] = False  # whether others are done sooner with a linear model
 
@@ -149,8 +151,10 @@ class Algorithm(ABC, Generic[_Options]):
         """Whether a run that ends after some epochs is a run of fewer."""
         return True
 
-    def enough_epochs(self, most: int, batches: int, *, is_linear: bool) -> int:
+    def enough_epochs(self, most: int, batches: int, *, is_linear: bool, head: HeadKind = "sum") -> int:
         """How many of the usual epochs do, where each has so many batches."""
+        if is_linear and head == "factor" and self.head_epochs:
+            return min(most, max(self.epochs, -(-_FACTOR_STEPS // batches)))
         if is_linear or not self.network_epochs:
             return most
         return min(most, max(self.network_epochs // 3, -(-_NETWORK_STEPS // batches)))

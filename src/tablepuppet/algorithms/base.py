@@ -92,6 +92,7 @@ class Problem:
     is_centred: bool = False  # networks have biases of their own; the best constant stands beside them, and stays
     unit: float = 1.0  # of the label (ModelSpec.unit)
     widths: tuple[int, ...] = ()  # d_i, of linear models
+    label_rows: int = 0  # that the joined rows have their labels from
     entries: tuple[int, ...] = ()  # how many of them are not 0 in a row, of heads
     channel: Channel | None = None  # that the labels went through
     head: TrainedHead | None = None  # that joined rows are seen through; None: their sum

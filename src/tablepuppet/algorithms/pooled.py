@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
+from tablepuppet.algorithms.numerics.noise_edge import NoiseEdge
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
 from tablepuppet.arrays import Array
@@ -56,6 +57,7 @@ class Pooled:
     head_l2: float  # of the head's own parameters
     spec: ModelSpec  # of every block
     head: Head | None  # None: a sum
+    noise: NoiseEdge | None  # what shrinks factors; None: the head's spec
     unit: float
     intercept: Array  # to begin with
     has_intercept: bool

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
+from tablepuppet.algorithms.numerics.noise_edge import noise_edge
 from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.algorithms.pooled import Pooled, PooledAlgorithm, PooledBlock
 from tablepuppet.arrays import Array, Codes
@@ -181,6 +182,7 @@ def _network(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> 
         head_l2=problem.head_l2,
         spec=plan.spec,
         head=None if problem.head is None else problem.head.head,
+        noise=noise_edge(problem),
         unit=plan.unit,
         intercept=best_intercept(problem, problem.zeros()) if begins else np.zeros(plan.loss.outputs),
         has_intercept=problem.has_intercept,
@@ -191,6 +193,8 @@ def _network(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> 
     found = algorithm.train(pooled, job.options)
     if problem.head is not None:
         problem.head.own = found.own
+        if pooled.noise is not None:
+            problem.head.penalties = [(weights, np.zeros(len(weights))) for weights in pooled.noise.weights]
     return _Found(found.thetas, found.intercept, found.steps)
 
 
@@ -214,6 +218,6 @@ def _penalty(problem: Problem, joined: JoinedRows, found: _Found, h: Sequence[Ar
     ridged = max(problem.ridges) * squares + problem.head_l2 * float(np.vdot(trained.own, trained.own))
     weights = joined.collapsed_weights()
     shares = problem.multiplicity if weights is None else [w[:, 0] for w in weights]
-    shrunk = sum(float((g @ np.square(v)).sum()) for g, v in zip(shares, h, strict=True))
-    spec = trained.head.spec
-    return 0.5 * spec.unit**2 * (ridged + (spec.shrinkage or 0.0) * shrunk / problem.joined.rows)
+    each = zip(shares, h, trained.per_joined, strict=False)
+    shrunk = sum(float((weight * (g @ np.square(v))).sum()) for g, v, weight in each)
+    return 0.5 * trained.head.spec.unit**2 * (ridged + shrunk / problem.joined.rows)

@@ -54,6 +54,7 @@ def make_problem(
         is_centred=job.is_centred,
         unit=plan.unit,
         widths=widths_of(encoders),
+        label_rows=min(mapping.train.rows, len(mapping.train.labels)),
         entries=tuple(max(1, sum(map(entries_of, block))) for block in encoders),
         channel=mapping.label.channel,
         head=head,

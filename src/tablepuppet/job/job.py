@@ -136,9 +136,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     rank: int | None = None  # of head="factor": the length of vectors; None: 16
     widths: int | tuple[int, ...] | None = None  # of a network head: numbers from each table; None: 16
     head_hidden: tuple[int, ...] | None = None  # layers of head="mlp"; None: (64, 32)
-    shrinkage: float | None = (
-        None  # of a head: λ of ½ λ ‖h‖² per joined row; None: learned by als, 0.05 for other factors, 0 for networks
-    )
+    shrinkage: float | None = None  # of a head: λ of ½ λ ‖h‖² per joined row; None: as docs/heads.md says
     head_module: str = ""  # head="module": the name under which the server knows it
     warm_start: GrownTrees | None = None  # boosted trees that more are added to
     start: dict[str, dict[str, list[float]]] = {}  # weights to begin with on the original scale, by feature and unit
@@ -172,7 +170,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             return self
         size = self.batch(rows)
         batches = 1 if size is None else -(-rows // size)
-        epochs = algorithm_of(self.options).enough_epochs(self.epochs, batches, is_linear=self.spec.is_linear)
+        epochs = algorithm_of(self.options).enough_epochs(
+            self.epochs, batches, is_linear=self.spec.is_linear, head=self.head
+        )
         return msgspec.structs.replace(self, epochs=epochs, epochs_by_rows=False)
 
     @property

@@ -23,7 +23,7 @@ from tablepuppet.algorithms.registry import (
 from tablepuppet.errors import JobError, PrivacyWarning
 from tablepuppet.job.checks import check_given, check_loss, check_search, hint
 from tablepuppet.job.job import Job, Search, engine_of, loss_options, models
-from tablepuppet.models.heads.kinds import BY_ROWS, head_given, is_network
+from tablepuppet.models.heads.kinds import BY_ROWS, head_given
 from tablepuppet.models.losses import (
     usual_loss,
 )
@@ -180,7 +180,7 @@ def _epochs(job: Job, algorithm: Algorithm[Any]) -> int:
     """How many epochs are usually enough; "auto" may turn out to be any of the usual losses."""
     if not job.spec.is_linear and algorithm.network_epochs:
         return algorithm.network_epochs
-    if is_network(job.head) and algorithm.head_epochs:
+    if job.head != "sum" and algorithm.head_epochs:
         return algorithm.head_epochs
     if algorithm.is_pooled:
         return algorithm.epochs if job.is_convex else Algorithm.epochs

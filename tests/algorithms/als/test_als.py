@@ -55,7 +55,9 @@ def least_squares(result: tp.Result, joined: Joined) -> list[Array]:
         z = np.column_stack([np.ones(n), sum(v for k, v in enumerate(vectors) if k != i)])
         whole = np.einsum("nd,nk->ndk", features[i], z).reshape(n, -1)
         size = z.shape[1]
-        matrix = (bound[:, None] * whole).T @ whole + spec.shrinkage * np.kron(features[i].T @ features[i], np.eye(size))
+        matrix = (bound[:, None] * whole).T @ whole + spec.shrinkage * np.kron(
+            features[i].T @ features[i], np.eye(size)
+        )
         ridge = n * l2_of(job.l2, "", "")
         matrix += ridge * np.eye(len(matrix))
         right = whole.T @ slope + (

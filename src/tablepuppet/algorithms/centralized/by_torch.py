@@ -48,7 +48,7 @@ def _train(pooled: Pooled, learning_rate: float | None) -> Trained:
     adam = torch.optim.Adam([*shrunk, *head.parameters, *([shift] if pooled.has_intercept else [])], lr=1.0)
     headed = _HEADED if pooled.spec.is_linear else _HEADED_NETWORKS
     peak = learning_rate or (_SUMMED if pooled.head is None else headed)
-    count, shrinkage = len(pooled.labels), 0.0 if pooled.head is None else pooled.head.spec.shrinkage or 0.0
+    count, fixed = len(pooled.labels), 0.0 if pooled.head is None else pooled.head.spec.shrinkage or 0.0
     size = min(pooled.batch_size or count, count)
     batches, step = -(-count // size), 0
     for epoch in range(pooled.epochs):
@@ -61,9 +61,13 @@ def _train(pooled: Pooled, learning_rate: float | None) -> Trained:
             weights = None if pooled.weights is None else torch.tensor(pooled.weights[rows])
             penalty = 0.5 * pooled.l2 * sum(p.square().sum().double() for p in shrunk)
             penalty = penalty + 0.5 * pooled.head_l2 * sum(p.square().sum().double() for p in head.parameters)
-            if shrinkage:
-                squares = sum((v.square().sum(dim=1) for v in h[1:]), start=h[0].square().sum(dim=1))
-                penalty = penalty + 0.5 * shrinkage * (squares if weights is None else weights * squares).mean()
+            shrinkage = [fixed] * len(h) if pooled.noise is None else [torch.tensor(w) for w in pooled.noise.weights]
+            if fixed or pooled.noise is not None:
+                squares = sum((w * v.square()).sum(dim=1) for w, v in zip(shrinkage, h, strict=True))
+                penalty = penalty + 0.5 * (squares if weights is None else weights * squares).mean()
+            if pooled.noise is not None:
+                lengths = np.stack([v.detach().square().mean(dim=0).numpy() for v in h])
+                pooled.noise.see(float(np.square(slope * len(rows)).mean()), lengths)
             adam.zero_grad()
             torch.autograd.backward([scores, penalty], [torch.tensor(slope / pooled.unit, dtype=scores.dtype), None])
             adam.param_groups[0]["lr"] = peak * 0.5 * (1.0 + math.cos(math.pi * step / (batches * pooled.epochs)))

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
+from tablepuppet.algorithms.numerics.noise_edge import noise_edge
 from tablepuppet.algorithms.numerics.optimizers import Moments, clipped, descend
 from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.algorithms.sgd.options import Sgd, SgdFigures, SgdUpdate
@@ -29,7 +30,7 @@ from tablepuppet.models.losses import Loss
 def join_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
     """r = ∂ℓ/∂a."""
     residual = loss.gradient(shard.scores + intercept, shard.labels)
-    return (residual,), {"residual": residual.sum(axis=0)}
+    return (residual,), {"residual": residual.sum(axis=0), "squares": float(np.vdot(residual, residual))}
 
 
 def scheduled(peak: float, step: int, steps: int, epochs: int, options: Sgd) -> float:
@@ -65,7 +66,9 @@ class SgdServer(Server):
         size = self.problem.batch_size
         self._size = joined.rows if size is None or size >= joined.rows else size
         self._moments = Moments.zero(self._intercept, self.options.optimizer)
-        own = np.zeros(0) if self.problem.head is None else self.problem.head.own
+        trained = self.problem.head
+        own = np.zeros(0) if trained is None else trained.own
+        self._noise = noise_edge(self.problem)
         self._head_moments = Moments.zero(own, self.options.optimizer)
         self._step = 0
         self._epoch_order: tuple[int, Any] = (-1, None)
@@ -119,6 +122,10 @@ class SgdServer(Server):
     def join_step(self) -> list[BlockUpdate]:
         joined, rows = self._batch
         done = joined.run(join_step, self._values, signals=1, loss=self.problem.loss, intercept=self._intercept)
+        if self._noise is not None and self.problem.head is not None:
+            square = done.sums["squares"] / (joined.rows * self.problem.loss.outputs)
+            self._noise.see(square, done.sums["lengths"] / joined.rows)
+            self.problem.head.penalties = [(weights, np.zeros(len(weights))) for weights in self._noise.weights]
         self._learning_rate = scheduled(
             self._peak, self._step, self.rounds_per_epoch(), self.problem.epochs, self.options
         )

@@ -72,6 +72,14 @@ class TrainedHead:
     penalties: Sequence[tuple[Array, Array]] | None = None
     squares: list[Array] = field(default_factory=list)  # Σ θ² of each block by output, where there are penalties
 
+    @property
+    def per_joined(self) -> Sequence[Array | float]:
+        """λ of each block, by output where they differ; empty: none."""
+        if self.penalties is not None:
+            return [weights for weights, _ in self.penalties]
+        shrinkage = self.head.spec.shrinkage
+        return [shrinkage] * len(self.head.spec.widths) if shrinkage else []
+
     def kept(self) -> TrainedHead:
         """As it is now, for `go_back`."""
         return replace(self, squares=list(self.squares))
@@ -156,9 +164,14 @@ def headed_step(
         return inner(replace(shard, scores=head.combine(trained.own, h)), **given)  # type: ignore[no-any-return]
     scores, pull_back = head.differentiate(trained.own, h)
     outcome, sums = inner(replace(shard, scores=scores), **given)
-    unit, shrinkage = head.spec.unit, head.spec.shrinkage
+    unit = head.spec.unit
     signals, slope = pull_back(outcome[0] / (unit * unit))
-    if shrinkage:
-        weight = shrinkage if shard.weights is None else shrinkage * shard.weights[:, None]
-        signals = [signal + weight * values for signal, values in zip(signals, h, strict=True)]
-    return (signals,), {**sums, "head": slope}
+    for signal, values, weight in zip(signals, h, trained.per_joined, strict=False):
+        signal += (weight if shard.weights is None else weight * shard.weights[:, None]) * values
+    more = {"head": slope} if head.spec.shrinkage is not None else {"head": slope, "lengths": _lengths(h)}
+    return (signals,), {**sums, **more}
+
+
+def _lengths(h: Sequence[Array]) -> Array:
+    """Σ_j h² of each block and output."""
+    return np.stack([np.einsum("jk,jk->k", values, values) for values in h])

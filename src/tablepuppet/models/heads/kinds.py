@@ -70,7 +70,7 @@ HEADS = tuple(h for h in get_args(HeadKind) if h != "module")
 _RANK, _WIDTH, _HIDDEN, _SHRINKAGE = 16, 16, (64, 32), 0.05
 # What l2 gets besides where it is left open, over the joined rows: as the rows of so many made-up labels would say that
 # a weight is 0. A feature of all rows does not notice it; an id of a few rows stays small.
-BY_ROWS = {"factor": 5.0, "mlp": 300.0, "module": 300.0}
+BY_ROWS = {"factor": 1.0, "mlp": 300.0, "module": 300.0}
 _OWN = {
     "rank": ("factor",),
     "widths": ("mlp", "module"),
@@ -150,7 +150,8 @@ def head_spec(job: Any, blocks: int, outputs: int, unit: float, *, learns: bool 
         widths = job.widths
     else:
         widths = (job.widths or _WIDTH,) * blocks
-    usual = None if learns else _SHRINKAGE if job.head == "factor" else 0.0
+    is_open = learns or (job.head == "factor" and job.l2_by_rows > 0)
+    usual = None if is_open else _SHRINKAGE if job.head == "factor" else 0.0
     shrinkage = usual if job.shrinkage is None else job.shrinkage
     return HeadSpec(
         kind=job.head,

@@ -63,7 +63,8 @@ def _train(pooled: Pooled, learning_rate: float | None) -> Trained:
             penalty = penalty + 0.5 * pooled.head_l2 * sum(p.square().sum().double() for p in head.parameters)
             shrinkage = [fixed] * len(h) if pooled.noise is None else [torch.tensor(w) for w in pooled.noise.weights]
             if fixed or pooled.noise is not None:
-                squares = sum((w * v.square()).sum(dim=1) for w, v in zip(shrinkage, h, strict=True))
+                shrunk_h = [(w * v.square()).sum(dim=1) for w, v in zip(shrinkage, h, strict=True)]
+                squares = sum(shrunk_h[1:], start=shrunk_h[0])
                 penalty = penalty + 0.5 * (squares if weights is None else weights * squares).mean()
             if pooled.noise is not None:
                 lengths = np.stack([v.detach().square().mean(dim=0).numpy() for v in h])

@@ -363,7 +363,8 @@ def test_a_start_that_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_the_server_needs_at_most_24_bytes_for_a_joined_row(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_number", [True, False])
+def test_the_server_needs_at_most_24_bytes_for_a_joined_row(monkeypatch: pytest.MonkeyPatch, is_number: bool) -> None:
     """Beyond row numbers and labels, at 16 bits and one score: counted from where they are there to the last metric."""
     rng = np.random.default_rng(0)
     begin = boosting._server
@@ -376,7 +377,9 @@ def test_the_server_needs_at_most_24_bytes_for_a_joined_row(monkeypatch: pytest.
     query = "SELECT a.x, b.z, a.y FROM a JOIN b ON a.k = b.k"
     sizes = []
     for keys in (2000, 60, 30):  # the first run compiles; the others are longer than what is measured at a time
-        a = pa.table({"k": rng.integers(0, keys, 6000), "x": rng.normal(size=6000), "y": rng.normal(size=6000)})
+        drawn = rng.normal(size=6000)
+        label = drawn if is_number else drawn > 0.5  # two classes are ranked in the end
+        a = pa.table({"k": rng.integers(0, keys, 6000), "x": rng.normal(size=6000), "y": label})
         b = pa.table({"k": rng.integers(0, keys, 6000), "z": rng.normal(size=6000)})
         result = tp.Federation({"a": a, "b": b}).train(query, label="y", model="boosted", trees=3, test_fraction=0.0)
         sizes.append((result.plan.mapping.train_rows, tracemalloc.get_traced_memory()[1]))

@@ -197,10 +197,8 @@ def rank(chunks: Iterable[Array], rows: int, positives: int) -> Ranking:
     """The ranking of labelled scores in order."""
 
     def one(chunk: _Chunk) -> tuple[int, float, Array]:
-        bits = chunk.tied.view(np.int64)
-        first = np.flatnonzero(np.diff(bits >> 1, prepend=~(bits[0] >> 1)))
-        high = np.add.reduceat(bits & 1, first)
-        low = np.diff(first, append=len(bits)) - high
+        first, high = _ties(chunk.tied)
+        low = np.diff(first, append=len(chunk.tied)) - high
         lower = chunk.below + np.cumsum(low)
         true = positives - chunk.above - np.cumsum(high) + high  # of the rows at each score or above it
         predicted = rows - chunk.above - chunk.below - first
@@ -240,9 +238,27 @@ def _counted(chunks: Iterable[Array]) -> Iterator[_Chunk]:
     above, below, last = 0, 0, -math.inf
     for tied in _whole_ties(chunks):
         yield _Chunk(tied, above, below, last)
-        positive = int(np.count_nonzero(tied.view(np.int64) & 1))
+        positive = int(_ties(tied)[1].sum()) if _is_one(tied) else int(np.count_nonzero(tied.view(np.int64) & 1))
         above, below = above + positive, below + len(tied) - positive
         last = float(tied[np.searchsorted(tied, _tie(tied[-1]).min())])
+
+
+def _ties(tied: Array) -> tuple[Integers, Integers]:
+    """Where each distinct score begins, and how many of its rows are positive."""
+    if _is_one(tied):  # of any length: nothing as long as it is made
+        above = _tie(tied[-1]).max()
+        border = int(np.searchsorted(tied, above))
+        positive = len(tied) - border if above.view(np.int64) & 1 else border
+        return np.zeros(1, np.int64), np.array([positive])
+    bits = tied.view(np.int64)
+    first = np.flatnonzero(np.diff(bits >> 1, prepend=~(bits[0] >> 1)))
+    return first, np.add.reduceat(bits & 1, first)
+
+
+def _is_one(tied: Array) -> bool:
+    """Whether all scores are the same."""
+    first, last = tied[[0, -1]].view(np.int64) >> 1
+    return bool(first == last)
 
 
 def _kept(true: Integers, predicted: Integers, rows: int, positives: int) -> Integers:
@@ -264,7 +280,11 @@ def _whole_ties(chunks: Iterable[Array]) -> Iterator[Array]:
         found = np.concatenate([held, values]) if len(held) else values
         start, end = 0, int(np.searchsorted(found, _tie(found[-1]).min())) if len(found) else 0
         while start < end:
-            stop = int(np.searchsorted(found, _tie(found[min(start + _CHUNK, end) - 1]).max(), side="right"))
+            tie = _tie(found[min(start + _CHUNK, end) - 1])
+            begin, stop = int(np.searchsorted(found, tie.min())), int(np.searchsorted(found, tie.max(), side="right"))
+            if stop - begin > _CHUNK and start < begin:  # a long tie is a chunk of its own
+                yield found[start:begin]
+                start = begin
             yield found[start:stop]
             start = stop
         held = found[end:].copy()

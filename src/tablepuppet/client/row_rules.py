@@ -87,9 +87,11 @@ def check_texts(own: ClientState, job: str, contract: Contract) -> None:
         features = scan.numbers("feature") if contract.training is not None else ()
         for number in {*features, *scan.numbers("label")}:
             values, info = own.column(job, scan.scan, number)
+            if info.kind not in STRING_KINDS:
+                continue
             is_label = number in scan.numbers("label")
             is_told = names_rows(values) if is_label else _leaves(contract, scan, number, values)
-            if info.kind in STRING_KINDS and is_told and not _may_leave(own, job, scan, number):
+            if is_told and not _may_leave(own, job, scan, number):
                 role, names = ("label", "classes") if is_label else ("feature", "categories")
                 stay = "" if is_label else "let them stay (ids=[…] with its name), "
                 raise _refused(
@@ -293,7 +295,7 @@ def _compared(own: ClientState, table: str, kind: Kind, keys: Keys, others: list
     """A set, and a note if it differs by few rows from an earlier one or another one of its job."""
     limit = own.policy.difference
     sketch = own.row_sets.sketch(keys, limit)
-    near = own.row_sets.nearest(table, kind, keys, limit)
+    near = own.row_sets.nearest(table, kind, keys, limit, sketch)
     same = [o.sketch for o in others if (o.table, o.kind) == (table, kind)]
     if near is not None or any(sketch.difference(other, limit) for other in same):
         notes.append(_too_close(table, limit))

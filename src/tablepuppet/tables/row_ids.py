@@ -85,9 +85,12 @@ def _numbered(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of splitmix64, a bijection of 64 bits; products wrap around."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    mixed = x ^ (x >> np.uint64(30))
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)  # in place: memory is what this takes
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
 
 
 _BLOCK = 8  # numbers in a block of ChaCha20, which its nonce begins to count at

@@ -118,6 +118,9 @@ def row_keys(rows: pa.Table) -> Keys:
     keys = np.zeros(rows.num_rows, np.uint64)
     for column in rows.columns:
         keys = mix(keys + GOLDEN + _bits(column))
+    in_order = np.sort(keys)
+    if not bool((in_order[1:] == in_order[:-1]).any()):
+        return mix(keys)  # as the first of its equals
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(keys)])
@@ -170,13 +173,14 @@ class RowSets:
         """The sketch of a set that can tell differences of fewer than `limit` rows."""
         return Sketch.of(keys, _cells(limit))
 
-    def nearest(self, table: str, kind: Kind, keys: Keys, limit: int) -> int | None:
+    def nearest(self, table: str, kind: Kind, keys: Keys, limit: int, sketch: Sketch | None = None) -> int | None:
         """The fewest rows by which an earlier set differs from this one: at least 1, and fewer than `limit`."""
         found: int | None = None
-        sketches: dict[int, Sketch] = {}
+        sketches = {} if sketch is None else {sketch.cells: sketch}
         for earlier in self._like(table, kind, len(keys), limit):
-            mine = sketches.setdefault(earlier.cells, Sketch.of(keys, earlier.cells))
-            by = mine.difference(earlier, limit)
+            if earlier.cells not in sketches:
+                sketches[earlier.cells] = Sketch.of(keys, earlier.cells)
+            by = sketches[earlier.cells].difference(earlier, limit)
             if by and (found is None or by < found):
                 found = by
         return found

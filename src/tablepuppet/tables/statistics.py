@@ -137,6 +137,8 @@ def _without_rare(found: CategoryStatistics, distinct: pa.Array, codes: Codes, l
 
 def _without_few(found: NumberStatistics, values: Array, taken: RowNumbers | None, least: int) -> NumberStatistics:
     """Fewer than `least` rows without a value are as if they had the mean: no column of their own tells them apart."""
+    if not found.missing:
+        return found
     absent: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
     count = int(absent.sum()) if taken is None else int(absent[np.unique(taken)].sum())
     if not 0 < count < least:

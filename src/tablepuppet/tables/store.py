@@ -131,12 +131,14 @@ class ClientTables:
             if opened.rows is None:
                 whole = identity_expressions(opened.source) if opened.is_identified else ()
                 raw = whole_rows(opened.source) if opened.is_keyed else ()
-                rows = opened.source.read((*opened.expressions, *whole, *raw), opened.filter)
+                asked = (*opened.expressions, *whole)
+                asked += tuple(text for text in raw if text not in asked)
+                rows = opened.source.read(asked, opened.filter)
                 kept = len(opened.expressions)
                 if opened.is_identified:
                     opened.ids = row_ids(rows.select(range(kept, kept + len(whole))))
                 if opened.is_keyed:
-                    opened.keys = row_keys(rows.select(range(kept + len(whole), rows.num_columns)))
+                    opened.keys = row_keys(rows.select([asked.index(text) for text in raw]))
                 opened.rows = rows.select(range(kept))
             return opened.rows
 

@@ -49,7 +49,8 @@ def probe(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: i
     """The pair of blocks that says most together; None: none says much, or there are too few rows to tell."""
     if joined.rows < _FEWEST or len(h) < 2 or loss.outputs > 1:
         return None
-    drawn = np.unique(np.random.default_rng((seed, 1)).integers(0, joined.rows, min(joined.rows, _MOST)))
+    drawn = np.sort(np.random.default_rng((seed, 1)).integers(0, joined.rows, min(joined.rows, _MOST)))
+    drawn = drawn[np.append(True, drawn[1:] != drawn[:-1])]  # np.unique hashes first, ten times slower
     batch, own = joined.take(drawn)
     rows = [index.numbers(batch.rows) for index in batch.indices]
     values = [np.append(each[:, 0] if some is None else each[some, 0], 0.0) for each, some in zip(h, own, strict=True)]

@@ -1,4 +1,4 @@
-"""The arrays that pass through the house, by what they hold. Imports nothing of ours."""
+"""The arrays that are passed around, by what they hold. Imports nothing of ours."""
 
 from __future__ import annotations
 

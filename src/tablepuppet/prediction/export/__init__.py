@@ -33,7 +33,7 @@ class Layer:
 
 
 def block_named(model: Model, name: str | None, tool: str) -> int:
-    """The position of a block that can leave the house; without a name, of the only one."""
+    """The position of a block that can be exported; without a name, of the only one."""
     names = [block.name for block in model.blocks]
     if name is None and len(names) == 1:
         name = names[0]

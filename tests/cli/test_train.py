@@ -63,6 +63,20 @@ def test_a_query_and_a_federation_may_lie_in_files_of_their_own(
     assert in_the_job.startswith("Train returned (2 classes) by newton")
 
 
+def test_a_job_file_says_which_tables_one_owner_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    over_both = QUERY.replace("i.price,", "o.quantity * i.price AS paid,")
+    path = write(right() | {"job.toml": job(over_both)}, tmp_path)
+    assert main(["explain", str(path)]) == 2
+    assert "mixes columns of o and i" in capsys.readouterr().err
+    held = path.read_text(encoding="utf-8") + '[owners]\nshop = ["orders", "items"]\n'
+    path.write_text(held, encoding="utf-8")
+    assert main(["train", str(path), "--json"]) == 0
+    assert "query.paid" in json.loads(capsys.readouterr().out)["coefficients"]["feature"]
+    path.write_text(held.replace("[tables]", 'federation = "f.toml"\n[tables]'), encoding="utf-8")
+    assert main(["train", str(path)]) == 2
+    assert "has both federation and [tables]" in capsys.readouterr().err
+
+
 def test_train_saves_reports_and_explains_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(right(), tmp_path)
     model, report = tmp_path / "model", tmp_path / "report.html"

@@ -6,7 +6,9 @@ import logging
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,11 @@ from tests.network.test_outsiders import dial, identity, receive_until_the_end
 
 import tablepuppet as tp
 from tablepuppet.api import ConnectedFederation
-from tablepuppet.errors import DisconnectedError
+from tablepuppet.errors import DisconnectedError, RunInterruptedError
 from tablepuppet.network import control as c
 from tablepuppet.network.processes import Few
+from tablepuppet.network.serve import Server
+from tablepuppet.network.settings import read_federation
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.flight import Connection
@@ -85,6 +89,44 @@ def test_a_client_that_answers_what_nobody_asked_is_cut_off(parties: Parties) ->
     assert "answers what nobody asked" in said
     assert len(said) < 200_000
     assert "\x1b" not in said
+
+
+def test_a_client_that_does_not_read_holds_up_nobody_and_is_let_go(parties: Parties) -> None:
+    """Its signs of life go on, and what it is sent would fill its window, and then the outbox, for ever."""
+    made = Parties(parties.folder.with_name("unread"))
+    made.folder.mkdir()
+    made.write(tables(20))
+    server = Server(read_federation(made.federation))
+    connection = dial(made, "supplier", identity(made.folder / "certs", "supplier"))
+    board = server.switchboard
+    made.await_status(lambda s: "supplier" in s["connected"])
+
+    def stop(silent: Sequence[str]) -> None:
+        raise RunInterruptedError("enough")
+
+    def ask() -> None:
+        for step in range(1, 2000):
+            connection.stream.beat()
+            request = e.Request(run="0123456789abcdef", step=step, after=step - 1), [Frame(b"h", [bytes(12_000)])]
+            try:
+                board.ask(
+                    {"supplier": request},
+                    patience=0.0,
+                    on_waiting=print,
+                    on_pause=stop,
+                    is_cancelled=partial(bool, step % 50),
+                )
+            except RunInterruptedError:
+                if "supplier" not in board.connected():
+                    return
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "supplier" in board.away()
+    connection.close()
+    server.close()
 
 
 def test_names_of_those_who_may_read_a_run_are_few_and_short() -> None:

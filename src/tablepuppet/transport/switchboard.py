@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TransportError
@@ -22,6 +23,7 @@ from tablepuppet.transport.envelopes import LIMIT, Envelope, Forget, Goodbye, No
 
 log = logging.getLogger(__name__)
 _UNASKED = 1 << 20  # bytes of a parcel of a client that was asked nothing
+_MOST_UNREAD = 20  # parcels that wait for a client that does not read
 _MOST_UNASKED = 100  # answers in a row that nobody waits for: some come late, or twice
 OnPause = Callable[[Sequence[str]], None]  # nothing happened for a while; who has not answered
 OnWaiting = Callable[[dict[str, float]], None]  # who is away, and for how many more seconds they are waited for
@@ -51,6 +53,18 @@ class _Line:
                 self.outbox.put((envelope, frames))
         except DisconnectedError:
             log.debug("a line broke; whoever reads from it notices")
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the other side does not read: what waits for it takes memory."""
+        return self.outbox.qsize() > _MOST_UNREAD
+
+    def drain(self) -> None:
+        """Lets go of what waits."""
+        with suppress(queue.Empty):
+            while True:
+                self.outbox.get_nowait()
+        self.outbox.put(None)
 
     def write(self, beat: float) -> None:
         """Sends what comes, and a sign of life when nothing does, until told to stop."""
@@ -155,6 +169,7 @@ class Switchboard:
                     raise TransportError(f"client {client} answers what nobody asked, {line.unasked} times over")
                 return
             line.unasked = 0
+            line.stream.answered()
             if asked.reply is None:
                 asked.reply = frames
                 if client in self._lines:
@@ -265,9 +280,13 @@ class Switchboard:
                 on_pause([client for client in replies if self._asked[client].reply is None])
 
     def _drop_silent(self, now: float) -> None:
-        """Three heartbeats missed: the connection is dead, whatever TCP still believes."""
+        """Three heartbeats missed: the connection is dead, whatever TCP still believes; so is one that nobody reads."""
         for client, line in list(self._lines.items()):
-            if now - line.stream.heard > 3 * self.heartbeat:
+            if line.is_stuck:
+                log.warning("client %s does not read what it is sent", client)
+                self._detach(client, line)
+                line.drain()
+            elif now - line.stream.heard > 3 * self.heartbeat:
                 log.warning("client %s is silent for %.0f s", client, now - line.stream.heard)
                 line.outbox.put(None)
                 self._detach(client, line)
@@ -276,7 +295,8 @@ class Switchboard:
         """Tells everybody that a run is over for good."""
         with self._changed:
             for line in self._lines.values():
-                line.outbox.put((Forget(run=run), ()))
+                if not line.is_stuck:
+                    line.outbox.put((Forget(run=run), ()))
 
     def close(self, reason: str) -> None:
         """Says goodbye to everybody; runs under way are interrupted."""

@@ -17,7 +17,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -47,6 +47,17 @@ class Bar:
         self._done, self._total = event.round, event.rounds
         if event.record is not None and not math.isnan(event.record.objective):
             self.note = f", objective {event.record.objective:.6g}"
+
+    def beside(self, other: Callable[[RoundEvent], None] | None) -> Callable[[RoundEvent], None] | None:
+        """One callback for the bar and another one; None where there is none, so that nobody is told in vain."""
+        if not self.is_shown or other is None:
+            return self.on_round if self.is_shown else other
+
+        def both(event: RoundEvent) -> None:
+            self.on_round(event)
+            other(event)
+
+        return both
 
     def line(self) -> str:
         """

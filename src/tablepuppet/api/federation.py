@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _NUMBERS = itertools.count(1)
-OnRound = Callable[[RoundEvent], None]
 
 
 @runtime_checkable
@@ -201,7 +200,7 @@ class Federation:
             if isinstance(on_round, Logger):
                 on_round.start(job)
             with showing("training", progress) as bar:
-                result = self._train(job, _both(bar.on_round if bar.is_shown else None, on_round), resume)
+                result = self._train(job, bar.beside(on_round), resume)
         return replace(result, builder=known.builder, head_module=options["head"] if job.head == "module" else None)
 
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
@@ -249,7 +248,7 @@ class Federation:
                 for setting in tried
             ]
             with showing("searching", progress) as bar:
-                on_round = bar.on_round if bar.is_shown else None
+                on_round = bar.beside(None)
                 if all(job.spec.is_boosted for job in made):
                     check_apart(made, drawn)
                     found = search_apart(made, tried, drawn, lambda job: self._train(job, on_round, False))
@@ -474,15 +473,3 @@ class Federation:
     def __repr__(self) -> str:
         tables = (f"{t}: {len(c)} client{'s' * (len(c) != 1)}" for t, c in self._tables.items())
         return f"Federation({', '.join(tables)})"
-
-
-def _both(first: OnRound | None, second: OnRound | None) -> OnRound | None:
-    """One callback for two; None where there is none, so that nobody is told of rounds in vain."""
-    if first is None or second is None:
-        return first or second
-
-    def on_round(event: RoundEvent) -> None:
-        first(event)
-        second(event)
-
-    return on_round

@@ -86,6 +86,7 @@ class Parties:
     namespaces: dict[str, str] = field(default_factory=dict)  # who lives in a network namespace
     extra: dict[str, list[str]] = field(default_factory=dict)  # more words of somebody's command
     limits: dict[str, int] = field(default_factory=dict)  # bytes of address space that somebody may have
+    measures: bool = False  # whether clients write what their rules take of their time
     processes: dict[str, BaseProcess] = field(default_factory=dict)
 
     def write(self, held: Mapping[str, pa.Table]) -> None:
@@ -155,6 +156,7 @@ policy = "open.toml"
                 namespace=self.namespaces.get(name),
                 twice=self.twice(name),
                 limit=self.limits.get(name),
+                measured=self.folder / f"{name}.measured" if self.measures else None,
             )
 
     def kill(self, name: str) -> None:

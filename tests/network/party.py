@@ -6,17 +6,23 @@ It runs the very command that an administrator would type. A party can be told t
 from __future__ import annotations
 
 import ctypes
+import json
 import multiprocessing
 import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from tablepuppet import protocol as m
 from tablepuppet.cli.main import main
+from tablepuppet.client import client
+from tablepuppet.client.answers import contract, training
+from tablepuppet.client.contract_enforcement import ContractEnforcer
 from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import Reply, Request
 
@@ -32,18 +38,27 @@ def start(
     namespace: str | None = None,
     twice: Path | None = None,
     limit: int | None = None,
+    measured: Path | None = None,
 ) -> BaseProcess:
     """A process that runs `tablepuppet COMMAND`, in a network namespace if one is named.
 
     `limit`: bytes of address space that it, and each process that it starts, may have. Whenever the file `twice`
-    exists, its next request or reply is sent twice, and the file goes.
+    exists, its next request or reply is sent twice, and the file goes. `measured`: where a client writes, at the end of
+    a job, its CPU seconds since it was opened, and those that stood between requests and their answers.
     """
-    process = _FORKS.Process(target=_run, args=(list(command), log, namespace, twice, limit))
+    process = _FORKS.Process(target=_run, args=(list(command), log, namespace, twice, limit, measured))
     process.start()
     return process
 
 
-def _run(command: list[str], log: Path, namespace: str | None, twice: Path | None, limit: int | None) -> None:
+def _run(
+    command: list[str],
+    log: Path,
+    namespace: str | None,
+    twice: Path | None,
+    limit: int | None,
+    measured: Path | None,
+) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
@@ -52,9 +67,50 @@ def _run(command: list[str], log: Path, namespace: str | None, twice: Path | Non
         _enter(namespace)
     if twice is not None:
         _stutter(twice)
+    if measured is not None:
+        _measure(measured)
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     sys.exit(main(command))
+
+
+def _measure(path: Path) -> None:
+    """Counts what a client's rules and contract take of its CPU time."""
+    spent = {"rules": 0.0, "requests": 0.0}
+
+    def timed(home: Any, name: str) -> None:
+        inner = getattr(home, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return inner(*given, **named)
+            finally:
+                spent["rules"] += time.thread_time() - began
+
+        setattr(home, name, call)
+
+    for home, name in (
+        (client, "decide"),
+        (client, "check_request"),
+        (ContractEnforcer, "check"),
+        (contract, "propose"),
+        (training, "_count_batch"),
+    ):
+        timed(home, name)
+    client.ANSWERS[m.ProposeContract] = contract.propose
+    answer, began = client.Client.answer, [time.process_time()]
+
+    def counted(self: client.Client, message: Any) -> Any:
+        if isinstance(message, m.OpenScan) and not spent["requests"]:
+            began[0] = time.process_time()
+        spent["requests"] += 1
+        found = answer(self, message)
+        if isinstance(message, m.CloseJob):
+            path.write_text(json.dumps(spent | {"cpu": time.process_time() - began[0]}))
+        return found
+
+    client.Client.answer = counted  # type: ignore[method-assign]
 
 
 def _enter(namespace: str) -> None:

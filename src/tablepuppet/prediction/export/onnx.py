@@ -38,8 +38,10 @@ def to_onnx(model: Model, block: str | None = None) -> Any:
     graph.node("Identity", value, out="contribution")
     output = onnx.helper.make_tensor_value_info("contribution", onnx.TensorProto.DOUBLE, ["rows", model.widths[number]])
     name = model.blocks[number].name
+    used = {one for node in graph.nodes for one in node.input}  # runtimes warn of constants that no node takes
+    constants = [constant for constant in graph.constants if constant.name in used]
     made = onnx.helper.make_model(
-        onnx.helper.make_graph(graph.nodes, name, graph.inputs, [output], graph.constants),
+        onnx.helper.make_graph(graph.nodes, name, graph.inputs, [output], constants),
         opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in _OPSETS.items()],
         producer_name="tablepuppet",
         producer_version=__version__,

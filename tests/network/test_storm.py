@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from tests.network.parties import OWNERS, QUERY, SECRET, assert_same, in_process
 from tablepuppet import train as story
 from tablepuppet.client.client import Client
 from tablepuppet.engine.result import Result
-from tablepuppet.errors import RunInterruptedError, TransportError
+from tablepuppet.errors import RunInterruptedError, TrainingError, TransportError
 from tablepuppet.job import make_job
 from tablepuppet.network import records
 from tablepuppet.network.idempotent_client import IdempotentClient
@@ -248,6 +249,18 @@ def test_a_journal_that_finds_no_room_interrupts_its_run(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunInterruptedError, match="No space left on device"):
         Journal(tmp_path / "journal")
+
+
+def test_a_journal_that_takes_most_of_the_disk_ends_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "journal")
+    assert journal.next(1, 0) is None
+    answers = {"a": [Frame(b"h", [bytes(1 << 20)])]}
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=7 << 10, f_frsize=1 << 9))
+    for step in range(1, 16):
+        journal.append(step, 0, answers)
+    with pytest.raises(TrainingError, match="left for others"):
+        journal.append(16, 0, answers)
+    journal.close()
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_in_an_error(

@@ -35,6 +35,8 @@ from tablepuppet.transport.switchboard import OnWaiting, Switchboard
 
 log = logging.getLogger(__name__)
 _AHEAD = 1 << 16  # bytes of zeros after the last record
+_LOOK = 1 << 24  # bytes that a journal grows by between two looks at the disk
+_SHARE = 4  # times as much as is left on the disk, and a journal takes too much of it
 
 
 class _Step(Envelope, frozen=True):
@@ -62,6 +64,7 @@ class Journal:
         except OSError as error:
             raise _unwritable(error) from None
         self._is_replaying = True
+        self._looked = 0  # how large it was at the last look
         self._syncing = Syncing()
 
     def next(self, step: int, requests: int) -> dict[str, list[Frame]] | None:
@@ -108,6 +111,21 @@ class Journal:
             self._file.seek(start)
             self._file.truncate()
             raise
+        self._check_share()
+
+    def _check_share(self) -> None:
+        """A run that goes on and on fills no disk that others need: it ends while there is room."""
+        size = self._file.tell()
+        if size - self._looked < _LOOK:
+            return
+        self._looked = size
+        disk = os.statvfs(self._file.fileno())
+        left = disk.f_bavail * disk.f_frsize
+        if size > _SHARE * left:
+            raise TrainingError(
+                f"its answers take {size:,} bytes on the server's disk, which has {left:,} left for others; "
+                "ask for fewer epochs or larger batches, or let the server have a larger disk"
+            )
 
     def _overwrite(self, content: bytes) -> None:
         end = self._file.tell() + len(content)

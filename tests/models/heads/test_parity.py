@@ -180,3 +180,21 @@ def test_shards_that_pass_a_network_head_in_threads_do_not_meet_in_its_module() 
         for _ in range(20):
             together = list(pool.map(lambda own: head.combine(own, h), vectors))
             assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_a_head_computes_in_one_thread_however_many_torch_has() -> None:
+    seen: list[int] = []
+
+    class Counting(torch.nn.Linear):  # type: ignore[misc]
+        def forward(self, inputs: Any) -> Any:
+            seen.append(torch.get_num_threads())
+            return super().forward(inputs)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        trained("one-to-many", "number", head=Counting(4, 1), widths=2, epochs=1, optimizer="adam")
+    finally:
+        torch.set_num_threads(before)
+    assert len(seen) > 3
+    assert set(seen[1:]) == {1}  # the first call only asks for its shape

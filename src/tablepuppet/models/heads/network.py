@@ -19,7 +19,7 @@ import numpy as np
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, TrainingError
 from tablepuppet.models.heads.base import HeadSpec, PullBack
-from tablepuppet.models.modules import build_module, need_torch
+from tablepuppet.models.modules import build_module, need_torch, one_torch_thread
 from tablepuppet.models.neural import flat_parameters
 from tablepuppet.models.spec import ModelSpec
 
@@ -55,12 +55,12 @@ class NetworkHead:
 
     def combine(self, own: Array, h: Sequence[Array]) -> Array:
         torch = need_torch()
-        with torch.no_grad():
+        with one_torch_thread(), torch.no_grad():
             return self._scores(self._call(self._split(own), self._inputs(h)))
 
     def differentiate(self, own: Array, h: Sequence[Array]) -> tuple[Array, PullBack]:
         torch = need_torch()
-        with torch.enable_grad():
+        with one_torch_thread(), torch.enable_grad():
             inputs = self._inputs(h).requires_grad_()
             parameters = {name: p.requires_grad_() for name, p in self._split(own).items()}
             out = self._call(parameters, inputs)
@@ -68,7 +68,8 @@ class NetworkHead:
         def pull_back(residual: Array) -> tuple[list[Array], Array]:
             given = torch.tensor(self.spec.unit * residual, dtype=out.dtype)
             wanted = [inputs, *parameters.values()]
-            found = torch.autograd.grad(out, wanted, given, allow_unused=True, materialize_grads=True)
+            with one_torch_thread():
+                found = torch.autograd.grad(out, wanted, given, allow_unused=True, materialize_grads=True)
             slope = torch.cat([g.reshape(-1) for g in found[1:]]).numpy().astype(np.float64)
             borders = np.cumsum(self.spec.widths)[:-1]
             signals = np.split(found[0].numpy().astype(np.float64), borders, axis=1)

@@ -194,4 +194,4 @@ def _joined(block: Sequence[Part], keys: Sequence[NewKey], *, is_missing: bool) 
     return NewKey(keys[0].column, is_missing, np.packbits(np.concatenate([*train, missed, *held])))
 
 
-_NOBODY = KeyBook(-1, Columns.of([], []), np.zeros(0, np.bool_), np.zeros(5))
+_NOBODY = KeyBook(-1, Columns.of([], []), np.zeros(0, np.bool_), np.zeros(6))

@@ -177,6 +177,7 @@ class Central:
                 if column.size <= FEW + 1:
                     tried, l2 = [[c] for c in present.tolist()], options.l2
                 else:
+                    present = present[sums[1, present] * uh >= options.min_category_weight]
                     ratio = sums[0, present] * ug / (sums[1, present] * uh + 10.0)
                     order = present[np.argsort(ratio, kind="stable")].tolist()
                     tried, l2 = [order[: k + 1] for k in range(len(order))], options.l2 + 10.0

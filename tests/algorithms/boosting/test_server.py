@@ -26,6 +26,7 @@ def _options(rng: np.random.Generator, **given: Any) -> Boosting:
             "bins": int(rng.choice([8, 255])),
             "l2": float(rng.choice([0.0, 1.0])) + 1e-6,
             "min_child_weight": float(rng.choice([0.2, 1.0, 5.0])),
+            "min_category_weight": float(rng.choice([0.0, 0.0, 2.0, 6.0])),
             "subsample": float(rng.choice([1.0, 0.7])),
             "feature_fraction": float(rng.choice([1.0, 0.6])),
             "bits": int(rng.choice([4, 8, 16, 32])),

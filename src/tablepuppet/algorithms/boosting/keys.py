@@ -172,7 +172,7 @@ class KeyBook:
         """Whether a set is what sorting the categories of a node could give: the first few of them."""
         first = int(self.columns.offsets[split.key.column])
         own = sums[first : first + self.columns.size(split.key.column)]
-        present = np.flatnonzero(own[:, 1] > 0)
+        present = np.flatnonzero((own[:, 1] > 0) & (own[:, 1] * outline.unit[1] >= self.rules[5]))
         if not set(split.key.left) <= set(present.tolist()):
             return False
         ratio = own[present, 0] * outline.unit[0] / (own[present, 1] * outline.unit[1] + self.rules[4])

@@ -18,11 +18,12 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     """Gradient-boosted trees over the join (docs/boosting.md).
 
     `checks="strict"` gives the trees of the exact algorithm on the joined table; "lazy" asks clients about every
-    `every`-th tree only. `leaves` grows each tree where it gains most, to so many leaves; `depth` bounds it too (6, or
-    15 beside `leaves`). `monotone` names features in which scores never fall (1) or never rise (−1). `forest` grows
-    every tree on the first derivatives and takes the mean of them all. `max_splits` caps the distinct splits that one
-    table's owner tells the server of; later trees use those that are known. `bits` is the precision of derivatives;
-    below 16 they are rounded at random, right on average.
+    `every`-th tree only. Categories whose Σh in a node is below `min_category_weight` go right unsorted. `leaves` grows
+    each tree where it gains most, to so many leaves; `depth` bounds it too (6, or 15 beside `leaves`). `monotone` names
+    features in which scores never fall (1) or never rise (−1). `forest` grows every tree on the first derivatives and
+    takes the mean of them all. `max_splits` caps the distinct splits that one table's owner tells the server of; later
+    trees use those that are known. `bits` is the precision of derivatives; below 16 they are rounded at random, right
+    on average.
     """
 
     name: ClassVar[str] = "boosting"
@@ -34,6 +35,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     l2: float = 1.0
     min_child_weight: float = 1.0
     min_gain: float = 1e-12
+    min_category_weight: float = 0.0
     subsample: float = 1.0
     feature_fraction: float = 1.0
     monotone: dict[str, int] = msgspec.field(default_factory=dict)
@@ -52,6 +54,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         self._check(0 <= self.l2 < inf, "l2 must be a number from 0 up")
         self._check(0 <= self.min_child_weight < inf, "min_child_weight must be a number from 0 up")
         self._check(0 <= self.min_gain < inf, "min_gain must be a number from 0 up")
+        self._check(0 <= self.min_category_weight < inf, "min_category_weight must be a number from 0 up")
         self._check(0 < self.subsample <= 1, "subsample must lie in (0, 1]")
         self._check(0 < self.feature_fraction <= 1, "feature_fraction must lie in (0, 1]")
         self._check(
@@ -98,5 +101,6 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
 
     @property
     def rules(self) -> NDArray[np.float64]:
-        """λ, the least Σh of a side, the least gain, what λ is raised by for sorted categories, what smooths them."""
-        return np.array([self.l2, self.min_child_weight, self.min_gain, 10.0, 10.0])
+        """λ, the least Σh of a side, the least gain; of sorted categories what λ is raised by, what smooths them, and
+        the least Σh of one."""
+        return np.array([self.l2, self.min_child_weight, self.min_gain, 10.0, 10.0, self.min_category_weight])

@@ -51,7 +51,7 @@ class Growth:
     """What bounds a tree."""
 
     depth: int
-    rules: NDArray[np.float64]  # λ, least Σh, least gain, further λ of categories, smoothing
+    rules: NDArray[np.float64]  # λ, least Σh, least gain, further λ of categories, smoothing, least Σh of one
     leaves: int | None = None  # where trees grow by leaves: so many
     is_bound: bool = False  # some columns have signs
 

@@ -31,10 +31,10 @@ def best_splits(
     left, Σg and Σh of the left side); column −1: none.
 
     `sums[at[k]]` are (Σg, Σh) per bin in fixed point, `unit` their units, `rules` λ, the least Σh of a side, the least
-    gain, what λ is raised by for sorted categories, and what smooths their order. The first in this order wins a tie:
-    column, missing values right before left, bin. Bin 0 is "missing". Sorted categories: the left side is
-    order[k, :bin]; one against the rest: `bin` itself is the left side. With `bounds`, leaves lie within bounds[k], and
-    those of a column with a sign rise, or fall, with its values.
+    gain, what λ is raised by for sorted categories, what smooths their order, and the least Σh of one that is sorted.
+    The first in this order wins a tie: column, missing values right before left, bin. Bin 0 is "missing". Sorted
+    categories: the left side is order[k, :bin]; one against the rest: `bin` itself is the left side. With `bounds`,
+    leaves lie within bounds[k], and those of a column with a sign rise, or fall, with its values.
     """
     free = np.zeros(0)
     for k in range(len(at)):
@@ -114,13 +114,13 @@ def _best(
         if is_sorted:
             ratio = np.full(bins, np.inf)
             for b in range(bins):
-                if sums[first + b, 1] > 0:
+                if sums[first + b, 1] > 0 and sums[first + b, 1] * unit[1] >= rules[5]:
                     ratio[b] = sums[first + b, 0] * unit[0] / (sums[first + b, 1] * unit[1] + rules[4])
             places = np.argsort(ratio, kind="mergesort")
         gl, hl = np.int64(0), np.int64(0)
         for t in range(1 if kinds[f] == KNOWN_ONE_HOT else 0, bins):
             b = places[t]
-            if sums[first + b, 1] == 0:
+            if sums[first + b, 1] == 0 or (is_sorted and sums[first + b, 1] * unit[1] < rules[5]):
                 if is_sorted:
                     break
                 continue

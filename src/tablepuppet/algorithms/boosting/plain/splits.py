@@ -119,6 +119,7 @@ def _categories(
     is_there = own[..., 1] > 0
     left, places = own, np.zeros((0, 0), np.int64)
     if is_sorted:
+        is_there &= own[..., 1] * unit[1] >= rules[5]
         ratio = np.where(is_there, own[..., 0] * unit[0] / (own[..., 1] * unit[1] + rules[4]), np.inf)
         places = np.asarray(np.argsort(ratio, axis=1, kind="stable"), np.int64)
         is_there = np.take_along_axis(is_there, places, axis=1)

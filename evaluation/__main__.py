@@ -4,6 +4,7 @@
     python -m evaluation all --data /path/to/data --seeds 3 --epochs 10
     python -m evaluation boosting --data /path/to/data
     python -m evaluation movielens-factor --data /path/to/data
+    python -m evaluation movielens-seen --data /path/to/data
     python -m evaluation corrections
     python -m evaluation figures
 
@@ -24,6 +25,7 @@ from evaluation.factor import factor
 from evaluation.figures import Study, write_figures
 from evaluation.lineup import LINEUP
 from evaluation.running import Outcome, Plan, has_runs, run_workload, saved_outcomes
+from evaluation.seen import seen
 from evaluation.tables import WorkloadTable, workload_table
 from evaluation.workload import Workload
 from tablepuppet.bench.figures import Beginning
@@ -45,7 +47,8 @@ WORKLOADS = {
 }
 
 
-_STUDIES = ("boosting", "movielens-factor", "corrections", "figures")  # with tables of their own
+_MOVIELENS = {"movielens-factor": factor, "movielens-seen": seen}
+_STUDIES = ("boosting", *_MOVIELENS, "corrections", "figures")  # with tables of their own
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,9 +87,9 @@ def main() -> int:
                 _write(asked.out / "corrections.md", corrections())
             if name == "boosting":
                 _boosting(asked)
-            if name == "movielens-factor":
+            if name in _MOVIELENS:
                 beginning = Beginning()
-                found = factor(_folder(asked.data, movielens.LINEAR))
+                found = _MOVIELENS[name](_folder(asked.data, movielens.LINEAR))
                 _keep(asked.out, name, f"python -m evaluation {name}", found, beginning)
             for workload in _chosen(name, asked.data):
                 both = name == "all" and not asked.private and workload.privacy is not None

@@ -41,7 +41,7 @@ LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 def factor(data: Path) -> WorkloadTable:
     """One line for each model."""
-    tables, rows = _tables(data), []
+    tables, rows = tables_with_ids(data), []
     for name, query, given in LINES:
         began = time.process_time()
         with tp.Federation(tables) as owners:
@@ -56,7 +56,7 @@ def factor(data: Path) -> WorkloadTable:
     )
 
 
-def _tables(data: Path) -> dict[str, pa.Table]:
+def tables_with_ids(data: Path) -> dict[str, pa.Table]:
     """Ratings, users and movies, the latter two with their ids as names."""
     with TemporaryDirectory() as out, duckdb.connect() as connection:
         files = prepare(connection, data, Path(out))

@@ -118,7 +118,9 @@ def job_contracts(
             folds=None if job.search is None else job.search.folds,
             keys=privacy.keys,
             most_keys=_most_keys(privacy),
-            wants_classes=job.loss_name != "squared" and not (job.loss_name == "auto" and privacy.label is not None),
+            wants_classes=not job.negatives
+            and job.loss_name != "squared"
+            and not (job.loss_name == "auto" and privacy.label is not None),
             label_privacy=privacy.label,
             feature_privacy=privacy.features,
             prediction_privacy=privacy.predictions,
@@ -171,6 +173,7 @@ def _training(job: Job) -> Training:
         l1=job.l1,
         signs=job.signs,
         loss=job.loss_name,
+        negatives=job.negatives,
         loss_options=job.loss_options,
         has_weights=job.weight is not None or job.class_weight is not None,
         releases=job.release and job.search is None,

@@ -28,10 +28,11 @@ from tablepuppet.engine.run import OnRound, run
 from tablepuppet.engine.search import SearchResult, run_search
 from tablepuppet.errors import JobError, RunInterruptedError
 from tablepuppet.job import Job
-from tablepuppet.mapping.build import map_tables
+from tablepuppet.mapping.build import default_limit, map_tables
 from tablepuppet.mapping.cluster.cluster import Cluster, at_work
 from tablepuppet.mapping.join.profile import Profile, check_meetings, profile_keys
 from tablepuppet.mapping.keys.gather import gather_keys
+from tablepuppet.mapping.negatives import with_negatives
 from tablepuppet.memory import fix_thresholds
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Plan
@@ -230,6 +231,8 @@ def prepare_job(
         cluster=cluster,
         folds=None if job.search is None else job.search.folds,
     )
+    if job.negatives:
+        mapping = with_negatives(mapping, job.negatives, job.seed, job.max_joined_rows or default_limit())
     return replace(prepare(mapping, job), rounding=rounding)
 
 

@@ -25,8 +25,16 @@ JOINS = {
         "SELECT o.q, o.t, i.price, i.kind, g.v, o.{y} "
         "FROM orders o JOIN items i ON o.item = i.item LEFT JOIN tags g ON g.item = o.item"
     ),
+    "star": (
+        "SELECT b.age, b.town, i.price, i.kind, o.{y} "
+        "FROM orders o JOIN buyers b ON o.buyer = b.buyer JOIN items i ON o.item = i.item"
+    ),
+    "star with tags": (
+        "SELECT b.age, i.price, g.v, o.{y} FROM orders o JOIN buyers b ON o.buyer = b.buyer "
+        "JOIN items i ON o.item = i.item JOIN tags g ON g.item = i.item"
+    ),
 }
-LOSSES = {"number": "squared", "flag": "logistic", "class": "softmax"}
+LOSSES = {"number": "squared", "flag": "logistic", "class": "softmax", "seen": "logistic"}
 
 
 def tables(rows: int = 300, items: int = 25) -> dict[str, pa.Table]:
@@ -35,10 +43,13 @@ def tables(rows: int = 300, items: int = 25) -> dict[str, pa.Table]:
     q, t = random.normal(size=(2, rows))
     price = random.normal(size=items)
     signal = np.tanh(q) - price[item] ** 2 + 0.3 * random.normal(size=rows)
+    other = np.random.default_rng(8)
     return {
         "orders": pa.table(
             {
                 "item": item,
+                "buyer": other.integers(0, 40, rows),
+                "seen": np.ones(rows, bool),
                 "q": q,
                 "t": t,
                 "number": signal,
@@ -47,6 +58,9 @@ def tables(rows: int = 300, items: int = 25) -> dict[str, pa.Table]:
             }
         ),
         "items": pa.table({"item": np.arange(items), "price": price, "kind": random.choice(["a", "b", "c"], items)}),
+        "buyers": pa.table(
+            {"buyer": np.arange(40), "age": other.normal(size=40), "town": other.choice(["x", "y"], 40)}
+        ),
         # items without a tag (LEFT JOIN finds none) and with several
         "tags": pa.table({"item": random.integers(0, items - 5, 60), "v": random.normal(size=60)}),
     }

@@ -43,10 +43,12 @@ MODELS: list[dict[str, Any]] = [
     {"head": "factor", "rank": 2, "epochs": 3},
     {"head": "factor", "rank": 2, "epochs": 2, "algorithm": "sgd", "batch_size": 200},
     {"head": "mlp", "widths": 3, "epochs": 2, "batch_size": 200},
+    {"head": "factor", "rank": 2, "epochs": 3, "negatives": 3},
+    {"head": "factor", "rank": 2, "epochs": 2, "algorithm": "sgd", "batch_size": 500, "negatives": 2},
 ]
 
 
-@pytest.mark.parametrize("given", MODELS, ids=["als", "factors by sgd", "a network head"])
+@pytest.mark.parametrize("given", MODELS, ids=["als", "sgd", "a network head", "negatives by als", "negatives by sgd"])
 def test_heads_over_processes_are_the_heads_of_one_process(
     parties: Parties, local: tp.Federation, given: dict[str, Any]
 ) -> None:

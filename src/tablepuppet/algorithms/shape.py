@@ -223,6 +223,7 @@ class RunShape:
     is_linear: bool
     is_private: bool = False
     curvature_varies: bool = False
+    has_head: bool = False  # beside the sum: linear blocks begin at random numbers, which are told
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,7 @@ class Federation:
         `test_where`: which rows are for the test, instead of a fraction: a condition over the label table's columns.
         `max_categories`: of a text column, so many categories have a weight of their own, the others share one.
         `max_joined_rows`: a join with more rows is refused before it is made.
+        `negatives`: joined rows are what was seen, and so many pairs that did not meet are drawn beside each of them.
         `wire`: how numbers travel, "float64", or "float32" for half the bytes ("…+zstd", "…+lz4": compressed).
         `on_round`: called after every round; tablepuppet.report.callbacks has loggers.
         `progress`: a bar on standard error; None: in a terminal or a notebook, where training takes over two seconds.

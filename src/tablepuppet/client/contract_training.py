@@ -73,6 +73,7 @@ def _start(job: JobUnderContract, contract: Contract, request: m.StartPart[Any])
         batch_size=training.batch(request.joined_rows),
         is_linear=training.model.is_linear,
         is_private=contract.feature_privacy is not None,
+        has_head=bool(request.spread),
     )
     is_batched = run.batch_size is not None and run.batch_size < request.joined_rows
     part.epochs = training.epochs if is_batched else None

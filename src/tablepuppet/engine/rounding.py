@@ -45,13 +45,15 @@ class Witnesses:
     classes: tuple[float, ...] = ()  # joined rows of each
 
     @classmethod
-    def of(cls, side: Joined, *, has_classes: bool) -> Witnesses:
+    def of(cls, side: Joined, *, has_classes: bool, has_negatives: bool = False) -> Witnesses:
         counts = np.asarray(side.label_counts())
         seen = counts > 0
         by_class: tuple[float, ...] = ()
         if has_classes and side.rows:
             by_class = tuple(np.bincount(side.labels[seen].astype(np.intp), counts[seen]).tolist())
-        return cls(side.rows, int(np.count_nonzero(seen)), int(counts.max(initial=1)), by_class)
+        if has_negatives:  # a row, and the pairs that were drawn beside it, are one witness
+            counts = counts.reshape(2, -1).sum(axis=0)
+        return cls(side.rows, int(np.count_nonzero(counts)), int(counts.max(initial=1)), by_class)
 
     def part(self, joined: float) -> Witnesses:
         """So many of the joined rows, as if they were like the others."""
@@ -195,10 +197,8 @@ class Shown:
         if not rounding.is_on or mapping.label.channel is not None:
             return None
         named = {"train": mapping.train, "validation": mapping.validation, "test": mapping.test}
-        has_classes = loss.task != "number"
-        return cls(
-            Figures(rounding), {n: Witnesses.of(side, has_classes=has_classes) for n, side in named.items()}, loss
-        )
+        given = {"has_classes": loss.task != "number", "has_negatives": mapping.label.negatives > 0}
+        return cls(Figures(rounding), {n: Witnesses.of(side, **given) for n, side in named.items()}, loss)
 
     def measured(self, found: Measured, side: str = "train") -> Measured:
         rows = self.sides[side]

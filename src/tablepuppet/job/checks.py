@@ -40,6 +40,7 @@ def check_job(job: Job) -> None:
     _check_model(job, {})
     _check_head(job, {})
     _check_label_privacy(job)
+    _check_negatives(job)
     check_search(job)
     for other in () if job.search is None else job.search.jobs:
         check_job(other)
@@ -52,6 +53,7 @@ def check_given(job: Job, given: dict[str, Any]) -> None:
     _check_model(job, given)
     _check_head(job, given)
     _check_label_privacy(job)
+    _check_negatives(job)
 
 
 def _check_head(job: Job, given: dict[str, Any]) -> None:
@@ -90,6 +92,7 @@ def _check(job: Job) -> None:
         (job.batch(1) is None or (job.batch(1) or 0) >= 1, 'batch_size must be at least 1, "auto", or None for all'),
         (0 <= job.seed < 2**63, "seed must be a whole number from 0 to 2**63 − 1"),
         (job.max_categories is None or job.max_categories >= 1, "max_categories must be at least 1, or None"),
+        (job.negatives >= 0, "negatives must be a whole number from 0 up"),
         (job.max_joined_rows is None or job.max_joined_rows >= 1, "max_joined_rows must be at least 1, or None"),
     ]
     for is_fine, rule in rules:
@@ -100,6 +103,26 @@ def _check(job: Job) -> None:
             f'algorithm="{job.algorithm}" is a baseline and runs in one process; '
             f'engine="ray" runs {", ".join(a.name for a in FEDERATED)}'
         )
+
+
+def _check_negatives(job: Job) -> None:
+    if not job.negatives:
+        return
+    loss, privacy = job.loss_class, job.privacy
+    if loss is not None and loss.task != "binary":
+        raise JobError(
+            f"negatives tell joined rows from pairs that did not meet, two classes, and the {loss.name} loss has "
+            "others; leave model and loss out"
+        )
+    if job.is_private or privacy.label is not None:
+        raise JobError(
+            "negatives let rows take part in more joined rows than private training bounds, and make labels that no "
+            "owner knows; leave privacy.features, privacy.predictions and privacy.label out, or negatives"
+        )
+    if job.exposure is not None:
+        raise JobError("exposure belongs to a label that is a number, and negatives make classes; leave it out")
+    if not isinstance(job.engine, Local):
+        raise JobError("negatives are drawn in one process; leave engine out")
 
 
 def check_loss(job: Job) -> None:

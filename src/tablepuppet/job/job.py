@@ -110,6 +110,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     monitor: str = "loss"  # the validation figure that patience watches
     weight: str | None = None  # of rows: a column of the label's table, or an expression over it
     exposure: str | None = None  # how long, or of how many, a count is: its rate is modelled, weighted by it
+    negatives: int = 0  # for each joined row, so many pairs that did not meet: joined rows are then what was seen
     class_weight: Literal["balanced"] | dict[str, float] | None = None
     standardize: bool = True
     seed: int = 0

@@ -82,6 +82,7 @@ class LabelInfo:
     kind: Literal["number", "class"]
     classes: tuple[Class, ...] = ()
     channel: Channel | None = None  # what their owners did to the labels
+    negatives: int = 0  # joined rows that are pairs which did not meet (negatives.py); classes then tell them apart
 
 
 def in_label_type(classes: Sequence[Class]) -> tuple[Class, ...]:
@@ -185,6 +186,11 @@ class MappingSummary:
     def joined_rows(self) -> int:
         """All joined rows, training, validation and test."""
         return self.train_rows + self.validation_rows + self.test_rows
+
+    @property
+    def seen_rows(self) -> int:
+        """The same without pairs that were drawn: those whose labels owners told."""
+        return self.joined_rows - self.label.negatives
 
     def parts_of(self, block: int) -> tuple[PartSummary, ...]:
         return tuple(p for p in self.parts if p.block == block)

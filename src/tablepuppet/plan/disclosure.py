@@ -66,6 +66,7 @@ def exchanges_of(job: Job, loss: Loss, rows: int, epochs: int | None = None) -> 
         is_linear=job.spec.is_linear,
         is_private=job.privacy.features is not None,
         curvature_varies=not loss.is_quadratic and loss.outputs == 1,
+        has_head=job.head != "sum",
     )
     return algorithm_of(job.options).exchanges(job.options, run)
 
@@ -109,7 +110,9 @@ def setup_disclosures(mapping: MappingSummary, keys: KeyMode) -> dict[Told, int]
         for client in bound.scans[place.scan].clients:
             subject = f"scan {place.scan}"
             account.server(client, subject, label_classes=1, labels=1, split=1, weights=int(place.weight >= 0))
-            account.client(client, subject, label_classes=int(mapping.label.kind == "class"))
+            account.client(
+                client, subject, label_classes=int(mapping.label.kind == "class" and not mapping.label.negatives)
+            )
     return account.told
 
 

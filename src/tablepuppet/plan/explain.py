@@ -51,6 +51,12 @@ def title_lines(plan: Plan) -> list[str]:
         rows = [] if job.weight is None else [f"rows by {job.weight}"]
         classes = [] if job.class_weight is None else ["classes alike" if job.class_weight == "balanced" else "classes"]
         title.append(f"  weighs {' and '.join([*rows, *classes])}, on average 1")
+    if job.negatives:
+        seen, drawn = plan.mapping.seen_rows, plan.mapping.label.negatives
+        title.append(
+            f"  {plural(seen, 'joined row')} as what was seen, and beside them {plural(drawn, 'pair')} of rows that "
+            f"did not meet, {job.negatives} for each, drawn by the server"
+        )
     if job.patience is not None:
         title.append(
             f"  stops after {plural(job.patience, 'epoch')} without a better validation {job.monitor}, and keeps the "

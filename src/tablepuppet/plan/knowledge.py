@@ -83,7 +83,7 @@ def common_insights(mapping: MappingSummary, job: Job) -> list[str]:
     """What the server learns before any algorithm begins: keys, labels, weights."""
     server = [_about_keys(mapping, job.privacy.keys), _about_labels(mapping, job)]
     if job.weight is not None:
-        server.append(f"the sample weight {job.weight} of {plural(mapping.joined_rows, 'joined row')}")
+        server.append(f"the sample weight {job.weight} of {plural(mapping.seen_rows, 'joined row')}")
     split = [name for name in (job.test_where, job.validation_where) if name is not None]
     if split:
         server.append(f"for which label rows {' and '.join(split)} hold{'s' * (len(split) == 1)}")
@@ -149,7 +149,7 @@ def _about_keys(mapping: MappingSummary, mode: KeyMode) -> str:
 
 
 def _about_labels(mapping: MappingSummary, job: Job) -> str:
-    rows = plural(mapping.joined_rows, "joined row")
+    rows = plural(mapping.seen_rows, "joined row")
     if job.privacy.label is None:
         return f"the label {mapping.bound.label} of {rows}"
     return f"the label {mapping.bound.label} of {rows}, noised by its owner (ε = {job.privacy.label.epsilon:g} a row)"

@@ -120,6 +120,8 @@ def check_labels(loss: Loss, mapping: TableMapping) -> None:
 def task_of(job: Job) -> Task:
     """What kind of label a job's loss needs."""
     loss = job.loss_class
+    if job.negatives:
+        return "seen"
     if loss is not None:
         return loss.task
     return "any" if job.loss_name == "auto" else "classes"

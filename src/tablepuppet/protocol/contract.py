@@ -101,6 +101,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signs: dict[str, int] = {}  # of features: parameters that may not be negative (1) or positive (−1)
     loss: str = ""  # what is minimised; "auto": as the label is
     loss_options: dict[str, float] = {}  # which quantile
+    negatives: int = 0  # for each joined row, pairs of rows that the server draws beside it
 
     @property
     def name(self) -> str:
@@ -231,6 +232,13 @@ def _lines(contract: Contract) -> Iterator[str]:
         yield f"{name}, {kind} model, at most {training.epochs} epochs; trained parameters {kept}"
         if loss:
             yield f"what is minimised: {loss}"
+        if training.negatives:
+            pairs = (
+                f"{training.negatives} pairs of rows that did not meet"
+                if training.negatives > 1
+                else "a pair of rows that did not meet"
+            )
+            yield f"the server draws {pairs} for each joined row: rows take part in these too"
         for block in contract.blocks:
             if block.start:
                 count = sum(map(len, block.start))

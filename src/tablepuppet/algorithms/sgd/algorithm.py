@@ -110,7 +110,7 @@ class SgdAlgorithm(Algorithm[Sgd]):
             run.epochs,
             batches=batches,
             has_opening=not is_full,
-            has_start=not run.is_linear,
+            has_start=not run.is_linear or run.has_head,
             evaluates_train=not (is_full and run.is_linear),
             power_rounds=POWER_ROUNDS if by == "power iteration" and not run.is_private else 0,
             sums_figure=by == "summed" and not run.is_private,

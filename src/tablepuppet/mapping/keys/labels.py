@@ -27,7 +27,7 @@ from tablepuppet.transport.link import Link
 _CLASSES = 100  # distinct numbers that may be classes; more are a quantity
 _FEW_CLASSES = 20  # that may have one row each
 _ONE_CLASS = "has only one class, so that there is nothing to learn; choose another label, or another WHERE"
-Task = Literal["number", "binary", "classes", "any"]  # what a loss needs (models/losses); any: whatever it is
+Task = Literal["number", "binary", "classes", "any", "seen"]  # what a loss needs; any: whatever it is; seen: any number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +62,7 @@ def read_labels(
     places = list(dict.fromkeys(branch.label_place for branch in bound.branches))
     owners = [(place, client) for place in places for client in bound.scans[place.scan].clients]
     # Under noise the values of a number do not leave so that a model may be chosen by them.
-    wants_classes = task != "number" and (task != "any" or privacy is None)
+    wants_classes = task not in ("number", "seen") and (task != "any" or privacy is None)
     ask: dict[str, list[DescribeLabels]] = {}
     for place, client in owners:
         ask.setdefault(client, []).append(
@@ -153,7 +153,12 @@ def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelIn
     if task == "any":
         values = {c for s in summaries for c in s.classes}
         task = "number" if kinds == {"number"} and values != {0.0, 1.0} else "classes"
-    if task == "number":
+    if task == "seen" and kinds == {"class"}:
+        raise MappingError(
+            f"label {label} is text, and with negatives every joined row counts as seen; select "
+            "(column IS NOT NULL) AS seen as the label"
+        )
+    if task in ("number", "seen"):
         if kinds == {"class"}:
             raise MappingError(
                 f"label {label} is text, and a linear model needs a number; "

@@ -62,6 +62,18 @@ def test_a_model_that_is_worse_than_a_constant_says_so() -> None:
     assert "raise l2" in str(result)
 
 
+@pytest.mark.parametrize("head", ["factor", "mlp"])
+def test_a_head_that_is_worse_than_a_constant_is_told_to_compare_the_sum(head: str) -> None:
+    pytest.importorskip("torch")
+    with federation(noise, rows=60) as owner:
+        given: dict[str, Any] = {"label": "y", "algorithm": "sgd", "learning_rate": 0.05, "optimizer": "adam"}
+        result = owner.train(QUERY, head=head, epochs=40, **given)
+        assert result.metrics["test"]["r2"] < 0
+        note = next(note for note in result.notes if "worse than a constant" in note)
+        assert "leave head out: newton then trains the sum of tables" in note
+        assert 'by algorithm="newton"' not in note  # which trains no heads
+
+
 def test_a_label_that_never_changes_says_so() -> None:
     with federation(lambda u, v: np.full(len(u), 3.5)) as owner:
         for algorithm in ("newton", "sgd", "centralized"):

@@ -117,6 +117,8 @@ def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> 
     ways = ["raise l2, or select fewer features: the model fits training rows and not others"] if fits else []
     if not plan.job.spec.is_linear:
         ways.append(f'compare model="auto", a linear model by {DEFAULT}')
+    elif plan.job.head != "sum":
+        ways.append(f"leave head out: {DEFAULT} then trains the sum of tables")
     elif plan.algorithm.untuned:
         ways.append(f'{plan.algorithm.untuned}, or train by algorithm="{DEFAULT}"')
     if plan.job.privacy.features is not None:

@@ -92,7 +92,7 @@ def _check(job: Job) -> None:
         (job.batch(1) is None or (job.batch(1) or 0) >= 1, 'batch_size must be at least 1, "auto", or None for all'),
         (0 <= job.seed < 2**63, "seed must be a whole number from 0 to 2**63 − 1"),
         (job.max_categories is None or job.max_categories >= 1, "max_categories must be at least 1, or None"),
-        (job.negatives >= 0, "negatives must be a whole number from 0 up"),
+        (0 <= job.negatives <= 1000, "negatives must be a whole number from 0 to 1,000"),
         (job.max_joined_rows is None or job.max_joined_rows >= 1, "max_joined_rows must be at least 1, or None"),
     ]
     for is_fine, rule in rules:

@@ -153,10 +153,14 @@ def answer(block: Block, checks: list[Check]) -> Objections:
     """What a block's clients answer, sums over several of them added up first."""
     if len(block.parts) == 1:
         return block.parts[0].check(checks[0])
+    for book in (block.book, *(half.book for half in block.parts)):
+        book.add_unions(checks[0].unions)
     sums = [half.histograms(check) for half, check in zip(block.parts, checks, strict=True)]
-    block.book.add_unions(checks[0].unions)
     total = [np.sum(own, axis=0) for own in zip(*sums, strict=True)]
     kept, fresh = block.book.news(block.book.objections(checks[0], total))
+    for half in block.parts:
+        for key in fresh:
+            half.book.add(key, is_told=True)
     return told(block.book, kept, [_joined_key(block, key) for key in fresh])
 
 

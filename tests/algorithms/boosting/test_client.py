@@ -9,10 +9,13 @@ import pytest
 from msgspec.structs import replace
 from tests.algorithms.boosting.joins import Table, open_block
 
+from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.client import ClientHalf
+from tablepuppet.algorithms.boosting.compiled import pairs as compiled
 from tablepuppet.algorithms.boosting.exchange import Check, Outline, Pairs, Union
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.packing import pack
+from tablepuppet.algorithms.boosting.plain import pairs as plain
 from tablepuppet.errors import TransportError
 
 
@@ -22,13 +25,29 @@ def _half() -> ClientHalf:
     return open_block(0, table, Boosting()).parts[0]
 
 
-def _piece(rows: int = 1, cells: int = 0) -> list[Pairs]:
-    """Ten pairs: steps of rows, one cell, g from −5 up, h of one."""
-    return [pack(10, [np.full(10, rows), np.full(10, cells), np.arange(10) - 5, None])]
+def _piece(rows: int = 1, bits: int = 0, turns: tuple[int, ...] = ()) -> list[Pairs]:
+    """Ten pairs: steps of rows, g from −5 up, h of one, and turns whose bits are all zero."""
+    paths = np.zeros((bits + 7) // 8, np.uint8), np.array(turns, np.int64)
+    return [pack(10, [np.full(10, rows), np.arange(10) - 5, None], paths=paths)]
+
+
+def _parted(pieces: list[Pairs], block: int = 1) -> Outline:
+    """A root that a block has split, here or elsewhere."""
+    return Outline(
+        unit=(1.0, 1.0),
+        left=np.array([1, -1, -1], np.int32),
+        asks=np.array([True, True, True]),
+        gain=np.array([100.0, 0.0, 0.0]),
+        block=np.array([block, -1, -1], np.int32),
+        key=np.array([0 if block == 0 else -1, -1, -1], np.int32),
+        to_left=np.zeros(3, np.bool_),
+        bounds=np.zeros((0, 2)),
+        pieces=pieces,
+    )
 
 
 def _outline(**change: Any) -> Outline:
-    plain = Outline(
+    given = Outline(
         unit=(1.0, 1.0),
         left=np.array([-1], np.int32),
         asks=np.array([True]),
@@ -39,13 +58,25 @@ def _outline(**change: Any) -> Outline:
         bounds=np.zeros((0, 2)),
         pieces=_piece(),
     )
-    return replace(plain, **change)
+    return replace(given, **change)
 
 
 def test_a_client_answers_with_the_best_split_of_its_rows() -> None:
     found = _half().check(Check(np.array([True]), [], [_outline()]))
     assert found.node.tolist() == [0]
     assert np.unpackbits(found.keys[0].right, count=13).tolist() == [0] * 5 + [1] * 6 + [0, 0]
+
+
+def test_a_client_walks_by_its_own_splits_and_by_bits_where_others_split() -> None:
+    half = _half()
+    half.check(Check(np.array([True]), [], [_outline()]))  # key 0: the fifth border
+    columns, values = np.array([True]), np.arange(10) - 5
+    own = half.histograms(Check(columns, [], [_parted(_piece(turns=(0,)), block=0)]))[0]
+    paths = np.packbits(np.arange(10) % 2, bitorder="little"), np.array([10])
+    others = [pack(10, [np.ones(10, np.int64), values, None], paths=paths)]
+    other = half.histograms(Check(columns, [], [_parted(others)]))[0]
+    assert own.sum(axis=1).tolist() == [[-15, 5], [10, 5]]
+    assert other.sum(axis=1).tolist() == [[values[::2].sum(), 5], [values[1::2].sum(), 5]]
 
 
 @pytest.mark.parametrize(
@@ -61,10 +92,20 @@ def test_a_client_answers_with_the_best_split_of_its_rows() -> None:
         Check(np.array([True]), [], [_outline(block=np.array([0], np.int32), key=np.array([4], np.int32))]),
         Check(np.array([True]), [], [_outline(pieces=_piece(rows=2))]),
         Check(np.array([True]), [], [_outline(pieces=_piece(rows=-1))]),
-        Check(np.array([True]), [], [_outline(pieces=_piece(cells=1))]),
+        Check(np.array([True]), [], [_outline(pieces=_piece(bits=10, turns=(10,)))]),
+        Check(np.array([True]), [], [_parted(_piece())]),
+        Check(np.array([True]), [], [_parted(_piece(bits=9, turns=(9,)))]),
+        Check(np.array([True]), [], [_parted(_piece(bits=11, turns=(10, 1)))]),
+        Check(np.array([True]), [], [_parted(_piece(bits=8, turns=(10,)))]),
+        Check(np.array([True]), [], [_parted(_piece(bits=11, turns=(11,)))]),
+        Check(np.array([True]), [], [_parted(_piece(bits=10, turns=(20, -10)))]),
+        Check(np.array([True]), [], [_parted(_piece(bits=10, turns=(10, 0, 0, 0)))]),
+        Check(np.array([True]), [], [_parted(_piece(turns=(0,)), block=0)]),
         Check(np.array([True]), [], [_outline(pieces=[replace(_piece()[0], size=2000)])]),
     ],
 )
-def test_a_check_that_does_not_fit_is_refused(check: Check) -> None:
+@pytest.mark.parametrize("loops", [compiled, plain])
+def test_a_check_that_does_not_fit_is_refused(check: Check, loops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "count_pairs", loops.count_pairs)
     with pytest.raises(TransportError):
         _half().check(check)

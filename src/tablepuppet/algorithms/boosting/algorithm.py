@@ -24,7 +24,8 @@ _CHANGED = 0.3  # of a tree, that a second or third round is about
 _NODE = 40  # bytes that a node takes, down and up
 _BIN = 16  # bytes of Σg and Σh
 _TOGETHER = 0.5  # of the (row, cell) pairs that there would be if a row's joined rows fell into cells by chance
-_SPARE = 3  # bits of a derivative that few chunks need
+_SPARE = 4  # bits of a derivative that few rows need
+_REST = 3  # bits of what rounding leaves of h where it follows from g
 
 
 class BoostingAlgorithm(Algorithm[Boosting]):
@@ -111,8 +112,9 @@ def _sizes(shape: Shape, options: Boosting, block: BlockShape, part: PartShape, 
     pairs = part.joined if is_once else _TOGETHER * places * (1 - math.exp(-part.joined / places))
     fan = max(1.0, part.joined / max(1.0, pairs))
     each = max(2, options.bits - _SPARE)
-    per_h = each if shape.curvature_varies or shape.outputs > 1 else 0
-    bits = math.log2(cells) + each + per_h + 2 * math.log2(fan)
+    per_h = (_REST if is_once else each) if shape.curvature_varies or shape.outputs > 1 else 0
+    others = 1 - block.width / max(1, sum(b.width for b in shape.blocks))  # whose turns the owner does not know
+    bits = others * math.log2(cells) + each + per_h + 2 * math.log2(fan)
     down = shape.outputs * share * pairs * bits / 8
     if block.is_split:
         return down, shape.outputs * share * cells * block.width * options.bins * _BIN

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from tablepuppet.algorithms.boosting.bins import Codes, Key
 from tablepuppet.algorithms.boosting.exchange import Check, NewKey, Objections, Outline
 from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, Split
 from tablepuppet.algorithms.boosting.packing import CHUNK, words_of
+from tablepuppet.algorithms.boosting.paths import Walk
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -54,12 +56,15 @@ class ClientHalf:
         _check_outline(outline, cells)
         columns = self.book.columns
         out = np.zeros((cells, columns.bins, 2), np.int64)
-        row = -1
+        row, walk = -1, Walk.of(outline, self.book)
+        codes = self.train if self.train.shape[1] else np.zeros((len(self.train), 1), np.uint8)
         for piece in outline.pieces:
             if piece.size:
                 words, starts = words_of(piece)
-                held = (words, CHUNK, piece.size, kernels.fixed_type(piece.least), kernels.fixed_type(piece.widths))
-                row = kernels.count_pairs(*held, starts, row, self.train, columns.offsets, out)
+                how = [kernels.fixed_type(a) for a in (piece.least, piece.widths, piece.unary)]
+                packed = (words, CHUNK, piece.size, *how, starts, piece.top, piece.shift)
+                given: tuple[Any, ...] = (*packed, *walk.given(piece), row, codes, columns.offsets, out)
+                row = kernels.count_pairs(*given)
                 if row < 0:
                     raise TransportError("sums are of rows or cells that there are not")
         return out

@@ -68,15 +68,21 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Some (row, cell) pairs in order of rows, then cells: four arrays, packed (packing.py).
+    """Some (row, cell) pairs in order of rows, then cells: three arrays, packed (packing.py), and paths (paths.py).
 
-    They are rows, each less the one before (the first of all less −1), cells, Σg and Σh.
+    The arrays are rows, each less the one before (the first of all less −1), Σg and Σh; or with a `top` what Σh has
+    more than follows from Σg.
     """
 
     size: int
     least: NDArray[np.int64]  # of each array and chunk
     widths: NDArray[np.uint8]
+    unary: NDArray[np.int32]
     words: NDArray[np.int64]
+    paths: NDArray[np.uint8]  # bits
+    turns: NDArray[np.int64]  # how many of them each level has
+    top: int = 0
+    shift: int = 0
 
 
 class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -70,6 +70,12 @@ class KeyBook:
                 self._marks.setdefault(key.column, []).append(self.columns.right(key))
         return self.numbers.setdefault(key, number)
 
+    def key(self, number: int) -> Key:
+        """What a number stands for; one that stands for nothing is refused."""
+        if not 0 <= number < len(self.keys):
+            raise TransportError(f"there is no key {number} in block {self.block}")
+        return self.keys[number]
+
     def add_unions(self, unions: Sequence[Union]) -> None:
         """Sets that the server made of those it knows."""
         packed: dict[int, list[bytes]] = {}
@@ -149,10 +155,7 @@ class KeyBook:
     ) -> Objection | None:
         have, block = float(outline.gain[node]), int(outline.block[node])
         if block == self.block:
-            number = int(outline.key[node])
-            if not 0 <= number < len(self.keys):
-                raise TransportError(f"there is no key {number} in block {self.block}")
-            own = Split(self.keys[number], bool(outline.to_left[node]))
+            own = Split(self.key(int(outline.key[node])), bool(outline.to_left[node]))
             if best is not None and best[1] == own:
                 return None
             if (

@@ -21,6 +21,7 @@ from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.exchange import Pairs
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, uniform
 from tablepuppet.algorithms.boosting.packing import pack
+from tablepuppet.algorithms.boosting.paths import PathCode
 
 RowNumbers = NDArray[np.signedinteger[Any]]
 Cells = NDArray[np.uint16]
@@ -53,34 +54,37 @@ class BlockIndex:
         """Whether Σg and Σh of a row fit into one 64-bit number."""
         return given.both.itemsize == 4 and self.most <= _FOLDABLE
 
-    def pairs(self, starts: Sequence[int], cell: Cells, cells: int, given: Derivatives) -> list[list[Pairs]]:
+    def pairs(self, starts: Sequence[int], cell: Cells, code: PathCode, given: Derivatives) -> list[list[Pairs]]:
         """The pairs of each part of the block, whose rows begin where `starts` says and count from there. Joined rows
         without a row here have row n_i, of the last part."""
         borders = [*starts, self.rows + 1]
         if not self.is_sorted:
-            return self._scattered(borders, cell, cells, given)
+            return self._scattered(borders, cell, code, given)
         if not len(self.index):
             parts = ((a, min(b, len(cell))) for a, b in pairwise(borders))
-            return [list(_each(cell[a:b], cells, given, a)) for a, b in parts]
+            return [list(_each(cell[a:b], code, given, a)) for a, b in parts]
         firsts = np.array(borders[:-1], self.index.dtype)  # of its own type: of another, all numbers would be copied
         places = [*np.searchsorted(self.index, firsts).tolist(), len(cell)]
         return [
-            list(self._in_order(start, a, b, cell, cells, given))
+            list(self._in_order(start, a, b, cell, code, given))
             for start, (a, b) in zip(starts, pairwise(places), strict=True)
         ]
 
-    def _in_order(self, first: int, at: int, stop: int, cell: Cells, cells: int, given: Derivatives) -> Iterator[Pairs]:
-        room, row = _Room(max(_PAIRS, cells)), first - 1
+    def _in_order(
+        self, first: int, at: int, stop: int, cell: Cells, code: PathCode, given: Derivatives
+    ) -> Iterator[Pairs]:
+        room, row = _Room(max(_PAIRS, code.cells), code, given.unit), first - 1
         while at < stop:
             count, at, row = kernels.pairs_in_order(
-                self.index, cell, given.both, cells, at, stop, row, room.steps, room.cells, room.sums
+                self.index, cell, given.both, code.cells, at, stop, row, room.steps, room.cells, room.sums
             )
             yield from room.packed(count)
 
-    def _scattered(self, borders: list[int], cell: Cells, cells: int, given: Derivatives) -> list[list[Pairs]]:
+    def _scattered(self, borders: list[int], cell: Cells, code: PathCode, given: Derivatives) -> list[list[Pairs]]:
+        cells = code.cells
         together = min(self.rows + 1, max(1, max(_ENTRIES, len(cell) // 4) // cells))
         emitted = max(1, _PAIRS // cells)
-        room = _Room(min(emitted, together) * cells)
+        room = _Room(min(emitted, together) * cells, code, given.unit)
         scattered = np.zeros((together, cells, 1 if self.folds(given) else 2), np.int64)
         pieces: list[list[Pairs]] = [[] for _ in borders[1:]]
         rows = [start - 1 for start in borders[:-1]]
@@ -98,26 +102,34 @@ class BlockIndex:
 class _Room:
     """Pairs on their way into a packing."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, code: PathCode, unit: tuple[float, float]) -> None:
+        self.code, self.unit = code, unit
         self.steps, self.cells = np.empty(size, np.int32), np.empty(size, np.uint16)
         self.sums = np.empty((2, size), np.int64)
 
     def packed(self, count: int) -> list[Pairs]:
         g, h = self.sums[:, :count]
-        return [pack(count, [self.steps[:count], self.cells[:count], g, h])] if count else []
+        return (
+            [pack(count, [self.steps[:count], g, h], self.unit, self.code.written(self.cells[:count]))] if count else []
+        )
 
 
-def _each(cell: Cells, cells: int, given: Derivatives, first: int) -> Iterator[Pairs]:
+def _each(cell: Cells, code: PathCode, given: Derivatives, first: int) -> Iterator[Pairs]:
     """The pairs of rows that are in one joined row each, in order; `first` is the joined row of the first."""
-    if len(cell) and int(cell.max()) < cells:  # all of them: they are packed from where they lie
+    if len(cell) and int(cell.max()) < code.cells:  # all of them: they are packed from where they lie
         for start in range(0, len(cell), _PAIRS):
             own = slice(start, min(start + _PAIRS, len(cell)))
-            yield pack(own.stop - start, [None, cell[own], *given.parted(first + start, first + own.stop)])
+            yield pack(
+                own.stop - start,
+                [None, *given.parted(first + start, first + own.stop)],
+                given.unit,
+                code.written(cell[own]),
+            )
         return
     both = given.both[first : first + len(cell)]
-    room, at, row = _Room(min(_PAIRS, max(1, len(cell)))), 0, -1
+    room, at, row = _Room(min(_PAIRS, max(1, len(cell))), code, given.unit), 0, -1
     while at < len(cell):
-        count, at, row = kernels.pairs_of_each(cell, both, cells, at, row, room.steps, room.cells, room.sums)
+        count, at, row = kernels.pairs_of_each(cell, both, code.cells, at, row, room.steps, room.cells, room.sums)
         yield from room.packed(count)
 
 

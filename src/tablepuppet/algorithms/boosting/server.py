@@ -21,6 +21,7 @@ from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, der
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.paths import PathCode
 from tablepuppet.algorithms.boosting.rows import BlockIndex, RowNumbers, allowed_columns, sampled_rows
 from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, Route, add_leaves
 from tablepuppet.errors import TransportError
@@ -118,10 +119,11 @@ class BoostingServer:
         for tree, (outline, numbers) in zip(growing, plans, strict=True):
             if not numbers:
                 continue
-            cells = tree.mark_cells(outline, numbers, cell)
+            tree.mark_cells(outline, numbers, cell)
             for block, (index, starts) in enumerate(zip(self.indices, self.starts, strict=True)):
+                code = PathCode.of(outline, block)
                 own = replace(outline, key=np.where(outline.block == block, outline.key, -1).astype(np.int32))
-                for part, pieces in enumerate(index.pairs(starts, cell, cells, tree.given)):
+                for part, pieces in enumerate(index.pairs(starts, cell, code, tree.given)):
                     outlines[block][part].append(replace(own, pieces=pieces))
         checks = []
         for block, known in enumerate(self.blocks):

@@ -340,14 +340,13 @@ class GrowingTree:
             numbers,
         )
 
-    def mark_cells(self, outline: Outline, numbers: Sequence[int], cell: NDArray[np.uint16]) -> int:
-        """Writes the cell of every joined row; how many cells there are."""
+    def mark_cells(self, outline: Outline, numbers: Sequence[int], cell: NDArray[np.uint16]) -> None:
+        """Writes the cell of every joined row."""
         cells = [self.nodes[n] for n, left in zip(numbers, outline.left.tolist(), strict=True) if left < 0]
         segments = np.array([(node.start, node.stop) for node in cells], np.int64)
         if int((segments[:, 1] - segments[:, 0]).sum()) < len(cell):
             cell[...] = NO_CELL
         kernels.mark_nodes(self.order, segments, cell)
-        return len(cells)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,6 +33,12 @@ Words = NDArray[np.uint64]
 FEW = 1 << 16  # joined rows whose 16-bit numbers add up to less than half of 32 bits
 HALF = 1 << 30
 LOW = 0xFFFFFFFF
+LONGEST = 1 << 48  # a range that Rice's code is tried for
+FEW_BITS = 3  # a width up to which it would save little
+_SEQUENCE = np.uint64(0x03F79D71B4CB0A89)  # whose bits, six at a time, are all different
+_PLACES = np.zeros(64, np.uint64)  # of the only bit of a number, by the upper bits of that number times the sequence
+for _place in range(64):
+    _PLACES[((int(_SEQUENCE) << _place) & 0xFFFFFFFFFFFFFFFF) >> 58] = _place
 
 
 def exact(function: F) -> F:
@@ -70,72 +76,129 @@ def unfold(folded: Sums, out: Sums) -> None:
 
 
 @exact
-def widths_of(values: Integers, chunk: int, least: Sums, widths: Codes) -> int:
-    """Of every chunk of values the least one and the bits that hold the rest; 64-bit words in all."""
+def widths_of(values: Integers, chunk: int, least: Sums, widths: Codes, unary: Integers) -> int:
+    """How every chunk of values is packed (packing.py); 64-bit words in all."""
     total = 0
     for c in range(len(widths)):
-        low = high = np.int64(values[c * chunk])
-        stop = min(len(values), (c + 1) * chunk)
-        for t in range(c * chunk, stop):
+        start, stop = c * chunk, min(len(values), (c + 1) * chunk)
+        count = stop - start
+        low = high = np.int64(values[start])
+        for t in range(start, stop):
             value = np.int64(values[t])
             low = value if value < low else low
             high = value if value > high else high
-        least[c] = low
+        least[c], unary[c] = low, 0
         span, bits = np.uint64(high - low), 0
+        is_long = span >= np.uint64(LONGEST)
         while span:
             span >>= np.uint64(1)
             bits += 1
         widths[c] = bits
-        total += (bits * (stop - c * chunk) + 63) // 64
+        words = (bits * count + 63) // 64
+        if bits > FEW_BITS and not is_long:
+            above = np.int64(0)
+            for t in range(start, stop):
+                above += np.int64(values[t]) - low
+            middle, away = low + (2 * above + count) // (2 * count), np.int64(0)
+            for t in range(start, stop):
+                away += _folded(np.int64(values[t]) - middle)
+            mean, few = away // count, 0
+            while mean > 1:
+                mean >>= 1
+                few += 1
+            for k in range(max(0, few - 1), few + 1):
+                ones = np.int64(count)
+                for t in range(start, stop):
+                    ones += _folded(np.int64(values[t]) - middle) >> k
+                upper = (ones + 63) // 64
+                whole = (k * count + 63) // 64 + upper
+                if whole < words:
+                    words, least[c], widths[c], unary[c] = int(whole), middle, k, upper
+        total += words
     return total
 
 
+@inlined
+def _folded(value: Any) -> Any:
+    """0, −1, 1, −2 … as 0, 1, 2, 3 …"""
+    return (value << 1) ^ (value >> 63)
+
+
 @exact
-def pack(values: Integers, chunk: int, least: Sums, widths: Codes, out: Words) -> None:
-    """Values less the least of their chunk, as so many bits each; a chunk begins with a word."""
+def pack(values: Integers, chunk: int, least: Sums, widths: Codes, unary: Integers, out: Words) -> None:
+    """Packs chunks as `widths_of` says; each begins with a word. `out` is zero."""
     place = 0
     for c in range(len(widths)):
-        bits = np.int64(widths[c])
-        if bits == 0:
-            continue
-        held, filled = np.uint64(0), np.int64(0)
-        for t in range(c * chunk, min(len(values), (c + 1) * chunk)):
-            rest = np.uint64(np.int64(values[t]) - least[c])
-            held |= rest << np.uint64(filled)
-            filled += bits
-            if filled >= 64:
+        bits, is_rice = np.int64(widths[c]), unary[c] > 0
+        start, stop = c * chunk, min(len(values), (c + 1) * chunk)
+        if bits:
+            mask = ~np.uint64(0) >> np.uint64(64 - bits)
+            held, filled = np.uint64(0), np.int64(0)
+            for t in range(start, stop):
+                value = np.int64(values[t]) - least[c]
+                rest = np.uint64(_folded(value) if is_rice else value) & mask
+                held |= rest << np.uint64(filled)
+                filled += bits
+                if filled >= 64:
+                    out[place] = held
+                    place += 1
+                    filled -= 64
+                    held = rest >> np.uint64(bits - filled) if filled else np.uint64(0)
+            if filled:
                 out[place] = held
                 place += 1
-                filled -= 64
-                held = rest >> np.uint64(bits - filled) if filled else np.uint64(0)
-        if filled:
-            out[place] = held
-            place += 1
+        if is_rice:
+            at = np.int64(place) << 6
+            for t in range(start, stop):
+                at += _folded(np.int64(values[t]) - least[c]) >> bits
+                out[at >> 6] |= np.uint64(1) << np.uint64(at & 63)
+                at += 1
+            place += int(unary[c])
 
 
 @exact
-def unpack_chunk(words: Words, place: Any, bits: Any, least: Any, out: Sums, count: int) -> Any:
-    """The next values, into `out`; where the words after them begin."""
+def unpack_chunk(words: Words, place: Any, bits: Any, upper: Any, least: Any, out: Sums, count: int) -> Any:
+    """The next values, into `out`; where the words after them begin, or −1 where there are not so many values."""
+    base = np.int64(0) if upper else least
     if bits == 0:
-        out[:count] = least
+        out[:count] = base
+    else:
+        one, whole = np.uint64(1), np.uint64(63)
+        wide, at = np.uint64(bits), np.uint64(place) << np.uint64(6)
+        mask = ~np.uint64(0) >> (np.uint64(64) - wide)
+        for t in range(np.uint64(count)):
+            word, shift = at >> np.uint64(6), at & whole
+            after = (shift + wide - one) >> np.uint64(6)  # 1 where a value goes on in the next word
+            value = (words[word] >> shift) | ((words[word + after] << one) << (whole - shift))
+            out[t] = base + np.int64(value & mask)
+            at += wide
+    place += (count * bits + 63) // 64
+    if upper == 0:
         return place
-    one, whole = np.uint64(1), np.uint64(63)
-    wide, at = np.uint64(bits), np.uint64(place) << np.uint64(6)
-    mask = ~np.uint64(0) >> (np.uint64(64) - wide)
-    for t in range(np.uint64(count)):
-        word, shift = at >> np.uint64(6), at & whole
-        after = (shift + wide - one) >> np.uint64(6)  # 1 where a value goes on in the next word
-        value = (words[word] >> shift) | ((words[word + after] << one) << (whole - shift))
-        out[t] = least + np.int64(value & mask)
-        at += wide
-    return place + (count * bits + 63) // 64
+    found, first = np.uint64(0), np.int64(0)  # values so far, and where the bits of the next one begin
+    for w in range(upper):
+        held = words[np.uint64(place + w)]
+        while held != np.uint64(0):
+            if found == np.uint64(count):
+                return np.int64(-1)
+            bit = held & (~held + np.uint64(1))
+            at_bit = (np.int64(w) << 6) + np.int64(_PLACES[(bit * _SEQUENCE) >> np.uint64(58)])
+            folded = ((at_bit - first) << bits) | out[found]
+            out[found] = least + ((folded >> 1) ^ -(folded & 1))
+            first = at_bit + 1
+            found += np.uint64(1)
+            held ^= bit
+    return place + upper if found == np.uint64(count) else np.int64(-1)
 
 
 @exact
-def unpack(words: Words, chunk: int, least: Sums, widths: Codes, starts: Sums, out: Sums) -> None:
-    """What `pack` packed: out[stream], whose words begin at starts[stream]."""
+def unpack(words: Words, chunk: int, least: Sums, widths: Codes, unary: Integers, starts: Sums, out: Sums) -> bool:
+    """What `pack` packed: out[stream], whose words begin at starts[stream]; whether all of it is there."""
     for s in range(out.shape[0]):
         place = starts[s]
         for c in range(widths.shape[1]):
-            count = min(chunk, out.shape[1] - c * chunk)
-            place = unpack_chunk(words, place, np.int64(widths[s, c]), least[s, c], out[s, c * chunk :], count)
+            count, bits, upper = min(chunk, out.shape[1] - c * chunk), np.int64(widths[s, c]), np.int64(unary[s, c])
+            place = unpack_chunk(words, place, bits, upper, least[s, c], out[s, c * chunk :], count)
+            if place < 0:
+                return False
+    return True

@@ -16,12 +16,21 @@ from tablepuppet.algorithms.boosting.compiled.bits import (
     Words,
     exact,
     folded_of,
+    inlined,
     row_of,
     unfold,
     unpack_chunk,
 )
 
-__all__ = ["count_pairs", "emit_cells", "pairs_in_order", "pairs_of_each", "scatter_cells"]
+__all__ = [
+    "count_pairs",
+    "emit_cells",
+    "less_followed",
+    "pairs_in_order",
+    "pairs_of_each",
+    "scatter_cells",
+    "write_paths",
+]
 
 FEW_CELLS = 32  # of one row, that are put in order as they come
 
@@ -152,6 +161,30 @@ def emit_cells(scattered: Sums, first: int, before: int, steps: Integers, own: C
     return np.int64(count), last
 
 
+@inlined
+def _bit(bits: Codes, at: Any) -> Any:
+    return (np.uint64(bits[at >> np.uint64(3)]) >> (at & np.uint64(7))) & np.uint64(1)
+
+
+@exact
+def write_paths(cells: Cells, turns: Codes, asked: Codes, out: Codes) -> None:
+    """Level by level the turns of every cell that are asked for, as bits; one byte more than they need is there."""
+    at = np.uint64(0)
+    for d in range(np.uint64(len(turns))):
+        for t in range(np.uint64(len(cells))):
+            c = np.uint64(cells[t])
+            out[at >> np.uint64(3)] |= np.uint8(np.uint64(turns[d, c]) << (at & np.uint64(7)))
+            at += np.uint64(asked[d, c])
+
+
+@exact
+def less_followed(g: Integers, h: Integers, top: int, shift: int, out: Sums) -> None:
+    """h less what follows from g (packing.py)."""
+    for t in range(np.uint64(len(g))):
+        most = abs(np.int64(g[t]))
+        out[t] = np.int64(h[t]) - ((most * (top - most)) >> shift)
+
+
 @exact
 def count_pairs(
     words: Words,
@@ -159,41 +192,86 @@ def count_pairs(
     size: int,
     least: Sums,
     widths: Codes,
+    unary: Integers,
     starts: Sums,
+    top: int,
+    shift: int,
+    paths: Codes,
+    borders: Sums,
+    roots: Sums,
+    width: int,
+    after: Sums,
+    column: Sums,
+    right: Codes,
+    asked: Codes,
+    cell_of: Sums,
     row: int,
     codes: Codes,
     offsets: Integers,
     out: Sums,
 ) -> int:
-    """out[cell, bin] += (g, h) for the bin of every column, of packed pairs (step, cell, g, h) after row `row`; the
-    last row, or −1 where a row or a cell is none."""
-    cells, bins, columns = out.shape[0], out.shape[1], np.uint64(codes.shape[1])
-    here = np.empty((4, chunk), np.int64)
+    """out[cell, bin] += (g, h) for the bin of every column, of packed pairs (step, g, h) after row `row`, whose cells
+    follow from their paths; the last row, or −1 where a row or a path is none."""
+    cells, bins, columns = out.shape[0], out.shape[1], np.uint64(len(offsets) - 1)
+    here = np.empty((3, chunk), np.int64)
     rows, bases, firsts = np.empty(chunk, np.uint64), np.empty(chunk, np.uint64), offsets.astype(np.uint64)
     places, plain, folded = starts.copy(), out.reshape(cells * bins, 2), np.zeros(cells * bins, np.int64)
     most_g, most_h = np.int64(0), np.int64(0)
+    at, first = borders[:-1].astype(np.uint64), np.empty(chunk, np.uint64)  # by level; the node of each pair
     for c in range(widths.shape[1]):
         count = min(chunk, size - c * chunk)
-        for s in range(4):
-            places[s] = unpack_chunk(words, places[s], np.int64(widths[s, c]), least[s, c], here[s], count)
+        for s in range(3):
+            bits, upper = np.int64(widths[s, c]), np.int64(unary[s, c])
+            places[s] = unpack_chunk(words, places[s], bits, upper, least[s, c], here[s], count)
+            if places[s] < 0:
+                return -1
+        if top:
+            for t in range(np.uint64(count)):
+                here[2, t] += (abs(here[1, t]) * (top - abs(here[1, t]))) >> shift
         is_wrong, is_small = False, True
         own_g, own_h = np.int64(0), np.int64(0)
         for t in range(np.uint64(count)):
             row += here[0, t]
-            cell, g, h = np.uint64(here[1, t]), here[2, t], here[3, t]
-            rows[t], bases[t] = np.uint64(row), cell * np.uint64(bins)
-            is_wrong |= (rows[t] >= np.uint64(len(codes))) | (cell >= np.uint64(cells))
+            g, h = here[1, t], here[2, t]
+            rows[t] = np.uint64(row)
+            is_wrong |= rows[t] >= np.uint64(len(codes))
             is_small &= (g > -HALF) & (g < HALF) & (h >= 0) & (h < HALF)
             own_g += abs(g)
             own_h += h
+        if is_wrong:
+            return -1
+        first[:count] = 0
+        for d in range(np.uint64(width)):
+            for t in range(np.uint64(count)):
+                first[t] |= _bit(paths, at[d] + t) << d
+            at[d] += np.uint64(count)
+        for t in range(np.uint64(count)):
+            if first[t] >= np.uint64(len(roots)):
+                return -1
+            first[t] = np.uint64(roots[first[t]])
+        for d in range(np.uint64(width), np.uint64(len(at))):
+            place = at[d]
+            for t in range(np.uint64(count)):
+                v = first[t]
+                is_asked = np.uint64(asked[v])
+                own = np.uint64(right[v, codes[rows[t], np.uint64(column[v])]])
+                first[t] = np.uint64(after[v]) + (own | (_bit(paths, place) & is_asked))
+                place += is_asked
+            at[d] = place
+        for d in range(len(at)):
+            if at[d] > np.uint64(borders[d + 1]):
+                return -1
+        for t in range(np.uint64(count)):
+            is_wrong |= cell_of[first[t]] < 0
+            bases[t] = np.uint64(cell_of[first[t]]) * np.uint64(bins)
         if is_wrong:
             return -1
         if not is_small or own_g >= HALF or own_h >= HALF:
             for t in range(np.uint64(count)):
                 for f in range(columns):
                     place = bases[t] + firsts[f] + codes[rows[t], f]
-                    plain[place, 0] += here[2, t]
-                    plain[place, 1] += here[3, t]
+                    plain[place, 0] += here[1, t]
+                    plain[place, 1] += here[2, t]
             continue
         if most_g + own_g >= HALF or most_h + own_h >= HALF:
             unfold(folded, plain)
@@ -201,8 +279,8 @@ def count_pairs(
         most_g += own_g
         most_h += own_h
         for t in range(np.uint64(count)):
-            r, base, x = rows[t], bases[t], (here[2, t] << 32) + here[3, t]
+            r, base, x = rows[t], bases[t], (here[1, t] << 32) + here[2, t]
             for f in range(columns):
                 folded[base + firsts[f] + codes[r, f]] += x
     unfold(folded, plain)
-    return row
+    return row if (at == borders[1:].astype(np.uint64)).all() else -1

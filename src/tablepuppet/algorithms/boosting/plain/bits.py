@@ -37,54 +37,81 @@ def parted(both: Integers) -> tuple[Integers, Integers]:
 
 
 _TOGETHER = 256  # chunks that are packed at a time
+_LONGEST = 1 << 48
+_FEW_BITS = 3
 
 
-def widths_of(values: Integers, chunk: int, least: Sums, widths: Codes) -> int:
+def widths_of(values: Integers, chunk: int, least: Sums, widths: Codes, unary: Integers) -> int:
     starts = np.arange(0, len(values), chunk)
     if not len(starts):
         return 0
-    low = np.minimum.reduceat(values, starts).astype(np.int64)
-    span = (np.maximum.reduceat(values, starts).astype(np.int64) - low).astype(np.uint64)
+    wide = values.astype(np.int64)
+    low = np.minimum.reduceat(wide, starts)
+    span = (np.maximum.reduceat(wide, starts) - low).astype(np.uint64)
     bits = np.zeros(len(starts), np.int64)
     for bit in range(64):
         bits += span >> np.uint64(bit) != 0
-    least[:], widths[:] = low, bits
-    return int(_words(bits, chunk, len(values)).sum())
+    counts = _counts(len(starts), chunk, len(values))
+    words = (bits * counts + 63) // 64
+    is_long = span >= np.uint64(_LONGEST)
+    least[:], widths[:], unary[:] = low, bits, 0
+    above = np.where(np.repeat(is_long, counts), 0, wide - np.repeat(low, counts))
+    middle = (2 * np.add.reduceat(above, starts) + counts) // (2 * counts)
+    folded = _folded(above - np.repeat(middle, counts))
+    mean = np.add.reduceat(folded, starts) // counts
+    few = np.zeros(len(starts), np.int64)
+    for bit in range(1, 64):
+        few += mean >> bit != 0
+    for k in (np.maximum(few - 1, 0), few):
+        upper = (np.add.reduceat(folded >> np.repeat(k, counts), starts) + counts + 63) // 64
+        whole = (k * counts + 63) // 64 + upper
+        better = (bits > _FEW_BITS) & ~is_long & (whole < words)
+        words[better], least[better], widths[better] = whole[better], (low + middle)[better], k[better]
+        unary[better] = upper[better]
+    return int(words.sum())
 
 
-def _words(bits: Sums, chunk: int, size: int) -> Sums:
-    """The words of every chunk."""
-    counts = np.full(len(bits), chunk, np.int64)
-    counts[-1:] = size - (len(bits) - 1) * chunk
-    return (bits * counts + 63) // 64
+def _folded(values: Sums) -> Sums:
+    """0, −1, 1, −2 … as 0, 1, 2, 3 …"""
+    return (values << 1) ^ (values >> 63)
 
 
-def pack(values: Integers, chunk: int, least: Sums, widths: Codes, out: Words) -> None:
+def _counts(chunks: int, chunk: int, size: int) -> Sums:
+    """The values of every chunk."""
+    counts = np.full(chunks, chunk, np.int64)
+    counts[-1:] = size - (chunks - 1) * chunk
+    return counts
+
+
+def pack(values: Integers, chunk: int, least: Sums, widths: Codes, unary: Integers, out: Words) -> None:
     chunks, bits = len(widths), widths.astype(np.int64)
-    words = _words(bits, chunk, len(values))
-    ends = np.cumsum(words)
+    counts = _counts(chunks, chunk, len(values))
+    words = (bits * counts + 63) // 64
+    ends = np.cumsum(words + unary) - unary  # of what has a fixed width
     padded = np.zeros((chunks, chunk), np.int64)
-    padded.ravel()[: len(values)] = values
+    rest = values.astype(np.int64) - np.repeat(least, counts)
+    padded.ravel()[: len(values)] = np.where(np.repeat(unary > 0, counts), _folded(rest), rest)
     for width in np.unique(bits[bits > 0]).tolist():
         own = np.flatnonzero(bits == width)
         for some in np.split(own, range(_TOGETHER, len(own), _TOGETHER)):
-            rest = (padded[some] - least[some, None]).astype("<u8")
-            every = np.unpackbits(rest.view(np.uint8).reshape(len(some), chunk, 8), axis=2, bitorder="little")
+            low = padded[some].astype("<u8")
+            every = np.unpackbits(low.view(np.uint8).reshape(len(some), chunk, 8), axis=2, bitorder="little")
             packed = np.packbits(every[:, :, :width].reshape(len(some), -1), axis=1, bitorder="little").view("<u8")
             for place, c in enumerate(some.tolist()):
                 out[ends[c] - words[c] : ends[c]] = packed[place, : words[c]]
-    if len(values) % chunk and bits[-1]:  # what pads the last chunk is no value
-        used = int(bits[-1]) * (len(values) % chunk) % 64
-        if used:
-            out[ends[-1] - 1] &= np.uint64((1 << used) - 1)
+    for c in np.flatnonzero(unary).tolist():
+        ones = np.zeros(64 * int(unary[c]), np.uint8)
+        ones[np.cumsum((padded[c, : counts[c]] >> bits[c]) + 1) - 1] = 1
+        out[ends[c] : ends[c] + unary[c]] = np.packbits(ones, bitorder="little").view("<u8")
 
 
-def unpack(words: Words, chunk: int, least: Sums, widths: Codes, starts: Sums, out: Sums) -> None:
+def unpack(words: Words, chunk: int, least: Sums, widths: Codes, unary: Integers, starts: Sums, out: Sums) -> bool:
+    counts = _counts(widths.shape[1], chunk, out.shape[1])
     for s in range(out.shape[0]):
         bits = widths[s].astype(np.int64)
-        count = _words(bits, chunk, out.shape[1])
-        ends = starts[s] + np.cumsum(count)
-        found = np.repeat(least[s][:, None], chunk, axis=1)
+        count = (bits * counts + 63) // 64
+        ends = starts[s] + np.cumsum(count + unary[s]) - unary[s]
+        found = np.repeat(np.where(unary[s] > 0, 0, least[s])[:, None], chunk, axis=1)
         for width in np.unique(bits[bits > 0]).tolist():
             own = np.flatnonzero(bits == width)
             for some in np.split(own, range(_TOGETHER, len(own), _TOGETHER)):
@@ -95,4 +122,12 @@ def unpack(words: Words, chunk: int, least: Sums, widths: Codes, starts: Sums, o
                 flat = np.unpackbits(packed.astype("<u8").view(np.uint8), axis=1, bitorder="little")
                 every[:, :, :width] = flat.reshape(len(some), chunk, width)
                 found[some] += np.packbits(every, axis=2, bitorder="little").view("<i8")[:, :, 0]
+        for c in np.flatnonzero(unary[s]).tolist():
+            held = words[ends[c] : ends[c] + unary[s, c]].astype("<u8")
+            ones = np.flatnonzero(np.unpackbits(held.view(np.uint8), bitorder="little"))
+            if len(ones) != counts[c]:
+                return False
+            folded = ((np.diff(ones, prepend=-1) - 1) << bits[c]) | found[c, : counts[c]]
+            found[c, : counts[c]] = least[s, c] + ((folded >> 1) ^ -(folded & 1))
         out[s] = found.ravel()[: out.shape[1]]
+    return True

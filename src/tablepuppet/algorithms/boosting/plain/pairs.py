@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from tablepuppet.algorithms.boosting.plain.bits import Cells, Codes, Integers, Sums, Words, add_up, parted, unpack
 
-__all__ = ["count_pairs", "emit_cells", "pairs_in_order", "pairs_of_each", "scatter_cells"]
+__all__ = [
+    "count_pairs",
+    "emit_cells",
+    "less_followed",
+    "pairs_in_order",
+    "pairs_of_each",
+    "scatter_cells",
+    "write_paths",
+]
 
 
 def pairs_of_each(
@@ -98,26 +108,71 @@ def emit_cells(scattered: Sums, first: int, before: int, steps: Integers, own: C
     return count, int(first + rows[-1])
 
 
+def write_paths(cells: Cells, turns: Codes, asked: Codes, out: Codes) -> None:
+    levels = [turn[cells[own[cells] > 0]] for turn, own in zip(turns, asked, strict=True)]
+    packed = np.packbits(np.concatenate([*levels, np.zeros(0, np.uint8)]), bitorder="little")
+    out[: len(packed)] = packed
+
+
+def less_followed(g: Integers, h: Integers, top: int, shift: int, out: Sums) -> None:
+    most = abs(g.astype(np.int64))
+    out[:] = h - ((most * (top - most)) >> shift)
+
+
 def count_pairs(
     words: Words,
     chunk: int,
     size: int,
     least: Sums,
     widths: Codes,
+    unary: Integers,
     starts: Sums,
+    top: int,
+    shift: int,
+    paths: Codes,
+    borders: Sums,
+    roots: Sums,
+    width: int,
+    after: Sums,
+    column: Sums,
+    right: Codes,
+    asked: Codes,
+    cell_of: Sums,
     row: int,
     codes: Codes,
     offsets: Integers,
     out: Sums,
 ) -> int:
-    pairs = np.empty((4, size), np.int64)
-    unpack(words, chunk, least, widths, starts, pairs)
+    pairs = np.empty((3, size), np.int64)
+    if not unpack(words, chunk, least, widths, unary, starts, pairs):
+        return -1
+    if top:
+        pairs[2] += (abs(pairs[1]) * (top - abs(pairs[1]))) >> shift
     pairs[0, 0] += row
     rows = np.cumsum(pairs[0])
-    cells, cell, g, h = out.shape[0], *pairs[1:]
-    if rows.min() < 0 or rows.max() >= len(codes) or cell.min() < 0 or cell.max() >= cells:
+    cells, g, h = out.shape[0], *pairs[1:]
+    if rows.min() < 0 or rows.max() >= len(codes):
         return -1
-    for f in range(codes.shape[1]):
+    bits = np.unpackbits(paths, bitorder="little").astype(np.int64)
+    node = np.zeros(size, np.int64)
+    for d in range(width):
+        if borders[d + 1] - borders[d] != size:
+            return -1
+        node |= bits[borders[d] : borders[d + 1]] << d
+    if node.max() >= len(roots):
+        return -1
+    node = roots[node]
+    for start, stop in pairwise(borders[width:].tolist()):
+        told = np.flatnonzero(asked[node])
+        if len(told) != stop - start:
+            return -1
+        side = right[node, codes[rows, column[node]]].astype(np.int64)
+        side[told] = bits[start:stop]
+        node = after[node] + side
+    cell = cell_of[node]
+    if cell.min() < 0:
+        return -1
+    for f in range(len(offsets) - 1):
         bins = int(offsets[f + 1] - offsets[f])
         places = cell * bins + codes[rows, f]
         own = out[:, offsets[f] : offsets[f + 1]]

@@ -1,0 +1,107 @@
+"""Where in a tree a pair of a row and a cell lies, in bits: only the turns that the row's owner does not know.
+
+At a node that is split by its own key, a client knows where each of its rows goes. At a node that another block splits
+a pair has one bit; and before all others, where a check begins with several nodes, those of the number of the first.
+
+    server   PathCode: of each cell its turns. Bits are written level by level, and pair by pair in each
+    client   Walk: from the first node to the cell, by its own codes and the bits
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting import kernels
+from tablepuppet.algorithms.boosting.exchange import NUMBER, Codes, Outline, Pairs
+from tablepuppet.algorithms.boosting.keys import KeyBook
+from tablepuppet.algorithms.boosting.packing import CHUNK
+from tablepuppet.errors import TransportError
+
+Sums = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PathCode:
+    """Of each cell of an outline the turns that a block does not know."""
+
+    turns: Codes  # (levels, cells): 1 to the right
+    asked: Codes  # whether the block is told
+
+    @classmethod
+    def of(cls, outline: Outline, block: int) -> PathCode:
+        left, owners = outline.left.tolist(), outline.block.tolist()
+        roots, width = _roots(outline.left)
+        paths = {root: [(k >> d & 1, 1) for d in range(width)] for k, root in enumerate(roots.tolist())}
+        for node, child in enumerate(left):
+            if child >= 0:
+                is_asked = int(owners[node] != block)
+                for side in (0, 1):
+                    paths[child + side] = [*paths[node], (side * is_asked, is_asked)]
+        found = [paths[node] for node, child in enumerate(left) if child < 0]
+        both = np.zeros((max(map(len, found)), len(found), 2), np.uint8)
+        for cell, path in enumerate(found):
+            both[: len(path), cell] = np.array(path, np.uint8).reshape(-1, 2)
+        return cls(np.ascontiguousarray(both[:, :, 0]), np.ascontiguousarray(both[:, :, 1]))
+
+    @property
+    def cells(self) -> int:
+        return int(self.turns.shape[1])
+
+    def written(self, cells: NDArray[np.uint16]) -> tuple[Codes, Sums]:
+        """The bits of some pairs, packed, and how many of them each level has."""
+        counts = self.asked.astype(np.int64) @ np.bincount(cells, minlength=self.cells)
+        out = np.zeros(int(counts.sum()) // 8 + 1, np.uint8)
+        kernels.write_paths(cells, self.turns, self.asked, out)
+        return out[: (int(counts.sum()) + 7) // 8], counts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Walk:
+    """How a client finds the cell of a pair."""
+
+    roots: Sums
+    width: int  # bits of a root's number
+    after: Sums  # of each node its left child; a cell itself
+    column: Sums  # that a node's own key looks at
+    right: Codes  # (nodes, 256): for each code of it whether it goes right; nothing where a bit says so
+    asked: Codes  # whether a bit says so
+    cell: Sums  # of each node that is one; −1: none
+
+    @classmethod
+    def of(cls, outline: Outline, book: KeyBook) -> Walk:
+        left = outline.left.astype(np.int64)
+        column, right = np.zeros(len(left), np.int64), np.zeros((len(left), 256), np.uint8)
+        is_own = outline.block == book.block
+        for node in np.flatnonzero((left >= 0) & is_own).tolist():
+            key = book.key(int(outline.key[node]))
+            column[node], right[node] = key.column, book.columns.right(key)
+            if book.columns.kinds[key.column] == NUMBER:
+                right[node, 0] = not outline.to_left[node]
+        asked = ((left >= 0) & ~is_own).astype(np.uint8)
+        cell = np.where(left < 0, np.cumsum(left < 0) - 1, -1)
+        return cls(*_roots(left), np.where(left < 0, np.arange(len(left)), left), column, right, asked, cell)
+
+    def given(self, pairs: Pairs) -> tuple[Any, ...]:
+        """What kernels.count_pairs finds the cells of some pairs by."""
+        counts, paths = pairs.turns, pairs.paths
+        is_typed = paths.dtype == np.uint8 and counts.dtype == np.int64 and paths.ndim == counts.ndim == 1
+        fits = is_typed and self.width <= len(counts) <= len(self.after) + self.width
+        fits = fits and bool(((counts >= 0) & (counts <= pairs.size)).all())
+        if not fits or len(paths) != (int(counts.sum()) + 7) // 8:
+            raise TransportError("the paths of packed pairs do not follow the protocol")
+        room = np.append(paths, np.zeros(CHUNK // 8 + 1, np.uint8))  # who reads too many finds out afterwards
+        own = (self.roots, self.width, self.after, self.column, self.right, self.asked, self.cell)
+        return room, np.append(0, np.cumsum(counts)), *own
+
+
+def _roots(left: NDArray[Any]) -> tuple[Sums, int]:
+    """The nodes that are nobody's children, and the bits of their numbers."""
+    is_child = np.zeros(len(left) + 1, np.bool_)
+    inner = left[left >= 0]
+    is_child[inner] = is_child[inner + 1] = True
+    roots = np.flatnonzero(~is_child[:-1])
+    return roots, (len(roots) - 1).bit_length()

@@ -69,7 +69,7 @@ bench: $(VENV)/.dev ## measure all of docs/performance.md's tables (ten minutes)
 
 evaluation: $(VENV)/.dev ## re-run the paper's evaluation: make evaluation DATA=folder (docs/evaluation.md)
 	@test -n "$(DATA)" || { echo "Name the folder of the data: make evaluation DATA=folder (docs/evaluation.md)"; exit 2; }
-	@$(BIN)/python -m evaluation all --data "$(DATA)"
+	@$(BIN)/python -m evaluation all movielens-factor boosting --data "$(DATA)"
 	@cp evaluation-results/evaluation-*.json docs/figures/
 	@$(BIN)/python tools/figures_in_pages.py
 

@@ -38,8 +38,11 @@ def test_a_failed_handshake_is_a_warning_and_other_lines_pass() -> None:
 
 
 def test_a_flood_of_failed_handshakes_stops_nobody() -> None:
-    """Warnings are not written to where the lines come from, which is full."""
-    assert speak(5000).count("the TLS handshake failed") == 5000
+    """Warnings are not written to where the lines come from, which is full; the first of a minute tell enough."""
+    said = speak(5000)
+    assert 1 <= said.count("the TLS handshake failed") < 200
+    assert "ssl_transport_security" not in said
+    assert said.endswith("after\n")
 
 
 def test_a_process_without_standard_error_does_without() -> None:

@@ -148,7 +148,8 @@ def _(fort: Fort) -> None:
         if k % 3 == 0:
             line.sendall(b"\x16\x03\x01\x02\x00\x01")  # a first record of TLS, never ended
         held.append(line)
-    slow = context.wrap_socket(held[1])
+    slow = context.wrap_socket(held[1])  # takes the place of held[1]
+    held.append(slow)
     slow.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + struct.pack(">I", 0)[1:] + b"\x04\x00" + bytes(4))
     flood = struct.pack(">I", 8)[1:] + b"\x06\x00" + bytes(4) + bytes(8)  # a ping of HTTP/2
     with suppress(OSError):
@@ -163,8 +164,12 @@ def _(fort: Fort) -> None:
     context = ssl.create_default_context(cafile=str(fort.certs / "ca.pem"))
     context.check_hostname = False
     for _ in range(150):
-        with suppress(OSError), socket.create_connection(("127.0.0.1", fort.parties.port), timeout=10) as line:
-            context.wrap_socket(line).recv(10)  # no certificate
+        with (
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", fort.parties.port), timeout=10) as line,
+            context.wrap_socket(line) as greeted,
+        ):
+            greeted.recv(10)  # no certificate
 
 
 @attack("6 twenty jobs, frames that import, another cluster")

@@ -69,8 +69,8 @@ bench: $(VENV)/.dev ## measure all of docs/performance.md's tables (ten minutes)
 
 evaluation: $(VENV)/.dev ## re-run the paper's evaluation: make evaluation DATA=folder (docs/evaluation.md)
 	@test -n "$(DATA)" || { echo "Name the folder of the data: make evaluation DATA=folder (docs/evaluation.md)"; exit 2; }
-	@$(BIN)/python -m evaluation all movielens-factor boosting --data "$(DATA)"
-	@cp evaluation-results/evaluation-*.json docs/figures/
+	@$(BIN)/python -m evaluation all movielens-factor movielens-seen boosting --data "$(DATA)"
+	@cp evaluation-results/evaluation-*.json evaluation-results/figures/convergence*.svg evaluation-results/figures/time-*.svg docs/figures/
 	@$(BIN)/python tools/figures_in_pages.py
 
 fmt: $(VENV)/.dev ## format the code and fix what can be fixed

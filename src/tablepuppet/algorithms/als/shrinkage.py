@@ -61,7 +61,9 @@ class LearnedShrinkage:
         is 1."""
         blocks = len(rows)
         # Of m parameters, ids have most to say: a row's variance is not divided evenly among them (decision 0089).
-        self._entries = [m ** (0.5 + 0.5 * min(1.0, m / max(1, d))) for m, d in zip(entries, columns, strict=True)]
+        self._entries = [
+            float(m ** (0.5 + 0.5 * min(1.0, m / max(1, d)))) for m, d in zip(entries, columns, strict=True)
+        ]
         self._outputs, self._bound, self._scale = outputs, bound, scale
         self._tied = [max(1.0, n / max(1, d)) for n, d in zip(rows, columns, strict=True)]  # ρ
         self._noise = 1.0

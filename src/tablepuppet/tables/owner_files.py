@@ -31,6 +31,7 @@ from tablepuppet.privacy.ledger import Account, Spending, TableBudget
 
 Event = Literal["proposed", "agreed", "refused", "waiting", "approved", "denied", "disclosed"]
 _FIRST = "0" * 64
+_MOST_AN_HOUR = 10_000  # lines: about 3 MB, so that nobody fills the owner's disk by asking what is refused
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,22 +59,38 @@ class OwnerLog:
         self._lock = threading.Lock()
         self.entries: list[Entry] = []  # of this process, where there is no file
         self._last = (0, _FIRST)
+        self._hour, self._lines, self._unsaid = "", 0, 0  # lines of this hour, and refusals that found no room in it
         if path is not None and path.exists():
             entries = read_log(path)
             self._last = (entries[-1].number, entries[-1].hash) if entries else self._last
 
     def write(self, event: Event, job: str = "", contract: str = "", detail: Mapping[str, Any] | None = None) -> None:
-        """Adds a line; it is on the disk when this returns."""
+        """Adds a line; it is on the disk when this returns. Refusals beyond an hour's lines are counted later."""
         with self._lock:
             number, previous = self._last
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            entry = Entry(number + 1, now, event, job, contract, dict(detail or {}), previous)
+            if event != "disclosed" and not self._has_room(now):  # what left was agreed to, and is always written
+                if event == "refused":
+                    self._unsaid += 1
+                    return
+                raise PolicyError(
+                    f"the owner's log takes {_MOST_AN_HOUR:,} lines an hour and is full; nothing leaves before it is "
+                    "logged: wait for the next hour, and ask the owner who asks so much"
+                )
+            unsaid = {"refusals not written": self._unsaid} if self._unsaid else {}
+            entry = Entry(number + 1, now, event, job, contract, {**(detail or {}), **unsaid}, previous)
             entry = msgspec.structs.replace(entry, hash=entry.digest())
             if self._path is None:
                 self.entries.append(entry)
             else:
                 _append(self._path, msgspec.json.encode(entry) + b"\n")
-            self._last = (entry.number, entry.hash)
+            self._last, self._unsaid, self._lines = (entry.number, entry.hash), 0, self._lines + 1
+
+    def _has_room(self, now: str) -> bool:
+        hour = now[:13]
+        if hour != self._hour:
+            self._hour, self._lines = hour, 0
+        return self._lines < _MOST_AN_HOUR
 
 
 def read_log(path: Path) -> list[Entry]:

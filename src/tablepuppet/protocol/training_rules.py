@@ -95,8 +95,9 @@ def _shaped(values: Any, part: Part | None, due: Shapes | None) -> None:
     array(values[0], "values", theta)
     for more in values[1:]:
         width, outputs = (*theta, 1)[:2]
-        size = width * outputs
-        fits = more.shape in {(width, width), (size, size), (width, 1), (width, outputs * (outputs + 1) // 2), (0, 0)}
+        triangle, pairs = width * (width + 1) // 2, outputs * (outputs + 1) // 2
+        matrices = {(width, width), (1, triangle), (pairs, triangle)}
+        fits = more.shape in matrices | {(width, 1), (width, pairs), (0, 0)}
         require(fits, "values", f"has shape {'×'.join(map(str, more.shape))}, which is no curvature of the part's")
 
 

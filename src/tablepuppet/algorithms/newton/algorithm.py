@@ -9,7 +9,7 @@ from typing import Any
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Walkable
 from tablepuppet.algorithms.newton.client import client_start, client_step
-from tablepuppet.algorithms.newton.full_curvature import MOST, is_full, pairs
+from tablepuppet.algorithms.newton.full_curvature import MOST, is_full, pairs, summands
 from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.server import NewtonServer, small_blocks
 from tablepuppet.algorithms.newton.together import TogetherServer
@@ -68,10 +68,14 @@ class NewtonAlgorithm(Algorithm[Newton]):
     def server_memory(self, shape: Shape, options: Newton) -> int:
         rows = sum(block.rows for block in shape.blocks)
         curvature = max((_curvatures(shape, block) for block in shape.blocks), default=0)
-        return FLOAT * rows * (shape.outputs * (options.memory + 5) + curvature)
+        shared = [b.width * shape.outputs for b in shape.blocks if len(b.parts) > 1 and _is_full(shape, b)]
+        matrix = 3 * max(shared, default=0) ** 2
+        return FLOAT * (rows * (shape.outputs * (options.memory + 5) + curvature) + matrix)
 
     def client_memory(self, shape: Shape, options: Newton, block: BlockShape, part: PartShape) -> float:
         """Second moments and their eigenvectors; of wide blocks, directions and what a solver by products needs."""
+        if _is_full(shape, block) and len(block.parts) > 1:
+            return 5 * FLOAT * summands(shape.outputs, block.width)  # in plain, as whole numbers, masks
         if _is_full(shape, block):
             return 3 * FLOAT * min(block.width * shape.outputs, MOST) ** 2
         if block.width <= WIDE:
@@ -98,7 +102,7 @@ class NewtonAlgorithm(Algorithm[Newton]):
         return Merit(
             2,
             "it has nothing to tune and reaches the optimum" + _by(shape),
-            f"newton would send the {widest.width:,} × {widest.width:,} second moments of block {widest.name} "
+            f"newton would send the {summands(1, widest.width):,} second moments of block {widest.name} "
             "from every client in every round",
         )
 
@@ -150,11 +154,11 @@ def _round(shape: Shape, options: Newton, small: Collection[str], epoch: int, ag
 
     def inner(block: BlockShape) -> list[tuple[float, float]]:
         if _is_full(shape, block):
-            curvature = (block.width * c) ** 2 + block.width * pairs(c)
+            curvature = summands(c, block.width) + block.width * pairs(c)
         elif block.width > WIDE:
             curvature = block.width  # a diagonal, in every round
         else:
-            curvature = moments * block.width**2
+            curvature = moments * summands(1, block.width)
         return [(block.parameters + curvature, block.parameters)]
 
     return OuterRound(update, answer, inner)

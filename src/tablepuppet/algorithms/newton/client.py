@@ -15,13 +15,14 @@ from tablepuppet.algorithms.newton.full_curvature import (
     MOST,
     beside_intercept,
     curvature_matrix,
+    curvature_triangles,
     intercept_share,
     solve,
     solve_by_products,
 )
 from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.together import directions
-from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum
+from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum, packed
 from tablepuppet.algorithms.numerics.subspace import Trail
 from tablepuppet.arrays import Array, fixed
 from tablepuppet.errors import TransportError
@@ -82,8 +83,8 @@ def client_step(
     if setup.clients > 1:
         if is_known:
             return state, Partial(values=[gradient])
-        gram = _gram(setup, message)
-        return (replace(state, values=np.zeros(0)) if is_constant else state), Partial(values=[gradient, gram])
+        triangle = packed(_gram(setup, message))[None]
+        return (replace(state, values=np.zeros(0)) if is_constant else state), Partial(values=[gradient, triangle])
     if is_known:
         assert state.values is not None
         assert state.vectors is not None
@@ -102,10 +103,10 @@ def _full_step(
     assert isinstance(setup.model, LinearModel)
     if gradient.size > MOST and setup.clients == 1:
         return _predicted(setup, state, -solve_by_products(setup.model, curvature, ridge, gradient))
-    matrix = curvature_matrix(setup.model, curvature, setup.outputs)
     beside = beside_intercept(setup.model, curvature)
     if setup.clients > 1:
-        return state, Partial(values=[gradient, matrix, beside])
+        return state, Partial(values=[gradient, curvature_triangles(setup.model, curvature), beside])
+    matrix = curvature_matrix(setup.model, curvature, setup.outputs)
     taken = intercept_share(beside, curvature.sum(axis=0), setup.outputs)
     return _predicted(setup, state, -solve(matrix - taken @ taken.T, ridge, gradient))
 
@@ -142,7 +143,7 @@ def _basis_step(setup: PartSetup, state: NewtonState, message: BasisUpdate) -> t
     if state.values is None:
         gram = setup.model.gram(message.bound * setup.weights)
         if setup.clients > 1:
-            return msgspec.structs.replace(state, values=np.zeros(0)), Partial(values=[gradient, gram])
+            return msgspec.structs.replace(state, values=np.zeros(0)), Partial(values=[gradient, packed(gram)[None]])
         spectrum = Spectrum.of(gram)
         state = msgspec.structs.replace(state, values=spectrum.values, vectors=spectrum.vectors)
     if setup.clients > 1:

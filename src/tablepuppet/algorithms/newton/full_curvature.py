@@ -7,33 +7,43 @@ What a move of the intercept would take off D is taken off before (`intercept_sh
 
 For softmax ∂²ℓ/∂a_a∂a_b = P_a(δ_ab − P_b). The constant bound ½ in its place needs nothing but Y, and takes several
 times the rounds where classes are nearly separable (docs/decisions/0035). A block of more than MOST parameters is
-solved by products instead of a matrix; one that several clients share is summed as a matrix while that is small, and
-otherwise, as with very many classes, the bound stands in.
+solved by products instead of a matrix. Clients that share a block send a triangle for each pair of outputs, of which
+the server makes the matrix of their sum; only where that is too much to send, as with very many classes, the bound
+stands in (docs/decisions/0109).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
-from tablepuppet.algorithms.numerics.linear_systems import Products, Spectrum, eigenvalues
+from tablepuppet.algorithms.numerics.linear_systems import Products, Spectrum, eigenvalues, packed, unpacked
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
 
 MOST = 2_000  # parameters of a block whose curvature is a matrix
-SHARED = 500  # likewise, where several clients send it to be summed
+SHARED = 3_000_000  # numbers that a client sends in a round where several sum them
 CLASSES = 8  # outputs beyond which the pairs of them are more to send than they save
 _CLOSE = 1e-4  # residual of a direction that is found by products
 
 
 def is_full(outputs: int, width: int, clients: int) -> bool:
     """Whether a block gets the curvature over all pairs of outputs."""
-    return 1 < outputs <= CLASSES and (clients == 1 or width * outputs <= SHARED)
+    return 1 < outputs <= CLASSES and (clients == 1 or summands(outputs, width) <= SHARED)
+
+
+def summands(outputs: int, width: int) -> int:
+    """How many numbers of a block's curvature a client sends where several share it.
+
+    >>> summands(5, 384)
+    1108800
+    """
+    return pairs(outputs) * (width * (width + 1) // 2)
 
 
 def pairs(outputs: int) -> int:
@@ -59,10 +69,28 @@ def collapsed_curvature(problem: Problem, predictions: Sequence[Array], intercep
 
 def curvature_matrix(model: LinearModel, curvature: Array, outputs: int) -> Array:
     """D, with the parameters in the order of θ: by columns, then outputs."""
-    width = model.width
+    return _of_pairs(_grams(model, curvature), model.width, outputs)
+
+
+def curvature_triangles(model: LinearModel, curvature: Array) -> Array:
+    """The same as it travels: for each pair of outputs, the lower triangle of its matrix."""
+    return np.stack([packed(gram) for gram in _grams(model, curvature)])
+
+
+def summed_matrix(triangles: Array, width: int, outputs: int) -> Array:
+    """D of a whole block, from the sum of its clients' triangles."""
+    return _of_pairs((unpacked(triangle, width) for triangle in triangles), width, outputs)
+
+
+def _grams(model: LinearModel, curvature: Array) -> Iterator[Array]:
+    """Tᵀ diag(W_ab) T, for a ≤ b."""
+    return (model.gram(np.ascontiguousarray(weights)) for weights in curvature.T)
+
+
+def _of_pairs(grams: Iterable[Array], width: int, outputs: int) -> Array:
     matrix = np.zeros((width, outputs, width, outputs))
-    for column, (a, b) in enumerate(zip(*np.triu_indices(outputs), strict=True)):
-        matrix[:, a, :, b] = matrix[:, b, :, a] = model.gram(np.ascontiguousarray(curvature[:, column]))
+    for a, b, gram in zip(*np.triu_indices(outputs), grams, strict=True):
+        matrix[:, a, :, b] = matrix[:, b, :, a] = gram
     return matrix.reshape(width * outputs, width * outputs)
 
 

@@ -28,9 +28,15 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
-from tablepuppet.algorithms.newton.full_curvature import collapsed_curvature, intercept_share, is_full, solve
+from tablepuppet.algorithms.newton.full_curvature import (
+    collapsed_curvature,
+    intercept_share,
+    is_full,
+    solve,
+    summed_matrix,
+)
 from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
-from tablepuppet.algorithms.numerics.linear_systems import Spectrum
+from tablepuppet.algorithms.numerics.linear_systems import Spectrum, unpacked
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.arrays import Array
 from tablepuppet.models.tally import Tally
@@ -136,14 +142,14 @@ class NewtonServer(Server):
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """d = −D⁻¹g of the whole block, from Σ(T_qᵀY_q + Nβθ/Q) and Σ T_qᵀdiag(W_q)T_q."""
         ridge = self.problem.joined.rows * self.problem.ridges[block]
-        if len(total) > 1 and len(total[1]) == total[0].size > len(total[0]):  # over all pairs of outputs
+        if len(total) > 2:  # over all pairs of outputs
             assert self._curvatures is not None
             taken = intercept_share(total[2], self._curvatures[block].sum(axis=0), self.problem.loss.outputs)
-            return [-solve(total[1] - taken @ taken.T, ridge, total[0])]
+            return [-solve(summed_matrix(total[1], *total[0].shape) - taken @ taken.T, ridge, total[0])]
         if len(total) > 1 and total[1].shape[1] == 1 < len(total[1]):  # a wide block's diagonal
             return [-_scaled(total[1] + ridge, total[0])]
         if len(total) > 1:
-            self._unions[block] = Spectrum.of(total[1])
+            self._unions[block] = Spectrum.of(unpacked(total[1][0], len(total[0])))
         spectrum = self._unions[block]
         assert spectrum is not None
         return [-spectrum.solve(1.0, ridge, total[0])]

@@ -19,7 +19,7 @@ import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Together, Walkable
 from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFigures
-from tablepuppet.algorithms.numerics.linear_systems import Spectrum, eigenvalues
+from tablepuppet.algorithms.numerics.linear_systems import Spectrum, eigenvalues, unpacked
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
 
@@ -119,7 +119,7 @@ class TogetherServer(Together):
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """A direction for each model, from sums over the block's clients."""
         if len(total) > 1:
-            self._spectra[block] = Spectrum.of(total[1])
+            self._spectra[block] = Spectrum.of(unpacked(total[1][0], len(total[0])))
         spectrum = self._spectra[block]
         assert spectrum is not None
         found = -directions(spectrum, self.problem.joined.rows * self._ridges[:, block], total[0])

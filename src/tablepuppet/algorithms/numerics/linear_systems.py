@@ -83,6 +83,24 @@ class Spectrum:
         return np.asarray(self.vectors @ (inverse[:, None] * (self.vectors.T @ right)))
 
 
+def packed(matrix: Array) -> Array:
+    """The lower triangle of a symmetric matrix, row by row: all that needs to travel.
+
+    >>> packed(np.array([[1.0, 2.0], [2.0, 3.0]]))
+    array([1., 2., 3.])
+    """
+    return np.asarray(matrix[np.tril_indices(len(matrix))])
+
+
+def unpacked(triangle: Array, size: int) -> Array:
+    """The symmetric matrix whose lower triangle that is."""
+    place = np.tril_indices(size)
+    matrix = np.empty((size, size))
+    matrix.T[place] = triangle
+    matrix[place] = triangle
+    return matrix
+
+
 def eigenvalues(matrix: Array) -> tuple[Array, Array]:
     """Eigenvalues and eigenvectors of a symmetric matrix; numbers that are none are a run that diverges."""
     try:

@@ -61,7 +61,7 @@ def pack(
         how = (least[stream], widths[stream], unary[stream])
         count = kernels.widths_of(values, CHUNK, *how)
         if count:
-            words.append(np.zeros(count, np.uint64))
+            words.append(np.empty(count, np.uint64))
             kernels.pack(values, CHUNK, *how, words[-1])
     joined = np.concatenate(words) if words else np.zeros(0, np.uint64)
     return Pairs(size, least, widths, unary, joined.view(np.int64), *paths, top, shift)

@@ -54,9 +54,9 @@ class PathCode:
     def written(self, cells: NDArray[np.uint16]) -> tuple[Codes, Sums]:
         """The bits of some pairs, packed, and how many of them each level has."""
         counts = self.asked.astype(np.int64) @ np.bincount(cells, minlength=self.cells)
-        out = np.zeros(int(counts.sum()) // 8 + 1, np.uint8)
+        out = np.empty((int(counts.sum()) + 7) // 8, np.uint8)
         kernels.write_paths(cells, self.turns, self.asked, out)
-        return out[: (int(counts.sum()) + 7) // 8], counts
+        return out, counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 __all__ = ["pack", "unpack", "widths_of"]
@@ -35,10 +36,6 @@ HALF = 1 << 30
 LOW = 0xFFFFFFFF
 LONGEST = 1 << 48  # a range that Rice's code is tried for
 FEW_BITS = 3  # a width up to which it would save little
-_SEQUENCE = np.uint64(0x03F79D71B4CB0A89)  # whose bits, six at a time, are all different
-_PLACES = np.zeros(64, np.uint64)  # of the only bit of a number, by the upper bits of that number times the sequence
-for _place in range(64):
-    _PLACES[((int(_SEQUENCE) << _place) & 0xFFFFFFFFFFFFFFFF) >> 58] = _place
 
 
 def exact(function: F) -> F:
@@ -75,18 +72,28 @@ def unfold(folded: Sums, out: Sums) -> None:
         folded[p] = 0
 
 
+def _counted_zeros(context: Any, value: Any) -> Any:
+    """The place of the lowest bit of a number that is not zero, as an instruction."""
+
+    def written(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return builder.cttz(given[0], context.get_constant(types.boolean, True))
+
+    return types.uint64(types.uint64), written
+
+
+_lowest: Any = intrinsic(_counted_zeros)
+
+
 @exact
 def widths_of(values: Integers, chunk: int, least: Sums, widths: Codes, unary: Integers) -> int:
     """How every chunk of values is packed (packing.py); 64-bit words in all."""
-    total = 0
+    total, here = 0, np.empty(chunk, np.int64)
     for c in range(len(widths)):
-        start, stop = c * chunk, min(len(values), (c + 1) * chunk)
-        count = stop - start
-        low = high = np.int64(values[start])
-        for t in range(start, stop):
-            value = np.int64(values[t])
-            low = value if value < low else low
-            high = value if value > high else high
+        own = values[c * chunk : min(len(values), (c + 1) * chunk)]
+        count = len(own)
+        low = high = np.int64(own[0])
+        for t in range(np.uint64(count)):
+            low, high = min(low, np.int64(own[t])), max(high, np.int64(own[t]))
         least[c], unary[c] = low, 0
         span, bits = np.uint64(high - low), 0
         is_long = span >= np.uint64(LONGEST)
@@ -96,24 +103,26 @@ def widths_of(values: Integers, chunk: int, least: Sums, widths: Codes, unary: I
         widths[c] = bits
         words = (bits * count + 63) // 64
         if bits > FEW_BITS and not is_long:
-            above = np.int64(0)
-            for t in range(start, stop):
-                above += np.int64(values[t]) - low
-            middle, away = low + (2 * above + count) // (2 * count), np.int64(0)
-            for t in range(start, stop):
-                away += _folded(np.int64(values[t]) - middle)
+            above, away = np.int64(0), np.int64(0)
+            for t in range(np.uint64(count)):
+                here[t] = np.int64(own[t]) - low
+                above += here[t]
+            middle = (2 * above + count) // (2 * count)
+            for t in range(np.uint64(count)):
+                here[t] = _folded(here[t] - middle)
+                away += here[t]
             mean, few = away // count, 0
             while mean > 1:
                 mean >>= 1
                 few += 1
             for k in range(max(0, few - 1), few + 1):
                 ones = np.int64(count)
-                for t in range(start, stop):
-                    ones += _folded(np.int64(values[t]) - middle) >> k
+                for t in range(np.uint64(count)):
+                    ones += here[t] >> k
                 upper = (ones + 63) // 64
                 whole = (k * count + 63) // 64 + upper
                 if whole < words:
-                    words, least[c], widths[c], unary[c] = int(whole), middle, k, upper
+                    words, least[c], widths[c], unary[c] = int(whole), low + middle, k, upper
         total += words
     return total
 
@@ -126,34 +135,42 @@ def _folded(value: Any) -> Any:
 
 @exact
 def pack(values: Integers, chunk: int, least: Sums, widths: Codes, unary: Integers, out: Words) -> None:
-    """Packs chunks as `widths_of` says; each begins with a word. `out` is zero."""
-    place = 0
+    """Packs chunks as `widths_of` says; each begins with a word."""
+    one, whole = np.uint64(1), np.uint64(64)
+    place = np.uint64(0)
     for c in range(len(widths)):
-        bits, is_rice = np.int64(widths[c]), unary[c] > 0
-        start, stop = c * chunk, min(len(values), (c + 1) * chunk)
+        bits, is_rice, low = np.int64(widths[c]), unary[c] > 0, least[c]
+        start, stop = np.uint64(c * chunk), np.uint64(min(len(values), (c + 1) * chunk))
+        wide, held, filled = np.uint64(bits), np.uint64(0), np.uint64(0)
         if bits:
-            mask = ~np.uint64(0) >> np.uint64(64 - bits)
-            held, filled = np.uint64(0), np.int64(0)
+            mask = ~np.uint64(0) >> (whole - wide)
             for t in range(start, stop):
-                value = np.int64(values[t]) - least[c]
+                value = np.int64(values[t]) - low
                 rest = np.uint64(_folded(value) if is_rice else value) & mask
-                held |= rest << np.uint64(filled)
-                filled += bits
-                if filled >= 64:
+                held |= rest << filled
+                filled += wide
+                if filled >= whole:
                     out[place] = held
-                    place += 1
-                    filled -= 64
-                    held = rest >> np.uint64(bits - filled) if filled else np.uint64(0)
+                    place += one
+                    filled -= whole
+                    held = (rest >> one) >> (wide - filled - one)
             if filled:
                 out[place] = held
-                place += 1
+                place += one
         if is_rice:
-            at = np.int64(place) << 6
+            held, filled = np.uint64(0), np.uint64(0)
             for t in range(start, stop):
-                at += _folded(np.int64(values[t]) - least[c]) >> bits
-                out[at >> 6] |= np.uint64(1) << np.uint64(at & 63)
-                at += 1
-            place += int(unary[c])
+                filled += np.uint64(_folded(np.int64(values[t]) - low) >> bits)
+                while filled >= whole:
+                    out[place] = held
+                    place += one
+                    held = np.uint64(0)
+                    filled -= whole
+                held |= one << filled
+                filled += one
+            if filled:
+                out[place] = held
+                place += one
 
 
 @exact
@@ -176,18 +193,17 @@ def unpack_chunk(words: Words, place: Any, bits: Any, upper: Any, least: Any, ou
     if upper == 0:
         return place
     found, first = np.uint64(0), np.int64(0)  # values so far, and where the bits of the next one begin
-    for w in range(upper):
-        held = words[np.uint64(place + w)]
+    for w in range(np.uint64(upper)):
+        held = words[np.uint64(place) + w]
         while held != np.uint64(0):
             if found == np.uint64(count):
                 return np.int64(-1)
-            bit = held & (~held + np.uint64(1))
-            at_bit = (np.int64(w) << 6) + np.int64(_PLACES[(bit * _SEQUENCE) >> np.uint64(58)])
+            at_bit = np.int64((w << np.uint64(6)) + _lowest(held))
             folded = ((at_bit - first) << bits) | out[found]
             out[found] = least + ((folded >> 1) ^ -(folded & 1))
             first = at_bit + 1
             found += np.uint64(1)
-            held ^= bit
+            held &= held - np.uint64(1)
     return place + upper if found == np.uint64(count) else np.int64(-1)
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "write_paths",
 ]
 
+HALFWAY = np.uint64(32)  # of a number whose halves are two
 FEW_CELLS = 32  # of one row, that are put in order as they come
 
 
@@ -168,13 +169,28 @@ def _bit(bits: Codes, at: Any) -> Any:
 
 @exact
 def write_paths(cells: Cells, turns: Codes, asked: Codes, out: Codes) -> None:
-    """Level by level the turns of every cell that are asked for, as bits; one byte more than they need is there."""
-    at = np.uint64(0)
+    """Level by level the turns of every cell that are asked for, as bits; `out` has as many bytes as they need."""
+    both = np.empty(turns.shape[1], np.uint64)
+    at, held, filled = np.uint64(0), np.uint64(0), np.uint64(0)
     for d in range(np.uint64(len(turns))):
+        if not asked[d].any():
+            continue
+        for c in range(np.uint64(len(both))):
+            both[c] = np.uint64(turns[d, c]) | (np.uint64(asked[d, c]) << np.uint64(1))
         for t in range(np.uint64(len(cells))):
-            c = np.uint64(cells[t])
-            out[at >> np.uint64(3)] |= np.uint8(np.uint64(turns[d, c]) << (at & np.uint64(7)))
-            at += np.uint64(asked[d, c])
+            own = both[np.uint64(cells[t])]
+            held |= (own & np.uint64(1)) << filled
+            filled += own >> np.uint64(1)
+            if filled == np.uint64(32):
+                for k in range(np.uint64(4)):
+                    out[at + k] = np.uint8((held >> (k << np.uint64(3))) & np.uint64(255))
+                at += np.uint64(4)
+                held, filled = np.uint64(0), np.uint64(0)
+    while filled != np.uint64(0):
+        out[at] = np.uint8(held & np.uint64(255))
+        at += np.uint64(1)
+        held >>= np.uint64(8)
+        filled -= min(filled, np.uint64(8))
 
 
 @exact
@@ -212,75 +228,124 @@ def count_pairs(
 ) -> int:
     """out[cell, bin] += (g, h) for the bin of every column, of packed pairs (step, g, h) after row `row`, whose cells
     follow from their paths; the last row, or −1 where a row or a path is none."""
-    cells, bins, columns = out.shape[0], out.shape[1], np.uint64(len(offsets) - 1)
+    cells, bins = out.shape[0], out.shape[1]
     here = np.empty((3, chunk), np.int64)
-    rows, bases, firsts = np.empty(chunk, np.uint64), np.empty(chunk, np.uint64), offsets.astype(np.uint64)
+    steps, gs, hs = here[0], here[1], here[2]
+    rows, node, firsts = np.empty(chunk, np.uint64), np.empty(chunk, np.uint64), offsets.astype(np.uint64)
     places, plain, folded = starts.copy(), out.reshape(cells * bins, 2), np.zeros(cells * bins, np.int64)
     most_g, most_h = np.int64(0), np.int64(0)
-    at, first = borders[:-1].astype(np.uint64), np.empty(chunk, np.uint64)  # by level; the node of each pair
+    at = borders[:-1].astype(np.uint64)  # by level
+    turns = np.empty(
+        len(after), np.uint64
+    )  # of a node its left child, the column that it looks at, whether it is asked
+    for v in range(len(after)):
+        turns[v] = (np.uint64(after[v]) << HALFWAY) | (np.uint64(column[v]) << np.uint64(1)) | np.uint64(asked[v])
+    goes, flat, stride = right.reshape(len(after) * 256), codes.reshape(codes.size), np.uint64(codes.shape[1])
     for c in range(widths.shape[1]):
         count = min(chunk, size - c * chunk)
+        n = np.uint64(count)
         for s in range(3):
             bits, upper = np.int64(widths[s, c]), np.int64(unary[s, c])
             places[s] = unpack_chunk(words, places[s], bits, upper, least[s, c], here[s], count)
             if places[s] < 0:
                 return -1
         if top:
-            for t in range(np.uint64(count)):
-                here[2, t] += (abs(here[1, t]) * (top - abs(here[1, t]))) >> shift
-        is_wrong, is_small = False, True
-        own_g, own_h = np.int64(0), np.int64(0)
-        for t in range(np.uint64(count)):
-            row += here[0, t]
-            g, h = here[1, t], here[2, t]
-            rows[t] = np.uint64(row)
-            is_wrong |= rows[t] >= np.uint64(len(codes))
-            is_small &= (g > -HALF) & (g < HALF) & (h >= 0) & (h < HALF)
-            own_g += abs(g)
-            own_h += h
+            for t in range(n):
+                hs[t] += (abs(gs[t]) * (top - abs(gs[t]))) >> shift
+        is_wrong: Any = False
+        for t in range(n):
+            row += steps[t]
+            rows[t] = np.uint64(row) * stride
+            is_wrong |= np.uint64(row) >= np.uint64(len(codes))
         if is_wrong:
             return -1
-        first[:count] = 0
-        for d in range(np.uint64(width)):
-            for t in range(np.uint64(count)):
-                first[t] |= _bit(paths, at[d] + t) << d
-            at[d] += np.uint64(count)
-        for t in range(np.uint64(count)):
-            if first[t] >= np.uint64(len(roots)):
-                return -1
-            first[t] = np.uint64(roots[first[t]])
+        is_small, own_g, own_h = True, np.int64(0), np.int64(0)
+        for t in range(n):
+            is_small &= (gs[t] > -HALF) & (gs[t] < HALF) & (hs[t] >= 0) & (hs[t] < HALF)
+            own_g += abs(gs[t])
+            own_h += hs[t]
+        node[:count] = np.uint64(roots[0])
+        if width:
+            node[:count] = np.uint64(0)
+            for d in range(np.uint64(width)):
+                for t in range(n):
+                    node[t] |= _bit(paths, at[d] + t) << d
+                at[d] += n
+            for t in range(n):
+                if node[t] >= np.uint64(len(roots)):
+                    return -1
+                node[t] = np.uint64(roots[node[t]])
         for d in range(np.uint64(width), np.uint64(len(at))):
             place = at[d]
-            for t in range(np.uint64(count)):
-                v = first[t]
-                is_asked = np.uint64(asked[v])
-                own = np.uint64(right[v, codes[rows[t], np.uint64(column[v])]])
-                first[t] = np.uint64(after[v]) + (own | (_bit(paths, place) & is_asked))
+            for t in range(n):
+                v = node[t]
+                turn = turns[v]
+                is_asked, looks_at = turn & np.uint64(1), (turn & np.uint64(LOW)) >> np.uint64(1)
+                own = np.uint64(goes[(v << np.uint64(8)) | np.uint64(flat[rows[t] + looks_at])])
+                node[t] = (turn >> HALFWAY) + (own | (_bit(paths, place) & is_asked))
                 place += is_asked
             at[d] = place
         for d in range(len(at)):
             if at[d] > np.uint64(borders[d + 1]):
                 return -1
-        for t in range(np.uint64(count)):
-            is_wrong |= cell_of[first[t]] < 0
-            bases[t] = np.uint64(cell_of[first[t]]) * np.uint64(bins)
+        for t in range(n):
+            is_wrong |= cell_of[node[t]] < 0
+            node[t] = np.uint64(cell_of[node[t]]) * np.uint64(bins)
         if is_wrong:
             return -1
         if not is_small or own_g >= HALF or own_h >= HALF:
-            for t in range(np.uint64(count)):
-                for f in range(columns):
-                    place = bases[t] + firsts[f] + codes[rows[t], f]
-                    plain[place, 0] += here[1, t]
-                    plain[place, 1] += here[2, t]
+            for t in range(n):
+                for e in range(np.uint64(len(offsets) - 1)):
+                    place = node[t] + firsts[e] + flat[rows[t] + e]
+                    plain[place, 0] += gs[t]
+                    plain[place, 1] += hs[t]
             continue
         if most_g + own_g >= HALF or most_h + own_h >= HALF:
             unfold(folded, plain)
             most_g, most_h = np.int64(0), np.int64(0)
         most_g += own_g
         most_h += own_h
-        for t in range(np.uint64(count)):
-            r, base, x = rows[t], bases[t], (here[1, t] << 32) + here[2, t]
-            for f in range(columns):
-                folded[base + firsts[f] + codes[r, f]] += x
+        for t in range(n):
+            steps[t] = (gs[t] << 32) + hs[t]
+        f: Any = np.uint64(0)
+        while f < np.uint64(len(offsets) - 1):
+            f += _add_columns(rows[:count], node, steps, flat, firsts, f, folded)
     unfold(folded, plain)
     return row if (at == borders[1:].astype(np.uint64)).all() else -1
+
+
+@exact
+def _add_columns(rows: Words, bases: Words, both: Sums, codes: Codes, firsts: Words, f: Any, folded: Sums) -> Any:
+    """folded[base + bin] += both for the next columns, up to four at a time, written out; how many they were."""
+    left = np.uint64(len(firsts) - 1) - f
+    a = firsts[f]
+    if left == np.uint64(1):
+        for t in range(np.uint64(len(rows))):
+            folded[bases[t] + (a + codes[rows[t] + f])] += both[t]
+        return np.uint64(1)
+    g = f + np.uint64(1)
+    b = firsts[g]
+    if left == np.uint64(2):
+        for t in range(np.uint64(len(rows))):
+            r, base, x = rows[t], bases[t], both[t]
+            folded[base + (a + codes[r + f])] += x
+            folded[base + (b + codes[r + g])] += x
+        return np.uint64(2)
+    h = g + np.uint64(1)
+    c = firsts[h]
+    if left == np.uint64(3) or left == np.uint64(5):
+        for t in range(np.uint64(len(rows))):
+            r, base, x = rows[t], bases[t], both[t]
+            folded[base + (a + codes[r + f])] += x
+            folded[base + (b + codes[r + g])] += x
+            folded[base + (c + codes[r + h])] += x
+        return np.uint64(3)
+    i = h + np.uint64(1)
+    d = firsts[i]
+    for t in range(np.uint64(len(rows))):
+        r, base, x = rows[t], bases[t], both[t]
+        folded[base + (a + codes[r + f])] += x
+        folded[base + (b + codes[r + g])] += x
+        folded[base + (c + codes[r + h])] += x
+        folded[base + (d + codes[r + i])] += x
+    return np.uint64(4)

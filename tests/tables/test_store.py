@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tablepuppet.errors import PolicyError, SourceError, TransportError
@@ -141,3 +143,35 @@ def test_threads_may_call_at_once(tables: ClientTables, items: Counted) -> None:
         found = list(pool.map(lambda _: tables.scan("j", 0).num_rows, range(50)))
     assert found == [3] * 50
     assert items.reads == 1
+
+
+def test_rows_that_were_let_go_are_read_again_in_their_order(tables: ClientTables, items: Counted) -> None:
+    tables.open_scan(open_items())
+    tables.shuffle("j", 0, b"k" * 32, 5, 0, wants_bits=False)
+    first = tables.scan("j", 0)
+    tables.let_go("j", 0)
+    assert tables.scan("j", 0).equals(first)
+    assert items.reads == 2
+
+
+def test_rows_stay_where_there_is_no_telling_whether_a_table_has_changed(
+    tables: ClientTables, items: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(items, "stamp", lambda: None)
+    tables.open_scan(open_items())
+    first = tables.scan("j", 0)
+    tables.let_go("j", 0)
+    assert tables.scan("j", 0) is first
+
+
+def test_a_file_that_has_changed_is_not_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "items.parquet"
+    pq.write_table(ITEMS, file)
+    tables = ClientTables({"items": open_source(file, "items")})
+    tables.open_scan(open_items())
+    tables.scan("j", 0)
+    tables.let_go("j", 0)
+    pq.write_table(ITEMS.slice(1), file)
+    with pytest.raises(SourceError, match="changed since the job began"):
+        tables.scan("j", 0)
+    tables.shutdown()

@@ -30,7 +30,7 @@ Column = tuple[pa.ChunkedArray, m.ColumnInfo]
 
 def names_rows(values: pa.ChunkedArray) -> bool:
     """Whether nearly every row has a text of its own."""
-    distinct = pc.count_distinct(values, mode="only_valid").as_py()
+    distinct = _different(values)
     return bool(distinct > _FEW and 2 * distinct > len(values) - values.null_count)
 
 
@@ -38,7 +38,13 @@ def look_like_ids(column: Column) -> bool:
     """Whether the owner takes a text for an id by itself."""
     values, info = column
     is_text = info.kind in STRING_KINDS
-    return is_text and (names_rows(values) or pc.count_distinct(values, mode="only_valid").as_py() > _MANY)
+    return is_text and (names_rows(values) or _different(values) > _MANY)
+
+
+def _different(values: pa.ChunkedArray) -> int:
+    if pa.types.is_dictionary(values.type):
+        return len(strings(values)[0])
+    return int(pc.count_distinct(values, mode="only_valid").as_py())
 
 
 def are_ids(own: ClientState, request: m.OpenPart, place: int, column: Column) -> bool:

@@ -22,7 +22,7 @@ from tablepuppet.client.ids import names_rows
 from tablepuppet.client.state import ClientState
 from tablepuppet.errors import PolicyError
 from tablepuppet.protocol.contract import Contract, Role, ScanTerms
-from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, numbers
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, as_before, numbers
 from tablepuppet.tables.conditions import smallest_group
 from tablepuppet.tables.row_sets import Keys, Kind, Sketch, joined_keys
 from tablepuppet.tables.split import Split
@@ -265,7 +265,7 @@ def _models_of_few(own: ClientState, job: str, scan: ScanTerms, contract: Contra
 def _has_classes(own: ClientState, job: str, scan: ScanTerms) -> bool:
     """Whether trees would take a label for classes."""
     column, info = own.column(job, scan.scan, scan.numbers("label")[0])
-    return info.kind in (*STRING_KINDS, "boolean") or len(pc.unique(column.drop_null())) <= 2
+    return info.kind in (*STRING_KINDS, "boolean") or len(pc.unique(as_before(column).drop_null())) <= 2
 
 
 def check_classes(own: ClientState, request: m.DescribeLabels | m.SendLabels, column: pa.ChunkedArray) -> None:

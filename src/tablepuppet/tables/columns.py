@@ -98,9 +98,44 @@ def strings(column: pa.ChunkedArray) -> tuple[pa.Array, Codes]:
     """The distinct strings of a column, and the position of each row's among them (−1: NULL)."""
     if not len(column):
         return pa.array([], pa.large_string()), np.empty(0, np.int32)
+    if pa.types.is_dictionary(column.type):
+        return _coded_strings(in_one_piece(column))
     encoded = in_one_piece(pc.cast(column, pa.large_string()).dictionary_encode())
     codes = numpy_of(encoded.indices, missing=-1)
     return encoded.dictionary, codes.astype(np.int32, copy=False)
+
+
+def _coded_strings(encoded: pa.DictionaryArray) -> tuple[pa.Array, Codes]:
+    """The same of texts that are codes already; a dictionary may hold names that no row has, or one name twice."""
+    distinct = in_one_piece(pc.cast(pa.chunked_array([encoded.dictionary]), pa.large_string()).dictionary_encode())
+    names, place = distinct.dictionary, np.append(numpy_of(distinct.indices, missing=-1), -1).astype(np.int32)
+    codes = numpy_of(encoded.indices, missing=-1)
+    out = np.empty(len(codes), np.int32)
+    occurs = np.zeros(len(names) + 1, np.bool_)  # the last is for NULL
+    for i in range(0, len(codes), _PIECE):
+        here = np.take(place, codes[i : i + _PIECE], out=out[i : i + _PIECE], mode="wrap")
+        occurs[here] = True
+    if occurs[:-1].all():
+        return names, out
+    number = np.append(np.cumsum(occurs[:-1]) - 1, -1).astype(np.int32)
+    return names.take(arrow(np.flatnonzero(occurs[:-1]))), number[out]
+
+
+def as_before(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column that was kept in less room as others expect it: texts instead of codes, decimals of 128 bits, the only
+    ones that Arrow counts and compares."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return pc.cast(column, kind.value_type)
+    if pa.types.is_decimal(kind) and kind.bit_width < 128:
+        return pc.cast(column, pa.decimal128(kind.precision, kind.scale))
+    return column
+
+
+def as_read(table: pa.Table, columns: Sequence[int]) -> pa.Table:
+    """Some columns of a scan, for others than their owner."""
+    names = [f"c{c}" for c in columns]
+    return pa.table([as_before(table.column(name)) for name in names], names)
 
 
 def all_in_order(rows: RowNumbers | None, size: int) -> bool:

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from tablepuppet.errors import SourceError
 from tablepuppet.protocol import ColumnInfo
-from tablepuppet.tables import duckdb_source
+from tablepuppet.tables import duckdb_file, duckdb_source
 from tablepuppet.tables.adbc import DRIVERS, Adbc
 from tablepuppet.tables.files import STORES, WEB, open_remote
 from tablepuppet.tables.memory import check_names, open_memory
@@ -211,7 +211,7 @@ def _run_mysql(spec: SourceSpec, query: str, name: str) -> pa.Table:
 
 
 def _run_duckdb(spec: SourceSpec, query: str, name: str) -> pa.Table:
-    return duckdb_source.run_in_database(name, str(_file(spec, name, "DuckDB")), query)
+    return duckdb_file.run_in_database(name, str(_file(spec, name, "DuckDB")), query)
 
 
 def _file(spec: SourceSpec, name: str, kind: str) -> Path:
@@ -238,7 +238,7 @@ def _open_duckdb(spec: SourceSpec, table: str, name: str) -> Source:
             raise SourceError(f"table {name}: its DuckDB file is gone; put it back")
         return [str(file)]
 
-    return FileSource(name, find, lambda files: duckdb_source.from_database(name, files[0], table))
+    return FileSource(name, find, lambda files: duckdb_file.from_database(name, files[0], table))
 
 
 OPENERS: Final[Mapping[str, Opener]] = {

@@ -12,12 +12,11 @@ a projection give rows in the order of the Arrow table or of the files.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import duckdb
@@ -27,12 +26,10 @@ from tablepuppet.errors import SourceError
 from tablepuppet.memory import memory_limit
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.tables.columns import column_info, is_float_list
+from tablepuppet.tables.long_columns import put_together
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
-
-
-log = logging.getLogger(__name__)
 
 
 def silence(connection: duckdb.DuckDBPyConnection) -> None:
@@ -43,7 +40,7 @@ def silence(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 _T = TypeVar("_T")
-_RELATION = "tablepuppet_source"
+RELATION = "tablepuppet_source"
 MOST_SECONDS = 900.0  # of one reading
 MOST_HELD = 300.0  # seconds that a reading keeps a database of the owner's busy
 _AHEAD = 1 << 28  # bytes of a database's answer that are taken before anything is computed over them
@@ -55,6 +52,7 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "temp_directory": "",  # nothing of the owner's is ever spilled to disk
+    "arrow_output_version": "1.5",  # in which a decimal of up to 18 digits takes 8 bytes, not 16
 }
 # Errors about the query's own text and types; all others may quote a row's value.
 _SAFE_ERRORS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException)
@@ -66,11 +64,11 @@ class DuckSource:
     def __init__(self, name: str, connection: duckdb.DuckDBPyConnection) -> None:
         self._name = name
         self._connection = connection
-        self._columns = self._describe(f"SELECT * FROM {_RELATION}")
+        self._columns = self._describe(f"SELECT * FROM {RELATION}")
 
     def describe(self) -> list[ColumnInfo]:
         # Nothing is read, but a file that is gone or a connection that is closed is noticed.
-        _guarded(self._name, lambda: self._connection.sql(f"SELECT 1 FROM {_RELATION} LIMIT 0"))
+        _guarded(self._name, lambda: self._connection.sql(f"SELECT 1 FROM {RELATION} LIMIT 0"))
         return list(self._columns)
 
     def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
@@ -127,19 +125,22 @@ def _timed(connection: duckdb.DuckDBPyConnection, seconds: float | None = None) 
 
 def _rows(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
     """The rows of a query; DuckDB's own limit of memory does not hold for what it has handed out, so it is counted."""
-    left, batches = memory_limit() // _ROWS_SHARE, []
     reader = connection.sql(query).to_arrow_reader(_BATCH)
-    try:
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        left = memory_limit() // _ROWS_SHARE
         for batch in reader:
             left -= batch.nbytes
             if left < 0:
                 raise duckdb.OutOfMemoryException("its rows take more memory than they may")
-            batches.append(batch)
+            yield batch
+
+    try:
+        return put_together(counted(), reader.schema)
     except OSError as error:  # as Arrow passes on what DuckDB says
         kind = str(error).partition(" Error: ")[0].title().replace(" ", "")
         found = getattr(duckdb, f"{kind}Exception", duckdb.Error)
         raise found(str(error)) from None
-    return pa.Table.from_batches(batches, reader.schema)
 
 
 def _guarded(name: str, action: Callable[[], _T]) -> _T:
@@ -151,14 +152,14 @@ def _guarded(name: str, action: Callable[[], _T]) -> _T:
             f"table {name}: reading it took longer than it may and was stopped; ask for less of it"
         ) from None
     except duckdb.Error as error:
-        raise SourceError(f"table {name}: {_reason(error)}") from None
+        raise SourceError(f"table {name}: {reason(error)}") from None
 
 
 def from_arrow(name: str, table: pa.Table | pads.Dataset) -> DuckSource:
     """A source over an Arrow table or dataset, which is not copied."""
     connection = _connect()
     try:
-        connection.register(_RELATION, table)
+        connection.register(RELATION, table)
     except duckdb.Error:
         connection.close()
         kinds = dict.fromkeys(str(field.type) for field in table.schema)
@@ -176,96 +177,43 @@ def from_query(name: str, tables: Mapping[str, pa.Table], query: str) -> DuckSou
         connection.execute("SET threads = 1")
         for table, rows in tables.items():
             connection.register(table, rows)
-        connection.execute(f"CREATE TEMP VIEW {_RELATION} AS {query}")
+        connection.execute(f"CREATE TEMP VIEW {RELATION} AS {query}")
     except duckdb.Error as error:
         connection.close()
-        raise SourceError(f"table {name}: {_reason(error)}") from None
+        raise SourceError(f"table {name}: {reason(error)}") from None
     return _locked(name, connection, ())
 
 
 def from_parquet(name: str, files: Sequence[str]) -> DuckSource:
     """A source over Parquet files, which are read where they lie."""
-    return _created(name, f"CREATE VIEW {_RELATION} AS SELECT * FROM read_parquet({_list(files)})", files, files)
+    return created(name, f"CREATE VIEW {RELATION} AS SELECT * FROM read_parquet({_list(files)})", files, files)
 
 
 def from_csv(name: str, files: Sequence[str]) -> DuckSource:
     """A source over CSV files with a line of column names: read now, in full, and never again."""
     # skip=0: without it DuckDB drops leading lines until what is left looks like a table.
     reader = f"read_csv({_list(files)}, header=true, skip=0, sample_size=-1)"
-    return _created(name, f"CREATE TABLE {_RELATION} AS SELECT * FROM {reader}", files, ())
+    return created(name, f"CREATE TABLE {RELATION} AS SELECT * FROM {reader}", files, ())
 
 
 def from_json(name: str, files: Sequence[str]) -> DuckSource:
     """A source over files with one JSON object a line: read now, in full, and never again."""
     reader = f"read_json({_list(files)}, format='newline_delimited', sample_size=-1)"
-    return _created(name, f"CREATE TABLE {_RELATION} AS SELECT * FROM {reader}", files, ())
+    return created(name, f"CREATE TABLE {RELATION} AS SELECT * FROM {reader}", files, ())
 
 
 def csv_header(name: str, file: str) -> list[str]:
     """The first line of a CSV file, as it stands."""
     with _connect() as connection:
-        query = f"SELECT * FROM read_csv({_literal(file)}, header=false, all_varchar=true, skip=0) LIMIT 1"
+        query = f"SELECT * FROM read_csv({literal(file)}, header=false, all_varchar=true, skip=0) LIMIT 1"
         rows = _guarded(name, lambda: connection.execute(query).fetchall())
     return [cell or "" for row in rows for cell in row]
-
-
-class DuckFile:
-    """A table of an owner's DuckDB file. Whoever has it open keeps writers out: it is open while it is read."""
-
-    def __init__(self, name: str, open_file: Callable[[], DuckSource]) -> None:
-        self._name, self._open_file = name, open_file
-        with closing(open_file()) as opened:
-            self._columns = opened.describe()
-
-    def describe(self) -> list[ColumnInfo]:
-        return list(self._columns)
-
-    def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
-        with self._opened() as opened:
-            return opened.describe_scan(expressions, filter)
-
-    def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
-        with self._opened() as opened:
-            return opened.read(expressions, filter, MOST_HELD)
-
-    def stamp(self) -> str | None:
-        return None
-
-    def close(self) -> None:
-        """It is open while it is read, and then only."""
-
-    @contextmanager
-    def _opened(self) -> Iterator[DuckSource]:
-        try:
-            opened = self._open_file()
-        except SourceError as error:
-            log.warning("%s", error)  # where the owner keeps its files is for the owner's own log
-            why = "its file cannot be opened: another process writes to it, or it is gone or damaged; try again later"
-            raise SourceError(f"table {self._name}: {why}") from None
-        with closing(opened):
-            yield opened
-
-
-def from_database(name: str, file: str, table: str) -> DuckFile:
-    """A source over a table (`table` or `schema.table`) of a DuckDB file, which is opened for reading only."""
-    qualified = ".".join(quoted(part) for part in table.split("."))
-    create = f"ATTACH {_literal(file)} AS owner (READ_ONLY); CREATE VIEW {_RELATION} AS SELECT * FROM owner.{qualified}"
-    return DuckFile(name, lambda: _created(name, create, [file], [file]))
-
-
-def run_in_database(name: str, file: str, query: str) -> pa.Table:
-    """The answer of a DuckDB file, opened for reading only, to its owner's own query."""
-    try:
-        with duckdb.connect(file, read_only=True) as connection:
-            return connection.sql(query).to_arrow_table()
-    except duckdb.Error as error:
-        raise SourceError(f"table {name}: {_reason(error)}") from None
 
 
 def from_types(name: str, columns: Sequence[tuple[str, str]]) -> DuckSource:
     """An empty table with these columns and types: it can say what an expression over them gives."""
     listed = ", ".join(f"{quoted(column)} {kind}" for column, kind in columns)
-    return _created(name, f"CREATE TABLE {_RELATION} ({listed})", [name], ())
+    return created(name, f"CREATE TABLE {RELATION} ({listed})", [name], ())
 
 
 def project(
@@ -296,8 +244,8 @@ def project(
             raise
 
     connection = _connect()
-    connection.register(_RELATION, pa.RecordBatchReader.from_batches(schema, stream()))
-    query = _select(columns, filter, f"(SELECT {', '.join(inner)} FROM {_RELATION})")
+    connection.register(RELATION, pa.RecordBatchReader.from_batches(schema, stream()))
+    query = _select(columns, filter, f"(SELECT {', '.join(inner)} FROM {RELATION})")
     try:
         _lock(connection, ())
         with _timed(connection, MOST_HELD):
@@ -310,13 +258,13 @@ def project(
         connection.close()
 
 
-def _created(name: str, statements: str, files: Sequence[str], allowed: Collection[str]) -> DuckSource:
+def created(name: str, statements: str, files: Sequence[str], allowed: Collection[str]) -> DuckSource:
     connection = _connect()
     try:
         connection.execute(statements)
     except duckdb.Error as error:
         connection.close()
-        raise SourceError(f"table {name}: {files[0]} cannot be read: {_reason(error)}") from None
+        raise SourceError(f"table {name}: {files[0]} cannot be read: {reason(error)}") from None
     return _locked(name, connection, allowed)
 
 
@@ -344,7 +292,7 @@ def _lock(connection: duckdb.DuckDBPyConnection, files: Collection[str]) -> None
     connection.execute("SET lock_configuration = true")
 
 
-def _select(expressions: Sequence[str], filter: str | None, relation: str = _RELATION) -> str:
+def _select(expressions: Sequence[str], filter: str | None, relation: str = RELATION) -> str:
     columns = ", ".join(f"({expression}) AS c{i}" for i, expression in enumerate(expressions))
     columns = columns or "true AS present"  # an Arrow table without columns would forget how many rows it has
     return f"SELECT {columns} FROM {relation}" + (f" WHERE ({filter})" if filter is not None else "")
@@ -354,7 +302,7 @@ def _detail(kind: str) -> str:
     return "ENUM" if kind.startswith("ENUM(") else kind  # its values are data
 
 
-def _reason(error: duckdb.Error) -> str:
+def reason(error: duckdb.Error) -> str:
     """What is wrong, without DuckDB's own words where they may quote a row's value."""
     if isinstance(error, _SAFE_ERRORS):
         return str(error).splitlines()[0]
@@ -403,8 +351,8 @@ def quoted(name: str) -> str:
 
 
 def _list(files: Collection[str]) -> str:
-    return f"[{', '.join(_literal(file) for file in files)}]"
+    return f"[{', '.join(literal(file) for file in files)}]"
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

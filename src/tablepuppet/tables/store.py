@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -23,18 +24,16 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.protocol import ColumnInfo, OpenScan, ScanSchema, TableSchema
-from tablepuppet.tables.columns import arrow, holds_of
+from tablepuppet.tables.columns import holds_of
 from tablepuppet.tables.conditions import Condition, conditions_of, conditions_of_query
 from tablepuppet.tables.duckdb_source import quoted
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of, compared_columns
+from tablepuppet.tables.long_columns import in_another_order
 from tablepuppet.tables.query_guard import CheckedQuery, DerivedSource, check_query
 from tablepuppet.tables.row_ids import identity_expressions, in_order, order_bits, row_ids, whole_rows
 from tablepuppet.tables.row_sets import row_keys
 from tablepuppet.tables.singling_out import expressions_of_query, few_match, joins_of_query, singles_out
 from tablepuppet.tables.source import Source
-from tablepuppet.threads import pool
-
-_MANY = 1 << 18  # rows that are worth a second thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,27 @@ class _Scan:
     order: RowNumbers | None = None  # for each row, its position at the owner; None: the same
     is_identified: bool = False  # whether each row is known again in other jobs
     ids: NDArray[np.uint64] | None = None
+    is_let_go: bool = False  # whether the rows were read, and would have to be read again
+    fingerprint: int | None = None  # of the rows in the order that the server sees
     is_keyed: bool = False  # whether its rows are compared with those of other jobs
     keys: NDArray[np.uint64] | None = None
+
+    def put_in_order(self) -> None:
+        """The rows as the server sees them; one column at a time is there twice."""
+        if self.rows is None or self.order is None or not self.rows.num_columns:
+            return
+        self.fingerprint = None
+        columns, names, self.rows = self.rows.columns, self.rows.column_names, None
+        self.rows = pa.table(list(in_another_order(columns, self.order)), names)
+
+    def read_again(self) -> None:
+        """The rows that were let go; sources over files refuse to read what has changed since the job began."""
+        rows = self.source.read(self.expressions, self.filter).select(range(len(self.expressions)))
+        if self.order is not None and len(self.order) != rows.num_rows:
+            raise SourceError(f"table {self.table} has changed since the job began; run the job again")
+        self.rows = rows
+        del rows
+        self.put_in_order()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,9 +143,11 @@ class ClientTables:
             return ScanSchema(columns=columns)
 
     def scan(self, job: str, scan: int) -> pa.Table:
-        """The rows of an open scan, columns c0, c1, …: read at the first call, kept until the job is closed."""
+        """The rows of an open scan, columns c0, c1, …: read at the first call, kept until they are let go."""
         with self._lock:
             opened = self._opened(job, scan)
+            if opened.rows is None and opened.is_let_go:
+                opened.read_again()
             if opened.rows is None:
                 whole = identity_expressions(opened.source) if opened.is_identified else ()
                 raw = whole_rows(opened.source) if opened.is_keyed else ()
@@ -218,11 +238,21 @@ class ClientTables:
             if opened.order is not None:
                 raise TransportError(f"scan {scan} of job {job} is in an order already; open it again")
             bits = order_bits(key, opened.name, seed, offset, rows.num_rows)
-            opened.order = in_order(bits)
-            opened.rows = _taken(rows, arrow(opened.order))
-            opened.ids = None if opened.ids is None else opened.ids[opened.order]
-            opened.keys = None if opened.keys is None else opened.keys[opened.order]
-            return (bits[opened.order] ^ np.uint64(1 << 63)).view(np.int64) if wants_bits else None
+            order = opened.order = in_order(bits)
+            shown = (bits[order] ^ np.uint64(1 << 63)).view(np.int64) if wants_bits else None
+            del bits, rows
+            opened.put_in_order()
+            opened.ids = None if opened.ids is None else opened.ids[order]
+            opened.keys = None if opened.keys is None else opened.keys[order]
+            return shown
+
+    def let_go(self, job: str, scan: int) -> None:
+        """Gives up the rows of a scan, which nobody is expected to ask for; if so, they are read again. Where there is
+        no telling whether a table has changed, they stay."""
+        with self._lock:
+            opened = self._opened(job, scan)
+            if opened.rows is not None and opened.rows.num_rows and opened.source.stamp() is not None:
+                opened.rows, opened.is_let_go = None, True
 
     def order(self, job: str, scan: int) -> RowNumbers | None:
         """For each row of a scan, its position at the owner; None: the same."""
@@ -247,15 +277,25 @@ class ClientTables:
     def fingerprints(self, job: str) -> dict[int, int]:
         """For each scan that a job has read, a figure that changes with any value or the order of its rows."""
         with self._lock:
-            read = sorted(scan for of, scan in self._scans if of == job and self._scans[of, scan].rows is not None)
-            return {scan: _checksum(self.scan(job, scan)) for scan in read}
+            own = {scan: opened for (of, scan), opened in sorted(self._scans.items(), key=itemgetter(0)) if of == job}
+            return {
+                scan: self._fingerprint(job, scan)
+                for scan, opened in own.items()
+                if opened.rows is not None or opened.is_let_go
+            }
 
     def changed(self, job: str, fingerprints: Mapping[int, int]) -> list[str]:
         """The tables of which scans, read again where they are not, have other fingerprints now."""
         with self._lock:
             known = [scan for scan in fingerprints if (job, scan) in self._scans]
-            changed = {self._scans[job, s].table for s in known if _checksum(self.scan(job, s)) != fingerprints[s]}
+            changed = {self._scans[job, s].table for s in known if self._fingerprint(job, s) != fingerprints[s]}
             return sorted(changed)
+
+    def _fingerprint(self, job: str, scan: int) -> int:
+        opened = self._opened(job, scan)
+        if opened.fingerprint is None:
+            opened.fingerprint = _checksum(self.scan(job, scan))
+        return opened.fingerprint
 
     def name(self, job: str, scan: int) -> str:
         """What an open scan reads: its table and filter."""
@@ -311,8 +351,14 @@ class ClientTables:
 
 def _checksum(rows: pa.Table) -> int:
     value = 0
-    for batch in rows.combine_chunks().to_batches():
-        value = zlib.crc32(batch.serialize(), value)
+    for column in rows.columns:
+        if pa.types.is_dictionary(column.type):
+            column = column.unify_dictionaries()
+            names = column.chunk(0).dictionary if column.num_chunks else pa.array([])
+            value = zlib.crc32(pa.record_batch([names], ["names"]).serialize(), value)
+            column = pa.chunked_array([chunk.indices for chunk in column.chunks], column.type.index_type)
+        for batch in pa.table([column], ["column"]).combine_chunks().to_batches():
+            value = zlib.crc32(batch.serialize(), value)
     return value
 
 
@@ -344,11 +390,3 @@ def _base_use(
         return ScanUse(table=base, columns=values, filter=chosen, rows=rows, compared=chosen)
 
     return replace_fields(use(table), others=tuple(use(base) for base in query.reads if base != table))
-
-
-def _taken(rows: pa.Table, order: pa.Array) -> pa.Table:
-    """Rows in another order, several columns at once."""
-    if not rows.num_columns:
-        return rows
-    each = pool().map if len(order) >= _MANY else map
-    return pa.table(list(each(lambda column: column.take(order), rows.columns)), schema=rows.schema)

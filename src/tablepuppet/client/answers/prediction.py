@@ -17,7 +17,7 @@ from tablepuppet.errors import TransportError
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.gaussian import secure_generator
-from tablepuppet.tables.columns import STRING_KINDS
+from tablepuppet.tables.columns import STRING_KINDS, as_read
 from tablepuppet.tables.encoding import encode
 
 
@@ -89,4 +89,4 @@ def _constant(
 
 def send_identifiers(own: ClientState, request: m.SendIdentifiers) -> m.Identifiers:
     table = own.tables.scan(request.job, request.scan)
-    return m.Identifiers(columns=table.select([f"c{c}" for c in request.columns]))
+    return m.Identifiers(columns=as_read(table, request.columns))

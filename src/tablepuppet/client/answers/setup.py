@@ -22,7 +22,7 @@ from tablepuppet.client.masked_sums import Sealing
 from tablepuppet.client.state import ClientState, Part
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.memory import give_back
-from tablepuppet.tables.columns import STRING_KINDS, all_in_order
+from tablepuppet.tables.columns import STRING_KINDS, all_in_order, as_read
 from tablepuppet.tables.encoding import encode, without_rare
 from tablepuppet.tables.labels import LabelNoise, read_labels, read_weights
 from tablepuppet.tables.labels import describe_labels as describe
@@ -63,8 +63,7 @@ def send_keys(own: ClientState, request: m.SendKeys) -> m.Keys:
         own.tables.shuffle(request.job, request.scan, own.secret + request.job.encode(), 0, 0, wants_bits=False)
     table = own.tables.scan(request.job, request.scan)
     if request.tokens == "plain":
-        keys = table.select([f"c{c}" for c in request.columns]) if request.columns else pa.table({})
-        return m.Keys(rows=table.num_rows, columns=keys, order=order)
+        return m.Keys(rows=table.num_rows, columns=as_read(table, request.columns), order=order)
     key = b"" if request.tokens == "sha256" else job_key(own.key, request.job)
     columns = {}
     for column, domain in zip(request.columns, request.domains, strict=True):
@@ -219,6 +218,10 @@ def encode_features(own: ClientState, request: m.EncodeFeatures) -> m.Encoded:
     part.train = encode(columns, infos, opened.train_rows, encoders)
     part.test = encode(columns, infos, opened.test_rows, encoders)
     part.encoders = tuple(request.encoders)
+    same = [p for (job, _), p in own.parts.items() if job == opened.job and p.request.scan == opened.scan]
+    if all(p.train is not None for p in same):  # features are what training goes on with
+        del columns, pairs, named
+        own.tables.let_go(opened.job, opened.scan)
     give_back()  # before training: what encoding took would stay with Arrow's pool
     return m.Encoded(width=part.train.width)
 

@@ -1,0 +1,104 @@
+"""Long columns hold what their batches held, in any order, and take less room."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tablepuppet.protocol import OpenScan
+from tablepuppet.tables import long_columns, tokens
+from tablepuppet.tables.columns import as_before, column_info, strings
+from tablepuppet.tables.duckdb_source import from_arrow
+from tablepuppet.tables.long_columns import in_another_order, put_together
+from tablepuppet.tables.store import ClientTables
+
+ROWS = 1000
+KINDS = {
+    "whole": pa.array(range(ROWS), pa.int64()),
+    "small": pa.array([k % 7 for k in range(ROWS)], pa.int8()),
+    "real": pa.array([k / 3 for k in range(ROWS)]),
+    "truth": pa.array([k % 3 == 0 for k in range(ROWS)]),
+    "day": pa.array([datetime.date(2020, 1, 1 + k % 28) for k in range(ROWS)]),
+    "price": pa.array([Decimal(k) / 4 for k in range(ROWS)], pa.decimal128(15, 2)),
+    "wide": pa.array([Decimal(k) * 10**25 for k in range(ROWS)], pa.decimal128(38, 0)),
+    "repeated": pa.array([f"name {k % 5}" for k in range(ROWS)]),
+    "repeated or none": pa.array([None if k % 11 == 0 else f"name {k % 5}" for k in range(ROWS)]),
+    "own": pa.array([f"name {k}" for k in range(ROWS)]),
+    "at first repeated": pa.array(["same" if k < 500 else f"name {k}" for k in range(ROWS)]),
+    "some": pa.array([None if k % 10 == 0 else k for k in range(ROWS)]),
+    "lists": pa.array([[float(k)] * (k % 4) for k in range(ROWS)]),
+}
+
+
+@pytest.fixture(autouse=True)
+def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("PIECE", 100), ("_FEW", 10), ("_LOOK", 60), ("_TOGETHER", 500), ("_TAKEN", 64)):
+        monkeypatch.setattr(long_columns, name, value)
+
+
+def batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    yield from table.to_batches(max_chunksize=52)
+
+
+def test_rows_are_those_of_the_batches_in_their_order_and_in_any_other() -> None:
+    table = pa.table(KINDS)
+    found = put_together(batches(table), table.schema)
+    order = np.random.default_rng(0).permutation(ROWS).astype(np.int32)
+    moved = list(in_another_order(found.columns, order))
+    for name, column, other in zip(table.column_names, found.columns, moved, strict=True):
+        assert as_before(column).to_pylist() == table[name].to_pylist(), name
+        assert as_before(other).to_pylist() == table[name].take(pa.array(order)).to_pylist(), name
+
+
+def test_texts_are_codes_while_they_repeat() -> None:
+    table = pa.table(KINDS)
+    kinds = put_together(batches(table), table.schema).schema
+    coded = [name for name in table.column_names if pa.types.is_dictionary(kinds.field(name).type)]
+    assert coded == ["repeated", "repeated or none"]
+
+
+def test_a_short_table_is_left_as_it_is() -> None:
+    table = pa.table(KINDS).slice(0, 90)
+    assert put_together(batches(table), table.schema).schema == table.schema
+
+
+def test_the_strings_of_codes_are_those_that_rows_have() -> None:
+    names = pa.DictionaryArray.from_arrays(pa.array([3, 1, None, 3, 0]), pa.array(["a", "b", "unused", "a"]))
+    distinct, codes = strings(pa.chunked_array([names]))
+    assert distinct.to_pylist() == ["a", "b"]
+    assert codes.tolist() == [0, 1, -1, 0, 0]
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.uint32(), pa.uint64()], ids=str)
+def test_tokens_of_numbers_that_lie_close_are_those_of_any(kind: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
+    low = -50 if pa.types.is_signed_integer(kind) else 7
+    numbers = low + np.random.default_rng(0).integers(0, 300, ROWS)
+    column = pa.chunked_array([pa.array(numbers[:400], kind), pa.array(numbers[400:], kind)])
+    found = []
+    for many in (1 << 16, 1):
+        monkeypatch.setattr(tokens, "_MANY", many)
+        found.append(tokens.tokens(column, column_info("k", kind), "hmac", bytes(32), "0"))
+    assert found[0].dictionary.equals(found[1].dictionary)
+    assert found[0].indices.equals(found[1].indices)
+
+
+def test_a_long_scan_takes_the_room_of_its_values_and_says_the_same_when_read_again() -> None:
+    table = pa.table(KINDS).drop_columns(["lists", "wide"])
+    tables = ClientTables({"t": from_arrow("t", table)})
+    asked = [f'"{name}"' for name in table.column_names]
+    tables.open_scan(OpenScan(job="j", scan=0, table="t", columns=asked))
+    tables.shuffle("j", 0, bytes(32), 0, 0, wants_bits=False)
+    first, before = tables.scan("j", 0), tables.fingerprints("j")
+    assert first.column(asked.index('"price"')).nbytes == 8 * ROWS  # as 128 bits: twice as much
+    tables.let_go("j", 0)
+    assert tables.fingerprints("j") == before
+    again = tables.scan("j", 0)
+    assert again is not first
+    assert again.equals(first)
+    assert tables.changed("j", before) == []
+    tables.shutdown()

@@ -95,7 +95,7 @@ def profile(query: str, label: str, privacy: dict[str, Any], tables: Tables, lin
     """How the keys of a query's tables meet; `privacy`: as what they leave."""
     asked = privacy_of(privacy)
     with _session(tables, link) as job_id:
-        bound = bind(read_query(query, tables), label=label, tables=tables, link=link, job=job_id)
+        bound = bind(read_query(query, tables, link), label=label, tables=tables, link=link, job=job_id)
         rounding = agree(key_contracts(bound, "profile", link.asker, asked), link, job_id)
         keys, _ = gather_keys(bound, link, job_id, asked)
         found = profile_keys(bound, keys)
@@ -211,7 +211,7 @@ def prepare_job(
     fixed: tuple[str, int, int] | None = None,
 ) -> Prepared:
     """Text → Ucq → BoundQuery → Contracts → TableMapping → Prepared; joined rows lie on the cluster, if any."""
-    ucq = read_query(job.query, tables)
+    ucq = read_query(job.query, tables, link)
     beside = LabelColumns(
         job.weight, job.test_where, job.validation_where, None if job.search is None else job.search.folds.column
     )

@@ -470,21 +470,3 @@ def test_what_no_join_can_say_is_refused_where_owners_differ(federations: dict[s
         where, query = AT_ONE_OWNER[name]
         with pytest.raises(tp.TablePuppetError, match=r"window function|GROUP BY|mixes columns"):
             federations[where].explain(query, label="y")
-
-
-def test_rows_without_a_match_are_seen_by_the_join_that_the_refusal_writes(
-    federations: dict[str, tp.Federation],
-) -> None:
-    query = """SELECT a.admission_type, a.hospital_expire_flag = 1 AS y FROM admissions a
-        WHERE NOT EXISTS (SELECT 1 FROM icustays i WHERE i.hadm_id = a.hadm_id)"""
-    with pytest.raises(tp.TablePuppetError, match="rows without a match cannot be chosen") as refused:
-        federations["hospital"].explain(query, label="y")
-    join = "LEFT JOIN (SELECT DISTINCT key, 'yes' AS found FROM icustays WHERE …) t ON t.key = a.key"
-    assert f"{join}, and select t.found" in str(refused.value)
-    written = join.replace("key", "hadm_id").replace(" WHERE …", "")
-    seen = f"SELECT t.found, a.hospital_expire_flag = 1 AS y FROM admissions a {written}"
-    model = federations["hospital"].train(seen, label="y", l2=0.0, test_fraction=0.0)
-    rows = pooled("hospital", seen).to_pandas()
-    rates = rows.groupby(rows["found"].notna())["y"].mean()
-    predicted = federations["hospital"].predict(model, seen)["probability"].to_numpy()
-    np.testing.assert_allclose(sorted(set(predicted.round(9))), sorted(rates.round(9)), atol=1e-6)

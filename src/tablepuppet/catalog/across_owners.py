@@ -7,8 +7,8 @@ that says what to write. Two rewritings, each exact:
     … WHERE a.k IN (SELECT k FROM b WHERE …)                      →    … JOIN (SELECT DISTINCT k FROM b WHERE …) s
     … WHERE EXISTS (SELECT 1 FROM b WHERE b.k = a.k AND …)              ON s.k = a.k
 
-Groups, windows and the like over several owners' rows cannot be had this way; neither can rows without a match
-(NOT IN, NOT EXISTS).
+NOT IN and NOT EXISTS become an anti-join with the same keys. Groups, windows and the like over several owners' rows
+cannot be had this way.
 """
 
 from __future__ import annotations
@@ -23,24 +23,56 @@ from tablepuppet.catalog.bound import refuse
 from tablepuppet.catalog.inlining import inlined, inner_join
 from tablepuppet.catalog.schemas import find_table
 from tablepuppet.errors import QueryError
+from tablepuppet.protocol import DescribeTable, TableSchema
 from tablepuppet.query import parse
 from tablepuppet.query.conditions import conjuncts_of
 from tablepuppet.query.derived import base_tables, derive, has_subquery, narrowed, needed
 from tablepuppet.query.parsing import syntax_tree
-from tablepuppet.query.ucq import Conjunctive, Item, Source, Star, Ucq, matches
+from tablepuppet.query.qualify import unqualified
+from tablepuppet.query.ucq import Conjunctive, Item, JoinKind, Source, Star, Ucq, matches
+from tablepuppet.transport.link import Link
 
 Tables = Mapping[str, tuple[str, ...]]
 
 
-def read_query(text: str, tables: Tables) -> Ucq:
-    """What a text means: joins of owners' tables, or, if it cannot be that, a query that one owner runs as a whole."""
+def read_query(text: str, tables: Tables, link: Link) -> Ucq:
+    """What a text means: joins of owners' tables, or, if it cannot be that, a query that one owner runs as a whole.
+
+    One round, only where columns of a subquery do not say whose they are.
+    """
     try:
-        return parse(text)
+        return parse(text, _columns(text, tables, link))
     except QueryError:
         whole = at_one_owner(text, tables)
         if whole is None:
             raise
         return whole
+
+
+def _columns(text: str, tables: Tables, link: Link) -> dict[str, list[str]] | None:
+    """The columns of the tables that a text names; None where it needs none."""
+    try:
+        tree = syntax_tree(text)
+    except QueryError:
+        return None
+    if not unqualified(tree):
+        return None
+    known = list(tables)
+    named = [matches(base.this, known) for base in base_tables(tree)]
+    clients = {known[found[0]]: tables[known[found[0]]] for found in named if len(found) == 1}
+    asked: dict[str, list[str]] = {}
+    for table, holders in clients.items():
+        for client in holders[:1]:
+            asked.setdefault(client, []).append(table)
+    if not asked:
+        return None
+    answers = link.ask({client: [DescribeTable(table=table) for table in own] for client, own in asked.items()})
+    return {
+        table.lower(): [column.name for column in answer.columns]
+        for client, own in asked.items()
+        for table, answer in zip(own, answers[client], strict=True)
+        if isinstance(answer, TableSchema)
+    }
 
 
 def at_one_owner(text: str, tables: Tables) -> Ucq | None:
@@ -105,31 +137,39 @@ class _Branch:
         sources = [*branch.sources[:at], *kept, *branch.sources[at + 1 :]]
         where = list(branch.where)
         for condition in abroad:
-            outer, keys = self._keys(table, condition, own)
+            kind, test = _test(condition)
+            outer, keys = self._keys(table, condition, test, own)
+            if kind == "not in" and len(outer) > 1:
+                raise self._refusal(table, condition, own)
+            if kind != "inner" and any(len(self._owners(base)) > 1 for base in base_tables(keys)):
+                keys.set("distinct", None)  # a key that two clients have leaves the same rows out
             derived = derive(self.ucq.text, keys, ctes)
             name = _unused(f"keys of {base_tables(derived)[0].name}", sources)
             tree = max(source.tree for source in sources) + 1
-            sources.append(Source(base_tables(derived)[0].this, name, derived, tree=tree))
-            for k, value in enumerate(outer):
-                key = exp.Column(this=exp.to_identifier(f"key{k}"), table=name.copy())
-                where.append(exp.EQ(this=value.copy(), expression=key))
+            equalities = [
+                exp.EQ(this=value.copy(), expression=exp.Column(this=exp.to_identifier(f"key{k}"), table=name.copy()))
+                for k, value in enumerate(outer)
+            ]
+            on = () if kind == "inner" else tuple(equalities)
+            where += equalities if kind == "inner" else ()
+            sources.append(Source(base_tables(derived)[0].this, name, derived, join=kind, on=on, tree=tree))
         return replace(branch, sources=tuple(sources), where=tuple(where))
 
-    def _keys(self, table: Source, condition: exp.Expr, own: tuple[str, ...]) -> tuple[list[exp.Expr], exp.Select]:
-        """What of a table must match, and the query for the keys that it must match."""
-        if isinstance(condition, exp.EQ) and isinstance(condition.expression, exp.Any):  # x = ANY (SELECT …) is IN
-            condition = exp.In(this=condition.this.copy(), query=exp.Subquery(this=condition.expression.this.unnest()))
-        if isinstance(condition, exp.In) and isinstance(condition.args.get("query"), exp.Expr):
-            query = condition.args["query"].unnest()
-            subject = condition.this.unnest()
+    def _keys(
+        self, table: Source, condition: exp.Expr, test: exp.Expr, own: tuple[str, ...]
+    ) -> tuple[list[exp.Expr], exp.Select]:
+        """What of a table is looked up by IN or EXISTS, and the query for the keys among which it is."""
+        if isinstance(test, exp.In) and isinstance(test.args.get("query"), exp.Expr):
+            query = test.args["query"].unnest()
+            subject = test.this.unnest()
             outer = list(subject.expressions) if isinstance(subject, exp.Tuple) else [subject]
             is_plain = isinstance(query, exp.Select) and not _outer_columns(query)
             if is_plain and len(query.expressions) == len(outer):
                 rows = exp.Subquery(this=_aliased(query, "c"), alias=exp.TableAlias(this=exp.to_identifier("q")))
                 wanted = [exp.column(f"c{k}", "q") for k in range(len(outer))]
                 return outer, _aliased(exp.select(*wanted).from_(rows), "key").distinct()
-        elif isinstance(condition, exp.Exists) and isinstance(condition.this, exp.Select):
-            found = _correlated(condition.this)
+        elif isinstance(test, exp.Exists) and isinstance(test.this, exp.Select):
+            found = _correlated(test.this)
             if found is not None:
                 return found
         raise self._refusal(table, condition, own)
@@ -142,9 +182,8 @@ class _Branch:
         if isinstance(condition, exp.Not):
             return refuse(
                 self.ucq,
-                f"{begin}, and rows without a match cannot be chosen. Join keys of wanted rows instead: {keys}; or "
-                f"let the model see which rows have a match: LEFT JOIN (SELECT DISTINCT key, 'yes' AS found FROM "
-                f"{written} WHERE …) t ON t.key = {table.alias.name}.key, and select t.found",
+                f"{begin}, and rows without a match are found by equal keys only: WHERE NOT EXISTS (SELECT 1 FROM "
+                f"{written} t WHERE t.key = {table.alias.name}.key AND …), every other condition there about t alone",
                 inner,
             )
         return refuse(self.ucq, f"{begin}. Join its keys instead: {keys}", inner)
@@ -202,6 +241,22 @@ class _Branch:
         if len(inner.sources) == 1 and inner.sources[0].derived is not None and self._spans(inner.sources[0].derived):
             return None  # a single table under a condition that no join can say
         return inlined(branch, at, inner)
+
+
+def _test(condition: exp.Expr) -> tuple[JoinKind, exp.Expr]:
+    """How the keys of IN or EXISTS are joined, and that IN or EXISTS: x = ANY (…) is IN, x <> ALL (…) is NOT IN."""
+    kind: JoinKind = "inner"
+    while isinstance(condition, exp.Not | exp.Paren):
+        if isinstance(condition, exp.Not):
+            kind = "anti" if kind == "inner" else "inner"
+        condition = condition.this
+    for compared, word in ((exp.EQ, exp.Any), (exp.NEQ, exp.All)):
+        if isinstance(condition, compared) and isinstance(condition.expression, word):
+            if word is exp.All:
+                kind = "anti" if kind == "inner" else "inner"
+            rows = exp.Subquery(this=condition.expression.this.unnest())
+            condition = exp.In(this=condition.this.copy(), query=rows)
+    return "not in" if kind == "anti" and isinstance(condition, exp.In) else kind, condition
 
 
 def _of_one(branch: Conjunctive) -> Conjunctive:

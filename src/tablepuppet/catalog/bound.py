@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from sqlglot import exp
 from sqlglot.expressions import SAFE_IDENTIFIER_RE
@@ -19,7 +19,7 @@ from sqlglot.expressions import SAFE_IDENTIFIER_RE
 from tablepuppet.errors import CatalogError, QueryError
 from tablepuppet.protocol import ColumnInfo
 from tablepuppet.query.grammar import At, refusal
-from tablepuppet.query.ucq import Ucq
+from tablepuppet.query.ucq import JoinKind, Ucq
 
 
 class Holders(tuple[str, ...]):
@@ -94,9 +94,14 @@ class KeyPair:
 class Join:
     """How relation `relation` is joined to the relations before it."""
 
-    kind: Literal["inner", "left"]
+    kind: JoinKind
     relation: int
     on: tuple[KeyPair, ...]
+
+    @property
+    def is_anti(self) -> bool:
+        """Whether rows that have a match in the relation are left out, so that it has none in any joined row."""
+        return self.kind in ("anti", "not in")
 
 
 class LabelPlace(NamedTuple):

@@ -21,7 +21,7 @@ def inner_join(text: str, branch: Conjunctive, at: int) -> Conjunctive | None:
     """The subquery as a query of its own, if it can stand in the one around it."""
     source = branch.sources[at]
     select, ctes = _plain(source)
-    if select is None or source.join == "left" or not _names_all(branch):
+    if select is None or source.join != "inner" or not _names_all(branch):
         return None
     try:
         inner = read_select(text, select, ctes)

@@ -46,6 +46,15 @@ def resolve(ucq: Ucq, branch: Conjunctive, shapes: Mapping[Origin, TableShape]) 
     where = [names.expression(e) for e in branch.where]
     outputs = [output for item in branch.items for output in names.outputs(item)]
     tree = join_tree(names.scope, sources, where)
+    for output in outputs:
+        if output.relation in tree.absent:
+            alias = names.scope.aliases[output.relation]
+            raise refuse(
+                ucq,
+                f"rows with a match in {alias} are left out, so that {alias} has no value in any joined row; leave its "
+                "columns out of the SELECT",
+                output.at,
+            )
     return ResolvedBranch(tuple(names.scope.aliases), names.shapes, tuple(outputs), tree)
 
 

@@ -130,7 +130,7 @@ def map_tables(
     is_held = labels.is_test | labels.is_validation
     train, held = (_side(joins, of_labels, marks) for marks in (~is_held, is_held))
     counts = [_counts(train), _counts(held)]
-    fits = _fits(bound, counts)
+    fits = _fits(bound, counts, client_rows)
     _check_labels(bound, labels, of_labels.total(counts[0]) + of_labels.total(counts[1]))
     if test_fraction < 1 and not _rows(train):
         is_tested = not bool(labels.is_validation[of_labels.total(counts[1]) > 0].any())
@@ -254,25 +254,32 @@ def _nothing_left(rows: int, is_tested: bool) -> str:
     )
 
 
-def _fits(bound: BoundQuery, counts: Sequence[Sequence[Sequence[Counts]]]) -> tuple[RelationStats, ...]:
+def _fits(
+    bound: BoundQuery, counts: Sequence[Sequence[Sequence[Counts]]], client_rows: Sequence[dict[str, int]]
+) -> tuple[RelationStats, ...]:
     """How the relations met, from joined rows per row on both sides."""
     fits = []
     for number, branch in enumerate(bound.branches):
         outer = {join.relation for join in branch.joins if join.kind == "left"}
+        anti = {join.relation for join in branch.joins if join.is_anti}
         for i, relation in enumerate(branch.relations):
             scan = bound.scans[relation.scan]
             joined = counts[0][number][i] + counts[1][number][i]
+            rows = len(joined)
+            if i in anti:  # no joined row has a row of it
+                rows, joined = sum(client_rows[relation.scan].values()), joined[:0]
             matched = int(np.count_nonzero(joined))
             fits.append(
                 RelationStats(
                     alias=relation.alias,
                     table=scan.table,
                     clients=len(scan.clients),
-                    rows=len(joined),
+                    rows=rows,
                     matched=matched,
                     max_fan_out=int(joined.max(initial=0)),
                     mean_fan_out=int(joined.sum()) / matched if matched else 0.0,
                     is_outer=i in outer,
+                    is_anti=i in anti,
                 )
             )
     return tuple(fits)

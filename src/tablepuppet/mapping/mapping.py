@@ -66,6 +66,7 @@ class RelationStats:
     max_fan_out: int
     mean_fan_out: float
     is_outer: bool
+    is_anti: bool = False  # rows with a match in it are left out, so that no joined row has one of its rows
 
     @property
     def orphans(self) -> int:

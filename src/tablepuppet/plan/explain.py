@@ -127,6 +127,8 @@ def _rows(plan: Plan) -> list[str]:
     table = [["alias", "table", "owners", "rows", "matched", "orphans", "joined rows per row"]]
     for fit in plan.mapping.fits:
         fan = f"{fit.mean_fan_out:,.1f} on average, {fit.max_fan_out:,} at most"
+        if fit.is_anti:
+            fan = "none: rows with a match here are left out"
         table.append(
             [fit.alias, fit.table, f"{fit.clients:,}", f"{fit.rows:,}", f"{fit.matched:,}", f"{fit.orphans:,}", fan]
         )

@@ -144,7 +144,7 @@ class PredictionCache:
     ) -> pa.Table:
         """The predictions of the rows with these keys."""
         with self._lock:
-            kind = self._kind((self._digest(model), query, tuple(key), limit), query, tables)
+            kind = self._kind((self._digest(model), query, tuple(key), limit), query, tables, link)
             stamps = _stamps(kind.owners, link)
             is_same = stamps == kind.stamps
             if not is_same:
@@ -160,9 +160,9 @@ class PredictionCache:
         with self._lock:
             self._kinds.clear()
 
-    def _kind(self, name: Hashable, query: str, tables: Mapping[str, tuple[str, ...]]) -> _Kind:
+    def _kind(self, name: Hashable, query: str, tables: Mapping[str, tuple[str, ...]], link: Link) -> _Kind:
         if name not in self._kinds:
-            self._kinds[name] = _Kind(_owners(query, tables))
+            self._kinds[name] = _Kind(_owners(query, tables, link))
             while len(self._kinds) > _KEPT:
                 self._kinds.popitem(last=False)
         self._kinds.move_to_end(name)
@@ -188,10 +188,10 @@ def _ahead(predict: Predict, key: Sequence[str], limit: int | None) -> Predictor
         return None
 
 
-def _owners(query: str, tables: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+def _owners(query: str, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[str, list[str]]:
     """Who holds rows of the query's tables; a name that is not known is for the prediction itself to refuse."""
     known = list(tables)
-    sources = [source for branch in read_query(query, tables).branches for source in branch.sources]
+    sources = [source for branch in read_query(query, tables, link).branches for source in branch.sources]
     read = [t.this for s in sources if s.derived is not None for t in base_tables(s.derived)]
     named = [found for name in (*(s.table for s in sources), *read) for found in matches(name, known)]
     owners: dict[str, list[str]] = {}

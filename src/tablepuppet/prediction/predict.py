@@ -61,7 +61,7 @@ def predict_rows(
         only=None if only is None else tuple(map(tuple, only)),
         beside=NOTHING if record is None else LabelColumns(None, record.test_where, record.validation_where),
     )
-    servable = bind_features(read_query(query, tables), wanted, tables=tables, link=link, job=job)
+    servable = bind_features(read_query(query, tables, link), wanted, tables=tables, link=link, job=job)
     here = [(b, s) for b, s in zip(model.blocks, servable.bound.blocks, strict=True) if not b.is_held]
     if model.spec.is_boosted:
         for block, bound in here:

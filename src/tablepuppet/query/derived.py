@@ -144,9 +144,10 @@ def _subject(text: str, sources: Sequence[Source], node: exp.Expr) -> int:
     if len(found) != 1:
         raise refusal(
             text,
-            "a subquery in a condition or an item must be about one table of the outer FROM, which lies with the same "
-            "owner as the subquery's. To match rows of another owner, join them: "
-            "JOIN (SELECT DISTINCT key FROM …) t ON t.key = …",
+            "a subquery in a condition or an item must be about one table of the outer FROM. To keep rows that have a "
+            "match for several tables at once, join the keys: JOIN (SELECT DISTINCT x, y FROM …) t ON t.x = a.x AND "
+            "t.y = b.y; to keep those without: LEFT JOIN (SELECT DISTINCT x, y FROM …) t ON t.x = a.x AND t.y = b.y "
+            "WHERE t.x IS NULL",
             word_before(text, node, TokenType.SELECT),
         )
     return found.pop()

@@ -5,27 +5,28 @@ condition that a missing row cannot pass makes its LEFT JOIN an INNER JOIN; its 
 clause, where they may do the same to the next. What is left of the LEFT JOINs keeps its own conditions. A filter is
 never moved below a LEFT JOIN that could bring its rows back as NULLs, and a key is never computed from a missing row.
 SELECT items are free: a row that was not found has no features at all, whatever COALESCE would make of NULL.
+
+LEFT JOIN b ON b.key = … WHERE b.key IS NULL keeps the rows that have no match: an anti-join, of which b has no row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.query.conditions import Condition, Filter, KeyEquality, keeps_null, read_condition
+from tablepuppet.query.conditions import TRUE, Condition, Filter, KeyEquality, keeps_null, outcomes, read_condition
 from tablepuppet.query.grammar import refusal
-from tablepuppet.query.ucq import Scope, Source
+from tablepuppet.query.ucq import JoinKind, Scope, Source
 
 
 @dataclass(frozen=True, slots=True)
 class TreeJoin:
     """How one table of the FROM clause is joined to tables placed before it."""
 
-    kind: Literal["inner", "left"]
+    kind: JoinKind
     relation: int
     on: tuple[KeyEquality, ...]
 
@@ -40,7 +41,12 @@ class JoinTree:
     @property
     def nullable(self) -> frozenset[int]:
         """The tables of which a joined row may have none."""
-        return frozenset(j.relation for j in self.joins if j.kind == "left")
+        return frozenset(j.relation for j in self.joins if j.kind != "inner")
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """The tables of which no joined row has a row."""
+        return frozenset(j.relation for j in self.joins if j.kind in ("anti", "not in"))
 
 
 def join_tree(scope: Scope, sources: Sequence[Source], where: Sequence[exp.Expr]) -> JoinTree:
@@ -49,12 +55,17 @@ def join_tree(scope: Scope, sources: Sequence[Source], where: Sequence[exp.Expr]
     outer: dict[int, list[Condition]] = {}
     for position, source in enumerate(sources):
         own = _read(scope, source.on, visible=position)
-        if source.join == "left":
+        if source.join != "inner":
             outer[position] = own
         else:
             conditions += own
     conditions += _read(scope, where, visible=len(sources))
     _simplify(conditions, outer)
+    kinds: dict[int, JoinKind] = {relation: sources[relation].join for relation in outer}
+    for condition in conditions:
+        if isinstance(condition, Filter) and _says_no_match(condition, outer.get(condition.relation, ())):
+            kinds[condition.relation] = "anti"
+    conditions = [c for c in conditions if not _holds_without_match(c, kinds)]
     filters: list[list[exp.Expr]] = [[] for _ in sources]
     keys: dict[int, list[KeyEquality]] = {position: [] for position in range(len(sources))}
     for condition in conditions:
@@ -65,12 +76,12 @@ def join_tree(scope: Scope, sources: Sequence[Source], where: Sequence[exp.Expr]
             keys[condition.right].append(condition)
     for relation, own in outer.items():
         for condition in own:
-            _check_outer(scope, condition, relation, outer)
+            _check_outer(scope, condition, relation, kinds)
             if isinstance(condition, Filter):
                 filters[relation].append(condition.predicate)
             else:
                 keys[relation].append(condition)
-    return JoinTree(_place(scope, sources, keys, outer), tuple(tuple(f) for f in filters))
+    return JoinTree(_place(scope, sources, keys, kinds), tuple(tuple(f) for f in filters))
 
 
 def _read(scope: Scope, conjuncts: Sequence[exp.Expr], visible: int) -> list[Condition]:
@@ -100,6 +111,31 @@ def _simplify(conditions: list[Condition], outer: dict[int, list[Condition]]) ->
         checked += 1
 
 
+def _says_no_match(condition: Filter, on: Sequence[Condition]) -> bool:
+    """key IS NULL, of a table that is joined on that key: no row that has a match passes."""
+    tested = condition.predicate.unnest()
+    if not isinstance(tested, exp.Is) or not isinstance(tested.expression, exp.Null):
+        return False
+    return any(_is_same(tested.this.unnest(), key.right_key) for key in on if isinstance(key, KeyEquality))
+
+
+def _is_same(column: exp.Expr, key: exp.Expr) -> bool:
+    if not isinstance(column, exp.Column) or not isinstance(key, exp.Column):
+        return False
+    if column.this.quoted and key.this.quoted:
+        return column.name == key.name
+    return column.name.lower() == key.name.lower()
+
+
+def _holds_without_match(condition: Condition, kinds: Mapping[int, JoinKind]) -> bool:
+    """Whether a condition says of an anti-joined table only what holds anyway: that it has no row."""
+    return (
+        isinstance(condition, Filter)
+        and kinds.get(condition.relation) == "anti"
+        and outcomes(condition.predicate) == TRUE
+    )
+
+
 def _check_inner(scope: Scope, condition: Condition, outer: dict[int, list[Condition]]) -> None:
     """A condition on the whole join must not touch a table whose rows may be missing."""
     for relation in condition.relations:
@@ -110,16 +146,29 @@ def _check_inner(scope: Scope, condition: Condition, outer: dict[int, list[Condi
                 scope.text,
                 f"{alias} is joined by LEFT JOIN, and this condition can hold for a row that has no match in {alias}, "
                 f"which no owner can tell. To keep only rows with a match, write JOIN {alias}; to choose which rows of "
-                f"{alias} can match, move the condition to the ON of {alias}. Rows without a match cannot be chosen: "
-                "let the model see which they are, LEFT JOIN (SELECT DISTINCT key, 'yes' AS found FROM …) "
-                f"{alias} ON …, and select {alias}.found",
+                f"{alias} can match, move the condition to the ON of {alias}; to keep only rows without a match, ask "
+                f"for the key that {alias} is joined on: WHERE {_key_of(scope, relation, outer)} IS NULL",
                 node,
             )
 
 
-def _check_outer(scope: Scope, condition: Condition, relation: int, outer: dict[int, list[Condition]]) -> None:
+def _key_of(scope: Scope, relation: int, outer: Mapping[int, Sequence[Condition]]) -> str:
+    """A column that a table is joined on, as it may be written."""
+    keys = [c.right_key for c in outer[relation] if isinstance(c, KeyEquality) and isinstance(c.right_key, exp.Column)]
+    return f"{scope.aliases[relation]}.{keys[0].name if keys else 'key'}"
+
+
+def _check_outer(scope: Scope, condition: Condition, relation: int, outer: Mapping[int, JoinKind]) -> None:
     """A condition of a LEFT JOIN must be about the table that it joins."""
     alias = scope.aliases[relation]
+    if isinstance(condition, KeyEquality) and outer.get(condition.left, "inner") not in ("inner", "left"):
+        gone = scope.aliases[condition.left]
+        raise refusal(
+            scope.text,
+            f"rows with a match in {gone} are left out, so that {gone} has no row that {alias} could be joined to; "
+            f"leave {alias} out, or join it to another table",
+            condition.node,
+        )
     if isinstance(condition, Filter):
         if condition.relation != relation:
             other = scope.aliases[condition.relation]
@@ -148,7 +197,7 @@ def _check_outer(scope: Scope, condition: Condition, relation: int, outer: dict[
 
 
 def _place(
-    scope: Scope, sources: Sequence[Source], keys: Mapping[int, Sequence[KeyEquality]], outer: Container[int]
+    scope: Scope, sources: Sequence[Source], keys: Mapping[int, Sequence[KeyEquality]], outer: Mapping[int, JoinKind]
 ) -> tuple[TreeJoin, ...]:
     """One join after the other, in the order of the FROM clause as far as keys allow."""
     equalities = [key for relation, own in keys.items() if relation not in outer for key in own]
@@ -160,7 +209,7 @@ def _place(
         if relation in outer:
             own = keys[relation]
             ready = bool(own) and all(key.left in placed for key in own)
-            return TreeJoin("left", relation, tuple(own)) if ready else None
+            return TreeJoin(outer[relation], relation, tuple(own)) if ready else None
         on = tuple(_towards(key, relation) for key in equalities if _connects(key, relation, placed))
         return TreeJoin("inner", relation, on) if on else None
 

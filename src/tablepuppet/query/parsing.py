@@ -26,6 +26,7 @@ from tablepuppet.query.grammar import (
     word_before,
     words,
 )
+from tablepuppet.query.qualify import Columns, qualify
 from tablepuppet.query.select import read_select
 from tablepuppet.query.ucq import Ucq
 
@@ -121,8 +122,8 @@ def _tree(text: str) -> exp.Expr:
 _UNION = frozenset({"this", "expression", "distinct", "with_"})
 
 
-def parse(text: str) -> Ucq:
-    """The union of conjunctive queries that a text describes.
+def parse(text: str, columns: Columns | None = None) -> Ucq:
+    """The union of conjunctive queries that a text describes; `columns`: of its tables, where the text needs them.
 
     >>> query = parse("SELECT o.quantity, o.returned FROM orders AS o")
     >>> query.branches[0].sources[0].alias.name
@@ -130,6 +131,8 @@ def parse(text: str) -> Ucq:
     """
     try:
         tree = syntax_tree(text)
+        if columns is not None:
+            qualify(tree, columns)
         ctes = read_with(text, tree)
         selects = list(_selects(text, tree))
         return Ucq(text, tuple(read_select(text, s, ctes, is_branch=len(selects) > 1) for s in selects))

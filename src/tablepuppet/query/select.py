@@ -31,14 +31,8 @@ _KINDS: Final = {
         "FULL JOIN is not supported, because rows without a label cannot be trained on. Begin FROM with the table that "
         "holds the label and write LEFT JOIN"
     ),
-    "SEMI": (
-        "SEMI JOIN is not supported; write WHERE a.key IN (SELECT key FROM b), or JOIN (SELECT DISTINCT key FROM b) b "
-        "ON b.key = a.key"
-    ),
-    "ANTI": (
-        "ANTI JOIN is not supported, because rows without a match cannot be chosen. Let a model see which they are: "
-        "LEFT JOIN (SELECT DISTINCT key, 'yes' AS found FROM b) b ON b.key = a.key, and select b.found"
-    ),
+    "SEMI": "this SEMI JOIN cannot be read; write WHERE EXISTS (SELECT 1 FROM b WHERE b.key = a.key)",
+    "ANTI": "this ANTI JOIN cannot be read; write WHERE NOT EXISTS (SELECT 1 FROM b WHERE b.key = a.key)",
     "NATURAL": "NATURAL JOIN is not supported, because owners may add columns; name the keys: JOIN … USING (key)",
     "ASOF": (
         "ASOF JOIN is not supported, because tables can only be joined on equal keys. Write JOIN … ON with =, as in "
@@ -200,13 +194,21 @@ def _not_a_table(text: str, node: exp.Expr) -> QueryError:
     elif isinstance(node, exp.Lateral):
         message = (
             "LATERAL is not supported; join a subquery that has a row for each key: "
-            "LEFT JOIN (SELECT key, sum(x) AS x FROM b GROUP BY key) b ON b.key = a.key"
+            "LEFT JOIN (SELECT key, sum(x) AS x FROM b GROUP BY key) b ON b.key = a.key, or, for the last row of each, "
+            "JOIN (SELECT * FROM b QUALIFY row_number() OVER (PARTITION BY key ORDER BY day DESC) = 1) b ON b.key = "
+            "a.key"
         )
         at = word_before(text, node, TokenType.LATERAL)
     elif node.find(exp.Pivot):
         message = (
             "PIVOT is not supported; write a subquery with an aggregate for each value: "
             "(SELECT key, avg(x) FILTER (WHERE kind = 'a') AS a FROM t GROUP BY key) t"
+        )
+    elif isinstance(node, exp.Values) or node.find(exp.Values):
+        message = (
+            "a list of VALUES lies with no owner; write it as an item of the table that it would be joined to, "
+            "CASE t.x WHEN 1 THEN 'low' WHEN 2 THEN 'high' END AS level, with WHERE t.x IN (1, 2) where only listed "
+            "rows are to stay; or add it to the federation as a table"
         )
     else:
         message = "FROM takes names of the federation's tables; give a file or a function to the federation as a source"
@@ -227,6 +229,7 @@ def read_select(text: str, select: exp.Select, ctes: Ctes | None = None, *, is_b
     if not select.expressions:
         raise refusal(text, "the SELECT list is empty; name the feature columns and the label", select)
     ctes = ctes or {}
+    select = _without_semi_joins(select)
     items = [_item(node, text) for node in select.expressions]
     sources = tuple(read_from(text, select, ctes))
     where = select.args.get("where")
@@ -246,6 +249,32 @@ def read_select(text: str, select: exp.Select, ctes: Ctes | None = None, *, is_b
     query = Conjunctive(tuple(items), sources, tuple(kept))
     _check_tables(text, query, is_branch)
     return query
+
+
+def _without_semi_joins(select: exp.Select) -> exp.Select:
+    """a SEMI JOIN b ON … as WHERE EXISTS (SELECT 1 FROM b WHERE …), and ANTI JOIN as NOT EXISTS."""
+    joins: list[exp.Join] = select.args.get("joins") or []
+    tests = [
+        join for join in joins if join.kind in ("SEMI", "ANTI") and (join.args.get("on") or join.args.get("using"))
+    ]
+    if not tests or (any(join.args.get("using") for join in tests) and joins[0] is not tests[0]):
+        return select
+    changed = select.copy()
+    changed.set("joins", [join.copy() for join in joins if join not in tests])
+    for join in tests:
+        first, own = (exp.to_identifier(node.alias_or_name) for node in (select.args["from_"].this, join.this))
+        equal = (
+            exp.EQ(this=exp.Column(this=c.copy(), table=first.copy()), expression=exp.Column(this=c.copy(), table=own))
+            for c in (_bare(name) for name in join.args.get("using") or ())
+        )
+        on = [join.args["on"].copy()] if join.args.get("on") else []
+        test: exp.Expr = exp.Exists(this=exp.select("1").from_(join.this.copy()).where(*on, *equal))
+        changed = changed.where(exp.Not(this=test) if join.kind == "ANTI" else test)
+    return changed
+
+
+def _bare(name: exp.Expr) -> exp.Expr:
+    return name.this if isinstance(name, exp.Column) else name
 
 
 def one_table(scope: Scope, expression: exp.Expr, *, is_branch: bool = False) -> int:

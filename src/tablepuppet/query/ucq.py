@@ -37,6 +37,11 @@ class Star:
     excluded: tuple[exp.Identifier, ...] = ()
 
 
+# How a table meets those before it. "anti": rows that have a match there are left out (NOT EXISTS); "not in": likewise,
+# and NULL is what SQL makes of it in NOT IN.
+JoinKind = Literal["inner", "left", "anti", "not in"]
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """One table of the FROM clause and how it is joined to the tables before it.
@@ -48,7 +53,7 @@ class Source:
     table: exp.Identifier  # of a query, the first table that it reads
     alias: exp.Identifier
     derived: exp.Query | None = None  # the query over one owner's tables whose rows are read in the table's place
-    join: Literal["inner", "left"] = "inner"
+    join: JoinKind = "inner"
     on: tuple[exp.Expr, ...] = ()
     using: tuple[exp.Identifier, ...] = ()
     tree: int = 0

@@ -29,6 +29,7 @@ class RelationRecord(_Plain, frozen=True):
     max_fan_out: int
     mean_fan_out: float | None
     is_outer: bool
+    is_anti: bool = False
 
 
 class PartRecord(_Plain, frozen=True):

@@ -148,6 +148,7 @@ def _data(result: Result) -> DataRecord:
             max_fan_out=fit.max_fan_out,
             mean_fan_out=_finite(fit.mean_fan_out),
             is_outer=fit.is_outer,
+            is_anti=fit.is_anti,
         )
         for fit in mapping.fits
     ]

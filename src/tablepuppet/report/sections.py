@@ -154,7 +154,7 @@ def _one(run: RunRecord) -> str:
                 number(r.rows - r.matched),
                 number(r.mean_fan_out, 3),
                 number(r.max_fan_out),
-                "left" if r.is_outer else "inner",
+                "anti" if r.is_anti else "left" if r.is_outer else "inner",
             ]
             for r in run.data.relations
         ],

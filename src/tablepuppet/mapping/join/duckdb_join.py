@@ -88,7 +88,7 @@ class DuckJoin:
             names.append(f"(SELECT {columns}{', ' if columns else ''}count(*) AS n FROM s{relation.scan}{group})")
         product = " * ".join(f"coalesce(r{i}.n, 1)::HUGEINT" for i in range(len(names)))
         with connected(self.keys) as connection:
-            sql = f"SELECT coalesce(sum({product}), 0)::VARCHAR FROM {_from(self.branch, names)}"
+            sql = f"SELECT coalesce(sum({product}), 0)::VARCHAR FROM {_from(self.branch, names, 'n')}"
             ((count,),) = connection.execute(sql).fetchall()
         return int(count)
 
@@ -103,7 +103,7 @@ class DuckJoin:
         with connected(self.keys) as connection:
             for names in self._slices(total):
                 order = f"ORDER BY {', '.join(places)} NULLS FIRST"
-                sql = f"SELECT {columns} FROM {_from(self.branch, names)} {order}"
+                sql = f"SELECT {columns} FROM {_from(self.branch, names, 'row')} {order}"
                 for batch in connection.sql(sql).to_arrow_reader(_BATCH):
                     for i, column in enumerate(batch.columns):
                         out[i][written : written + len(batch)] = column.to_numpy()
@@ -144,13 +144,23 @@ def connected(keys: Sequence[ScanKeys]) -> Iterator[duckdb.DuckDBPyConnection]:
 
 def why_empty(bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys]) -> str:
     """Which relation has no rows, or which pair of keys has no value in common."""
-    for relation in branch.relations:
+    anti = {join.relation: join for join in branch.joins if join.is_anti}
+    for number, relation in enumerate(branch.relations):
         scan = bound.scans[relation.scan]
-        if not keys[relation.scan].rows:
+        if not keys[relation.scan].rows and number not in anti:
             after = f" after the filter {scan.filter}" if scan.filter else ""
             return f"the join is empty: table {scan.table} ({relation.alias}) has no rows{after}"
     with connected(keys) as connection:
-        for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+        for join in anti.values():
+            listed = branch.relations[join.relation].scan
+            column = join.on[0].right_column
+            has_null = connection.execute(f"SELECT 1 FROM s{listed} WHERE k{column} IS NULL LIMIT 1").fetchall()
+            if join.kind == "not in" and has_null:
+                return (
+                    f"the join is empty: the list of NOT IN, from table {bound.scans[listed].table}, has a NULL, and "
+                    "SQL then lets no row pass; add WHERE … IS NOT NULL inside it, or write NOT EXISTS"
+                )
+        for pair in (*(p for join in branch.joins if not join.is_anti for p in join.on), *branch.where):
             left, right = branch.relations[pair.left], branch.relations[pair.right]
             on = f"l.k{pair.left_column} = r.k{pair.right_column}"
             sql = f"SELECT 1 FROM s{left.scan} l JOIN s{right.scan} r ON {on} LIMIT 1"
@@ -160,20 +170,33 @@ def why_empty(bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys]) -> st
                     f"{_key_name(bound, right.alias, right.scan, pair.right_column)} have no value in common; "
                     "check that both hold the same kind of id, written the same way"
                 )
+    if anti:
+        tables = ", ".join(bound.scans[branch.relations[number].scan].table for number in anti)
+        return f"the join is empty: no row is left once those with a match in {tables} are out"
     return "the join is empty: no combination of rows satisfies all join conditions at once"
 
 
-def _from(branch: Branch, names: Sequence[str]) -> str:
+def _from(branch: Branch, names: Sequence[str], present: str) -> str:
+    """The FROM clause; `present`: a column that no row of any relation lacks."""
     parts = [f"{names[0]} r0"]
     for join in branch.joins:
         name = f"{names[join.relation]} r{join.relation}"
         if join.on:
-            word = "LEFT JOIN" if join.kind == "left" else "JOIN"
+            word = "JOIN" if join.kind == "inner" else "LEFT JOIN"
             parts.append(f"{word} {name} ON {' AND '.join(map(_equality, join.on))}")
         else:
             parts.append(f"CROSS JOIN {name}")
-    where = f" WHERE {' AND '.join(map(_equality, branch.where))}" if branch.where else ""
-    return " ".join(parts) + where
+    conditions = [_equality(pair) for pair in branch.where]
+    for join in branch.joins:
+        if join.is_anti:
+            conditions.append(f"r{join.relation}.{present} IS NULL")
+        if join.kind == "not in":
+            [pair] = join.on
+            scan = f"s{branch.relations[join.relation].scan}"
+            conditions.append(f"NOT EXISTS (SELECT 1 FROM {scan} WHERE k{pair.right_column} IS NULL)")
+            known = f"r{pair.left}.k{pair.left_column} IS NOT NULL"
+            conditions.append(f"({known} OR NOT EXISTS (SELECT 1 FROM {scan}))")
+    return " ".join(parts) + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
 
 
 def _equality(pair: KeyPair) -> str:

@@ -18,7 +18,7 @@ from tablepuppet.formatting import fragment, table
 from tablepuppet.mapping.join.duckdb_join import connected
 from tablepuppet.mapping.keys.gather import ScanKeys
 
-_WORDS = {"inner": "JOIN", "left": "LEFT JOIN"}
+_WORDS = {"inner": "JOIN", "left": "LEFT JOIN", "anti": "ANTI JOIN", "not in": "ANTI JOIN"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ each row is summed from the leaves to the label's relation, and so every joined 
 
 Some joined rows of a tree are those of some rows of the label's relation, made where and when they are wanted: how many
 joined rows each row of each relation is in is counted from the root to the leaves, without making one.
+
+An anti-joined relation is here one row, which those rows of its parent find that have no match.
 """
 
 from __future__ import annotations
@@ -62,10 +64,14 @@ class TreeJoin:
         if tree is None or not all(scan.is_numbered for scan in own):
             return None
         edges = tuple(
-            _edge(parent, relation, kind == "left", columns, own) for relation, (parent, kind, columns) in tree.items()
+            _anti_edge(parent, relation, kind == "not in", columns, own)
+            if kind in ("anti", "not in")
+            else _edge(parent, relation, kind == "left", columns, own)
+            for relation, (parent, kind, columns) in tree.items()
         )
         root = branch.label_relation
-        sizes = tuple(scan.rows for scan in own)
+        anti = {join.relation for join in branch.joins if join.is_anti}
+        sizes = tuple(1 if relation in anti else scan.rows for relation, scan in enumerate(own))
         return cls(sizes, root, _in_order(own[root]), edges, _below(root, edges, sizes))
 
     def count(self) -> int:
@@ -158,6 +164,20 @@ def _edge(parent: int, relation: int, is_outer: bool, columns: list[tuple[int, i
     grouped = order[np.argsort(here, kind="stable")][counts[0] :]
     group = np.append(np.where(above < 0, groups, above), groups).astype(np.int32)
     return Edge(parent, relation, is_outer, None, group, starts, np.append(grouped, grouped.dtype.type(-1)))
+
+
+def _anti_edge(
+    parent: int, relation: int, is_not_in: bool, columns: list[tuple[int, int]], own: Sequence[ScanKeys]
+) -> Edge:
+    """Rows of the parent find row 0 if they have no match. NOT IN a list with a NULL is true of nothing, and a NULL is
+    not known to be outside of any list but an empty one."""
+    above, here = _common([own[parent].column(a) for a, _ in columns], [own[relation].column(b) for _, b in columns])
+    has = np.zeros(int(max(above.max(initial=-1), here.max(initial=-1))) + 2, np.bool_)  # the last is for NULL
+    has[here] = True
+    is_there, has[-1] = bool(has[-1]), is_not_in and len(here) > 0
+    is_left_out = np.append(has.take(above, mode="wrap"), has[-1]) | (is_not_in and is_there)
+    only = np.where(is_left_out, np.int32(-1), np.int32(0))
+    return Edge(parent, relation, False, only, only[:0], np.zeros(0, np.int64), only[:0])
 
 
 def _common(above: list[RowNumbers], below: list[RowNumbers]) -> tuple[RowNumbers, RowNumbers]:

@@ -66,6 +66,19 @@ def test_a_batch_sees_just_the_rows_that_occur_in_it(case: tuple[JoinedRows, np.
     np.testing.assert_array_equal(batch.labels, joined.labels[chosen])
 
 
+@given(mappings(), st.integers(1, 9))
+def test_a_batch_is_walked_over_with_the_bits_of_any_joined_rows(
+    case: tuple[JoinedRows, np.random.Generator], size: int
+) -> None:
+    rows, rng = case
+    batch, _ = rows.take(rng.integers(0, rows.rows, size))
+    values = [rng.normal(size=(p.rows, 2)) for p in batch.indices]
+    found, expected = (r.run(echo, values, signals=1) for r in (batch, replace(batch, state={"any": np.zeros(size)})))
+    for own, other in zip(found.signals[0], expected.signals[0], strict=True):
+        np.testing.assert_array_equal(own, other)
+    assert found.sums == expected.sums
+
+
 def test_shard_borders_and_threads_do_not_show_in_the_result(monkeypatch: Any) -> None:
     rng = np.random.default_rng(0)
     rows = 10_000

@@ -69,7 +69,9 @@ class ContractEnforcer:
         if stage == "close":
             self.jobs.pop(request.job, None)
             return
-        job = self.jobs.setdefault(request.job, JobUnderContract(self.minimum_rows))
+        job = self.jobs.get(request.job)
+        if job is None:
+            job = self.jobs[request.job] = JobUnderContract(self.minimum_rows)
         if stage == "scan":
             if job.contract is not None:
                 raise refused("a scan is opened before the contract is proposed, and not after")

@@ -6,6 +6,7 @@ allocated for it. (Types of fields are the codec's; answers are judged by protoc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ _MOST_EXPONENT = 1200  # of floats, subnormal ones included, and some room
 _MOST_CLIENTS = 100_000
 _PIECE = 1 << 17  # pairs of rows and cells that are sent together
 _CODES = 256  # of a column in bins
+_INTEGERS = frozenset("i")
 Rule = Callable[[ClientState, Any], None]
 
 
@@ -42,16 +44,18 @@ def check_request(own: ClientState, request: Any) -> None:
 
 
 def _within(number: float, name: str, least: float, most: float) -> None:
-    require(bool(least <= number <= most), name, f"is {number:,}, outside {least:,} to {most:,}")
+    if not least <= number <= most:
+        raise WrongError(name, f"is {number:,}, outside {least:,} to {most:,}")
 
 
 def _row_numbers(rows: Any, name: str, count: int, *, least: int = -1) -> None:
-    array(rows, name, (None,), kinds=frozenset("i"))
+    array(rows, name, (None,), kinds=_INTEGERS)
     if least == 0:  # one look at them: a negative number is a very large one without its sign
         is_inside = not len(rows) or int(rows.view(f"u{rows.itemsize}").max()) < count
     else:
         is_inside = not len(rows) or (int(rows.min()) >= least and int(rows.max()) < count)
-    require(is_inside, name, f"hold a row that there is not; there are {count:,}")
+    if not is_inside:
+        raise WrongError(name, f"hold a row that there is not; there are {count:,}")
 
 
 # -- set-up -----------------------------------------------------------------------------
@@ -199,11 +203,12 @@ def _update(own: ClientState, request: Any) -> None:
             array(value, disclosed.field, (rows, None))
             due = (outputs,) if disclosed.what == "signals" else (1, outputs * (outputs + 1) // 2)
             width = value.shape[1]
-            require(width in due, disclosed.field, f"has {width} numbers a row where {due[-1]} are due")
+            if width not in due:
+                raise WrongError(disclosed.field, f"has {width} numbers a row where {due[-1]} are due")
     for name in request.__struct_fields__:
         value = getattr(request, name)
         if isinstance(value, float):
-            require(bool(np.isfinite(value)), name, "is not finite")
+            require(math.isfinite(value), name, "is not finite")
     if getattr(request, "next_rows", None) is not None:
         _row_numbers(request.next_rows, "next_rows", part.train.rows, least=0)
     if getattr(request, "signal", None) is not None and hasattr(request, "count"):

@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import TransportError
+from tablepuppet.models.dense_chain import DenseChain
 from tablepuppet.models.features import Features
 from tablepuppet.models.ghost_clipping import clipped_sums
 from tablepuppet.models.modules import need_torch, one_torch_thread, torch_random
@@ -88,6 +89,13 @@ class Inputs:
 _CHUNK = 1 << 15  # rows
 
 
+class Passed(NamedTuple):
+    """What went forth through a module, and can be gone back through."""
+
+    out: Tensor
+    given: list[Tensor] | None  # to each layer of a chain; None: autograd knows
+
+
 @dataclass(eq=False)
 class NeuralModel:
     """h = u · module(T; θ/u)."""
@@ -139,6 +147,10 @@ class NeuralModel:
         # A plain first layer can be applied to category codes without writing out their columns.
         self._is_direct = type(first) is torch.nn.Linear and not first._forward_hooks and bool(self.train.codes)
         self._is_random = self._draws()
+        self._has_buffers = any(True for _ in self.module.buffers())  # which a pass may change: it is not left out
+        self._passed: tuple[Array, RowNumbers, int, Passed] | None = None  # θ, rows and draw of the last batch
+        is_plain = self.exists[0] is None and not self.train.codes
+        self._chain = DenseChain.of(self.module) if is_plain else None
 
     @property
     def width(self) -> int:
@@ -149,8 +161,18 @@ class NeuralModel:
         return self._initial.copy()
 
     def predict(self, theta: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
-        """h of some (or all) train rows; `draw` numbers a draw of dropout masks, None: none."""
-        return self._predict(self.train, self.exists[0], theta, rows, draw)
+        """h of some (or all) train rows; `draw` numbers a draw of dropout masks, None: none.
+
+        Of a batch, the pass is kept: its gradient is what is asked for next.
+        """
+        if rows is None or draw is None or self._has_buffers or not 0 < len(rows) <= _CHUNK:
+            return self._predict(self.train, self.exists[0], theta, rows, draw)
+        self._check_size(theta)
+        self._load(theta)
+        with self._mode(draw):
+            passed = self._pass(need_torch().from_numpy(rows.astype(np.int64)))
+        self._passed = (theta, rows, draw, passed)
+        return np.asarray(self.unit * passed.out.detach().numpy())
 
     def predict_test(self, theta: Array) -> Array:
         return self._predict(self.test, self.exists[1], theta, None, None)
@@ -159,9 +181,13 @@ class NeuralModel:
         self._load(theta)
         total = np.zeros_like(theta)
         given = need_torch().tensor(np.asarray(signal, theta.dtype))
+        passed, self._passed = self._passed, None
+        if passed is not None and passed[0] is theta and passed[1] is rows and passed[2] == draw:
+            with one_torch_thread():
+                return total + self._backward(passed[3], given)
         with self._mode(draw):
             for place, chunk in self._chunks(self.train, rows):
-                total += self._backward(self._forward(self.train, self.exists[0], chunk), given[place])
+                total += self._backward(self._pass(chunk), given[place])
         return total
 
     def clipped_gradient(
@@ -193,23 +219,26 @@ class NeuralModel:
         torch = need_torch()
         self._load(theta)
         with self._mode(draw):
-            out = self._forward(self.train, self.exists[0], torch.from_numpy(rows.astype(np.int64)))
-            h = self.unit * out.detach().numpy()
+            passed = self._pass(torch.from_numpy(rows.astype(np.int64)))
+            h = self.unit * passed.out.detach().numpy()
             pull = np.asarray(signal + quadratic[:, None] * h, theta.dtype)
-            return self._backward(out, torch.tensor(pull))
+            return self._backward(passed, torch.tensor(pull))
 
     def _predict(
         self, inputs: Inputs, exists: NDArray[np.bool_] | None, theta: Array, rows: RowNumbers | None, draw: int | None
     ) -> Array:
         torch = need_torch()
-        if len(theta) != self.width:
-            raise TransportError(f"{len(theta)} parameters were sent for a module that has {self.width}")
+        self._check_size(theta)
         self._load(theta)
         out = np.zeros((len(inputs) if rows is None else len(rows), self.outputs), theta.dtype)
         with self._mode(draw), torch.no_grad():
             for place, chunk in self._chunks(inputs, rows):
                 out[place] = self._forward(inputs, exists, chunk).numpy()
         return out if self.unit == 1.0 else self.unit * out
+
+    def _check_size(self, theta: Array) -> None:
+        if len(theta) != self.width:
+            raise TransportError(f"{len(theta)} parameters were sent for a module that has {self.width}")
 
     def _forward(self, inputs: Inputs, exists: NDArray[np.bool_] | None, rows: Any) -> Tensor:
         """module(T; θ/u) = h/u at the parameters that were loaded last."""
@@ -225,9 +254,21 @@ class NeuralModel:
             out = out * need_torch().from_numpy(exists)[rows][:, None]
         return out
 
-    def _backward(self, out: Tensor, signal: Tensor) -> Array:
+    def _pass(self, rows: Any) -> Passed:
+        """h/u of some train rows, to be gone back through."""
+        if self._chain is None:
+            return Passed(self._forward(self.train, self.exists[0], rows), None)
+        with need_torch().no_grad():
+            return Passed(*self._chain.forward(self.train.dense[rows]))
+
+    def _backward(self, passed: Passed, signal: Tensor) -> Array:
         """Σ_k (∂h_k/∂θ)ᵀ Y_k: the unit of h and that of θ cancel."""
         torch = need_torch()
+        if passed.given is not None:
+            assert self._chain is not None
+            with torch.no_grad():
+                return np.asarray(self._chain.backward(passed.given, signal).numpy())
+        out = passed.out
         trained = list(self._trained.values())
         found = torch.autograd.grad(out, trained, signal, allow_unused=True, materialize_grads=True)
         return np.asarray(torch.cat([g.reshape(-1) for g in found]).numpy())

@@ -18,7 +18,6 @@ import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -114,7 +113,7 @@ LARGEST = 2**34  # bytes of the arrays of one message, unpacked
 _reading = threading.local()  # .buffers, .packing and .room (bytes) of the frame that a thread is decoding
 _ELEMENTS = {"float": "f", "uint8": "u", "bool": "b", "signedinteger": "i", "numpy.int": "i"}  # by what is declared
 _ANY = "fiub"
-_DTYPES = frozenset({"<f8", "<f4", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1"})
+_DTYPES = {name: np.dtype(name) for name in ("<f8", "<f4", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +194,8 @@ def decode(frame: Frame, types: Any, unpacked: int = LARGEST) -> Any:
     """
     _reading.buffers, _reading.packing, _reading.room = frame.buffers, frame.wire.partition("+")[2], unpacked
     try:
-        return _decoder(types).decode(memoryview(frame.header)[1:])
+        known = _DECODERS.get(id(types)) or _decoder(types)
+        return known[1].decode(memoryview(frame.header)[1:])
     except (msgspec.MsgspecError, ValueError, ArithmeticError, LookupError, TypeError) as error:
         raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
     except (pa.ArrowException, OSError, MemoryError, RecursionError) as error:
@@ -204,10 +204,14 @@ def decode(frame: Frame, types: Any, unpacked: int = LARGEST) -> Any:
         del _reading.buffers
 
 
-@cache
-def _decoder(types: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Made once: to study thirty types of messages takes longer than to read one."""
-    return msgspec.msgpack.Decoder(types, dec_hook=_beside_header)
+# By the types' id: to study thirty types of messages takes longer than to read one, and so does to hash their union.
+# They are kept beside their decoder, so that no other object ever has the id.
+_DECODERS: dict[int, tuple[Any, msgspec.msgpack.Decoder[Any]]] = {}
+
+
+def _decoder(types: Any) -> tuple[Any, msgspec.msgpack.Decoder[Any]]:
+    """Made once."""
+    return _DECODERS.setdefault(id(types), (types, msgspec.msgpack.Decoder(types, dec_hook=_beside_header)))
 
 
 def _beside_header(declared: type, value: Any) -> Any:
@@ -217,13 +221,13 @@ def _beside_header(declared: type, value: Any) -> Any:
         index, dtype, shape, original, *order = value
         if dtype not in _DTYPES or original not in _DTYPES or min(shape, default=0) < 0 or order not in ([], ["F"]):
             raise ValueError("unknown array type")
-        if np.dtype(original).kind not in _kinds(declared):
-            raise ValueError(f"an array of type {np.dtype(original)} stands where one of another type is due")
-        raw = _take(index, math.prod(shape) * np.dtype(dtype).itemsize)
-        array = np.frombuffer(raw, dtype=dtype).reshape(shape, order="F" if order else "C")
+        if _DTYPES[original].kind not in _kinds(declared):
+            raise ValueError(f"an array of type {_DTYPES[original]} stands where one of another type is due")
+        raw = _take(index, math.prod(shape) * _DTYPES[dtype].itemsize)
+        array = np.frombuffer(raw, dtype=_DTYPES[dtype]).reshape(shape, order="F" if order else "C")
         if original == dtype:
             return array
-        _make_room(array.size * np.dtype(original).itemsize)
+        _make_room(array.size * _DTYPES[original].itemsize)
         with np.errstate(invalid="ignore"):  # what is not a number is refused by the rules, which name its field
             return array.astype(original)
     if kind is pa.Table:
@@ -234,11 +238,16 @@ def _beside_header(declared: type, value: Any) -> Any:
     raise ValueError("unknown field type")
 
 
-@cache
+_KINDS: dict[int, tuple[type, str]] = {}  # by the id of what is declared, which is kept beside
+
+
 def _kinds(declared: type) -> str:
     """The kinds of elements that an array may have where this is declared."""
-    found = [kind for name, kind in _ELEMENTS.items() if name in str(declared)]
-    return "".join(found) or _ANY
+    known = _KINDS.get(id(declared))
+    if known is None:
+        found = [kind for name, kind in _ELEMENTS.items() if name in str(declared)]
+        known = _KINDS[id(declared)] = (declared, "".join(found) or _ANY)
+    return known[1]
 
 
 def _make_room(size: int) -> None:

@@ -158,10 +158,15 @@ def array(values: Any, name: str, shape: tuple[int | None, ...], *, kinds: froze
     """An array of this shape (None: any length) and of numbers."""
     if values.dtype.kind not in kinds:
         raise WrongError(name, f"has elements of type {values.dtype}")
-    if values.ndim == len(shape) and all(w is None or n == w for n, w in zip(values.shape, shape, strict=True)):
+    found = values.shape
+    if found == shape or (len(found) == len(shape) and all(map(_is_length, found, shape))):
         return
     wanted = " × ".join("any" if want is None else f"{want:,}" for want in shape)
     raise WrongError(name, f"has shape {'×'.join(map(str, values.shape)) or 'of a number'} where {wanted} is due")
+
+
+def _is_length(found: int, wanted: int | None) -> bool:
+    return wanted is None or found == wanted
 
 
 def finite(values: Any, name: str, *, diverged: bool = False) -> None:

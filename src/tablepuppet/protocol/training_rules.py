@@ -31,6 +31,7 @@ from tablepuppet.protocol.rules import (
 _MOST_FIGURES = 100
 _MOST_EXPONENT = 1200
 _STEP_ANSWERS = (m.Predictions, m.Partial, m.Masked)
+_FLOATS = frozenset("f")
 Shapes = list[tuple[int | None, ...]]
 
 
@@ -146,15 +147,17 @@ def _update(request: Any, answer: Any, known: Known) -> None:
     rows, outputs = (None, None) if part is None else (part.wanted, part.outputs)
     predictions_of(answer.values, "values", rows, outputs)
     products = answer.products
-    array(products, "products", (None,), kinds=frozenset("f"))
-    require(0 < products.size <= 100_000, "products", f"are {products.size:,} numbers")
+    array(products, "products", (None,), kinds=_FLOATS)
+    if not 0 < products.size <= 100_000:
+        raise WrongError("products", f"are {products.size:,} numbers")
     finite(products, "products", diverged=True)
-    require(products[0] >= 0, "products", "begin with a negative square")
+    require(bool(products[0] >= 0), "products", "begin with a negative square")
     if part is not None and part.has_trail:
         _vectors(products.size, part)
     elif part is not None:
         due = part.products = part.products or products.size
-        require(products.size == due, "products", f"are {products.size:,} numbers where they were {due:,} before")
+        if products.size != due:
+            raise WrongError("products", f"are {products.size:,} numbers where they were {due:,} before")
 
 
 def _vectors(products: int, part: Part) -> None:
@@ -212,7 +215,7 @@ def _most_parameters(request: m.StartPart[Any], width: int) -> int:
 
 
 def predictions_of(values: Any, name: str, rows: int | None, outputs: int | None) -> None:
-    array(values, name, (rows, outputs), kinds=frozenset("f"))
+    array(values, name, (rows, outputs), kinds=_FLOATS)
     if values.size and not max(float(values.max()), -float(values.min())) <= LARGEST:  # what is not a number is neither
         raise WrongError(name, "holds numbers that are not finite, or too large to be squared", diverged=True)
 

@@ -139,6 +139,8 @@ class UnionOperator:
         answers: dict[int, list[Message]] = {}
         while pending:
             answers |= {n: a for n, a in pending.items() if isinstance(a[0], Predictions)}
+            if answers.keys() >= pending.keys():
+                break
             requests: list[tuple[Part, Message]] = []
             pending = self._settled(pending, "training")
             for number, block in enumerate(self.blocks):
@@ -230,7 +232,8 @@ class UnionOperator:
         if update.wants_rows:
             wanted = update.next_rows
             own = None if wanted is None else wanted[_within(wanted, part.train)]
-            arrays["next_rows"] = None if own is None else own - own.dtype.type(part.train.start)
+            first = part.train.start
+            arrays["next_rows"] = own if own is None or not first else own - own.dtype.type(first)
         return update.kind(job=self.job, part=part.number, **arrays, **update.common)
 
     def _gather(self, block: Sequence[Part], width: int, answers: dict[int, list[Message]]) -> BlockAnswer:
@@ -275,6 +278,8 @@ def _naming(parts: Sequence[Part]) -> Iterator[None]:
 
 def _within(rows: RowNumbers, inside: slice) -> slice:
     """Where the (ascending) row numbers of a part lie in a list of rows."""
+    if not len(rows) or (inside.start <= rows[0] and rows[-1] < inside.stop):
+        return slice(0, len(rows))
     return slice(*np.searchsorted(rows, [inside.start, inside.stop]).tolist())
 
 

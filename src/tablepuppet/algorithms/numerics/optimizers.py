@@ -6,6 +6,7 @@ And how strongly a block's predictions depend on its parameters, for models with
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import msgspec
@@ -24,6 +25,9 @@ class Rule:
     optimizer: Optimizer = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
+
+
+rule_of = cache(Rule)  # a step of few rows takes hardly longer than to make one
 
 
 class Moments(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from tablepuppet.algorithms.base import Figures
-from tablepuppet.algorithms.numerics.optimizers import Rule
+from tablepuppet.algorithms.numerics.optimizers import Rule, rule_of
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message, Stage
@@ -59,7 +59,7 @@ class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
     @property
     def rule(self) -> Rule:
         """How a step is taken."""
-        return Rule(self.optimizer or "sgd", self.momentum, self.weight_decay)
+        return rule_of(self.optimizer or "sgd", self.momentum, self.weight_decay)
 
     def blinded(self) -> Sgd:
         return msgspec.structs.replace(self, tolerance=0.0)

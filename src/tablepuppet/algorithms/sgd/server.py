@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
 from tablepuppet.algorithms.numerics.noise_edge import noise_edge
-from tablepuppet.algorithms.numerics.optimizers import Moments, clipped, descend
+from tablepuppet.algorithms.numerics.optimizers import Moments, clipped, descend, rule_of
 from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.algorithms.sgd.options import Sgd, SgdFigures, SgdUpdate
 from tablepuppet.arrays import Array, RowNumbers
@@ -131,7 +131,7 @@ class SgdServer(Server):
         )
         if self.problem.has_intercept and not self.problem.is_private:
             gradient = clipped(done.sums["residual"] / joined.rows, self.options.clip_norm)
-            free = replace(self.options.rule, weight_decay=0.0)
+            free = rule_of(self.options.rule.optimizer, self.options.rule.momentum)
             self._intercept, self._moments = descend(
                 self._intercept, gradient, self._moments, self._learning_rate, free, self.problem.unit
             )

@@ -34,6 +34,7 @@ from tablepuppet.mapping.walk.lane import (
     Sums,
     Work,
     add_sums,
+    walk_batch,
     walk_lane,
 )
 from tablepuppet.mapping.walk.lane_view import lane_view, whole
@@ -85,6 +86,11 @@ class JoinedRows:
         A signal (arrays side by side) is collapsed to every block; a list says what is collapsed to each of them.
         """
         work = Work(step, signals, tuple(writes), given, own, None if self.weights is not None else fused)
+        if self._is_small_batch and not columns and not own and work.fused is None:
+            with one_blas_thread, np.errstate(over="ignore", invalid="ignore"):
+                passed = walk_batch(self, work, per_row)
+            if passed is not None:
+                return passed
         totals = whole(self.indices) if work.fused is not None else []
         shared_totals = SharedTotals(self.indices, self.all_rows)
         each = pool().map if len(self.lanes_of_shards) > 1 else map
@@ -117,6 +123,11 @@ class JoinedRows:
 
         with one_blas_thread:  # lanes already keep all cores busy
             yield from each(one, self.lanes_of_shards)
+
+    @property
+    def _is_small_batch(self) -> bool:
+        """Whether all of it is one shard of rows as they are, of which no value is kept."""
+        return self.whole is not None and 0 < self.rows <= SHARD and self.lanes is None and not self.state
 
     def collect(self, name: str) -> Array:
         """A value per joined row that a walk left in the state, which gives it up."""

@@ -105,6 +105,23 @@ def walk_lane(
     return collapsed.collapsed, add_sums(totals)
 
 
+def walk_batch(rows: JoinedRows, work: Work, values: Sequence[Array]) -> Pass | None:
+    """The same for a batch of one shard, without what shares work out; None: its signals are not one for all blocks."""
+    stop = rows.rows
+    places = [p.place(rows.gather_scatter, 0, stop) for p in rows.indices]
+    shard = _shard(rows, values, (), places, 0, stop, work.writes)
+    outcome, sums = work.step(shard, **_weighted(shard, work.given))
+    found = []
+    for signal in outcome[: work.signals]:
+        if not isinstance(signal, np.ndarray):
+            return None
+        totals = [empty_sums(p.rows, signal.shape[1], rows.all_rows) for p in rows.indices]
+        for p, total, place in zip(rows.indices, totals, places, strict=True):
+            p.collapse_add(rows.gather_scatter, total, 0, (signal,), place)
+        found.append(totals)
+    return Pass(found, sums)
+
+
 def _shard(
     rows: JoinedRows,
     values: Sequence[Array],

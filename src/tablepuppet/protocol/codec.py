@@ -216,12 +216,13 @@ def _decoder(types: Any) -> tuple[Any, msgspec.msgpack.Decoder[Any]]:
 
 def _beside_header(declared: type, value: Any) -> Any:
     """An array or a table, which lies beside the header that this thread is reading."""
-    kind = get_origin(declared) or declared
+    known = _DECLARED.get(id(declared)) or _declared(declared)
+    kind, elements = known[1:]
     if kind is np.ndarray:
         index, dtype, shape, original, *order = value
         if dtype not in _DTYPES or original not in _DTYPES or min(shape, default=0) < 0 or order not in ([], ["F"]):
             raise ValueError("unknown array type")
-        if _DTYPES[original].kind not in _kinds(declared):
+        if _DTYPES[original].kind not in elements:
             raise ValueError(f"an array of type {_DTYPES[original]} stands where one of another type is due")
         raw = _take(index, math.prod(shape) * _DTYPES[dtype].itemsize)
         array = np.frombuffer(raw, dtype=_DTYPES[dtype]).reshape(shape, order="F" if order else "C")
@@ -238,16 +239,13 @@ def _beside_header(declared: type, value: Any) -> Any:
     raise ValueError("unknown field type")
 
 
-_KINDS: dict[int, tuple[type, str]] = {}  # by the id of what is declared, which is kept beside
+_DECLARED: dict[int, tuple[type, Any, str]] = {}  # by the id of what is declared, which is kept beside
 
 
-def _kinds(declared: type) -> str:
-    """The kinds of elements that an array may have where this is declared."""
-    known = _KINDS.get(id(declared))
-    if known is None:
-        found = [kind for name, kind in _ELEMENTS.items() if name in str(declared)]
-        known = _KINDS[id(declared)] = (declared, "".join(found) or _ANY)
-    return known[1]
+def _declared(declared: type) -> tuple[type, Any, str]:
+    """An array or a table, and the kinds of elements that an array may have where this is declared."""
+    found = [kind for name, kind in _ELEMENTS.items() if name in str(declared)]
+    return _DECLARED.setdefault(id(declared), (declared, get_origin(declared) or declared, "".join(found) or _ANY))
 
 
 def _make_room(size: int) -> None:

@@ -52,6 +52,7 @@ def test_modules_that_are_more_than_dense_layers_are_left_to_autograd() -> None:
         nn.Sequential(nn.Linear(3, 2), nn.ReLU(inplace=True), nn.Linear(2, 1)),
         nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)),
         nn.Sequential(shared, nn.ReLU(), shared),
+        nn.Sequential(shared, bend := nn.ReLU(), nn.Linear(3, 3), bend, shared),
         frozen,
         hooked,
     ]

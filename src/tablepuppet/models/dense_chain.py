@@ -39,7 +39,7 @@ class DenseChain:
             nn.Tanh: (torch.tanh, aten.tanh_backward),
             nn.Sigmoid: (torch.sigmoid, aten.sigmoid_backward),
         }
-        every: list[Any] = list(module) if type(module) is nn.Sequential else []
+        every: list[Any] = list(module._modules.values()) if type(module) is nn.Sequential else []
         if not every or any(getattr(m, hooks) for m in (module, *every) for hooks in _HOOKS):
             return None
         dense, between = every[::2], every[1::2]
@@ -74,4 +74,5 @@ class DenseChain:
             if number:
                 assert self.unbend is not None
                 signal = self.unbend(signal.mm(weight), before)
-        return need_torch().cat(found[::-1])
+        whole: Tensor = need_torch().cat(found[::-1])
+        return whole

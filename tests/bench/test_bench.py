@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import duckdb
 import numpy as np
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
+from tablepuppet.bench import cases
 from tablepuppet.bench.cases import SYNTHETIC, make_case
 from tablepuppet.bench.figures import copy_seconds
 from tablepuppet.bench.measure import FITS, _trained, measure, pooled
@@ -79,7 +82,21 @@ def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFi
     assert "admm" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["snowflake", "tpch-large", "movielens"])
+def test_what_does_not_fit_the_disk_or_the_memory_is_refused_before_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["bench", "tpch-10", "--algorithm", "newton", "--data", str(tmp_path)]
+    monkeypatch.setattr(cases, "free_memory", lambda: 5_000_000_000)
+    assert main(asked) != 0
+    assert "takes about 12.6 GB of memory, and 5 GB are free" in capsys.readouterr().err
+    monkeypatch.setattr(cases, "free_memory", lambda: 50_000_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1_000_000_000))
+    assert main(asked) != 0
+    assert "takes about 3.2 GB on disk" in capsys.readouterr().err.replace("\n", " ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["snowflake", "tpch-large", "tpch--1", "tpch-inf", "movielens"])
 def test_an_unknown_case_is_refused(name: str) -> None:
     with pytest.raises(JobError):
         make_case(name, 1000, None)

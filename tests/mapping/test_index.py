@@ -13,6 +13,7 @@ from tests.mapping.counted import multiplicities
 from tablepuppet.mapping.cluster.partitions import Storage, load, partition_specs, write_labels
 from tablepuppet.mapping.rows import index as module
 from tablepuppet.mapping.rows import joined as joined_module
+from tablepuppet.mapping.rows.index import FAR, moved_rows
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.mapping.rows.materialize import make_partition
 
@@ -88,3 +89,10 @@ def test_rows_that_come_in_order_or_stay_near_keep_their_numbers(monkeypatch: py
         assert ordered.arranged() is ordered
     seldom = RowIndex.of(np.array([1, 0, 2, 3, 2]), 4)
     assert seldom.arranged() is seldom
+
+
+def test_joined_rows_count_twice_where_a_large_block_is_met_in_no_order() -> None:
+    index = np.zeros(10, np.int32)
+    near, far = RowIndex(FAR - 1, index), RowIndex(FAR, index)
+    assert moved_rows(10, [near, RowIndex(FAR, index, is_sorted=True), RowIndex(10, None, is_sorted=True)]) == 10
+    assert moved_rows(10, [near, far]) == 20

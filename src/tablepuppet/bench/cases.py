@@ -6,7 +6,9 @@ is a function of the size alone.
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import subprocess
 import sysconfig
 import tempfile
@@ -19,6 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import JobError
+from tablepuppet.formatting import size
+from tablepuppet.memory import free_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +83,19 @@ def many(rows: int) -> Case:
     )
 
 
+_TPCH = ("lineitem", "orders", "customer", "part", "supplier")
+_TPCH_ROWS = 6_000_000  # joined rows at scale 1
+_TPCH_DISK = 320_000_000  # bytes of files at scale 1
+
+
 def tpch(scale: float, folder: Path) -> Case:
     """lineitem ⋈ orders ⋈ customer ⋈ part ⋈ supplier of TPC-H; is an item returned?"""
     data = folder / f"tpch-{scale:g}"
     if not data.exists():
         _generate(scale, data)
-    names = ("lineitem", "orders", "customer", "part", "supplier")
     return Case(
         f"tpch-{scale:g}",
-        {name: data / f"{name}.parquet" for name in names},
+        {name: data / f"{name}.parquet" for name in _TPCH},
         """SELECT l.l_quantity, l.l_extendedprice, l.l_discount, l.l_tax, l.l_shipmode, o.o_totalprice,
                   o.o_orderpriority, c.c_acctbal, c.c_mktsegment, p.p_size, p.p_retailprice, s.s_acctbal,
                   CASE WHEN l.l_returnflag = 'R' THEN 1 ELSE 0 END AS y
@@ -102,8 +110,15 @@ def _generate(scale: float, data: Path) -> None:
     if not tool.exists():
         raise JobError("TPC-H needs tpchgen-cli; install it with pip install tpchgen-cli")
     data.parent.mkdir(parents=True, exist_ok=True)
+    due, free = scale * _TPCH_DISK, shutil.disk_usage(data.parent).free
+    if due > free:
+        raise JobError(
+            f"TPC-H at scale {scale:g} takes about {size(due)} on disk, and {data.parent} has {size(free)} left; make "
+            "room there, name another folder (--data), or take a smaller scale"
+        )
     with tempfile.TemporaryDirectory(dir=data.parent) as part:
-        command = [str(tool), "parquet", "-s", f"{scale:g}", f"--output-dir={part}/tpch"]
+        tables = f"--tables={','.join(_TPCH)}"
+        command = [str(tool), "parquet", "-s", f"{scale:g}", tables, f"--output-dir={part}/tpch"]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
@@ -139,13 +154,44 @@ def make_case(name: str, rows: int, folder: Path | None) -> Case:
             raise JobError("movielens needs its folder: --data FOLDER")
         return movielens(folder)
     if name.startswith("tpch-"):
-        try:
-            scale = float(name.removeprefix("tpch-"))
-        except ValueError:
-            raise JobError(f"{name!r} has no scale factor; write tpch-0.1, tpch-1 or tpch-10") from None
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tablepuppet"
-        return tpch(scale, folder or cache)
+        return tpch(_scale(name), _folder(folder))
     raise JobError(f"unknown case {name!r}; choose from {', '.join(SYNTHETIC)}, tpch-SCALE, movielens")
+
+
+def make_files(name: str, folder: Path | None) -> str | None:
+    """What a case will be read from and has first to be made, in words; None: nothing."""
+    if not name.startswith("tpch-"):
+        return None
+    scale, place = _scale(name), _folder(folder)
+    if (place / f"tpch-{scale:g}").exists():
+        return None
+    return f"TPC-H at scale {scale:g}: {size(scale * _TPCH_DISK)} in {place}, once"
+
+
+def check_memory(name: str, algorithm: str, bytes_per_row: int) -> None:
+    """Refuses a case whose size is known and which would not fit: the system would end the process without a word."""
+    if not name.startswith("tpch-"):
+        return
+    due, free = _scale(name) * _TPCH_ROWS * bytes_per_row, free_memory()
+    if due > free:
+        raise JobError(
+            f"{name} by {algorithm} takes about {size(due)} of memory, and {size(free)} are free; end other programs, "
+            "leave it out, or take a smaller scale"
+        )
+
+
+def _scale(name: str) -> float:
+    try:
+        scale = float(name.removeprefix("tpch-"))
+    except ValueError:
+        scale = math.nan
+    if not 0 < scale < math.inf:
+        raise JobError(f"{name!r} has no scale factor; write tpch-0.1, tpch-1 or tpch-10")
+    return scale
+
+
+def _folder(given: Path | None) -> Path:
+    return given or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tablepuppet"
 
 
 def _dimension(rng: np.random.Generator, key: str, rows: int) -> pa.Table:

@@ -28,7 +28,7 @@ import numpy as np
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.api import Federation
 from tablepuppet.arrays import Array
-from tablepuppet.bench.cases import Case, make_case
+from tablepuppet.bench.cases import Case, check_memory, make_case
 from tablepuppet.bench.figures import L2, Figures, copy_seconds, peak
 from tablepuppet.errors import JobError
 from tablepuppet.job import make_job
@@ -42,6 +42,7 @@ from tablepuppet.train import prepare_job, train
 from tablepuppet.transport.link import Link, Transport
 
 _TIMES = 3
+_OURS, _POOLED = 210, 650  # bytes per joined row of TPC-H, clients or the materialised join included
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,14 @@ def moved_bytes(joined: JoinedRows) -> int:
 
 def measure(name: str, rows: int, folder: Path | None, algorithm: str, model: str, epochs: int) -> Figures:
     """Measures in a fresh process."""
+    check_room(name, algorithm)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_measure, name, rows, folder, algorithm, model, epochs).result()
+
+
+def check_room(name: str, algorithm: str) -> None:
+    """Refuses what would not fit this machine's memory, where that is known before it is begun."""
+    check_memory(name, algorithm, _POOLED if algorithm in FITS else _OURS)
 
 
 def _measure(name: str, rows: int, folder: Path | None, algorithm: str, model: str, epochs: int) -> Figures:

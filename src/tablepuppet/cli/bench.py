@@ -14,9 +14,9 @@ from rich.table import Table
 
 from tablepuppet.algorithms.registry import OF_SUMS
 from tablepuppet.bench import processes as apart_figures
-from tablepuppet.bench.cases import SYNTHETIC
+from tablepuppet.bench.cases import SYNTHETIC, make_case, make_files
 from tablepuppet.bench.figures import HEADINGS, Beginning, Figures, cells
-from tablepuppet.bench.measure import FITS, measure
+from tablepuppet.bench.measure import FITS, check_room, measure
 from tablepuppet.bench.processes import Apart, Overhead, measure_apart, measure_network
 from tablepuppet.cli.screen import JsonOption, Screen
 from tablepuppet.errors import JobError
@@ -81,6 +81,12 @@ def bench(
         for size in (sizes if case in SYNTHETIC else sizes[:1])
         for name in chosen
     ]
+    for case, _, name in () if processes else asked:
+        check_room(case, name)
+    for case in dict.fromkeys(case for case, _, _ in asked):
+        if (making := make_files(case, data)) is not None:
+            with screen.progress(making):
+                make_case(case, 0, data)
     if processes:
         apart: list[Apart] = []
         for case, size, name in asked:

@@ -169,15 +169,26 @@ def encode(message: msgspec.Struct, wire: Wire = "float64", *, keep_order: bool 
                 return [add(sent.tobytes("F")), sent.dtype.str, list(sent.shape), value.dtype.str, "F"]
             return [add(_bytes(sent)), sent.dtype.str, list(sent.shape), value.dtype.str]
         if isinstance(value, pa.Table):
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, value.schema) as writer:
-                writer.write_table(value)
-            stream = memoryview(sink.getvalue()).cast("B")
+            stream = _stream(value)
             return [add(stream), len(stream)]
         raise TransportError(f"a {type(value).__name__} cannot be sent")
 
     header = msgspec.msgpack.encode(message, enc_hook=hook)
     return Frame(bytes([_WIRES.index(wire)]) + header, buffers)
+
+
+def _stream(table: pa.Table) -> memoryview:
+    """A table as an Arrow stream: counted first, for a buffer that grows is copied again and again."""
+    count = pa.MockOutputStream()
+    with pa.ipc.new_stream(count, table.schema) as writer:
+        writer.write_table(table)
+    out = np.empty(count.size(), np.uint8)
+    with (
+        pa.FixedSizeBufferWriter(pa.py_buffer(out)) as sink,
+        pa.ipc.new_stream(sink, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    return out.data
 
 
 def _bytes(array: NDArray[Any]) -> Buffer:

@@ -1,7 +1,7 @@
 """Long columns: put together from batches as they are read, and put in another order.
 
-A database hands rows out in small batches, and takes a batch's memory back when the last of its columns is let go. Of a
-long table, a million rows at a time are therefore copied into memory of their own, column by column: each column can
+A database hands rows out in small batches, and takes a batch's memory back when the last of its columns is let go. The
+columns of a long table are therefore copied into memory of their own, pieces of a million rows: each column can
 then go by itself, and what a batch took is used again by the next. Texts that repeat become codes on the way, so that
 nobody hashes them again. NumPy asks for large pages, with which an array of megabytes is had in a fraction of the time;
 Arrow's pool does not (docs/decisions/0107-a-scan-is-let-go-once-it-is-encoded.md).
@@ -25,6 +25,7 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.threads import over_rows
 
 PIECE = 1 << 20  # rows
+_BATCHES = 8  # of a few thousand rows, that are copied together: they stay in the cache
 _LOOK = 1 << 13  # rows of a text that tell whether it repeats
 _REPEATS = 8  # times, from which codes are the shorter way
 _TOGETHER = 1 << 28  # bytes of texts or lists that become one array: its offsets have 31 bits
@@ -33,37 +34,83 @@ _TAKEN = 1 << 16  # rows taken at a time: NumPy makes wide numbers of those that
 
 
 def put_together(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    """The rows of all batches, in pieces of `PIECE` rows where there are so many."""
-    pieces: list[list[pa.Array]] = [[] for _ in schema]
-    waiting: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        waiting.append(batch)
+    """The rows of all batches; where they are many, those of a column lie together."""
+    given, first, rows = iter(batches), list[pa.RecordBatch](), 0
+    for batch in given:
+        first.append(batch)
         rows += len(batch)
         if rows >= PIECE:
-            _add(pieces, waiting)
-            waiting, rows = [], 0
-    if not any(pieces):
-        return pa.Table.from_batches(waiting, schema)
-    if waiting:
-        _add(pieces, waiting)
-    return pa.table([_whole(column) for column in pieces], schema.names)
+            break
+    else:
+        return pa.Table.from_batches(first, schema)
+    columns = [_Column() for _ in schema]
+    for some in itertools.chain(_together(_emptied(first)), _together(given)):
+        for i, column in enumerate(columns):
+            column.add([batch.column(i) for batch in some])
+    return pa.table([column.whole() for column in columns], schema.names)
 
 
-def _add(pieces: Sequence[list[pa.Array]], batches: Sequence[pa.RecordBatch]) -> None:
-    """One more piece of each column."""
-    for i, column in enumerate(pieces):
-        chunks = [batch.column(i) for batch in batches]
-        is_text = pa.types.is_string(chunks[0].type)
-        if is_text and (_repeats(chunks[0]) if not column else pa.types.is_dictionary(column[-1].type)):
-            encoded = pa.chunked_array(chunks).dictionary_encode()
-            if _REPEATS * len(encoded.chunk(0).dictionary) <= PIECE:
-                column.append(encoded.combine_chunks())
-                continue
+def _emptied(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    while batches:
+        yield batches.pop(0)
+
+
+def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Some batches at a time, few enough to stay in the cache."""
+    while some := list(itertools.islice(batches, _BATCHES)):
+        yield some
+
+
+class _Column:
+    """A column that grows."""
+
+    def __init__(self) -> None:
+        self._pieces: list[pa.Array] = []
+        self._kind: pa.DataType | None = None
+        self._open: NDArray[Any] | None = None  # a piece of plain values that is not full
+        self._filled = 0
+
+    def add(self, chunks: Sequence[pa.Array]) -> None:
         if _is_plain(chunks):
-            column.append(_copied(chunks))
-        else:
-            column += _joined(chunks)
+            for chunk in chunks:
+                self._write(chunk)
+            return
+        self._close()
+        if pa.types.is_string(chunks[0].type) and self._is_coded(chunks[0]):
+            encoded = pa.chunked_array(chunks).dictionary_encode()
+            if _REPEATS * len(encoded.chunk(0).dictionary) <= _BATCHES * _LOOK:
+                self._pieces.append(encoded.combine_chunks())
+                return
+        self._pieces += _joined(chunks)
+
+    def whole(self) -> pa.ChunkedArray:
+        """The column with one dictionary, or without any."""
+        self._close()
+        if len({piece.type for piece in self._pieces}) > 1:
+            return pa.chunked_array([_decoded(piece) for piece in self._pieces])
+        column = pa.chunked_array(self._pieces)
+        return column.unify_dictionaries() if pa.types.is_dictionary(column.type) else column
+
+    def _is_coded(self, texts: pa.Array) -> bool:
+        return pa.types.is_dictionary(self._pieces[-1].type) if self._pieces else _repeats(texts)
+
+    def _write(self, chunk: pa.Array) -> None:
+        values, self._kind = _values(chunk), chunk.type
+        while len(values):
+            if self._open is None:
+                self._open, self._filled = np.empty(PIECE, values.dtype), 0
+            some = values[: PIECE - self._filled]
+            self._open[self._filled : self._filled + len(some)] = some
+            self._filled += len(some)
+            values = values[len(some) :]
+            if self._filled == PIECE:
+                self._close()
+
+    def _close(self) -> None:
+        if self._open is not None:
+            assert self._kind is not None
+            self._pieces.append(_array(self._open[: self._filled], self._kind))
+        self._open = None
 
 
 def _repeats(texts: pa.Array) -> bool:
@@ -75,15 +122,6 @@ def _joined(chunks: Sequence[pa.Array]) -> Iterator[pa.Array]:
     ends = np.cumsum([chunk.nbytes for chunk in chunks]) // _TOGETHER
     for _, some in itertools.groupby(zip(ends.tolist(), chunks, strict=True), itemgetter(0)):
         yield pa.concat_arrays([chunk for _, chunk in some])
-
-
-def _whole(pieces: list[pa.Array]) -> pa.ChunkedArray:
-    """A column with one dictionary, or without any."""
-    kinds = {piece.type for piece in pieces}
-    if len(kinds) > 1:
-        return pa.chunked_array([_decoded(piece) for piece in pieces])
-    column = pa.chunked_array(pieces)
-    return column.unify_dictionaries() if pa.types.is_dictionary(column.type) else column
 
 
 def _decoded(piece: pa.Array) -> pa.Array:
@@ -105,10 +143,6 @@ def _values(chunk: pa.Array) -> NDArray[Any]:
     width = _width(chunk.type)
     kind = np.dtype(f"V{width}") if width > 8 else np.dtype(f"u{width}")
     return np.frombuffer(chunk.buffers()[1] or b"", kind)[chunk.offset : chunk.offset + len(chunk)]
-
-
-def _copied(chunks: Sequence[pa.Array]) -> pa.Array:
-    return _array(np.concatenate([_values(chunk) for chunk in chunks]), chunks[0].type)
 
 
 def _array(values: NDArray[Any], kind: pa.DataType) -> pa.Array:

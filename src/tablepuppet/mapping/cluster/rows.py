@@ -21,7 +21,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.mapping.cluster.cluster import Cluster
 from tablepuppet.mapping.cluster.partitions import IndexFacts, Partition, write_labels
 from tablepuppet.mapping.cluster.worker import Kept, Source, Walk
-from tablepuppet.mapping.rows.index import RowIndex
+from tablepuppet.mapping.rows.index import RowIndex, moved_rows
 from tablepuppet.mapping.rows.joined import JoinedRows, batch, by_label, weight_step
 from tablepuppet.mapping.walk.gather_scatter import empty_sums
 from tablepuppet.mapping.walk.lane import JoinStep, LaneResult, Pass, Sums, Work, add_sums
@@ -63,11 +63,11 @@ class ClusterRows:
         walk = Walk(next(self.numbers), work, len(per_row), dict(self.state))
         calls = self._calls(walk, per_row, columns)
         merged: list[list[Array]] = []
-        sums = []
+        sums, moved = [], moved_rows(self.rows, self.indices)
         for partition, results in zip(self.partitions, self.cluster.ask("walk", calls), strict=True):
             for lane in results:
                 merged = merged or [
-                    [empty_sums(len(v), out.shape[1], self.rows) for v, (_, out) in zip(per_row, blocks, strict=True)]
+                    [empty_sums(len(v), out.shape[1], moved) for v, (_, out) in zip(per_row, blocks, strict=True)]
                     for blocks in lane[0]
                 ]
                 _add(merged, partition, lane)

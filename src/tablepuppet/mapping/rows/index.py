@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,6 +133,20 @@ class RowIndex:
 def is_worth_arranging(rows: int, joined_rows: int) -> bool:
     """Whether walks over so many joined rows are faster where a block's rows are arranged, if they are not sorted."""
     return rows >= FAR and joined_rows >= max(COMPILED_FROM, _OFTEN * rows)
+
+
+class _Block(Protocol):
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def is_sorted(self) -> bool: ...
+
+
+def moved_rows(joined_rows: int, blocks: Iterable[_Block]) -> int:
+    """Joined rows, as they count for the way in which values are moved: twice, where those of a block do not stay in a
+    core's cache, for compiled loops fetch a far row once (docs/decisions/0108-far-rows-are-fetched-by-loops.md)."""
+    return joined_rows * (1 + any(block.rows >= FAR and not block.is_sorted for block in blocks))
 
 
 def distinct(rows: RowNumbers, size: int) -> tuple[RowNumbers, RowNumbers]:

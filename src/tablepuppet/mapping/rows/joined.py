@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.mapping.rows.index import RowIndex, count_rows, distinct, pieces
+from tablepuppet.mapping.rows.index import RowIndex, count_rows, distinct, moved_rows, pieces
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, empty_sums, gather_scatter_for
 from tablepuppet.mapping.walk.lane import (
     JoinStep,
@@ -92,7 +92,7 @@ class JoinedRows:
             if passed is not None:
                 return passed
         totals = whole(self.indices) if work.fused is not None else []
-        shared_totals = SharedTotals(self.indices, self.all_rows)
+        shared_totals = SharedTotals(self.indices, self.moved_rows)
         each = pool().map if len(self.lanes_of_shards) > 1 else map
         results = self.walk(work, per_row, columns, each, totals, shared_totals)
         return self._merge(results, signals, per_row[0].shape[1], totals, shared_totals)
@@ -185,12 +185,17 @@ class JoinedRows:
 
     @cached_property
     def gather_scatter(self) -> GatherScatter:
-        return gather_scatter_for(self.all_rows)
+        return gather_scatter_for(self.moved_rows)
 
     @property
     def all_rows(self) -> int:
         """Joined rows of the whole, whose size decides how values are moved."""
         return self.whole or self.rows
+
+    @cached_property
+    def moved_rows(self) -> int:
+        """Joined rows as they count where values are moved."""
+        return moved_rows(self.all_rows, self.indices)
 
     @cached_property
     def lanes_of_shards(self) -> Sequence[Lane]:
@@ -230,7 +235,7 @@ class JoinedRows:
         known = known or [[None] * len(self.indices) for _ in buffers]
         return [
             [
-                empty_sums(p.rows, out.shape[1], self.all_rows) if total is None else total
+                empty_sums(p.rows, out.shape[1], self.moved_rows) if total is None else total
                 for p, (_, out), total in zip(self.indices, own, totals, strict=True)
             ]
             for own, totals in zip(buffers, known, strict=True)

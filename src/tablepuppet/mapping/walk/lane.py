@@ -91,7 +91,7 @@ def walk_lane(
     shared_totals: SharedTotals | None = None,
 ) -> LaneResult:
     """Values are summed over blocks, columns are not; sums of blocks in order go to `shared_totals`, if any."""
-    collapsed = LaneSums(rows.indices, rows.gather_scatter, rows.all_rows, lane[0][0], lane[-1][1], shared_totals)
+    collapsed = LaneSums(rows.indices, rows.gather_scatter, rows.moved_rows, lane[0][0], lane[-1][1], shared_totals)
     totals: list[Sums] = []
     for start, stop in lane:
         places = [p.place(rows.gather_scatter, start, stop) for p in rows.indices]

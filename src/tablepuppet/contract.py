@@ -16,7 +16,7 @@ from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import ApprovalError, JobError
 from tablepuppet.formatting import printable
 from tablepuppet.job import Job
-from tablepuppet.privacy.options import Privacy
+from tablepuppet.privacy.options import KeyMode, Privacy
 from tablepuppet.privacy.rounding import Rounding
 from tablepuppet.protocol.base import What
 from tablepuppet.protocol.contract import (
@@ -94,7 +94,8 @@ def job_contracts(
     if job.warm_start is not None and purpose != "evaluate":
         models = [job.warm_start.names]
     starts = {b.name: tuple(job.start.get(name, {}) for name in b.features) for b in bound.blocks if job.start}
-    for client, scans, own in _owners(bound, roles_of(bound), masks, models[0] if models else None, starts):
+    asked = (masks, models[0] if models else None, starts, privacy.keys)
+    for client, scans, own in _owners(bound, roles_of(bound), *asked):
         twins = [
             msgspec.structs.replace(block, model=names.get(block.name, "")) for names in models[1:] for block in own
         ]
@@ -197,7 +198,7 @@ def key_contracts(bound: BoundQuery, purpose: Purpose, asker: str, privacy: Priv
             keys=privacy.keys,
             most_keys=_most_keys(privacy),
         )
-        for client, scans, blocks in _owners(bound, roles_of(bound), {})
+        for client, scans, blocks in _owners(bound, roles_of(bound), {}, keys=privacy.keys)
     }
 
 
@@ -215,7 +216,7 @@ def score_contracts(
     `sides`: the scans of whose rows it is told on which side of a split, in such shares, they are.
     """
     found = {}
-    for client, scans, blocks in _owners(bound, roles_of(bound, identifiers), {}, models):
+    for client, scans, blocks in _owners(bound, roles_of(bound, identifiers), {}, models, keys=privacy.keys):
         told = tuple(scan for scan in sides if client in bound.scans[scan].clients)
         found[client] = Contract(
             purpose="predict",
@@ -248,6 +249,7 @@ def _owners(
     masks: Mapping[str, bool],
     models: Mapping[str, str] | None = None,
     starts: Mapping[str, tuple[dict[str, list[float]], ...]] | None = None,
+    keys: KeyMode = "hmac",
 ) -> Iterator[tuple[str, tuple[ScanTerms, ...], tuple[BlockTerms, ...]]]:
     """Each client with its own scans and blocks."""
     models = models or {}
@@ -256,9 +258,11 @@ def _owners(
         scans, blocks = [], []
         for number, scan in enumerate(bound.scans):
             if client in scan.clients:
-                texts = bound.spelled(number, client)
+                texts, merges = bound.spelled(number, client), bound.merges(number, keys)
                 columns = tuple(Column(t, tuple(roles.get((number, c), ()))) for c, t in enumerate(texts.columns))
-                scans.append(ScanTerms(number, scan.table, columns, texts.filter, len(scan.clients), scan.query))
+                scans.append(
+                    ScanTerms(number, scan.table, columns, texts.filter, len(scan.clients), scan.query, merges)
+                )
         for block in bound.blocks:
             places = dict.fromkeys(
                 (branch.relations[member.relation].scan, member.columns)
@@ -291,6 +295,15 @@ def _disclosures(
     for scan in scans:
         tell(scan.table, "row count")
         tell(scan.table, "key tokens")
+        if scan.merges:
+            tell(scan.table, "group tokens")
+            tell(scan.table, "magnitudes")
+            tell(scan.table, "masked group sums")
+            tell(scan.table, "shared groups", to="client")
+            tell(scan.table, "group sums", to="client")
+        if scan.merges == "extremes":
+            tell(scan.table, "masked group extremes")
+            tell(scan.table, "group extremes", to="client")
         if purpose in ("train", "explain", "evaluate") and scan.numbers("label"):
             tell(scan.table, "labels")
         if purpose in ("train", "explain", "evaluate") and scan.numbers("weight"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.linear_model import LinearRegression
 from tests.postgres import Database
 
 import tablepuppet as tp
+from tablepuppet.client.policy import Policy
 
 ROWS = 240
 
@@ -224,6 +226,68 @@ def test_groups_with_rows_of_several_clients_are_refused_with_the_reason(name: s
         pytest.raises(tp.TablePuppetError, match="some groups of account_id have rows of transactions with several"),
     ):
         federation.train(QUERIES[name], label="y")
+
+
+MERGED = QUERIES | {
+    "groups by an expression": """
+        SELECT a.age, t.n, t.amount, a.y FROM accounts a
+        JOIN (SELECT CAST(account_id AS BIGINT) AS id, kind, count(*) AS n, sum(amount) AS amount FROM transactions
+              GROUP BY id, kind) t ON t.id = a.account_id""",
+    "joined on what is no group": """
+        SELECT a.age, t.n, a.y FROM accounts a
+        JOIN (SELECT kind, max(account_id) AS id, count(*) AS n FROM transactions GROUP BY kind) t
+          ON t.id = a.account_id""",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "clients"),
+    [
+        ("groups", 2),
+        ("with, having, filter, left join", 3),
+        ("case in a sum", 2),
+        ("groups by an expression", 3),
+        ("joined on what is no group", 2),
+    ],
+)
+def test_groups_with_rows_of_several_clients_are_merged_where_all_of_them_grant_it(name: str, clients: int) -> None:
+    query = MERGED[name]
+    parts = [TABLES["transactions"][k::clients] for k in range(clients)]
+    given: dict[str, Any] = {"label": "y", "model": "linear", "l2": 1e-6, "test_fraction": 0.0, "epochs": 60}
+    policies = {"transactions": Policy(merge_groups="extremes")}
+    with tp.Federation(TABLES | {"transactions": parts}, policies=policies) as split:
+        plan = split.explain(query, **given)
+        result = split.train(query, **given)
+        found = np.sort(split.predict(result, query)["prediction"].to_numpy())
+    with tp.Federation(TABLES) as whole:
+        same = whole.train(query, **given)
+        expected = np.sort(whole.predict(same, query)["prediction"].to_numpy())
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+    assert result.traffic.all_told == result.plan.disclosures(len(result.history))
+    others = "transactions[1] itself" if clients == 2 else "their sums over transactions[1], transactions[2]"
+    assert others in " ".join(str(plan).split())
+
+
+def test_groups_are_not_merged_without_a_word_of_every_owner() -> None:
+    halves = [TABLES["transactions"][:1_000], TABLES["transactions"][1_000:]]
+    query, small = QUERIES["groups"], MERGED["groups by an expression"]
+
+    def refusal(query: str, *policies: Policy, **job: Any) -> str:
+        named = {f"transactions[{i}]": policy for i, policy in enumerate(policies)}
+        with tp.Federation(TABLES | {"transactions": halves}, policies=named) as federation:
+            with pytest.raises(tp.TablePuppetError) as raised:
+                federation.train(query, label="y", **job)
+            return str(raised.value)
+
+    one = Policy(merge_groups=True)
+    assert "merge_groups = true, and that of transactions[1] does not" in refusal(query, one)
+    assert "merge_groups = true, and that of transactions[0], transactions[1] does not" in refusal(small)
+    assert 'merge_groups = "extremes"' in refusal(query.replace("avg(", "max("), one, one)
+    assert "median cannot be merged over clients" in refusal(query.replace("avg(", "median("), one, one)
+    assert 'under keys = "dh" they are not merged' in refusal(query, one, one, privacy={"keys": "dh"})
+    few = Policy(merge_groups=True, minimum_rows=30, minimum_difference=1)
+    assert "groups of fewer than 30 rows would be told to another owner" in refusal(query, one, few)
+    assert "masked sums over at least 3 clients" in refusal(query, one, Policy(merge_groups=True, minimum_clients=3))
 
 
 def test_what_is_over_rows_of_several_clients_is_refused_with_the_reason() -> None:

@@ -17,7 +17,8 @@ from sqlglot import exp
 from sqlglot.expressions import SAFE_IDENTIFIER_RE
 
 from tablepuppet.errors import CatalogError, QueryError
-from tablepuppet.protocol import ColumnInfo
+from tablepuppet.privacy.options import KeyMode
+from tablepuppet.protocol import ColumnInfo, Merges
 from tablepuppet.query.grammar import At, refusal
 from tablepuppet.query.ucq import JoinKind, Ucq
 
@@ -58,6 +59,8 @@ class Scan:
     withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
     query: str | None = None  # over the clients' tables, `table` among them, whose rows are read instead of a table's
     groups: tuple[str, ...] | None = None  # of such a query: columns of which a value must lie with one client
+    merges: Merges = ""  # such groups are merged over the clients, and may lie with several
+    unmerged: str = ""  # why they are not, and what to do about it
     spelled: tuple[ScanTexts, ...] = ()  # per client: the expressions and the filter as it was sent them
 
     def keeps_groups(self, column: int) -> bool:
@@ -167,6 +170,11 @@ class BoundQuery:
     scans: tuple[Scan, ...]
     branches: tuple[Branch, ...]
     blocks: tuple[Block, ...]
+
+    def merges(self, scan: int, keys: KeyMode) -> Merges:
+        """Which figures of a scan's groups are merged over its clients; tokens that only blind owners compare, cannot
+        be compared for it."""
+        return "" if keys == "dh" else self.scans[scan].merges
 
     def spelled(self, scan: int, client: str) -> ScanTexts:
         """What a client was asked to open."""

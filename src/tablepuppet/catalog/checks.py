@@ -67,13 +67,15 @@ def check_groups(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Sca
         }
         for relation, number in enumerate(branch.scans):
             scan = scans[number]
-            if scan.groups is None or any(scan.keeps_groups(c) for r, c in joined if r == relation):
+            keeps_groups = any(scan.keeps_groups(c) for r, c in joined if r == relation)
+            if scan.groups is None or scan.merges or keeps_groups:
                 continue
+            why = f". Or let groups be merged: {scan.unmerged}" if scan.unmerged else ""
             raise refuse(
                 ucq,
                 f"the rows of {scan.table} lie with {len(scan.clients)} clients, and each computes "
                 f"{branch.resolved.aliases[relation]} over its own rows only. Join it on {' or '.join(scan.groups)}: "
-                "then it can be seen whether each group lies with one client",
+                f"then it can be seen whether each group lies with one client{why}",
                 None,
             )
 

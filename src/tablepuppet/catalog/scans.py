@@ -132,6 +132,8 @@ def _typed(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]) ->
         shape.withholding,
         shape.query,
         shape.groups,
+        shape.merges,
+        shape.unmerged,
         spelled,
     )
 

@@ -20,10 +20,11 @@ from sqlglot import exp
 
 from tablepuppet.catalog.bound import partitions_of, refuse
 from tablepuppet.catalog.types import merged_column, type_name
-from tablepuppet.errors import TransportError, did_you_mean
-from tablepuppet.protocol import ColumnInfo, DescribeTable, Message, TableSchema
+from tablepuppet.errors import QueryError, TransportError, did_you_mean
+from tablepuppet.protocol import ColumnInfo, DescribeTable, Merges, Message, TableSchema
 from tablepuppet.query.derived import base_tables
 from tablepuppet.query.ucq import Ucq, matches
+from tablepuppet.tables.grouped_queries import UnmergeableError, grouped_select, split_groups
 from tablepuppet.tables.guard import AGGREGATES
 from tablepuppet.transport.link import Link
 
@@ -105,33 +106,59 @@ def owned_query(ucq: Ucq, query: exp.Query, tables: Mapping[str, tuple[str, ...]
             owners = f"{', '.join(tables[first])}; {', '.join(tables[name])}"
             message = f"this subquery reads {first} and {name}, which lie with different owners ({owners}). {advice}"
             raise refuse(ucq, message, base)
-    groups = _groups(ucq, query, first, tables) if len(tables[first]) > 1 else None
+    read = _groups(ucq, query, first, tables) if len(tables[first]) > 1 else _Read(first, None)
     for base, name in zip(bases, names, strict=True):
         if base.args.get("alias") is None:
             base.set("alias", exp.TableAlias(this=base.this.copy()))
         base.set("this", exp.Identifier(this=name, quoted=True))
-    return _Read(first, own.sql("duckdb", identify=True, comments=False), groups)
+    return read._replace(query=own.sql("duckdb", identify=True, comments=False))
 
 
-def _groups(ucq: Ucq, query: exp.Query, table: str, tables: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
-    """Columns whose values must each lie with one client of a shared table; None: no row depends on another."""
-    found = group_columns(query, {name.lower(): by for name, by in partitions_of(tables).items()})
-    if found is not None and not found:
-        over = query.find(*_OVER_ROWS, *AGGREGATES) or query
-        joined = (
-            "Join tables here on columns that the federation says they are partitioned by ([partitioned_by] in its "
-            f'file, or partitioned_by={{"{table}": ["key"]}}). '
-            if isinstance(over, exp.Join)
-            else ""
-        )
-        raise refuse(
-            ucq,
-            f"the rows of {table} lie with {len(tables[table])} clients, and each would compute this over its own rows "
-            f"only. {joined}Group by a key of the join, each value of which lies with one client; or let one of them "
-            "offer the summed-up table, or select the column itself",
-            over,
-        )
-    return None if found is None else tuple(sorted(found))
+def _groups(ucq: Ucq, query: exp.Query, table: str, tables: Mapping[str, tuple[str, ...]]) -> _Read:
+    """Columns whose values must each lie with one client of a shared table, or how groups that do not are merged."""
+    partitions = {name.lower(): by for name, by in partitions_of(tables).items()}
+    found = group_columns(query, partitions)
+    if found is None:
+        return _Read(table, None)
+    merging, why_not = mergeable(query, partitions)
+    if not found and not merging:
+        raise _over_rows(ucq, query, table, tables)
+    return _Read(table, None, tuple(sorted(found)), merging, why_not)
+
+
+def _over_rows(
+    ucq: Ucq, query: exp.Query, table: str, tables: Mapping[str, tuple[str, ...]], unmerged: str = ""
+) -> QueryError:
+    """Why clients that share a table cannot compute a query each by itself."""
+    over = query.find(*_OVER_ROWS, *AGGREGATES) or query
+    joined = (
+        "Join tables here on columns that the federation says they are partitioned by ([partitioned_by] in its "
+        f'file, or partitioned_by={{"{table}": ["key"]}}). '
+        if isinstance(over, exp.Join)
+        else ""
+    )
+    return refuse(
+        ucq,
+        f"the rows of {table} lie with {len(tables[table])} clients, and each would compute this over its own rows "
+        f"only. {joined}{unmerged}Group by a key of the join, each value of which lies with one client; or let one of "
+        "them offer the summed-up table, or select the column itself",
+        over,
+    )
+
+
+def mergeable(query: exp.Query, partitions: Partitions) -> tuple[Merges, str]:
+    """What of a query's groups must be merged where they lie with several clients; or what in it is in the way."""
+    try:
+        split = split_groups(query)
+        select, ctes, _ = grouped_select(query)
+    except UnmergeableError as error:
+        return "", str(error)
+    below = _of_source(select.args["from_"].this, ctes, partitions)
+    if select.args.get("joins") and below is None and not _joined(select, ctes, partitions):
+        below = _NOTHING
+    if below is not None:
+        return "", "groups of what looks at several rows itself"
+    return ("extremes" if split.has_extremes else "sums"), ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +173,8 @@ class TableShape:
     withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
     query: str | None = None  # over one owner's tables, `name` among them, whose rows are meant instead of a table's
     groups: tuple[str, ...] | None = None  # of such a query: columns of which a value must lie with one client
+    merges: Merges = ""  # such groups are merged over the clients
+    unmerged: str = ""  # why they are not
 
     def differences(self) -> str:
         """A sentence about everything in which the clients differ, where it is more than one thing."""
@@ -165,6 +194,8 @@ class _Read(NamedTuple):
     table: str
     query: str | None
     groups: tuple[str, ...] | None = None  # see TableShape
+    merging: Merges = ""  # what must be merged where groups lie with several clients; "": they cannot be
+    why_not: str = ""
 
 
 def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[Origin, TableShape]:
@@ -187,6 +218,7 @@ def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dic
     answers = link.ask(requests)
     columns: dict[tuple[_Read, str], list[ColumnInfo]] = {}
     withholding: dict[_Read, list[str]] = {}
+    closed: dict[_Read, list[str]] = {}
     for client, reads in asked.items():
         for read, answer in zip(reads, answers[client], strict=True):
             if not isinstance(answer, TableSchema):
@@ -196,16 +228,39 @@ def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dic
             columns[read, client] = answer.columns
             if answer.withholds:
                 withholding.setdefault(read, []).append(client)
+            if read.merging not in ("", answer.merges) and (read.merging, answer.merges) != ("sums", "extremes"):
+                closed.setdefault(read, []).append(client)
+    for branch in ucq.branches:
+        for source in branch.sources:
+            read = named[source.origin]
+            if source.derived is not None and read.groups == () and read in closed:
+                said = _unmerged(read, closed[read])
+                raise _over_rows(ucq, source.derived, read.table, tables, f"{said[0].upper()}{said[1:]}. ")
     shapes = {
         read: replace(
             _shape(read.table, tables[read.table], {c: columns[read, c] for c in tables[read.table]}),
             withholding=tuple(withholding.get(read, ())),
             query=read.query,
             groups=read.groups,
+            merges="" if read in closed else read.merging,
+            unmerged=_unmerged(read, closed.get(read, ())),
         )
         for read in used
     }
     return {origin: shapes[read] for origin, read in named.items()}
+
+
+def _unmerged(read: _Read, closed: Sequence[str]) -> str:
+    """Why groups are not merged, and what would help."""
+    if read.why_not:
+        return (
+            f"{read.why_not} cannot be merged over clients (count, sum, avg, stddev, min, max and what is made of them "
+            "can)"
+        )
+    if not closed:
+        return ""
+    word = 'merge_groups = "extremes"' if read.merging == "extremes" else "merge_groups = true"
+    return f"they are merged where the policy of every client says {word}, and that of {_named(closed)} does not"
 
 
 def _shape(table: str, clients: tuple[str, ...], columns: Mapping[str, list[ColumnInfo]]) -> TableShape:

@@ -19,7 +19,7 @@ import numpy as np
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.registry import REQUESTS, UPDATES
-from tablepuppet.client.answers import boosting, contract, prediction, setup, training
+from tablepuppet.client.answers import boosting, contract, groups, prediction, setup, training
 from tablepuppet.client.policy_decisions import decide
 from tablepuppet.client.request_rules import check_request
 from tablepuppet.client.state import Checkpoint, ClientState
@@ -116,6 +116,9 @@ class Client(ClientState):
 SETUP = (
     m.OpenScan,
     m.ProposeContract,
+    m.SendGroups,
+    m.SumGroups,
+    m.HoldGroups,
     m.SendKeys,
     m.OpenPart,
     m.SumStatistics,
@@ -128,6 +131,9 @@ ANSWERS: dict[type, Callable[[ClientState, Any], m.Message]] = {
     m.DescribeTable: setup.describe_table,
     m.OpenScan: setup.open_scan,
     m.ProposeContract: contract.propose,
+    m.SendGroups: groups.send_groups,
+    m.SumGroups: groups.sum_groups,
+    m.HoldGroups: groups.hold_groups,
     m.CountRows: setup.count_rows,
     m.FindIds: setup.find_ids,
     m.SendKeys: setup.send_keys,

@@ -39,18 +39,19 @@ from tablepuppet.protocol.contract import Contract, Purpose, fingerprint
 from tablepuppet.protocol.setup import Folds
 
 BEFORE: frozenset[m.Stage] = frozenset({"schema", "scan", "propose", "close"})  # nothing of them reads a row
-_SETUP: frozenset[m.Stage] = frozenset({"count", "keys", "blind", "classes", "labels", "weights"})
+_GROUPS: frozenset[m.Stage] = frozenset({"groups", "sum groups", "hold groups"})
+_SETUP: frozenset[m.Stage] = _GROUPS | frozenset({"count", "keys", "blind", "classes", "labels", "weights"})
 _STATISTICS: frozenset[m.Stage] = frozenset({"find ids", "part", "summed statistics", "seal"})
 _TREES: frozenset[m.Stage] = frozenset({"sketch", "start trees", "check trees"})
 _TRAINING: frozenset[m.Stage] = _TREES | frozenset(
     {"encode", "start", "figure", "second moments", "step", "combine", "settle", "evaluate", "keep", "release", "hold"}
 )
 ALLOWED: dict[Purpose, frozenset[m.Stage]] = {
-    "profile": frozenset({"keys", "blind"}),
+    "profile": _GROUPS | {"keys", "blind"},
     "explain": _SETUP | _STATISTICS,
     "train": _SETUP | _STATISTICS | _TRAINING | {"pool"},
     "evaluate": _SETUP | {"score", "score own"},
-    "predict": frozenset({"keys", "blind", "score", "score own", "identify", "sides"}),
+    "predict": _GROUPS | {"keys", "blind", "score", "score own", "identify", "sides"},
 }
 
 
@@ -139,6 +140,21 @@ def _once(job: JobUnderContract, stage: str, scan: int, limit: int = 1) -> None:
 def _rows(job: JobUnderContract, contract: Contract, request: m.CountRows) -> None:
     scan_of(contract, request.scan)
     _once(job, "count", request.scan)
+
+
+def _groups(job: JobUnderContract, contract: Contract, request: m.SendGroups | m.SumGroups | m.HoldGroups) -> None:
+    """Groups are told, summed and held, each once and in this order, before any row is shown."""
+    scan = scan_of(contract, request.scan)
+    if not scan.merges:
+        raise refused("groups of this scan are not merged with those of others")
+    stage, last = type(request).stage, {"sum groups": "groups", "hold groups": "sum groups"}
+    if stage in last and not job.asked[last[stage], request.scan]:
+        raise refused(f"{last[stage]} comes before {stage}")
+    if job.asked["count", request.scan] or job.asked["keys", request.scan]:
+        raise refused("groups are merged before their rows are shown")
+    if isinstance(request, m.SumGroups) and len(request.peers) != scan.clients:
+        raise refused(f"figures of groups are masked among {scan.clients} owners, and these are {len(request.peers)}")
+    _once(job, stage or "", request.scan)
 
 
 def _keys(job: JobUnderContract, contract: Contract, request: m.SendKeys) -> None:
@@ -277,6 +293,7 @@ def _sides(job: JobUnderContract, contract: Contract, request: m.SendSides) -> N
 
 # By stage: what a contract says of it. A stage that is not here is refused.
 _CHECKS: dict[m.Stage, Callable[[JobUnderContract, Contract, Any], None]] = {
+    **dict.fromkeys(_GROUPS, _groups),
     "count": _rows,
     "keys": _keys,
     "blind": _blind,

@@ -7,6 +7,8 @@
     max_blinded_keys = 100000    # of other owners, in a job: so many guesses a server has that another client helps
     second_moments = false       # no exact TᵀT: newton and admm(union="exact") on a partitioned table are refused
     minimum_clients = 3          # statistics, gradients, parameters leave only in masked sums over so many clients
+    merge_groups = true          # counts and sums of groups that another owner of the table has too go to one of us;
+                                 # "extremes": least and greatest values too. By default nothing of the kind leaves
     release_parameters = true    # false: trained parameters stay here, and I predict with them
     predictions = true           # a trained model may be applied to my rows, by default unless their features have a
                                  # budget; "held": only one whose part I hold
@@ -48,6 +50,7 @@ from tablepuppet import protocol as m
 from tablepuppet.errors import PolicyError
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.privacy.options import LabelPrivacy
+from tablepuppet.protocol.contract import ScanTerms
 from tablepuppet.tables.store import ScanUse
 
 
@@ -86,6 +89,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     keys_need_dh: bool = False
     max_blinded_keys: int | None = None
     second_moments: bool = True
+    merge_groups: bool | Literal["extremes"] = False
     release_parameters: bool = True
     predictions: bool | Literal["held"] | None = None  # None: unless the features have a budget
     identifiers: bool | None = None  # None: unless keys stay hidden and rows come in numbers (the two rules above)
@@ -100,6 +104,28 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def difference(self) -> int:
         """Fewer rows than this must not be all that two jobs differ by."""
         return self.minimum_rows if self.minimum_difference is None else self.minimum_difference
+
+    @property
+    def merges(self) -> m.Merges:
+        """Which figures of groups may be merged with those of other owners."""
+        return "extremes" if self.merge_groups == "extremes" else "sums" if self.merge_groups else ""
+
+    def check_merging(self, scan: ScanTerms) -> None:
+        """Refuses figures of groups that would leave for another owner of the table."""
+        self.rule(
+            scan.merges in ("", "sums", self.merges) and (not scan.merges or self.merges != ""),
+            "merge_groups",
+            f"{'least and greatest values' if scan.merges == 'extremes' else 'sums'} of groups of {scan.table} are not "
+            "merged with those of its other owners",
+        )
+        if scan.merges:
+            self.check_masked(scan.clients)
+            budget = self.budget.get(scan.table)
+            self.rule(
+                budget is None or budget.features is None,
+                f"budget.{scan.table}.features",
+                f"features of {scan.table} leave under noise only, and sums of groups would leave as they are",
+            )
 
     def check_scan(self, use: ScanUse) -> None:
         """Refuses a scan that reads or filters by a column without any permitted use, before anything is read."""

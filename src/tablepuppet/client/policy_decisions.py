@@ -58,6 +58,7 @@ def _contract(policy: Policy, request: m.ProposeContract, use: Use) -> None:
                 )
         if scan.numbers("weight"):
             policy.check_weights()
+        policy.check_merging(scan)
         if scan.numbers("key"):
             policy.check_keys(contract)
         if scan.numbers("identifier"):
@@ -90,6 +91,10 @@ def _keys(policy: Policy, request: m.SendKeys, use: Use) -> None:
     _columns(policy, request, use, request.columns, "keys")
     if request.columns and request.tokens == "plain":
         policy.rule(policy.keys_in_plain, "keys_in_plain", "join keys leave this owner as tokens only")
+
+
+def _groups(policy: Policy, request: m.SendGroups | m.SumGroups | m.HoldGroups, use: Use) -> None:
+    policy.rule(policy.merges != "", "merge_groups", "groups are not merged with those of other owners")
 
 
 def _classes(policy: Policy, request: m.DescribeLabels, use: Use) -> None:
@@ -252,6 +257,9 @@ DECISIONS: dict[m.Stage | None, Callable[[Policy, Any, Use], None]] = {
     "schema": _schema,
     "scan": _scan,
     "propose": _contract,
+    "groups": _groups,
+    "sum groups": _groups,
+    "hold groups": _groups,
     "count": _of_a_job,
     "keys": _keys,
     "blind": _of_a_job,

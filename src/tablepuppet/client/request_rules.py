@@ -70,6 +70,37 @@ def _keys(own: ClientState, request: m.SendKeys) -> None:
         _within(request.order.offset, "order", 0, _MOST_ROWS)
 
 
+def _sum_groups(own: ClientState, request: m.SumGroups) -> None:
+    groups, parties = own.tables.partials(request.job, request.scan), len(request.peers)
+    _within(request.place, "place", 0, parties - 1)
+    require(len({peer.client for peer in request.peers}) == parties, "peers", "name one client twice")
+    require(request.peers[request.place].client == own.name, "place", "is another client's")
+    array(request.holders, "holders", (None,), kinds=frozenset("i"))
+    shared = len(request.holders)
+    is_inside = not shared or (int(request.holders.min()) >= 0 and int(request.holders.max()) < parties)
+    require(is_inside, "holders", "name a client that there is not")
+    array(request.rows, "rows", (shared,), kinds=frozenset("i"))
+    _row_numbers(request.rows, "rows", groups.count)
+    own_rows = request.rows[request.rows >= 0]
+    require(len(np.unique(own_rows)) == len(own_rows), "rows", "name one group twice")
+    require(bool((request.rows[request.holders == request.place] >= 0).all()), "holders", "hold what they do not have")
+    due = sum(map(m.scales_of, groups.kinds))
+    require(len(request.scales) == due, "scales", f"are {len(request.scales)} where {due} are due")
+    _scales(request.scales)
+    is_one_each = len(request.commitments) == parties and all(len(c) == 32 for c in request.commitments)
+    require(is_one_each, "commitments", "are not one of 32 bytes for each client")
+
+
+def _hold_groups(own: ClientState, request: m.HoldGroups) -> None:
+    agreed = own.tables.agreed(request.job, request.scan)
+    groups, held = own.tables.partials(request.job, request.scan), int((agreed.holders == agreed.place).sum())
+    sums, extremes = (sum(m.words_of(kind)[i] for kind in groups.kinds[1:]) for i in (0, 1))
+    array(request.sums, "sums", (held, sums), kinds=frozenset("i"))
+    require((request.extremes is not None) == (extremes > 0), "extremes", "come where none are due, or not")
+    if request.extremes is not None:
+        array(request.extremes, "extremes", (held, len(agreed.peers) - 1, extremes), kinds=frozenset("i"))
+
+
 def _blind(own: ClientState, request: m.BlindKeys) -> None:
     array(request.points, "points", (None, POINT_SIZE), kinds=frozenset("u"))
 
@@ -342,6 +373,8 @@ def _reveal_keys(own: ClientState, request: trees.RevealKeys) -> None:
 _RULES: dict[type, Rule] = {
     m.SendKeys: _keys,
     m.BlindKeys: _blind,
+    m.SumGroups: _sum_groups,
+    m.HoldGroups: _hold_groups,
     m.SendLabels: _labels,
     m.SendSides: _sides,
     m.OpenPart: _open_part,

@@ -118,6 +118,7 @@ def map_tables(
         [max_joined_rows] * 2 if max_joined_rows else [default_limit(None if any(caps) else cluster), default_limit()]
     )
     keys, client_rows = gather_keys(bound, link, job, privacy, seed)
+    merged = tuple(scan.merged for scan in keys)
     joins: list[BranchJoin] = []
     for branch in bound.branches:
         joins.append(join_branch(bound, branch, keys, limits[0], max_here=limits[1]))
@@ -174,6 +175,7 @@ def map_tables(
             LabelRows(labels.offsets[branch.label_place], dict(client_rows[branch.label_place.scan]))
             for branch in bound.branches
         ),
+        merged=merged,
     )
     give_back()
     return mapping

@@ -20,6 +20,7 @@ from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.cluster.partitions import IndexFacts
 from tablepuppet.mapping.cluster.rows import ClusterRows
+from tablepuppet.mapping.keys.merge import MergedGroups
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.privacy.labels import Channel
@@ -132,6 +133,7 @@ class TableMapping:
     placement: Placement | None = None  # None: all in this process
     folds: NDArray[np.int16] | None = None  # of cross-validation, per label row of the train rows
     label_rows: tuple[LabelRows, ...] = ()  # of each branch
+    merged: tuple[MergedGroups | None, ...] = ()  # of each scan: groups of several clients
 
     @property
     def joined_rows(self) -> int:
@@ -182,6 +184,7 @@ class MappingSummary:
     dropped: int  # joined training rows beyond the cap on multiplicity
     placement: Placement | None
     label_rows: tuple[LabelRows, ...] = ()  # of each branch
+    merged: tuple[MergedGroups | None, ...] = ()  # of each scan: groups of several clients
 
     @property
     def joined_rows(self) -> int:
@@ -212,6 +215,7 @@ def summarise(mapping: TableMapping) -> MappingSummary:
         dropped=mapping.dropped,
         placement=mapping.placement,
         label_rows=mapping.label_rows,
+        merged=mapping.merged,
     )
 
 

@@ -15,7 +15,7 @@ from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.plan.costs import Advice, cost, spelled
 from tablepuppet.plan.disclosure import Account, held_blocks, setup_disclosures
-from tablepuppet.plan.knowledge import Exposure, Insight, common_insights, owners_of
+from tablepuppet.plan.knowledge import Exposure, Insight, common_insights, merging_insights, owners_of
 from tablepuppet.transport.meter import Told
 
 
@@ -51,7 +51,7 @@ def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insig
         found.append(Insight(owners_of(block), tuple(learns)))
     kept = [block.name for block, is_held in zip(shape.blocks, held, strict=True) if is_held]
     but = f", without the splits of {', '.join(kept)}" if kept else ""
-    return [*found, Insight("anyone else", (f"the model, if it is released{but}",))]
+    return [*found, *merging_insights(mapping), Insight("anyone else", (f"the model, if it is released{but}",))]
 
 
 def _checked(options: Boosting) -> str:

@@ -15,6 +15,7 @@ from tablepuppet.algorithms.shape import Exchanges, RunShape, Shape
 from tablepuppet.errors import PolicyError
 from tablepuppet.job import Job
 from tablepuppet.mapping.keys.gather import key_domains
+from tablepuppet.mapping.keys.merge import MergedGroups
 from tablepuppet.mapping.mapping import MappingSummary, PartSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.privacy.options import KeyMode
@@ -106,6 +107,9 @@ def setup_disclosures(mapping: MappingSummary, keys: KeyMode) -> dict[Told, int]
         for client in scan.clients:
             order = int(len(scan.clients) > 1)
             account.server(client, f"scan {number}", row_count=1, key_tokens=1, row_order=order)
+            merged = mapping.merged[number] if mapping.merged else None
+            if merged is not None:
+                _of_groups(account, client, number, merged, has_extremes=scan.merges == "extremes")
     for place in dict.fromkeys(branch.label_place for branch in bound.branches):
         for client in bound.scans[place.scan].clients:
             subject = f"scan {place.scan}"
@@ -114,6 +118,15 @@ def setup_disclosures(mapping: MappingSummary, keys: KeyMode) -> dict[Told, int]
                 client, subject, label_classes=int(mapping.label.kind == "class" and not mapping.label.negatives)
             )
     return account.told
+
+
+def _of_groups(account: Account, client: str, scan: int, merged: MergedGroups, *, has_extremes: bool) -> None:
+    held, subject = int(merged.held[client] > 0), f"scan {scan}"
+    sent = int(merged.shared > merged.held[client])
+    account.server(client, subject, group_tokens=1, magnitudes=int(merged.has_floats))
+    account.server(client, subject, masked_group_sums=sent, masked_group_extremes=sent * has_extremes)
+    account.client(client, subject, shared_groups=int(merged.shared > 0))
+    account.client(client, subject, group_sums=held, group_extremes=held * has_extremes)
 
 
 def statistics_disclosures(mapping: MappingSummary, shape: Shape) -> dict[Told, int]:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import BlockShape, Shape
+from tablepuppet.catalog.bound import Scan
 from tablepuppet.errors import PrivacyError
 from tablepuppet.formatting import plural
 from tablepuppet.job import Job
+from tablepuppet.mapping.keys.merge import MergedGroups
 from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.disclosure import Ids, exchanges_of, held_blocks
@@ -82,12 +84,38 @@ def check_exposure(shape: Shape, job: Job, loss: Loss) -> None:
 def common_insights(mapping: MappingSummary, job: Job) -> list[str]:
     """What the server learns before any algorithm begins: keys, labels, weights."""
     server = [_about_keys(mapping, job.privacy.keys), _about_labels(mapping, job)]
+    server += [
+        f"tokens of the groups of {scan.table}: which of them ({merged.shared:,}) several of its {len(scan.clients)} "
+        "clients have; their figures pass it under masks that only a group's holder can take off"
+        for scan, merged in merged_scans(mapping)
+    ]
     if job.weight is not None:
         server.append(f"the sample weight {job.weight} of {plural(mapping.seen_rows, 'joined row')}")
     split = [name for name in (job.test_where, job.validation_where) if name is not None]
     if split:
         server.append(f"for which label rows {' and '.join(split)} hold{'s' * (len(split) == 1)}")
     return server
+
+
+def merged_scans(mapping: MappingSummary) -> list[tuple[Scan, MergedGroups]]:
+    """The scans whose rows are groups of several clients."""
+    pairs = zip(mapping.bound.scans, mapping.merged, strict=False)
+    return [(scan, merged) for scan, merged in pairs if merged is not None and merged.shared]
+
+
+def merging_insights(mapping: MappingSummary) -> list[Insight]:
+    """What clients learn of each other where their groups are merged."""
+    found = []
+    for scan, merged in merged_scans(mapping):
+        for client, held in merged.held.items():
+            others = [name for name in scan.clients if name != client]
+            whose = f"those of {others[0]} itself" if len(others) == 1 else f"their sums over {', '.join(others)}"
+            extremes = ", and the least and greatest values of each" if scan.merges == "extremes" else ""
+            learns = [f"which of its groups of {scan.table} others have too, and who holds them"]
+            if held:
+                learns.append(f"of {plural(held, 'group')} that it holds, the figures of others: {whose}{extremes}")
+            found.append(Insight(f"client {client} (groups of {scan.table})", tuple(learns)))
+    return found
 
 
 def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, ids: Ids = ()) -> list[Insight]:
@@ -130,7 +158,7 @@ def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, ids: I
         found.append(Insight(owners_of(block), tuple(learns)))
     kept = [block.name for block, is_held in zip(shape.blocks, held, strict=True) if is_held]
     but = f", without the weights of {', '.join(kept)}" if kept else ""
-    return [*found, Insight("anyone else", (f"the model, if it is released{but}",))]
+    return [*found, *merging_insights(mapping), Insight("anyone else", (f"the model, if it is released{but}",))]
 
 
 def _about_keys(mapping: MappingSummary, mode: KeyMode) -> str:

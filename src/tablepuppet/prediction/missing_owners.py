@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from sqlglot import exp
 
 from tablepuppet import protocol as m
 from tablepuppet.errors import ModelError, TransportError
 from tablepuppet.prediction.model import Model, TableUse
+from tablepuppet.query.parsing import syntax_tree
 from tablepuppet.tables.tokens import tokens
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.meter import Phase
@@ -44,12 +46,37 @@ def reachable(model: Model, tables: Mapping[str, tuple[str, ...]], link: Link) -
     answers = link.poll(asked)
     away = {client for client in asked if not answers.get(client) or any(map(_is_away, answers[client]))}
     present: dict[str, tuple[str, ...]] = {t: tuple(c for c in cs if c not in away) for t, cs in tables.items()}
+    for table in _grouped(model, tables):  # of whose groups nobody knows the figures without all of its owners
+        present[table] = () if away & {*tables[table]} and _may_merge(asked, answers, table) else present[table]
     absent = frozenset(table for table in used if not present.get(table))
     stand_ins = {f"{table} (missing)": _StandIn([u for u in model.tables if u.table == table]) for table in absent}
     present |= {table: (f"{table} (missing)",) for table in absent}
     incomplete = absent | {t for t in used if any(client in away for client in tables.get(t, ()))}
     missing = (*sorted(away), *sorted(table for table in absent if table not in tables))
     return Reachable(present, _StandInLink(link, stand_ins), missing, incomplete, absent)
+
+
+def _grouped(model: Model, tables: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """The tables that the model's query reads in groups."""
+    tree = syntax_tree(model.query)
+    ctes = {cte.alias.lower(): cte.this for cte in tree.find_all(exp.CTE)}
+    waiting: list[exp.Expr] = [select for select in tree.find_all(exp.Select) if select.args.get("group") is not None]
+    names: set[str] = set()
+    while waiting:
+        for table in waiting.pop().find_all(exp.Table):
+            name = table.name.lower()
+            waiting += [ctes.pop(name)] if name in ctes else []
+            names.add(name)
+    return [table for table in tables if table.lower() in names]
+
+
+def _may_merge(
+    asked: Mapping[str, Sequence[m.Message]], answers: Mapping[str, Sequence[m.Message]], table: str
+) -> bool:
+    """Whether some owner of a table that answers would merge its groups with others'."""
+    pairs = ((q, a) for client in answers for q, a in zip(asked[client], answers[client], strict=False))
+    schemas = [a for q, a in pairs if isinstance(q, m.DescribeTable) and q.table == table]
+    return any(isinstance(a, m.TableSchema) and a.merges != "" for a in schemas)
 
 
 def _is_away(answer: m.Message) -> bool:

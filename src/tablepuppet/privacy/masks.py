@@ -73,14 +73,20 @@ class Masks:
 
     parties: int
     pairs: tuple[tuple[int, bytes], ...]
+    others: tuple[int, ...] = ()  # the part that each pair is with
 
     @classmethod
     def among(cls, peers: Sequence[MaskKey], private: bytes, shared: bytes, job: str, part: int) -> Masks:
         """Masks of `part` among its block's parts, whose keys must all be vouched for."""
-        own = X25519PrivateKey.from_private_bytes(private)
-        parts = [peer.part for peer in peers]
         for peer in peers:
             check_key(peer, shared, job)
+        return cls.of(peers, private, job.encode(), part)
+
+    @classmethod
+    def of(cls, peers: Sequence[MaskKey], private: bytes, salt: bytes, part: int) -> Masks:
+        """The same among keys that were vouched for; another salt makes other masks."""
+        own = X25519PrivateKey.from_private_bytes(private)
+        parts = [peer.part for peer in peers]
         mine = [peer for peer in peers if peer.part == part]
         if len(set(parts)) < len(parts) or [p.public for p in mine] != [own.public_key().public_bytes_raw()]:
             raise PrivacyError("the keys for masks are not those of this block's parts, each once")
@@ -90,20 +96,30 @@ class Masks:
                 continue
             secret = own.exchange(X25519PublicKey.from_public_bytes(peer.public))
             info = b"tablepuppet masks %d %d" % (min(part, peer.part), max(part, peer.part))
-            key = HKDF(SHA256(), 32, salt=job.encode(), info=info).derive(secret)
+            key = HKDF(SHA256(), 32, salt=salt, info=info).derive(secret)
             pairs.append((1 if part < peer.part else -1, key))
-        return cls(len(peers), tuple(pairs))
+        return cls(len(peers), tuple(pairs), tuple(p for p in parts if p != part))
 
     def masked(self, integers: NDArray[np.int64], counter: int) -> NDArray[np.int64]:
         """The integers under this part's mask number `counter`; sums and differences wrap around."""
         total = integers.astype(np.int64).view(np.uint64).ravel().copy()
-        nonce = bytes(4) + counter.to_bytes(12, "little")
         for sign, key in self.pairs:
-            stream = np.frombuffer(
-                Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(total.nbytes)), "<u8"
-            )
+            stream = _stream(key, counter, total.size)
             np.add(total, stream, out=total) if sign > 0 else np.subtract(total, stream, out=total)
         return total.view(np.int64).reshape(integers.shape)
+
+    def pads(self, shape: tuple[int, ...], counter: int) -> list[tuple[int, NDArray[np.uint64]]]:
+        """What this part shares with each other one, for words that one of them alone may read."""
+        size = int(np.prod(shape))
+        return [
+            (other, _stream(key, counter, size).reshape(shape))
+            for other, (_, key) in zip(self.others, self.pairs, strict=True)
+        ]
+
+
+def _stream(key: bytes, counter: int, size: int) -> NDArray[np.uint64]:
+    nonce = bytes(4) + counter.to_bytes(12, "little")
+    return np.frombuffer(Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(8 * size)), "<u8")
 
 
 def honest_parts(clients: Sequence[str]) -> int:

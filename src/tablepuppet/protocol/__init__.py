@@ -42,6 +42,17 @@ from tablepuppet.protocol.features import (
     Statistics,
     SumStatistics,
 )
+from tablepuppet.protocol.groups import (
+    Groups,
+    GroupSums,
+    HoldGroups,
+    SendGroups,
+    SumGroups,
+    Words,
+    commitment,
+    scales_of,
+    words_of,
+)
 from tablepuppet.protocol.setup import (
     BlindedKeys,
     BlindKeys,
@@ -53,6 +64,7 @@ from tablepuppet.protocol.setup import (
     Kind,
     Labels,
     LabelSummary,
+    Merges,
     OpenScan,
     RowCount,
     RowOrder,
@@ -95,6 +107,9 @@ REQUESTS = (
     | OpenScan
     | ProposeContract
     | CountRows
+    | SendGroups
+    | SumGroups
+    | HoldGroups
     | FindIds
     | SendKeys
     | BlindKeys
@@ -127,6 +142,8 @@ RESPONSES = (
     | ScanSchema
     | Agreement
     | RowCount
+    | Groups
+    | GroupSums
     | FoundIds
     | Keys
     | BlindedKeys
@@ -179,6 +196,9 @@ __all__ = [
     "FieldDisclosures",
     "FindIds",
     "FoundIds",
+    "GroupSums",
+    "Groups",
+    "HoldGroups",
     "HoldPart",
     "IdEncoder",
     "IdStatistics",
@@ -189,6 +209,7 @@ __all__ = [
     "LabelSummary",
     "Labels",
     "Masked",
+    "Merges",
     "Message",
     "Move",
     "MultiplyGram",
@@ -213,6 +234,7 @@ __all__ = [
     "Scores",
     "Seal",
     "SendFigures",
+    "SendGroups",
     "SendIdentifiers",
     "SendKeys",
     "SendLabels",
@@ -223,8 +245,13 @@ __all__ = [
     "StartPart",
     "Started",
     "Statistics",
+    "SumGroups",
     "SumStatistics",
     "TableSchema",
     "Weights",
+    "Words",
+    "commitment",
     "disclosures",
+    "scales_of",
+    "words_of",
 ]

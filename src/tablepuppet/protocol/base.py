@@ -20,6 +20,9 @@ Stage = Literal[
     "scan",  # which expressions will be read, of which rows
     "propose",  # the contract, before anything is read
     "count",  # how many rows a scan has
+    "groups",  # tokens of groups that other clients may have too
+    "sum groups",  # their figures, under masks
+    "hold groups",
     "keys",
     "blind",  # keys of other owners, by a secret of one's own
     "classes",  # what the label is
@@ -56,6 +59,13 @@ What = Literal[
     "key tokens",
     "blinded keys",  # of other owners: how many they have
     "row order",
+    "group tokens",
+    "magnitudes",  # of groups' figures, roughly
+    "shared groups",  # which of one's groups others have too
+    "masked group sums",  # which nobody but a group's holder can read
+    "group sums",  # over all other clients
+    "masked group extremes",
+    "group extremes",  # of each other client
     "label classes",
     "labels",
     "split",

@@ -20,7 +20,7 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy, KeyMode, LabelPrivacy, PredictionPrivacy
 from tablepuppet.protocol.base import FieldDisclosures, Message, Stage
 from tablepuppet.protocol.features import Encoder
-from tablepuppet.protocol.setup import Folds
+from tablepuppet.protocol.setup import Folds, Merges
 
 Purpose = Literal["train", "explain", "profile", "predict", "evaluate"]
 Role = Literal["key", "feature", "label", "weight", "split", "identifier"]
@@ -46,6 +46,7 @@ class ScanTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     filter: str | None
     clients: int = 1  # how many owners the table has
     query: str | None = None  # whose rows are read instead of a table's
+    merges: Merges = ""  # figures of its groups are merged with those of the table's other owners
 
     def numbers(self, role: Role) -> tuple[int, ...]:
         """The expressions that play a role."""
@@ -275,6 +276,15 @@ def _lines(contract: Contract) -> Iterator[str]:
 
 def _scan_lines(scan: ScanTerms) -> Iterator[str]:
     where = "all rows" if scan.filter is None else f"rows where {scan.filter}"
+    if scan.merges:
+        told = (
+            "their least and greatest values, and counts and sums" if scan.merges == "extremes" else "counts and sums"
+        )
+        yield (
+            f"groups that other owners of {scan.table} have too are merged: {told} of each leave under masks, for the "
+            f"first of its {scan.clients} owners that has the group"
+            + (", which learns those of the other one" if scan.clients == 2 else "")
+        )
     yield f"table {scan.table}, {where}:" if scan.query is None else f"table {scan.table}, {where} of {scan.query}:"
     for column in scan.columns:
         yield f"  {column.expression}: {', '.join(_ROLES[role] for role in column.roles) or 'no use'}"

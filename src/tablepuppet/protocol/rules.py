@@ -42,6 +42,7 @@ class Scan:
     columns: list[m.ColumnInfo] = field(default_factory=list)
     rows: int | None = None
     missing: dict[int, int] = field(default_factory=dict)  # labels, by column
+    words: tuple[int, int] = (0, 0)  # of a group's sums and extremes, where groups are merged
 
 
 @dataclass

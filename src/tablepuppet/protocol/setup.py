@@ -18,6 +18,8 @@ from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
 
 Kind = Literal["integer", "float", "decimal", "boolean", "date", "timestamp", "string", "uuid", "vector", "other"]
 
+Merges = Literal["", "sums", "extremes"]  # nothing; what can be added up; that and each owner's least and greatest
+
 
 class ColumnInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A column's name and its kind; `detail` is the owner's own name for the type."""
@@ -42,6 +44,7 @@ class TableSchema(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = ()
     columns: list[ColumnInfo]
     withholds: bool = False  # whether the owner keeps the parameters that are trained on its table
+    merges: Merges = ""  # which figures of groups the owner lets be merged with those of other owners
     stamp: bytes = b""  # another one whenever the table may have changed; none: there is no telling
 
 

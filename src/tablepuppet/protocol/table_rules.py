@@ -117,6 +117,41 @@ def _row_count(request: m.CountRows, answer: m.RowCount, known: Known) -> None:
     _rows(answer.rows, known.scan(request), known)
 
 
+@answered_by(m.SendGroups, m.Groups)
+def _groups(request: m.SendGroups, answer: m.Groups, known: Known) -> None:
+    array(answer.tokens, "tokens", (None, 16), kinds=frozenset("u"))
+    bounded_count(len(answer.tokens), "tokens", known.most_rows)
+    halves = np.ascontiguousarray(answer.tokens).view(">u8").astype(np.uint64)
+    first, second = halves[:, 0], halves[:, 1]
+    is_next = (first[1:] > first[:-1]) | ((first[1:] == first[:-1]) & (second[1:] > second[:-1]))
+    require(bool(is_next.all()), "tokens", "are not ascending, each once")
+    require(0 < len(answer.kinds) <= MOST_COLUMNS, "kinds", f"are {len(answer.kinds):,}")
+    require(all(len(kind) <= LONGEST_TEXT for kind in answer.kinds), "kinds", "hold a text too long")
+    due = sum(map(m.scales_of, answer.kinds))
+    require(len(answer.sizes) == due, "sizes", f"are {len(answer.sizes)} where {due} are due")
+    require(all(abs(size) <= 1200 for size in answer.sizes), "sizes", "are no exponents of floats")
+    require(len(answer.key.public) == 32 and len(answer.key.tag) <= 64, "key", "is not a public key of 32 bytes")
+    require(len(answer.key.client) <= 256, "key.client", "is longer than any client's name")
+    require(len(answer.salt) == 16, "salt", "has not 16 bytes")
+    words = [m.words_of(kind) for kind in answer.kinds[1:]]
+    known.scan(request).words = sum(w[0] for w in words), sum(w[1] for w in words)
+
+
+@answered_by(m.SumGroups, m.GroupSums)
+def _group_sums(request: m.SumGroups, answer: m.GroupSums, known: Known) -> None:
+    due = int((request.holders != request.place).sum())
+    sums, extremes = known.scan(request).words
+    array(answer.sums, "sums", (due, sums), kinds=frozenset("i"))
+    require((answer.extremes is not None) == (extremes > 0), "extremes", "come where none are due, or not")
+    if answer.extremes is not None:
+        array(answer.extremes, "extremes", (due, extremes), kinds=frozenset("i"))
+
+
+@answered_by(m.HoldGroups, m.Done)
+def _holds(request: m.HoldGroups, answer: m.Done, known: Known) -> None:
+    """There is nothing in it."""
+
+
 @answered_by(m.SendKeys, m.Keys)
 def _keys(request: m.SendKeys, answer: m.Keys, known: Known) -> None:
     rows = _rows(answer.rows, known.scan(request), known)

@@ -148,49 +148,50 @@ def _read(tree: exp.Expr, columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(c for c in columns if c.lower() in named)
 
 
-_NO_ROW = "(1 = 0)"
+NO_ROW = "(1 = 0)"
 
 
 class DerivedSource:
     """The rows of a query over sources that somebody else opened, and will close."""
 
     def __init__(self, name: str, query: CheckedQuery, sources: Mapping[str, Source]) -> None:
-        self._name = name
+        self.name = name
         self.query = query
-        self._sources = {table: sources[table] for table in query.reads}
+        self.sources = {table: sources[table] for table in query.reads}
 
     def describe(self) -> list[ColumnInfo]:
-        twin = self._opened(_NO_ROW)
+        twin = self.opened(NO_ROW)
         try:
             return twin.describe()
         finally:
             twin.close()
 
     def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
-        twin = self._opened(_NO_ROW)
+        twin = self.opened(NO_ROW)
         try:
             return twin.describe_scan(expressions, filter)
         finally:
             twin.close()
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
-        whole = self._opened(None)
+        whole = self.opened(None)
         try:
             return whole.read(expressions, filter)
         finally:
             whole.close()
 
     def stamp(self) -> str | None:
-        stamps = [source.stamp() for source in self._sources.values()]
+        stamps = [source.stamp() for source in self.sources.values()]
         return None if None in stamps else " ".join(map(str, stamps))
 
     def close(self) -> None:
         """Nothing is held between two readings."""
 
-    def _opened(self, filter: str | None) -> duckdb_source.DuckSource:
+    def opened(self, filter: str | None, text: str | None = None) -> duckdb_source.DuckSource:
+        """The rows of the query, or of another one over the same columns."""
         tables = {}
-        for table, source in self._sources.items():
+        for table, source in self.sources.items():
             columns = list(self.query.reads[table])
             read = source.read([duckdb_source.quoted(column) for column in columns] or ["1"], filter)
             tables[table] = read.rename_columns(columns or ["a row"])  # count(*) names no column
-        return duckdb_source.from_query(self._name, tables, self.query.text)
+        return duckdb_source.from_query(self.name, tables, self.query.text if text is None else text)

@@ -23,12 +23,14 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import SourceError, TransportError
-from tablepuppet.protocol import ColumnInfo, OpenScan, ScanSchema, TableSchema
+from tablepuppet.protocol import ColumnInfo, OpenScan, ScanSchema, SumGroups, TableSchema
 from tablepuppet.tables.columns import holds_of
 from tablepuppet.tables.conditions import Condition, conditions_of, conditions_of_query
 from tablepuppet.tables.duckdb_source import quoted
+from tablepuppet.tables.group_sums import Partials
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of, compared_columns
 from tablepuppet.tables.long_columns import in_another_order
+from tablepuppet.tables.merged_source import MergedSource, partials_of
 from tablepuppet.tables.query_guard import CheckedQuery, DerivedSource, check_query
 from tablepuppet.tables.row_ids import identity_expressions, in_order, order_bits, row_ids, whole_rows
 from tablepuppet.tables.row_sets import row_keys
@@ -66,6 +68,8 @@ class _Scan:
     fingerprint: int | None = None  # of the rows in the order that the server sees
     is_keyed: bool = False  # whether its rows are compared with those of other jobs
     keys: NDArray[np.uint64] | None = None
+    partials: Partials | None = None  # where groups are merged with those of other clients
+    agreed: SumGroups | None = None  # which of them
 
     def put_in_order(self) -> None:
         """The rows as the server sees them; one column at a time is there twice."""
@@ -161,6 +165,37 @@ class ClientTables:
                     opened.keys = row_keys(rows.select([asked.index(text) for text in raw]))
                 opened.rows = rows.select(range(kept))
             return opened.rows
+
+    def partials(self, job: str, scan: int, key: bytes = b"") -> Partials:
+        """The groups that a scan's query makes of this client's rows; `key`: for their tokens, the first time."""
+        with self._lock:
+            opened = self._opened(job, scan)
+            if opened.partials is None:
+                if not key or not isinstance(opened.source, DerivedSource):
+                    raise TransportError(f"scan {scan} of job {job} has no groups to be merged")
+                opened.partials = partials_of(opened.source, key)
+            return opened.partials
+
+    def agree(self, job: str, scan: int, request: SumGroups) -> None:
+        """Keeps which groups are shared with whom, until they are merged."""
+        with self._lock:
+            self._opened(job, scan).agreed = request
+
+    def agreed(self, job: str, scan: int) -> SumGroups:
+        with self._lock:
+            agreed = self._opened(job, scan).agreed
+            if agreed is None:
+                raise TransportError(f"it was not said which groups of scan {scan} of job {job} are shared")
+            return agreed
+
+    def merge(self, job: str, scan: int, groups: pa.Table) -> None:
+        """From now on the scan's rows are those of merged groups."""
+        with self._lock:
+            opened = self._opened(job, scan)
+            assert isinstance(opened.source, DerivedSource)
+            opened.source = MergedSource(opened.source, self.partials(job, scan), groups)
+            opened.rows = opened.ids = opened.keys = opened.partials = opened.agreed = opened.fingerprint = None
+            opened.is_let_go = False
 
     def identify(self, job: str, scan: int) -> None:
         """Rows of a scan that is not read yet will be known again, whatever filter or order they come in."""

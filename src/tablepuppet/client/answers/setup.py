@@ -42,7 +42,11 @@ from tablepuppet.tables.tokens import (
 
 
 def describe_table(own: ClientState, request: m.DescribeTable) -> m.TableSchema:
-    return replace(own.tables.describe(request.table, request.query), withholds=not own.policy.release_parameters)
+    return replace(
+        own.tables.describe(request.table, request.query),
+        withholds=not own.policy.release_parameters,
+        merges=own.policy.merges,
+    )
 
 
 def open_scan(own: ClientState, request: m.OpenScan) -> m.ScanSchema:

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import MappingError, TransportError
+from tablepuppet.mapping.keys.merge import MergedGroups, merge_groups
 from tablepuppet.mapping.walk.gather_scatter import preload
-from tablepuppet.privacy.options import Privacy
+from tablepuppet.privacy.options import KeyMode, Privacy
 from tablepuppet.protocol import BlindedKeys, BlindKeys, CountRows, Keys, RowCount, RowOrder, SendKeys
 from tablepuppet.tables.columns import arrow, in_one_piece, numpy_of
 from tablepuppet.tables.tokens import POINT_SIZE, SIZE, Points, to_array, to_points
@@ -41,6 +42,7 @@ class ScanKeys:
     table: pa.Table
     place: NDArray[np.int64] | None = None  # of each row, in the order of the whole table; None: rows are in order
     is_numbered: bool = False  # keys are small numbers from 0, equal where the tokens they stand for are
+    merged: MergedGroups | None = None  # where rows are groups of several clients
 
     @property
     def numbers(self) -> RowNumbers:
@@ -62,6 +64,7 @@ def gather_keys(
     privacy = privacy or Privacy()
     tokens, domains = privacy.keys, key_domains(bound)
     wanted = [sorted(column for scan, column in domains if scan == number) for number in range(len(bound.scans))]
+    merged = merge_groups(bound, link, job, tokens)
     offsets = None if seed is None else _offsets(bound, link, job)
     requests: dict[str, list[SendKeys]] = {}
     for number, scan in enumerate(bound.scans):
@@ -82,10 +85,16 @@ def gather_keys(
         ]
         received = [list(given.values()) for given in blinded_by_all(by_client, domains, link, job, privacy.max_keys)]
     tables = _plain(received, wanted) if tokens == "plain" else _numbered(received, wanted, domains)
-    _check_groups(bound, received, tables)
+    _check_groups(bound, received, tables, tokens)
     keys = [
-        ScanKeys(sum(k.rows for k in given), table, _merged([k.order for k in given]), is_numbered=tokens != "plain")
-        for given, table in zip(received, tables, strict=True)
+        ScanKeys(
+            sum(k.rows for k in given),
+            table,
+            _merged([k.order for k in given]),
+            is_numbered=tokens != "plain",
+            merged=merged.get(number),
+        )
+        for number, (given, table) in enumerate(zip(received, tables, strict=True))
     ]
     rows = [
         {c: k.rows for c, k in zip(scan.clients, given, strict=True)}
@@ -110,19 +119,23 @@ def _check_keys(bound: BoundQuery, received: Sequence[Sequence[Keys]]) -> None:
         )
 
 
-def _check_groups(bound: BoundQuery, received: Sequence[Sequence[Keys]], tables: Sequence[pa.Table]) -> None:
+def _check_groups(
+    bound: BoundQuery, received: Sequence[Sequence[Keys]], tables: Sequence[pa.Table], mode: KeyMode
+) -> None:
     """Groups that clients computed each by itself are whole: no key of theirs lies with two clients."""
-    for scan, given, table in zip(bound.scans, received, tables, strict=True):
+    for number, (scan, given, table) in enumerate(zip(bound.scans, received, tables, strict=True)):
         names = [name for name in table.column_names if scan.keeps_groups(int(name[1:]))]
-        if scan.groups is None or len(given) < 2:
+        if scan.groups is None or len(given) < 2 or bound.merges(number, mode):
             continue
         holder = np.repeat(np.arange(len(given)), [keys.rows for keys in given])
         if not any(_lies_apart(table.column(name), holder) for name in names):
+            by_hand = 'under keys = "dh" they are not merged' if scan.merges else scan.unmerged
+            why = f"{by_hand}; " if by_hand else ""
             joined = " or ".join(scan.expressions[int(name[1:])].strip('"') for name in names)
             raise MappingError(
                 f"some groups of {joined} have rows of {scan.table} with several of its clients "
-                f"({', '.join(scan.clients)}), and each computed the subquery over its own rows only; let one of them "
-                "offer the summed-up table, or select the column itself"
+                f"({', '.join(scan.clients)}), and each computed the subquery over its own rows only; {why}let one of "
+                "them offer the summed-up table, or select the column itself"
             )
 
 

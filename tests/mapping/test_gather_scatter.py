@@ -14,7 +14,7 @@ from tablepuppet.arrays import RowNumbers, Triangles
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.mapping.walk import compiled, lane
-from tablepuppet.mapping.walk.gather_scatter import GatherScatter, NumpyGatherScatter, gather_scatter_for
+from tablepuppet.mapping.walk.gather_scatter import GatherScatter, NumpyGatherScatter, empty_sums, gather_scatter_for
 from tablepuppet.mapping.walk.lane import Shard, Signal, Sums
 from tablepuppet.models.compiler import COMPILED_FROM
 
@@ -98,3 +98,17 @@ def test_triangles_are_collapsed_as_if_they_were_written_out(
     expected = np.zeros((rows + 1, 8))
     np.add.at(expected, p.numbers(joined), np.concatenate([beside, outer], axis=1))
     np.testing.assert_allclose(found, expected[:rows], atol=1e-9)
+
+
+def test_many_rows_are_added_with_the_bits_of_few() -> None:
+    rng = np.random.default_rng(4)
+    index = rng.integers(0, 50, 20_000)
+    columns = [rng.normal(size=(20_000, 1)), rng.normal(size=(20_000, 2))]
+    gather_scatter = NumpyGatherScatter()
+    found, expected = empty_sums(50, 3, 20_000), empty_sums(50, 3, 20_000)
+    gather_scatter.scatter_add(found, 0, gather_scatter.place(index, is_partial=False), columns)
+    for first in range(0, len(index), 1_000):
+        some = slice(first, first + 1_000)
+        place = gather_scatter.place(index[some], is_partial=False)
+        gather_scatter.scatter_add(expected, 0, place, [c[some] for c in columns])
+    np.testing.assert_array_equal(found, expected)

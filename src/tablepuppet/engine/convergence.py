@@ -45,10 +45,11 @@ def judge(
 ) -> Verdict:
     """The verdict on a run; `is_settled`: what its algorithm says of its own end."""
     plan, train = prepared.plan, prepared.mapping.train
-    if len(np.unique(_seen(train, None)[0])) == 1:
+    seen = seen_labels(train, train.weights)
+    if len(np.unique(seen[0] if train.weights is None else seen_labels(train, None)[0])) == 1:
         return Verdict(converged=True, notes=(_CONSTANT,))
-    constant = best_constant(train, plan.loss)
-    start = constant_loss(train, plan.loss, constant, train.weights)
+    constant = plan.loss.best_constant(*seen)
+    start = _mean_loss(*seen, plan.loss, constant)
     falls = _last_fall(start, objectives)
     converged = is_settled or falls <= _STILL
     notes = [] if converged else [_unfinished(plan, falls, len(objectives))]
@@ -60,19 +61,17 @@ def judge(
     return Verdict(converged, tuple(notes))
 
 
-def best_constant(rows: Joined, loss: Loss) -> Array:
-    """The scores of the best constant."""
-    return loss.best_constant(*_seen(rows, rows.weights))
-
-
 def constant_loss(rows: Joined, loss: Loss, constant: Array, weights: Array | None = None) -> float:
     """The mean loss of a constant on joined rows, from how many there are of each label."""
-    labels, counts = _seen(rows, weights)
+    return _mean_loss(*seen_labels(rows, weights), loss, constant)
+
+
+def _mean_loss(labels: Array, counts: Array, loss: Loss, constant: Array) -> float:
     scores = np.tile(constant, (len(labels), 1))
     return float(counts @ loss.value(scores, labels) / max(float(counts.sum()), 1e-300))
 
 
-def _seen(rows: Joined, weights: Array | None) -> tuple[Array, Array]:
+def seen_labels(rows: Joined, weights: Array | None) -> tuple[Array, Array]:
     """The labels that joined rows have, and how many of them have each."""
     found = by_label(rows.labels, rows.label_counts(), weights)
     assert found.weights is not None

@@ -28,6 +28,7 @@ from tablepuppet.job.make import usual_algorithm
 from tablepuppet.models.heads.base import HeadKind
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.plan import Plan
+from tablepuppet.threads import pool
 
 _FEWEST, _MOST = 2_000, 200_000  # joined rows
 _PAIRS = 10
@@ -63,15 +64,17 @@ def probe(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: i
     residual /= spread
     half = np.random.default_rng((seed, 2)).random(len(residual)) < 0.5
     bins = [_bins(v[:-1])[r] if len(v) > 1 else r for v, r in zip(values, rows, strict=True)]
-    found = []
-    for i, k in itertools.islice(itertools.combinations(range(len(h)), 2), _PAIRS):
+
+    def look(pair: tuple[int, int]) -> Interaction:
+        i, k = pair
         there = (rows[i] >= 0) & (rows[k] >= 0)
         explain = [_cells(bins[i], bins[k])]
         if 5 * (len(values[i]) + len(values[k])) < len(residual):
             explain.append(_vectors(rows[i], rows[k], len(values[i]), len(values[k]), seed))
-        share = max(_explained(fit, residual, half & there, ~half & there) for fit in explain)
-        found.append(Interaction((i, k), share))
-    best = max(found, key=lambda one: one.share)
+        return Interaction(pair, max(_explained(fit, residual, half & there, ~half & there) for fit in explain))
+
+    pairs = itertools.islice(itertools.combinations(range(len(h)), 2), _PAIRS)
+    best = max(pool().map(look, pairs), key=lambda one: one.share)
     return best if best.share >= _LEAST else None
 
 

@@ -117,7 +117,7 @@ def _remote_error(client: str, failure: Failure) -> errors.TablePuppetError:
 
 Handler = Callable[[Frame], Frame]
 _SMALL = 1 << 17  # bytes of a round that clients may answer one after the other
-_AGAIN = 16  # rounds of small messages, one of which is timed
+_AGAIN = 16  # quick rounds, the last of which is timed
 _QUICK = 0.002  # CPU seconds of a client's answer that are not worth a thread
 
 
@@ -130,8 +130,8 @@ class LocalTransport:
         workers = min(len(self._handlers) or 1, threads or os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tablepuppet-client")
         self._is_closed = False
-        self._is_quick = False  # whether a round of small messages was over before threads had been woken
-        self._rounds = 0
+        # By kind of message: rounds of small ones since one was over before threads had been woken; 0: none was.
+        self._quick: dict[bytes, int] = {}
 
     def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]:
         if self._is_closed:
@@ -149,11 +149,13 @@ class LocalTransport:
 
         if sum(frame.size for given in frames.values() for frame in given) > _SMALL:
             return dict(zip(frames, self._pool.map(serve, frames), strict=True))
-        self._rounds += 1
-        if self._is_quick and self._rounds % _AGAIN:
+        kind = b" ".join(_kind(frame) for frame in next(iter(frames.values()), ()))
+        since = self._quick.get(kind, 0)
+        if 0 < since < _AGAIN:
+            self._quick[kind] = since + 1
             return {client: [self._handlers[client](frame) for frame in given] for client, given in frames.items()}
-        found = dict(zip(frames, (map if self._is_quick else self._pool.map)(serve, frames), strict=True))
-        self._is_quick = sum(spent) < _QUICK * len(spent)
+        found = dict(zip(frames, (map if since else self._pool.map)(serve, frames), strict=True))
+        self._quick[kind] = int(sum(spent) < _QUICK * len(spent))
         return found
 
     def accept(self) -> None:
@@ -162,6 +164,12 @@ class LocalTransport:
     def close(self) -> None:
         self._is_closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _kind(frame: Frame) -> bytes:
+    """The name of a message: behind the wire's byte, a map's and the key `type`; names have less than 32 letters."""
+    header = frame.header
+    return header[8 : 8 + (header[7] & 31)] if len(header) > 8 else b""
 
 
 _FIXED = (m.OpenScan, m.CountRows, m.SendKeys, m.DescribeLabels, m.SendLabels, m.SendWeights)

@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cache
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.compiler import is_installed, wins
 
 _PIECE = 1 << 20  # joined rows that are looked at together
+_MANY = 1 << 12  # rows that are worth it to leave the interpreter to others meanwhile
+_STARTS, _ONES = np.arange((1 << 15) + 2), np.ones((1 << 15) + 1)  # of a one-hot matrix with the rows of a shard
 _FEW = 3  # columns up to which NumPy adds one after the other; more are added row by row, as by a sparse product
 
 Place = Any  # row numbers as one way of moving wants them; of a block in order, a slice
@@ -119,16 +126,39 @@ class NumpyGatherScatter:
         into = iter(out.T)
         for values in columns:
             for column in values.T:  # whole columns: `add.at` is fast along one axis only
-                np.add.at(next(into), index, column)
+                _add_at(next(into), index, column)
+
+
+def _add_at(out: Array, index: NDArray[np.intp], values: Array) -> None:
+    """out[index[j]] += values[j], in order. NumPy's own holds the interpreter's lock: many rows go by SciPy's loop."""
+    count = len(index)
+    if not _MANY <= count < len(_ONES) or not out.flags.c_contiguous:
+        np.add.at(out, index, values)
+        return
+    _sparse_loops().csc_matvec(
+        len(out), count, _STARTS[: count + 1], index, _ONES[:count], np.ascontiguousarray(values), out
+    )
+
+
+@cache
+def _sparse_loops() -> Any:
+    """SciPy's loops over sparse matrices, without the package around them: that takes a tenth of a second to load."""
+    folder = Path(scipy.__path__[0]) / "sparse"
+    found = PathFinder.find_spec("_sparsetools", [str(folder)])
+    if found is None or found.loader is None:
+        from scipy.sparse import _sparsetools
+
+        return _sparsetools
+    loops = module_from_spec(found)
+    found.loader.exec_module(loops)
+    return loops
 
 
 def _add_rows(out: Array, index: NDArray[np.intp], values: Array) -> None:
     """out[index[j]] += values[j], in order: SciPy's loop of a product with a one-hot matrix, which adds in place."""
     count, columns = values.shape
     starts, ones = np.arange(count + 1, dtype=np.intp), np.ones(count)
-    from scipy.sparse import _sparsetools  # here: it takes long to load
-
-    _sparsetools.csc_matvecs(len(out), count, columns, starts, index, ones, values.reshape(-1), out.reshape(-1))
+    _sparse_loops().csc_matvecs(len(out), count, columns, starts, index, ones, values.reshape(-1), out.reshape(-1))
 
 
 class NumpyLoops:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 import tablepuppet as tp
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
+from tablepuppet.algorithms.boosting.exchange import Complete
 from tablepuppet.algorithms.registry import REQUESTS, RESPONSES
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.protocol.rules import ANSWERS
@@ -152,6 +153,8 @@ OBJECTED: list[tuple[str, Callable[[Any], Any], str]] = [
     ("a column", lambda f: replace(f, keys=_changed(f.keys, column=77)), "found.keys.column is none"),
     ("bits", lambda f: replace(f, keys=_changed(f.keys, right=np.zeros(1, np.uint8))), "found.keys.right has shape"),
     ("missing", lambda f: replace(f, keys=[replace(k, is_missing=True) for k in f.keys * 2]), "found.keys.is_missing"),
+    ("complete", lambda f: replace(f, complete=[Complete(77, np.zeros((0, 0), np.uint8))]), "found.complete.column is"),
+    ("an order", lambda f: replace(f, complete=[Complete(0, np.zeros(3, np.uint8))]), "found.complete.order has shape"),
 ]
 
 
@@ -160,7 +163,9 @@ def _changed(keys: list[Any], **given: Any) -> list[Any]:
 
 
 def _doubled(found: Any) -> Any:
-    arrays = {n: np.concatenate([getattr(found, n)] * 2) for n in found.__struct_fields__ if n != "keys"}
+    arrays = {
+        n: np.concatenate([getattr(found, n)] * 2) for n in found.__struct_fields__ if n not in ("keys", "complete")
+    }
     return replace(found, **arrays)
 
 

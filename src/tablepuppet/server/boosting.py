@@ -100,28 +100,23 @@ class TreeRounds:
         return [_joined(block, [NewKey(0, False, own[k]) for own in told_], is_missing=False) for k in range(count)]
 
     def ask(self, checks: Sequence[Sequence[Check]]) -> list[Objections]:
-        """One round of all blocks; and another where several clients of a block must tell bits."""
+        """One round of all blocks that are asked; and another where several clients of a block must tell bits."""
         job = self.union.job
-        by_part = {
-            p.number: c
+        asked = [
+            (part, (SumTrees if part.block in self.books else CheckTrees)(job=job, part=part.number, check=check))
             for block, own in zip(self.union.blocks, checks, strict=True)
-            for p, c in zip(block, own, strict=True)
-        }
-
-        def ask(part: Part) -> Message:
-            kind = SumTrees if part.block in self.books else CheckTrees
-            return kind(job=job, part=part.number, check=by_part[part.number])
-
-        answers = self.union.ask(ask, "training")
+            for part, check in zip(block if own else (), own, strict=True)
+        ]
+        answers = self.union.exchange(asked, "training")
         found: dict[int, Objections] = {}
         pending: dict[int, tuple[list[Objection], list[Key]]] = {}
         for number, block in enumerate(self.union.blocks):
-            if number in self.books:
-                pending[number] = self._objections(number, checks[number][0], [answers[p.number][0] for p in block])
-            elif block:
-                found[number] = cast(TreeObjections, answers[block[0].number][0]).found
-            else:
+            if not checks[number]:
                 found[number] = told(_NOBODY, [], [])
+            elif number in self.books:
+                pending[number] = self._objections(number, checks[number][0], [answers[p.number][0] for p in block])
+            else:
+                found[number] = cast(TreeObjections, answers[block[0].number][0]).found
         bits = self._bits({number: keys for number, (_, keys) in pending.items()})
         for number, (kept, _) in pending.items():
             found[number] = told(self.books[number], kept, bits[number])

@@ -77,6 +77,22 @@ def draw_join(rng: np.random.Generator) -> Join:
     return Join(tables, labels, weights, loss)
 
 
+def draw_plain_join(rng: np.random.Generator) -> Join:
+    """Two tables of few distinct values, and labels of few: ties are many, and soon nothing is left to tell."""
+    count, tables = int(rng.integers(60, 200)), []
+    for _ in range(2):
+        rows = int(rng.integers(10, 40))
+        index, held = rng.integers(-1 if rng.random() < 0.2 else 0, rows, count), rng.integers(0, 8, 12)
+        columns = []
+        for codes, is_category in ((3, True), (2, True), (7, True), (3, False)):
+            values = rng.integers(0, codes, rows + 8).astype(np.float64)
+            is_missing = rng.random(len(values)) < (0.2 if rng.random() < 0.3 else 0.0)
+            columns.append((np.where(is_missing, np.nan, values), is_category))
+        tables.append(Table(index.astype(np.int32), held.astype(np.int32), rows, columns))
+    which = int(rng.integers(0, 2))
+    return Join(tables, rng.integers(0, 3 - which, count).astype(np.float64), None, (Squared(), Logistic())[which])
+
+
 def bind_signs(rng: np.random.Generator, join: Join) -> None:
     """Leaves are monotone in some columns of numbers, where there is one score."""
     for table in join.tables:
@@ -205,7 +221,10 @@ def train(join: Join, options: Boosting, seed: int = 0) -> tuple[BoostingServer,
         checks = next(growing, None)
         while checks is not None:
             rounds += 1
-            answers = [answer(block, own) for block, own in zip(blocks, checks, strict=True)]
+            answers = [
+                answer(block, own) if own else told(book_of(block), [], [])
+                for block, own in zip(blocks, checks, strict=True)
+            ]
             try:
                 checks = growing.send(answers)
             except StopIteration:

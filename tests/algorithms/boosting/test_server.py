@@ -10,11 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.algorithms.boosting.joins import bind_signs, central, draw_join, splits_by_path, train
+from tests.algorithms.boosting.joins import Join, bind_signs, central, draw_join, draw_plain_join, splits_by_path, train
 
 from tablepuppet.algorithms.boosting import kernels
+from tablepuppet.algorithms.boosting.exchange import SORTED, Complete, NewKey
+from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import allowed_columns, sampled_rows
+from tablepuppet.algorithms.boosting.server import BoostingServer
+from tablepuppet.errors import TransportError
 
 
 def _options(rng: np.random.Generator, **given: Any) -> Boosting:
@@ -47,17 +51,45 @@ def test_strict_trees_equal_the_centralised_ones_split_for_split(seed: int) -> N
         bind_signs(rng, join)
     if options.subsample < 1 and rng.random() < 0.4:
         options = replace(options, forest=True)
-    server, blocks, _ = train(join, options, seed % 1000)
+    _assert_exact(join, options, seed % 1000)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32))
+def test_trees_are_the_same_where_clients_have_nothing_more_to_tell(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    join = draw_plain_join(rng)
+    given = {"min_child_weight": 1.0, "min_category_weight": 0.0, "subsample": 1.0, "min_gain": 1e-12, "leaves": None}
+    server = _assert_exact(join, _options(rng, trees=12, depth=4, bits=16, **given), seed % 1000)
+    assert any(block.complete for block in server.blocks)
+
+
+def test_an_order_of_categories_that_no_split_tells_is_refused() -> None:
+    known = KnownBlock(0, np.array([SORTED], np.uint8), rows=6, held=0)
+    known.learn(
+        [NewKey(0, False, np.packbits([0, 0, 1, 1, 1, 1, 1])), NewKey(0, False, np.packbits([0, 1, 0, 1, 1, 1, 1]))]
+    )
+    right = np.packbits(np.array([[1, 1], [0, 1], [1, 0], [0, 0]]), axis=1)
+    with pytest.raises(TransportError, match=r"its client tells an order .*: Complete\.order"):
+        known.close([Complete(0, right[[0, 1, 1, 3]])])
+    known.close([Complete(0, right)])
+    assert known.codes[:, 0].tolist() == [3, 1, 2, 0, 0, 0, 0]
+
+
+def _assert_exact(join: Join, options: Boosting, seed: int) -> BoostingServer:
+    """The trees and scores are those of the materialised join."""
+    server, blocks, _ = train(join, options, seed)
     widths = [len(b.bins) for b in blocks]
     oracle = central(join, blocks, options)
-    columns = [allowed_columns(widths, options.feature_fraction, seed % 1000, t) for t in range(options.trees)]
+    columns = [allowed_columns(widths, options.feature_fraction, seed, t) for t in range(options.trees)]
     rows = [
-        sampled_rows(server.labels, len(join.labels), options.subsample, seed % 1000, t).astype(np.int64)
+        sampled_rows(server.labels, len(join.labels), options.subsample, seed, t).astype(np.int64)
         for t in range(options.trees)
     ]
-    oracle.fit(columns, rows, seed % 1000)
+    oracle.fit(columns, rows, seed)
     assert splits_by_path(server, blocks) == oracle.trees
     assert np.array_equal(server.scores, oracle.scores)
+    return server
 
 
 @settings(max_examples=40, deadline=None)

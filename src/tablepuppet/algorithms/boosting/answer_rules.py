@@ -84,6 +84,11 @@ def _objections(request: trees.CheckTrees, answer: trees.TreeObjections, known: 
     finite(found.gain, "found.gain")
     part = known.part(request)
     _learn(found.keys, "found.keys", request.check, part)
+    require(len({c.column for c in found.complete}) == len(found.complete), "found.complete", "names a column twice")
+    for complete in found.complete:
+        require(0 <= complete.column < len(request.check.columns), "found.complete.column", "is none of the part's")
+        array(complete.order, "found.complete.order", (None, None), kinds=_BYTES)
+        require(len(complete.order) <= _CODES, "found.complete.order", f"are more than {_CODES}")
     _against(found, request.check, part)
 
 

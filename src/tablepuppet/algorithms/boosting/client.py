@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Codes, Key
-from tablepuppet.algorithms.boosting.exchange import Check, NewKey, Objections, Outline
+from tablepuppet.algorithms.boosting.exchange import Check, Complete, NewKey, Objections, Outline
 from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, Split
 from tablepuppet.algorithms.boosting.packing import CHUNK, words_of
 from tablepuppet.algorithms.boosting.paths import Walk
@@ -34,8 +35,19 @@ class ClientHalf:
     def check(self, check: Check) -> Objections:
         """What this block, which lies here alone, has against some trees."""
         self.book.add_unions(check.unions)
+        is_first = not self.book.told
         kept, fresh = self.book.news(self.book.objections(check, self.histograms(check)))
-        return told(self.book, kept, [self.reveal(key) for key in fresh])
+        changed = range(len(self._occurs)) if is_first else sorted({key.column for key in fresh})
+        complete = [self.book.completed(column, self._occurs[column]) for column in changed]
+        return told(self.book, kept, [self.reveal(key) for key in fresh], [c for c in complete if c is not None])
+
+    @cached_property
+    def _occurs(self) -> list[Sums]:
+        """The codes that training rows have in each column; with 0, if any row, of training or not, has none."""
+        found = [np.bincount(codes, minlength=1) for codes in self.train[:-1].T]
+        for counts, is_missing in zip(found, self.book.has_missing, strict=True):
+            counts[0] = is_missing
+        return [np.flatnonzero(counts) for counts in found]
 
     def histograms(self, check: Check) -> list[Sums]:
         """Σ (g, h) per cell and bin, of every tree."""
@@ -70,7 +82,9 @@ class ClientHalf:
         return out
 
 
-def told(book: KeyBook, objections: Sequence[Objection], keys: list[NewKey]) -> Objections:
+def told(
+    book: KeyBook, objections: Sequence[Objection], keys: list[NewKey], complete: Sequence[Complete] = ()
+) -> Objections:
     """Objections as they travel, keys by their numbers."""
     none = Split(Key(-1))
     splits = [o.split or none for o in objections]
@@ -82,6 +96,7 @@ def told(book: KeyBook, objections: Sequence[Objection], keys: list[NewKey]) -> 
         key=np.array([book.numbers.get(s.key, -1) for s in splits], np.int32),
         to_left=np.array([s.to_left for s in splits], np.bool_),
         is_void=np.array([o.is_void for o in objections], np.bool_),
+        complete=list(complete),
     )
 
 

@@ -124,6 +124,13 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     right: Bits
 
 
+class Complete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A column of which there is nothing more to tell: all its splits are keys that are known, or made of them."""
+
+    column: int
+    order: NDArray[np.uint8]  # its categories in order: whether they go right at each key that was told, packed
+
+
 class Objections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Splits that come before those of an outline."""
 
@@ -134,6 +141,7 @@ class Objections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: NDArray[np.int32]
     to_left: NDArray[np.bool_]
     is_void: NDArray[np.bool_]  # the split in the outline is not one of the client's candidates
+    complete: list[Complete] = []
 
     @property
     def bits_of_a_row(self) -> int:

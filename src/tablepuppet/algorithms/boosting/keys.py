@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.bins import Columns, Key, Splits
-from tablepuppet.algorithms.boosting.exchange import NUMBER, SORTED, Check, Outline, Union
+from tablepuppet.algorithms.boosting.exchange import NUMBER, ONE_HOT, SORTED, Check, Complete, Outline, Union
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -66,7 +66,7 @@ class KeyBook:
     def _enter(self, number: int, key: Key, is_told: bool) -> int:
         if is_told:
             self.told += 1
-            if self.columns.kinds[key.column] == SORTED:
+            if self.columns.kinds[key.column] != NUMBER:
                 self._marks.setdefault(key.column, []).append(self.columns.right(key))
         return self.numbers.setdefault(key, number)
 
@@ -108,6 +108,25 @@ class KeyBook:
                 fresh.append(key)
             kept.append(objection)
         return kept, fresh
+
+    def completed(self, column: int, occurs: NDArray[np.int64]) -> Complete | None:
+        """A column, if all splits that can ever be found in it are known, or made of sets that are; `occurs` are the
+        codes that training rows have, ascending."""
+        kind, codes = self.columns.kinds[column], occurs.tolist()
+        if kind == NUMBER:
+            values = [code for code in codes if code]
+            borders = values[: None if len(values) < len(codes) else -1]
+            is_complete = all(Key(column, border=b) in self.numbers for b in borders)
+            return Complete(column, np.zeros((0, 0), np.uint8)) if is_complete else None
+        own = self._marks.get(column, [])
+        marks = np.stack(own, axis=1) if own else np.zeros((256, 0), np.bool_)
+        if kind == ONE_HOT:
+            told = codes[:1] if len(codes) == 2 else codes  # of two, the second is what the first is not
+            is_complete = len(codes) < 2 or all(Key(column, left=(code,)) in self.numbers for code in told)
+        else:  # 255: what nobody knows must be apart, too
+            apart = np.packbits(marks[[*codes, 255]], axis=1)
+            is_complete = len(codes) < 2 or len(np.unique(apart, axis=0)) == len(apart)
+        return Complete(column, np.packbits(marks[codes], axis=1)) if is_complete else None
 
     @property
     def is_full(self) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Codes, Columns, Splits
-from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, ONE_HOT, SORTED, NewKey, Union
+from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, ONE_HOT, SORTED, Complete, NewKey, Union
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -82,6 +82,7 @@ class KnownBlock:
         self.columns: dict[int, _Column] = {}
         self.sets: dict[int, NDArray[np.bool_]] = {}  # of keys of categories: for each code, whether it goes right
         self.unions: list[Union] = []  # that the client does not know of yet
+        self.complete: set[int] = set()  # columns whose splits are all known, or made of known ones
         self.codes = np.zeros((rows + 1 + held, 0), np.uint8)  # with room for columns to come
         self.layout = Columns.of([], [])
         self._active: list[int] = []  # known columns, ascending
@@ -100,6 +101,7 @@ class KnownBlock:
                 apart[new.column] = np.ascontiguousarray(self.codes[:, column.place])
             right = np.unpackbits(new.right, count=size).view(np.bool_)
             self._learn(len(self.keys), new, column, apart[new.column], right)
+            self.complete.discard(new.column)
             self.keys.append((new.column, True))
             self.told += 1
         for number, codes in apart.items():
@@ -108,6 +110,39 @@ class KnownBlock:
             known = [self.columns[number] for number in self._active]
             kinds = [KNOWN_ONE_HOT if c.kind == ONE_HOT else c.kind for c in known]
             self.layout = Columns.of(kinds, [c.bins for c in known], [self.signs[n] for n in self._active])
+
+    def close(self, complete: Sequence[Complete]) -> None:
+        """Takes in that columns are complete: their categories are searched in their client's order from now on."""
+        for one in complete:
+            self.complete.add(one.column)
+            if self.kinds[one.column] != NUMBER and one.column in self.columns:
+                self._order(self.columns[one.column], one.order)
+
+    def _order(self, column: _Column, order: NDArray[np.uint8]) -> None:
+        told = column.borders if column.kind == ONE_HOT else column.told
+        marks = np.packbits(np.stack([self.sets[key][: column.bins] for key in told], axis=1), axis=1)
+        atoms = {row.tobytes(): atom for atom, row in enumerate(marks)}
+        found = [atoms.get(row.tobytes(), -1) for row in order]
+        if -1 in found or len(set(found)) < len(found):
+            raise TransportError(
+                f"{self.owner} tells an order of categories that its splits do not have: Complete.order"
+            )
+        first = [0] if column.kind == ONE_HOT else []  # all others
+        places = [*first, *(atom for atom in found if atom not in first)]
+        places += sorted(set(range(256)) - set(places))
+        renumbered = np.empty(256, np.uint8)
+        renumbered[places] = np.arange(256)
+        self.codes[:, column.place] = renumbered[self.codes[:, column.place]]
+        for key in column.borders or column.keys:
+            self.sets[key] = self.sets[key][places]
+        if column.kind == ONE_HOT:
+            column.borders = [column.borders[atom - 1] for atom in places[1 : column.bins]]
+        else:
+            self._name_sets(column)
+
+    def is_complete(self, allowed: NDArray[np.bool_]) -> bool:
+        """Whether its client can have nothing against a split that was searched among these columns here."""
+        return self.complete.issuperset(np.flatnonzero(allowed).tolist())
 
     def _column(self, number: int) -> _Column:
         """A column, with codes of its own."""
@@ -171,6 +206,9 @@ class KnownBlock:
             column.size = len(found)
         column.told.append(number)
         column.keys.append(number)
+        self._name_sets(column)
+
+    def _name_sets(self, column: _Column) -> None:
         column.by_set = {}
         for key in column.keys:
             column.by_set.setdefault(self.sets[key].tobytes(), key)
@@ -186,10 +224,11 @@ class KnownBlock:
         *,
         sets: bool = True,
     ) -> Splits:
-        """The best split of each of some nodes among known keys; without `sets`, sorted categories are left out."""
+        """The best split of each of some nodes among known keys; without `sets`, sorted categories are left out
+        whose order is not known."""
         may = allowed[self._active].astype(np.uint8)
         if not sets:
-            may[self.layout.kinds == SORTED] = 0
+            may[(self.layout.kinds == SORTED) & ~np.isin(self._active, list(self.complete))] = 0
         return Splits.of(sums, self.layout, may, unit, rules, bounds)
 
     def choice(self, splits: Splits, node: int) -> Choice | None:

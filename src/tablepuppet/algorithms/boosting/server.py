@@ -92,7 +92,9 @@ class BoostingServer:
         elif len(self.trees) % options.every == 0:
             plans = [tree.outline([0]) for tree in growing]
             if any(numbers for _, numbers in plans):
-                self._learn((yield self._checks(growing, plans, columns)))
+                checks = self._checks(growing, plans, columns)
+                if any(checks):
+                    self._learn((yield checks))
         self.trees.append([self._finished(output, tree, rows) for output, tree in enumerate(growing)])
 
     def _mend(self, growing: Sequence[GrowingTree], columns: Columns) -> Rounds:
@@ -102,18 +104,24 @@ class BoostingServer:
             plans = [tree.outline(own) for tree, own in zip(growing, roots, strict=True)]
             if not any(numbers for _, numbers in plans):
                 return
-            answers = yield self._checks(growing, plans, columns)
+            checks = self._checks(growing, plans, columns)
+            if not any(checks):
+                return
+            answers = yield checks
             for tree, (_, numbers) in zip(growing, plans, strict=True):
                 tree.check_off(numbers)
             found = self._by_node(answers, plans)
             self._learn(answers)
-            for block in (number for number, answer in enumerate(answers) if answer.keys):
+            for block in (number for number, answer in enumerate(answers) if answer.keys or answer.complete):
                 for tree in growing:
                     tree.forget_sums(block)
             roots = [_mended(tree, better) for tree, better in zip(growing, found, strict=True)]
 
     def _checks(self, growing: Sequence[GrowingTree], plans: Sequence[Plan], columns: Columns) -> list[list[Check]]:
-        """What every part of every block is asked."""
+        """What every part of every block is asked; nothing of a block that can have nothing against the trees."""
+        asked = [not block.is_complete(own) for block, own in zip(self.blocks, columns, strict=True)]
+        if not any(asked):
+            return [[] for _ in self.blocks]
         outlines: list[list[list[Outline]]] = [[[] for _ in starts] for starts in self.starts]
         cell = self._spare.view(np.uint16)[: len(self.scores)]  # nothing is parted meanwhile
         for tree, (outline, numbers) in zip(growing, plans, strict=True):
@@ -121,12 +129,17 @@ class BoostingServer:
                 continue
             tree.mark_cells(outline, numbers, cell)
             for block, (index, starts) in enumerate(zip(self.indices, self.starts, strict=True)):
+                if not asked[block]:
+                    continue
                 code = PathCode.of(outline, block)
                 own = replace(outline, key=np.where(outline.block == block, outline.key, -1).astype(np.int32))
                 for part, pieces in enumerate(index.pairs(starts, cell, code, tree.given)):
                     outlines[block][part].append(replace(own, pieces=pieces))
-        checks = []
+        checks: list[list[Check]] = []
         for block, known in enumerate(self.blocks):
+            if not asked[block]:
+                checks.append([])
+                continue
             unions, known.unions = known.unions, []
             checks.append([Check(columns[block], unions, own) for own in outlines[block]])
         return checks
@@ -152,6 +165,7 @@ class BoostingServer:
     def _learn(self, answers: Sequence[Objections]) -> None:
         for block, answer in zip(self.blocks, answers, strict=True):
             block.learn(answer.keys)
+            block.close(answer.complete)
 
     # -- the end of a tree -----------------------------------------------------------------
 

@@ -38,6 +38,16 @@ def test_predictions_are_written_and_shown(path: Path, capsys: pytest.CaptureFix
     assert {row["split"] for row in rows} == {"train", "test"}
 
 
+def test_a_model_is_measured_on_a_jobs_rows(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(path.parent / "model")
+    with tp.Federation({name: path.parent / f"{name}.parquet" for name in ("orders", "items")}) as federation:
+        expected = federation.evaluate(tp.load(model), QUERY)
+    assert main(["evaluate", model, str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(dict(expected))
+    assert main(["evaluate", model, str(path)]) == 0
+    assert "log_loss" in capsys.readouterr().out
+
+
 def test_comparing_and_drift_end_with_codes_for_cron(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, new = str(path.parent / "model"), str(path.parent / "new")
     assert main(["drift", model, str(path), "--json"]) == 0

@@ -169,6 +169,9 @@ def test_groups_stay_in_one_fold_and_rows_are_shared_evenly() -> None:
     by_group = pd.Series(folds).groupby(np.arange(5000) % 97).nunique()
     assert (by_group == 1).all()
     assert set(folds) == {0, 1, 2, 3}
+    few = pa.chunked_array([[1] * 40 + [2] * 30 + [3] * 30 + [None] * 20])
+    dealt = fold_numbers(120, sides, 4, "group", (few, ColumnInfo("g", "integer")), None, is_alone=True)
+    assert sorted(np.bincount(dealt)) == [20, 30, 30, 40]  # as many groups as folds are enough
     rows = fold_numbers(50_000, sides, 5, "row", None, None)
     assert np.bincount(rows).min() > 9_500
     moved = fold_numbers(49_000, Split(1000, 3, 0.0), 5, "row", None, None)

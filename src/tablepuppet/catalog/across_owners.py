@@ -113,7 +113,7 @@ class _Branch:
                     if changed is not None:
                         branch = changed
                         break
-                    self._check_items(source)
+                    self._check_items(source, _free([s.alias.name for s in branch.sources]))
             else:
                 return branch
 
@@ -178,58 +178,69 @@ class _Branch:
         inner = next(base for base in base_tables(condition) if self._owners(base) != own)
         written = inner.this.sql("duckdb")
         begin = f"this condition on {table.alias.name} looks rows up in {inner.name}, which lies with another owner"
-        keys = f"JOIN (SELECT DISTINCT key FROM {written} WHERE …) t ON t.key = {table.alias.name}.key"
+        name = _free([table.alias.name])
+        keys = f"JOIN (SELECT DISTINCT key FROM {written} WHERE …) {name} ON {name}.key = {table.alias.name}.key"
         if isinstance(condition, exp.Not):
             return refuse(
                 self.ucq,
                 f"{begin}, and rows without a match are found by equal keys only: WHERE NOT EXISTS (SELECT 1 FROM "
-                f"{written} t WHERE t.key = {table.alias.name}.key AND …), every other condition there about t alone",
+                f"{written} {name} WHERE {name}.key = {table.alias.name}.key AND …), every other condition there about "
+                f"{name} alone",
                 inner,
             )
         return refuse(self.ucq, f"{begin}. Join its keys instead: {keys}", inner)
 
-    def _check_items(self, source: Source) -> None:
-        """An item that looks another owner's rows up is refused with the join that says the same."""
+    def _check_items(self, source: Source, name: str) -> None:
+        """An item that looks another owner's rows up is refused with the join that says the same, called `name`."""
         own = self._owners(exp.Table(this=source.table))
         assert source.derived is not None
         for item in source.derived.selects:
             for test in item.find_all(exp.Exists, exp.In):
-                self._check_test(test, own)
+                self._check_test(test, own, name)
             scalar = item.find(exp.Subquery)
             abroad = [] if scalar is None else [base for base in base_tables(scalar) if self._owners(base) != own]
             if abroad and isinstance(scalar, exp.Subquery):
                 raise refuse(
                     self.ucq,
                     f"this item looks rows up in {abroad[0].name}, which lies with another owner. "
-                    f"Join them instead: {_as_join(scalar.this)}",
+                    f"Join them instead: {_as_join(scalar.this, name)}",
                     abroad[0],
                 )
 
-    def _check_test(self, test: exp.Expr, own: tuple[str, ...]) -> None:
+    def _check_test(self, test: exp.Expr, own: tuple[str, ...], name: str) -> None:
         """Whether a row has a match with another owner is joined as 1 or NULL."""
         inner = test.this if isinstance(test, exp.Exists) else test.args.get("query")
         abroad = [] if inner is None else [base for base in base_tables(inner) if self._owners(base) != own]
         if abroad:
             found = _correlated(inner) if isinstance(inner, exp.Select) else None
             keys = "SELECT DISTINCT key, 'yes' AS found FROM …"
-            on = "t.key = …"
+            on = f"{name}.key = …"
+            if inner is not None and self._spans(inner):
+                raise refuse(
+                    self.ucq,
+                    f"this item looks rows up in tables of several owners ({', '.join(b.name for b in abroad)}). Join "
+                    "them one after the other in the main query, and let the last say that it is there: LEFT JOIN b ON "
+                    f"b.key = … LEFT JOIN (SELECT DISTINCT key, 'yes' AS found FROM c WHERE …) {name} ON {name}.key = "
+                    f"b.key, and select {name}.found",
+                    abroad[0],
+                )
             if isinstance(test, exp.In) and isinstance(inner, exp.Subquery) and len(inner.this.selects) == 1:
                 found = [test.this], _aliased(inner.this, "key").distinct()
                 found[1].set("expressions", [item.unalias().copy() for item in inner.this.selects])
             if found is not None:
                 outer, rows = found
-                names = [key.unalias().name for key in rows.expressions]
+                columns = [key.unalias().name for key in rows.expressions]
                 listed = [
                     *(key.unalias().copy() for key in rows.expressions),
                     exp.alias_(exp.Literal.string("yes"), "found"),
                 ]
                 rows.set("expressions", listed)
                 keys = rows.sql("duckdb")
-                on = " AND ".join(f"t.{name} = {side.sql('duckdb')}" for name, side in zip(names, outer, strict=True))
+                on = _equal(name, columns, outer)
             raise refuse(
                 self.ucq,
                 f"this item looks rows up in {abroad[0].name}, which lies with another owner. Join them instead: "
-                f"LEFT JOIN ({keys}) t ON {on}, and select t.found, which is missing where there is no match",
+                f"LEFT JOIN ({keys}) {name} ON {on}, and select {name}.found, which is missing where there is no match",
                 abroad[0],
             )
 
@@ -349,20 +360,30 @@ def _correlated(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None:
     return outer, _aliased(kept, "key").distinct()
 
 
-def _as_join(query: exp.Expr) -> str:
+def _free(taken: Sequence[str]) -> str:
+    """An alias to write a join with."""
+    known = {name.lower() for name in taken}
+    return "t" if "t" not in known else next(name for k in count(2) if (name := f"t{k}") not in known)
+
+
+def _equal(name: str, columns: Sequence[str], outer: Sequence[exp.Expr]) -> str:
+    """The ON of a join with columns of `name`, as text."""
+    return " AND ".join(f"{name}.{own} = {side.sql('duckdb')}" for own, side in zip(columns, outer, strict=True))
+
+
+def _as_join(query: exp.Expr, name: str) -> str:
     """The LEFT JOIN that gives what a scalar subquery looks up, as text."""
     found = _correlated(query) if isinstance(query, exp.Select) else None
     if found is None or len(query.expressions) != 1:
-        return "LEFT JOIN (SELECT key, avg(x) AS x FROM … GROUP BY key) t ON t.key = …, and select t.x"
+        return f"LEFT JOIN (SELECT key, avg(x) AS x FROM … GROUP BY key) {name} ON {name}.key = …, and select {name}.x"
     outer, keys = found
     inner = [key.unalias() for key in keys.expressions]
     rows = keys.copy()
     rows.set("distinct", None)
     rows.set("expressions", [*(key.copy() for key in inner), exp.alias_(query.expressions[0].unalias().copy(), "x")])
     grouped = rows.group_by(*(key.copy() for key in inner))
-    names = [key.name if isinstance(key, exp.Column) else "…" for key in inner]
-    on = " AND ".join(f"t.{name} = {side.sql('duckdb')}" for name, side in zip(names, outer, strict=True))
-    return f"LEFT JOIN ({grouped.sql('duckdb')}) t ON {on}, and select t.x"
+    columns = [key.name if isinstance(key, exp.Column) else "…" for key in inner]
+    return f"LEFT JOIN ({grouped.sql('duckdb')}) {name} ON {_equal(name, columns, outer)}, and select {name}.x"
 
 
 def _outer_columns(query: exp.Expr, expression: exp.Expr | None = None) -> list[exp.Column]:

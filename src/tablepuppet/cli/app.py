@@ -11,8 +11,9 @@ import typer
 from tablepuppet.cli import certs, contracts, processes
 from tablepuppet.cli.bench import bench
 from tablepuppet.cli.demo import demo
-from tablepuppet.cli.models import compare, dependence, drift, export, importance, predict
+from tablepuppet.cli.models import compare, dependence, drift, evaluate, export, importance, predict
 from tablepuppet.cli.report import report
+from tablepuppet.cli.search import search
 from tablepuppet.cli.train import explain, submit, train, wait
 from tablepuppet.version import __version__
 
@@ -26,7 +27,9 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(explain)
 app.command()(train)
+app.command()(search)
 app.command()(predict)
+app.command()(evaluate)
 app.command()(export)
 app.command()(importance)
 app.command()(dependence)

@@ -1,7 +1,7 @@
-"""Commands that take a saved model: predict, export, importance, dependence, compare and drift.
+"""Commands that take a saved model: predict, evaluate, export, importance, dependence, compare and drift.
 
-predict: its predictions on a job's rows; export: its blocks as SQL or ONNX; importance and dependence: what features do
-to it. compare and drift are for cron: is the new
+predict: its predictions on a job's rows; evaluate: how good they are; export: its blocks as SQL or ONNX; importance and
+dependence: what features do to it. compare and drift are for cron: is the new
 model worse, are the rows still those it was trained on? Both end with code 3 where they find what they look for, so
 that a script can retrain, or keep the old model.
 """
@@ -81,6 +81,24 @@ def _show(screen: Screen, answer: pa.Table, to: Path | None, away: str) -> None:
     notes += [f"without {away}: the mean contribution stands in, see the column assumed"] if away else []
     notes += [f"written to {to}"] if to is not None else []
     screen.show(shown, *notes)
+
+
+def evaluate(
+    model: ModelArgument, job: JobArgument, federation: FederationOption = None, as_json: JsonOption = False
+) -> None:
+    """Measure a saved model on the labelled rows of a job's query.
+
+    [bold]Example:[/bold] tablepuppet evaluate model/ this_month.toml --json
+    """
+    screen = Screen(as_json)
+    loaded, asked = load(model), read_job(job)
+    with screen.progress("measuring"), asked.open_federation(federation) as tables:
+        found = tables.evaluate(loaded, asked.query)
+    shown = table("metric", "value", title=f"{model} on the rows of {asked.path.name}")
+    for name, value in found.items():
+        shown.add_row(name, f"{value:.6g}")
+    screen.show(shown)
+    screen.show_json(lambda: {"metrics": dict(found)})
 
 
 def _plain(answer: pa.Table) -> pa.Table:

@@ -185,6 +185,7 @@ class SendLabels(Message, frozen=True):
     folds: int = 0  # that rows are shared out in, for cross-validation; 0: none
     fold_by: FoldBy = "row"
     fold_column: int | None = None  # of groups that stay together, or of a time
+    is_alone: bool = False  # nobody else holds rows with labels: groups can be dealt out evenly
 
 
 class Labels(Message, frozen=True):

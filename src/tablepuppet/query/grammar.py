@@ -115,6 +115,11 @@ def _complaint(text: str, tokens: Sequence[Token], found: dict[str, object]) -> 
     missing = _join_without_on(tokens)
     if missing is not None:
         return refusal(text, "this JOIN has no ON; name its keys: ON a.id = b.id, or USING (id)", missing)
+    before = text[:at].split()[-1:]
+    if before and before[0].upper() == "TOP":
+        return refusal(text, "TOP takes some of the joined rows, and every one is used; choose rows by WHERE", at)
+    if what.endswith('"["'):
+        return refusal(text, 'names are quoted by double quotes here, as in o."unit price", not by brackets', at)
     return refusal(text, f"{INVALID}: {what}; check the words around the caret", at)
 
 

@@ -66,10 +66,12 @@ def fold_numbers(
     by: FoldBy,
     column: tuple[pa.ChunkedArray, ColumnInfo] | None,
     order: NDArray[np.int64] | None,
+    is_alone: bool = False,
 ) -> NDArray[np.int16]:
     """The fold that each row is in: drawn by row, the same for all rows of a group, or in the order of a time.
 
-    By time there is one fold more: the first, which the others come after.
+    By time there is one fold more: the first, which the others come after. Groups are drawn by a hash of their value,
+    which owners of one group share; who has all rows (`is_alone`) deals them out, the largest first.
     """
     if column is None:
         drawn = _uniform(rows, sides.offset, sides.seed + _FOLDS)
@@ -77,7 +79,10 @@ def fold_numbers(
     values, info = column
     if by == "time":
         if info.kind not in NUMBER_KINDS - {"vector"}:
-            raise MappingError(f"{info.name} has type {info.detail or info.kind}; a time is a number or a date")
+            raise MappingError(
+                f"{info.name} has type {info.detail or info.kind}, and a time is a number or a date; cast it, as in "
+                'time="CAST(day AS TIMESTAMP)"'
+            )
         places = np.empty(rows, np.int64)
         places[np.argsort(numbers(values, info)[:, 0], kind="stable")] = np.arange(rows)  # missing ones come last
         return (places * (folds + 1) // max(1, rows)).astype(np.int16)
@@ -85,7 +90,11 @@ def fold_numbers(
     key = (sides.seed % 2**64).to_bytes(8, "little")
     named = [str(value).encode() for value in distinct.to_pylist()]
     hashes = [blake2b(name, digest_size=8, key=key).digest() for name in [*named, b""]]  # the last is for −1: NULL
-    return np.array([int.from_bytes(h, "little") % folds for h in hashes], np.int16)[codes]
+    drawn = np.array([int.from_bytes(h, "little") for h in hashes], np.uint64)
+    if is_alone:
+        rows_of = np.bincount(np.where(codes < 0, len(distinct), codes), minlength=len(drawn))
+        drawn[np.lexsort((drawn, -rows_of))] = np.arange(len(drawn), dtype=np.uint64)
+    return (drawn % np.uint64(folds)).astype(np.int16)[codes]
 
 
 def split(rows: int, offset: int, seed: int, test_fraction: float) -> NDArray[np.bool_]:

@@ -122,7 +122,7 @@ def send_labels(own: ClientState, request: m.SendLabels) -> m.Labels:
     if not request.folds:
         return labels
     by = None if request.fold_column is None else own.column(request.job, request.scan, request.fold_column)
-    folds = fold_numbers(len(column), sides, request.folds, request.fold_by, by, order)
+    folds = fold_numbers(len(column), sides, request.folds, request.fold_by, by, order, request.is_alone)
     row_rules.check_folds(own, request, folds)
     return replace(labels, folds=folds)
 

@@ -98,6 +98,7 @@ def read_labels(
                 folds=0 if folds is None else folds.count,
                 fold_by="row" if folds is None else folds.by,
                 fold_column=place.fold if place.fold >= 0 else None,
+                is_alone=folds is not None and len(owners) == 1,
             )
         )
         if place.weight >= 0:

@@ -123,6 +123,7 @@ class Part:
     state: Any = None
     kept: Kept | None = None
     shown: int = 0  # exact numbers that left of each row
+    unknowns: int | None = None  # of them that are enough to know a row
     figures: Figures = field(default_factory=Figures)  # what the server half wants to know of the algorithm's start
     sealing: Sealing | None = None  # where summands leave under masks
     encoders: tuple[m.Encoder, ...] = ()

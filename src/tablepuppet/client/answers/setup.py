@@ -225,6 +225,9 @@ def encode_features(own: ClientState, request: m.EncodeFeatures) -> m.Encoded:
     same = [p for (job, _), p in own.parts.items() if job == opened.job and p.request.scan == opened.scan]
     if all(p.train is not None for p in same):  # features are what training goes on with
         del columns, pairs, named
+        for each in same:
+            if training.limits_predictions(own, each):
+                training.count_unknowns(own, each)
         own.tables.let_go(opened.job, opened.scan)
     give_back()  # before training: what encoding took would stay with Arrow's pool
     return m.Encoded(width=part.train.width)

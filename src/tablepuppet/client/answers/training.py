@@ -224,12 +224,24 @@ def _count_shown(own: ClientState, part: Part, times: int = 1) -> None:
     assert part.train is not None
     is_noisy = part.setup.private is not None and part.setup.private.privacy.hides_predictions
     after = part.shown + (0 if is_noisy else times * part.setup.outputs)
+    if not is_noisy and limits_predictions(own, part):
+        own.owner.predictions(shown(own, part, after), count_unknowns(own, part))
+    part.shown = after
+
+
+def limits_predictions(own: ClientState, part: Part) -> bool:
+    """Whether exact predictions of a part end before they tell a row."""
     contract = own.contracts.contract(part.request.job)
     forbids = contract is not None and contract.feature_privacy is not None and not contract.allow_reconstruction
-    if not is_noisy and own.owner.limits_predictions(forbids):
+    return own.owner.limits_predictions(forbids)
+
+
+def count_unknowns(own: ClientState, part: Part) -> int:
+    """How many exact numbers of a row are enough to know its features; counted once, best while its rows are here."""
+    if part.unknowns is None:
         opened = part.request
-        own.owner.predictions(shown(own, part, after), unknowns(own, opened.job, opened.scan, opened.columns))
-    part.shown = after
+        part.unknowns = unknowns(own, opened.job, opened.scan, opened.columns)
+    return part.unknowns
 
 
 def shown(own: ClientState, part: Part, numbers: int) -> Shown:

@@ -161,6 +161,8 @@ SHAPES = [
     "SELECT upper(c) AS k, count(*) AS n, min(x) AS m FROM t GROUP BY 1",
     "SELECT k, sum(u) AS s, avg(u) AS a FROM (SELECT k, x * x AS u FROM t WHERE k < 7) AS q GROUP BY k ORDER BY k",
     "SELECT k, sum(x > 0) AS positive, sum(k) * 2 AS whole FROM t GROUP BY k",
+    "SELECT DISTINCT q.c0 AS k0 FROM (SELECT k AS c0 FROM t GROUP BY k HAVING count(*) > 14) AS q",
+    "SELECT DISTINCT k, lower(c) AS kc FROM t WHERE x > 0",
 ]
 
 
@@ -185,7 +187,9 @@ def test_whatever_is_around_and_below_the_groups_means_the_same(query: str) -> N
         ("SELECT k, row_number() OVER (PARTITION BY k) AS m FROM t", "window"),
         ("SELECT sum(x) AS m FROM t", "one group of all rows"),
         ("SELECT k, sum(x) AS m FROM t GROUP BY ROLLUP (k)", "several groupings"),
-        ("SELECT DISTINCT k FROM t", "DISTINCT"),
+        ("SELECT DISTINCT * FROM t", "DISTINCT"),
+        ("SELECT DISTINCT n FROM (SELECT k, count(*) AS n FROM t GROUP BY k) AS q", "DISTINCT"),
+        ("SELECT DISTINCT ON (k) k, x FROM t", "DISTINCT"),
         ("SELECT k FROM t UNION SELECT k FROM t", "UNION"),
     ],
 )

@@ -277,13 +277,12 @@ def _lines(contract: Contract) -> Iterator[str]:
 def _scan_lines(scan: ScanTerms) -> Iterator[str]:
     where = "all rows" if scan.filter is None else f"rows where {scan.filter}"
     if scan.merges:
-        told = (
-            "their least and greatest values, and counts and sums" if scan.merges == "extremes" else "counts and sums"
-        )
+        told = "counts, sums, least and greatest values" if scan.merges == "extremes" else "counts and sums"
+        learns = "them" if scan.clients == 2 else "their sums over the others"
+        each = ", and each one's least and greatest" if scan.merges == "extremes" and scan.clients > 2 else ""
         yield (
             f"groups that other owners of {scan.table} have too are merged: {told} of each leave under masks, for the "
-            f"first of its {scan.clients} owners that has the group"
-            + (", which learns those of the other one" if scan.clients == 2 else "")
+            f"first of the table's {scan.clients} owners that has it, which learns {learns}{each}"
         )
     yield f"table {scan.table}, {where}:" if scan.query is None else f"table {scan.table}, {where} of {scan.query}:"
     for column in scan.columns:

@@ -60,6 +60,8 @@ class Partials:
     ) -> Partials:
         """From the rows of a partial query; `infos`, `casts`: what its columns are."""
         groups, states = query.groups, query.states
+        if any(info.kind == "float" for info in infos[:groups]):
+            raise SourceError("groups by a float cannot be compared between clients; CAST it to BIGINT or DECIMAL")
         given = group_tokens(rows.select(range(groups)), infos[:groups], key)
         order = np.lexsort(given.view(">u8").T[::-1])
         rows = rows.take(pa.array(order))

@@ -25,7 +25,6 @@ GROUPS = "tablepuppet groups"  # what the final query reads
 _KINDS = tuple(AGGREGATES)
 _NOT_BY_ROW = {
     "joins": "a join after the groups",
-    "distinct": "DISTINCT",
     "limit": "LIMIT",
     "offset": "OFFSET",
     "qualify": "QUALIFY",
@@ -70,6 +69,7 @@ def grouped_select(query: exp.Expr) -> tuple[exp.Select, dict[str, exp.Expr], li
     while True:
         if not isinstance(node, exp.Select) or node.args.get("from_") is None:
             raise UnmergeableError("a UNION, or what has no FROM")
+        node = _as_groups(node)
         clause = node.args.get("with_")
         ctes |= {cte.alias.lower(): cte.this for cte in clause.expressions} if clause is not None else {}
         for name, shown in _NOT_BY_ROW.items():
@@ -90,6 +90,42 @@ def grouped_select(query: exp.Expr) -> tuple[exp.Select, dict[str, exp.Expr], li
             ctes = {name: ctes[name] for name in names[: names.index(source.name.lower())]}
         else:
             raise UnmergeableError("a query without groups")
+
+
+def _as_groups(select: exp.Select) -> exp.Select:
+    """SELECT DISTINCT a, b is a group for each pair, unless its rows are groups already."""
+    distinct, group = select.args.get("distinct"), select.args.get("group")
+    if distinct is None:
+        return select
+    if distinct.args.get("on") is not None or group is not None:
+        raise UnmergeableError("DISTINCT over groups")
+    source = select.args["from_"].this
+    below = source.this if isinstance(source, exp.Subquery) else None
+    if below is not None and below.find(exp.Group, exp.Distinct):
+        return select  # it goes row by row if it leaves all groups apart
+    if any(item.find(exp.Star) or item.find(*_KINDS) for item in select.expressions):
+        raise UnmergeableError("DISTINCT")
+    grouped = _without(select.copy(), "distinct")
+    grouped.set("group", exp.Group(expressions=[item.unalias().copy() for item in select.expressions]))
+    return grouped
+
+
+def _whole_groups(select: exp.Select, by: Sequence[exp.Expr]) -> dict[str, int]:
+    """The items that are what groups are told apart by, by name."""
+    items = [(item.alias_or_name.lower(), item.unalias()) for item in select.expressions]
+    return {name: number for name, value in items for number, group in enumerate(by) if _is_same(value, group)}
+
+
+def _passed_on(layer: exp.Select, names: Mapping[str, int]) -> dict[str, int]:
+    """Those of them that a SELECT around the groups shows."""
+    found: dict[str, int] = {}
+    for item in layer.expressions:
+        value = item.unalias()
+        if isinstance(value, exp.Star) or (isinstance(value, exp.Column) and isinstance(value.this, exp.Star)):
+            found |= names
+        elif isinstance(value, exp.Column) and value.name.lower() in names:
+            found[item.alias_or_name.lower()] = names[value.name.lower()]
+    return found
 
 
 def source_of(query: str) -> str:
@@ -124,11 +160,15 @@ def split_groups(query: str | exp.Expr, columns: Callable[[], Collection[str]] =
     having = select.args.get("having")
     if having is not None:
         final = final.where(merging.final(having.this))
+    names = _whole_groups(select, by)
     for layer in reversed(around):
+        names = _passed_on(layer, names)
+        if layer.args.get("distinct") is not None and len(set(names.values())) < len(by):
+            raise UnmergeableError("DISTINCT over less than the groups")
         name = exp.to_identifier(layer.args["from_"].this.alias_or_name or "t", quoted=True)
         inner, outer = exp.Subquery(this=final, alias=exp.TableAlias(this=name)), layer.copy()
         outer.set("from_", exp.From(this=inner))
-        final = _without(outer, "with_", "order")
+        final = _without(outer, "with_", "order", "distinct")
     partial = _without(select.copy(), "with_", "order", "having")
     named = [exp.alias_(g.copy(), f"g{i}") for i, g in enumerate(by)]
     named += [exp.alias_(parse_one(s.text, dialect="duckdb"), f"s{i}") for i, s in enumerate(merging.states)]

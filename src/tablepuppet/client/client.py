@@ -77,7 +77,9 @@ class Client(ClientState):
                 self.log.write("disclosed", job, "", dict(told))
             return
         for tells, numbers in m.disclosures(answer):
-            self.told.setdefault(job, Counter())[tells.what] += numbers
+            if job not in self.told:
+                self.told[job] = Counter()
+            self.told[job][tells.what] += numbers
 
     # -- what a checkpoint holds -----------------------------------------------------------
 

@@ -133,7 +133,7 @@ class Frame:
     @property
     def payload(self) -> int:
         """Bytes of arrays and tables."""
-        return sum(len(b) for b in self.buffers)
+        return sum(map(len, self.buffers))
 
     @property
     def size(self) -> int:

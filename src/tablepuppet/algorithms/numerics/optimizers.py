@@ -61,8 +61,12 @@ def descend(
     beta1, beta2, tiny = rule.momentum or 0.9, 0.999, 1e-8 * unit
     first = beta1 * moments.first + (1 - beta1) * gradient
     second = beta2 * moments.second + (1 - beta2) * gradient * gradient
-    denominator = np.sqrt(second / (1 - beta2**step)) + tiny
-    return theta - unit * learning_rate / (1 - beta1**step) * first / denominator, Moments(step, first, second)
+    denominator = second / (1 - beta2**step)
+    np.sqrt(denominator, out=denominator)
+    denominator += tiny
+    moved = unit * learning_rate / (1 - beta1**step) * first
+    moved /= denominator
+    return theta - moved, Moments(step, first, second)
 
 
 def clipped(gradient: Array, clip_norm: float | None) -> Array:

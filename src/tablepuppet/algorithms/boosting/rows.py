@@ -28,6 +28,7 @@ Cells = NDArray[np.uint16]
 Sums = NDArray[np.int64]
 NO_CELL = 65_535
 _PAIRS = 1 << 17  # of a piece
+_BATCHES = 8  # in which a piece is filled, at least
 _ENTRIES = 1 << 20  # sums that are scattered into at a time, at least
 _FOLDABLE = 1 << 16  # joined rows of one row whose 16-bit sums stay within half of 32 bits
 
@@ -83,8 +84,9 @@ class BlockIndex:
     def _scattered(self, borders: list[int], cell: Cells, code: PathCode, given: Derivatives) -> list[list[Pairs]]:
         cells = code.cells
         together = min(self.rows + 1, max(1, max(_ENTRIES, len(cell) // 4) // cells))
-        emitted = max(1, _PAIRS // cells)
-        room = _Room(min(emitted, together) * cells, code, given.unit)
+        size = max(_PAIRS, cells)
+        emitted = max(1, size // (_BATCHES * cells))
+        room, count = _Room(min(size, (self.rows + 1) * cells), code, given.unit), 0
         scattered = np.zeros((together, cells, 1 if self.folds(given) else 2), np.int64)
         pieces: list[list[Pairs]] = [[] for _ in borders[1:]]
         rows = [start - 1 for start in borders[:-1]]
@@ -94,8 +96,14 @@ class BlockIndex:
             for part, (start, stop) in enumerate(pairwise(borders)):
                 for begin in range(max(first, start), min(last, stop), emitted):
                     some = scattered[begin - first : min(begin + emitted, last, stop) - first]
-                    count, rows[part] = kernels.emit_cells(some, begin, rows[part], room.steps, room.cells, room.sums)
+                    if count + some.shape[0] * cells > len(room.steps):
+                        pieces[part] += room.packed(count)
+                        count = 0
+                    into = (count, room.steps, room.cells, room.sums)
+                    count, rows[part] = kernels.emit_cells(some, begin, rows[part], *into)
+                if first < stop <= last:
                     pieces[part] += room.packed(count)
+                    count = 0
         return pieces
 
 

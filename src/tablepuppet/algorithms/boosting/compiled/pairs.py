@@ -141,9 +141,12 @@ def scatter_cells(
 
 
 @exact
-def emit_cells(scattered: Sums, first: int, before: int, steps: Integers, own: Cells, sums: Sums) -> tuple[Any, Any]:
-    """(row less the one before, cell, Σg, Σh) of what was scattered, now zero again; how many, and the last row."""
-    count, last = np.uint64(0), np.int64(before)
+def emit_cells(
+    scattered: Sums, first: int, before: int, start: int, steps: Integers, own: Cells, sums: Sums
+) -> tuple[Any, Any]:
+    """(row less the one before, cell, Σg, Σh) of what was scattered, now zero again, after the `start` that are there;
+    how many there are then, and the last row."""
+    count, last = np.uint64(start), np.int64(before)
     folds = scattered.shape[2] == 1
     for r in range(np.uint64(scattered.shape[0])):
         for c in range(np.uint64(scattered.shape[1])):

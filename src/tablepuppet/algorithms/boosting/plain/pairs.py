@@ -92,7 +92,9 @@ def scatter_cells(
             out[:, :, place] += added.reshape(-1, cells)
 
 
-def emit_cells(scattered: Sums, first: int, before: int, steps: Integers, own: Cells, sums: Sums) -> tuple[int, int]:
+def emit_cells(
+    scattered: Sums, first: int, before: int, start: int, steps: Integers, own: Cells, sums: Sums
+) -> tuple[int, int]:
     if scattered.shape[2] == 1:
         h = scattered[:, :, 0] & 0xFFFFFFFF
         g = (scattered[:, :, 0] - h) >> 32
@@ -100,11 +102,11 @@ def emit_cells(scattered: Sums, first: int, before: int, steps: Integers, own: C
         g, h = scattered[:, :, 0].copy(), scattered[:, :, 1].copy()
     scattered[...] = 0
     rows, cells = np.nonzero(h)
-    count = len(rows)
-    if not count:
-        return 0, before
-    steps[:count], own[:count] = np.diff(first + rows, prepend=before), cells
-    sums[0, :count], sums[1, :count] = g[rows, cells], h[rows, cells]
+    if not len(rows):
+        return start, before
+    count = start + len(rows)
+    steps[start:count], own[start:count] = np.diff(first + rows, prepend=before), cells
+    sums[0, start:count], sums[1, start:count] = g[rows, cells], h[rows, cells]
     return count, int(first + rows[-1])
 
 

@@ -24,16 +24,18 @@ from tablepuppet.engine.metrics import Metrics
 from tablepuppet.engine.pooled import run_pooled
 from tablepuppet.engine.result import Result
 from tablepuppet.engine.rounding import Shown
-from tablepuppet.engine.run import OnRound, run
+from tablepuppet.engine.run import OnRound, look, run
 from tablepuppet.engine.search import SearchResult, run_search
 from tablepuppet.errors import JobError, RunInterruptedError
 from tablepuppet.job import Job
+from tablepuppet.job.make import probe_job
 from tablepuppet.mapping.build import default_limit, map_tables
 from tablepuppet.mapping.cluster.cluster import Cluster, at_work
 from tablepuppet.mapping.join.profile import Profile, check_meetings, profile_keys
 from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.negatives import with_negatives
 from tablepuppet.memory import fix_thresholds
+from tablepuppet.plan.gains import Gain, gains_of
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared, prepare, task_of
@@ -54,6 +56,8 @@ Question = Literal["profile", "evaluate", "compare", "importance", "partial_depe
 
 def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None, job_id: str | None = None) -> Any:
     """Trains a job's model on tables that stay with their clients; a resumed run has the id it had."""
+    if job.probe:
+        raise JobError("probe belongs to explain: it says which model would gain; leave it out of train")
     with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
         prepared = prepare_job(job, tables, link, job_id, "train", cluster)
         shown = Shown.of(prepared.rounding, prepared.mapping, prepared.plan.loss)
@@ -80,15 +84,31 @@ def _run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None) 
 
 def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> Plan:
     """What training would do and cost."""
+    if job.probe:
+        probe_job(job)  # what it refuses is refused before anything is read
     with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
         prepared = prepare_job(job, tables, link, job_id, "explain", cluster)
         plan = prepared.plan
         _ = plan.private  # what training would refuse is refused here
         if job.spec.is_boosted:
-            return plan
+            return plan if not job.probe else replace(plan, gains=_gains(plan, tables, link))
         plan = with_statistics(prepared, link, job_id)
         check_exposure(plan.shape, plan.job, plan.loss)
-        return plan
+        return plan if not job.probe else replace(plan, gains=_gains(plan, tables, link))
+
+
+def _gains(plan: Plan, tables: Tables, link: Link) -> tuple[Gain, ...]:
+    """What models that are no sum would add: a sum is trained for it, under a contract of its own."""
+    job = probe_job(plan.job)
+    with _session(tables, link) as job_id, one_blas_thread:
+        prepared = prepare_job(job, tables, link, job_id, "train")
+        pairs = look(prepared, link, job_id)
+    if not pairs:
+        raise JobError(
+            "a probe needs two tables with features, 2,000 joined rows to train on, and a label that differs and is a "
+            "number or has two classes; leave probe out"
+        )
+    return gains_of(plan, pairs)
 
 
 def profile(query: str, label: str, privacy: dict[str, Any], tables: Tables, link: Link) -> Profile:

@@ -77,6 +77,8 @@ class Merit:
 _NETWORK_STEPS = 1200
 # Factors take 800, in ten epochs at least and twenty at most (docs/decisions/0089).
 _FACTOR_STEPS = 800
+# A perceptron's head beside the sum takes 500, in the usual epochs at least and so many times more at most (0100).
+_HEAD_STEPS, MOST_HEAD_EPOCHS = 500, 3
 
 
 class Algorithm(ABC, Generic[_Options]):
@@ -155,6 +157,8 @@ class Algorithm(ABC, Generic[_Options]):
         """How many of the usual epochs do, where each has so many batches."""
         if is_linear and head == "factor" and self.head_epochs:
             return min(most, max(self.epochs, -(-_FACTOR_STEPS // batches)))
+        if is_linear and head == "mlp" and self.head_epochs:
+            return min(most, max(self.head_epochs, -(-_HEAD_STEPS // batches)))
         if is_linear or not self.network_epochs:
             return most
         return min(most, max(self.network_epochs // 3, -(-_NETWORK_STEPS // batches)))

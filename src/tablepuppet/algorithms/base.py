@@ -97,6 +97,7 @@ class Problem:
     channel: Channel | None = None  # that the labels went through
     head: TrainedHead | None = None  # that joined rows are seen through; None: their sum
     head_l2: float = 0.0  # β of the head's own parameters
+    sum_l2: float | None = None  # of the outputs that a head sums beside what it makes of all; None: as of the others
     l1: float = 0.0
     signs: tuple[tuple[int, ...], ...] = ()  # of each block's encoded columns; empty: any
 
@@ -108,6 +109,13 @@ class Problem:
     def ridges(self) -> list[float]:
         """β of each block."""
         return [self.l2] * self.blocks if isinstance(self.l2, int | float) else list(self.l2)
+
+    def by_output(self, block: int) -> list[float]:
+        """β of each output of a block; empty: one for all."""
+        if self.sum_l2 is None or self.head is None:
+            return []
+        spec = self.head.head.spec
+        return [self.sum_l2] * spec.outputs + [self.ridges[block]] * (spec.widths[block] - spec.outputs)
 
     def penalty(self, block: int) -> Penalty:
         return Penalty(self.ridges[block], self.l1, self.signs[block] if self.signs else ())
@@ -250,6 +258,7 @@ class PartSetup:
     private: PrivateGradient | None = None  # where gradients are clipped and noised, or predictions are
     l1: float = 0.0
     signs: tuple[int, ...] = ()  # of each encoded column; empty: any
+    l2_by_output: Array | None = None  # of linear blocks under a head whose outputs differ; None: l2
     start: Array | None = None  # parameters to begin with; None: the model's own
     before: Any = None  # the client half's last state, of the model that this one continues
 
@@ -257,6 +266,11 @@ class PartSetup:
     def initial(self) -> Array:
         """Where θ begins."""
         return self.model.initial() if self.start is None else self.start
+
+    @property
+    def decay(self) -> float | Array:
+        """β, of each output where they differ."""
+        return self.l2 if self.l2_by_output is None else self.l2_by_output
 
     @property
     def penalty(self) -> Penalty:

@@ -54,6 +54,7 @@ class Pooled:
     weights: Array | None
     loss: Loss
     l2: float
+    l2_by_output: Sequence[Sequence[float]]  # of each block under a head whose outputs differ; empty: l2
     head_l2: float  # of the head's own parameters
     spec: ModelSpec  # of every block
     head: Head | None  # None: a sum

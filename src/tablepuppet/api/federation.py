@@ -120,7 +120,11 @@ class Federation:
         progress: bool | None = None,
         **options: Any,
     ) -> Plan:
-        """What training would do and cost; `str(plan)` is the text."""
+        """What training would do and cost; `str(plan)` is the text.
+
+        `probe`: train a sum of the tables for a few rounds, under a contract of its own, and say what tables would say
+        together, which model would learn it, and at what cost (docs/heads.md).
+        """
         options = with_start(options)
         with showing("explaining", progress), self._known(model) as known, known_head(options) as given:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)

@@ -122,12 +122,21 @@ ProfileOption = Annotated[
 ]
 
 
+ProbeOption = Annotated[
+    bool, typer.Option("--probe", help="Train a sum of tables first, and say which other model would gain how much.")
+]
+
+
 def explain(
-    job: JobArgument, federation: FederationOption = None, profile: ProfileOption = False, as_json: JsonOption = False
+    job: JobArgument,
+    federation: FederationOption = None,
+    profile: ProfileOption = False,
+    probe: ProbeOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the plan of a job: operators, rows, rounds, bytes, seconds, memory, and who learns what.
 
-    Nothing is trained.
+    Nothing is trained, but for --probe.
 
     [bold]Example:[/bold] tablepuppet explain returns.toml
     """
@@ -141,7 +150,8 @@ def explain(
         screen.show_json(found.to_dict)
         return
     with screen.progress("joining the keys"), asked.open_federation(federation) as tables:
-        plan = tables.explain(asked.query, **asked.arguments, progress=False)
+        arguments = asked.arguments | ({"probe": True} if probe else {})
+        plan = tables.explain(asked.query, **arguments, progress=False)
     screen.show(str(plan))
     screen.show_json(lambda: json.loads(plan.to_json()))
 

@@ -200,8 +200,9 @@ def _agreed_training(contract: Contract, part: PartUnderContract, request: m.Sta
         if given != (training.algorithm, training.model, training.l1) or (request.signs and not training.signs):
             continue
         more = training.l2_by_rows / max(1, request.joined_rows)
-        if request.l2 in [l2_of(training.l2, name, table) + more for name in names]:
-            return training
+        for least in [l2_of(training.l2, name, table) for name in names]:
+            if request.l2 == least + more and all(least <= one <= request.l2 for one in request.l2_by_output):
+                return training
     raise refused("the algorithm and the model are not those that were agreed on")
 
 

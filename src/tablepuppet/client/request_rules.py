@@ -183,6 +183,9 @@ def _start(own: ClientState, request: m.StartPart[Any]) -> None:
     spread = request.spread
     require(len(spread) in (0, request.outputs), "spread", f"has {len(spread)} numbers where {request.outputs} are due")
     require(all(np.isfinite(s) and s >= 0 for s in spread), "spread", "is negative or not finite")
+    ridges = request.l2_by_output
+    require(len(ridges) in (0, request.outputs), "l2_by_output", f"has {len(ridges)} numbers for {request.outputs}")
+    require(not ridges or request.model.is_linear, "l2_by_output", "belongs to linear blocks")
     part = own.part(request)
     if request.weights is not None and part.train is not None:
         array(request.weights, "weights", (part.train.rows, None))

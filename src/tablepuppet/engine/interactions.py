@@ -13,20 +13,22 @@ and on the other half: the share of the residual's variance that this explains, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.registry import BY_NAME
+from tablepuppet.algorithms.base import Problem
+from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.arrays import Array
+from tablepuppet.engine.metrics import measure
 from tablepuppet.formatting import size
-from tablepuppet.job.make import usual_algorithm
-from tablepuppet.models.heads.base import HeadKind
+from tablepuppet.models.heads.base import HeadedRows, HeadKind, HeadSpec
 from tablepuppet.models.losses import Loss
+from tablepuppet.models.metrics import Moment
+from tablepuppet.plan.gains import Interaction, headed_cost
 from tablepuppet.plan.plan import Plan
 from tablepuppet.threads import pool
 
@@ -35,21 +37,21 @@ _PAIRS = 10
 _BINS, _SHRUNK = 24, 10.0
 _SWEEPS, _RIDGE = 6, 25.0
 _LEAST = 0.03  # of the residual's variance: less is not worth another model
+_WORSE = 0.01  # of the mean loss: less may be chance
 Rows = NDArray[np.integer[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Interaction:
-    """Two blocks that say something together, and the share of what the sum leaves that they explain."""
-
-    blocks: tuple[int, int]
-    share: float
 
 
 def probe(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: int) -> Interaction | None:
     """The pair of blocks that says most together; None: none says much, or there are too few rows to tell."""
+    found = pairs_of(joined, h, intercept, loss, seed)
+    best = max(found, key=lambda one: one.share, default=None)
+    return best if best is not None and best.share >= _LEAST else None
+
+
+def pairs_of(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: int) -> list[Interaction]:
+    """What pairs of blocks explain; none: there are too few rows to tell, or several classes."""
     if joined.rows < _FEWEST or len(h) < 2 or loss.outputs > 1:
-        return None
+        return []
     drawn = np.sort(np.random.default_rng((seed, 1)).integers(0, joined.rows, min(joined.rows, _MOST)))
     drawn = drawn[np.append(True, drawn[1:] != drawn[:-1])]  # np.unique hashes first, ten times slower
     batch, own = joined.take(drawn)
@@ -60,7 +62,7 @@ def probe(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: i
     residual -= residual.mean()
     spread = float(residual.std())
     if not 0 < spread < np.inf:
-        return None
+        return []
     residual /= spread
     half = np.random.default_rng((seed, 2)).random(len(residual)) < 0.5
     bins = [_bins(v[:-1])[r] if len(v) > 1 else r for v, r in zip(values, rows, strict=True)]
@@ -68,23 +70,46 @@ def probe(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: i
     def look(pair: tuple[int, int]) -> Interaction:
         i, k = pair
         there = (rows[i] >= 0) & (rows[k] >= 0)
-        explain = [_cells(bins[i], bins[k])]
+        sides = (residual, half & there, ~half & there)
+        vectors = 0.0
         if 5 * (len(values[i]) + len(values[k])) < len(residual):
-            explain.append(_vectors(rows[i], rows[k], len(values[i]), len(values[k]), seed))
-        return Interaction(pair, max(_explained(fit, residual, half & there, ~half & there) for fit in explain))
+            vectors = _explained(_vectors(rows[i], rows[k], len(values[i]), len(values[k]), seed), *sides)
+        return Interaction(pair, _explained(_cells(bins[i], bins[k]), *sides), vectors)
 
     pairs = itertools.islice(itertools.combinations(range(len(h)), 2), _PAIRS)
-    best = max(pool().map(look, pairs), key=lambda one: one.share)
-    return best if best.share >= _LEAST else None
+    return list(pool().map(look, pairs))
+
+
+def worse_than_its_sum(
+    problem: Problem, sides: Mapping[str, tuple[Any, float]], held_out: Sequence[Array], seen: Sequence[Array]
+) -> list[str]:
+    """A note where held-out rows are predicted better by the sum that stands beside a perceptron than by both.
+
+    `sides`: their joined rows and the model's mean loss there; `held_out`: what blocks say of them, `seen`: of the
+    training rows, on which the sum finds an intercept of its own.
+    """
+    spec = HeadSpec() if problem.head is None else problem.head.head.spec
+    side = next((name for name in ("validation", "test") if name in sides and sides[name][0].rows), None)
+    if not spec.sum_weight or not problem.loss.is_smooth or side is None:
+        return []
+    scale, (rows, both) = spec.unit * spec.sum_weight, sides[side]
+    summed, alone = ([scale * values[:, : spec.outputs] for values in h] for h in (seen, held_out))
+    plain = replace(problem, joined=cast(HeadedRows, problem.joined).joined, head=None)
+    intercept = best_intercept(plain, summed)
+    moment = Moment.HELD_OUT
+    found = measure(rows, alone, problem.loss, intercept, moment=moment, channel=problem.channel).loss
+    if not found < (1.0 - _WORSE) * both:
+        return []
+    return [
+        f"the sum of tables that stands beside the network predicts {side} rows better than both together do; "
+        "compare the sum of tables, which is what is trained where head is left out"
+    ]
 
 
 def together(plan: Plan, found: Interaction) -> str:
     """A note: which tables say more together, and what it would cost to learn it."""
     head: HeadKind = "factor"
-    algorithm = BY_NAME[usual_algorithm(head, plan.job.model)]
-    options = algorithm.options()
-    job = msgspec.structs.replace(plan.job, head=head, algorithm=algorithm.name, options=options)
-    cost = replace(plan, job=job).cost(algorithm.name, algorithm.epochs)
+    cost = headed_cost(plan, head)
     names = " and ".join(plan.mapping.bound.blocks[block].name for block in found.blocks)
     return (
         f"{names} say more together than apart: pairs of their rows explain about {found.share:.0%} of what the sum of "

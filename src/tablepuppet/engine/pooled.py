@@ -179,6 +179,7 @@ def _network(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> 
         weights=train.joined_weights(),
         loss=plan.loss,
         l2=max(problem.ridges),
+        l2_by_output=[problem.by_output(block) for block in range(problem.blocks)],
         head_l2=problem.head_l2,
         spec=plan.spec,
         head=None if problem.head is None else problem.head.head,
@@ -207,15 +208,18 @@ def _outputs(plan: Plan, table: _Table, theta: Array, number: int) -> tuple[Arra
     module = build_module(plan.spec, table.train.width, outputs, seed=plan.job.seed + number, name=name)
     given = (module, plan.spec, table.train, table.test, outputs)
     model = NeuralModel.of(*given, missing=table.missing, stream=0)
-    return model.predict(theta), model.predict_test(theta)
+    # Blocks without a row answer in float64: walks over joined rows take one type.
+    return model.predict(theta).astype(np.float64, copy=False), model.predict_test(theta).astype(np.float64, copy=False)
 
 
 def _penalty(problem: Problem, joined: JoinedRows, found: _Found, h: Sequence[Array]) -> float:
     """½ β Σ‖θ‖² of networks; of heads ½ u² (β Σ‖θ‖² + λ Σ_j ‖h_i‖² / N), the head's parameters among θ."""
-    squares, trained = sum(float(np.vdot(theta, theta)) for theta in found.thetas), problem.head
+    trained, ridge = problem.head, max(problem.ridges)
+    ridges: list[Any] = [problem.by_output(block) or ridge for block in range(problem.blocks)]
+    squares = sum(float(np.vdot(theta, np.multiply(b, theta))) for theta, b in zip(found.thetas, ridges, strict=True))
     if trained is None:
-        return 0.5 * max(problem.ridges) * squares
-    ridged = max(problem.ridges) * squares + problem.head_l2 * float(np.vdot(trained.own, trained.own))
+        return 0.5 * squares
+    ridged = squares + problem.head_l2 * float(np.vdot(trained.own, trained.own))
     weights = joined.collapsed_weights()
     shares = problem.multiplicity if weights is None else [w[:, 0] for w in weights]
     each = zip(shares, h, trained.per_joined, strict=False)

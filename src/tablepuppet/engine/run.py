@@ -18,7 +18,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.engine.convergence import Patience, judge
 from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import agree_on_encoders, ids_of, widths_of
-from tablepuppet.engine.interactions import probe, together
+from tablepuppet.engine.interactions import pairs_of, probe, together, worse_than_its_sum
 from tablepuppet.engine.metrics import Metrics, by_side, measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.start import figures_of, make_problem, start_parts
@@ -29,6 +29,7 @@ from tablepuppet.memory import give_back
 from tablepuppet.models.heads.base import TrainedHead, headed
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.disclosure import held_blocks
+from tablepuppet.plan.gains import Interaction
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel, mean_contribution
@@ -53,6 +54,18 @@ OnRound = Callable[[RoundEvent], None]
 
 def run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
     """Trains the plan's model."""
+    training, encoders = _trained(prepared, link, job_id, on_round)
+    return training.finish(encoders)
+
+
+def look(prepared: Prepared, link: Link, job_id: str) -> list[Interaction]:
+    """Trains a sum, and says what pairs of tables explain of what it leaves; no parameter is asked for."""
+    training, _ = _trained(prepared, link, job_id, None)
+    joined, seed = training.mapping.train, prepared.plan.job.seed
+    return pairs_of(joined, training.contributions, training.intercept, training.problem.loss, seed)
+
+
+def _trained(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None) -> tuple[Run, list[list[Encoder]]]:
     plan, mapping = prepared.plan, prepared.training
     job, private = plan.job, plan.private
     union = UnionOperator(link, job_id, mapping, plan.head.widths, job.privacy)
@@ -66,7 +79,7 @@ def run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = 
     training = Run(prepared, union, problem, server, on_round, patience)
     training.start()
     training.loop()
-    return training.finish(encoders)
+    return training, encoders
 
 
 @dataclass
@@ -90,6 +103,8 @@ class Run:
         self.mapping = self.prepared.training
         self.history: list[EpochRecord] = []
         self.contributions: list[Array] = []  # each block's h of its train rows, at the last evaluation
+        self.held_out: list[Array] = []  # and of the others
+        self.losses: dict[str, float] = {}  # the mean loss of each side then
         self.rounds = self.epochs = 0
         self.curves: dict[str, Curves] = {}  # of the finished model
         self.best_head: TrainedHead | None = None  # the head at the best epoch
@@ -200,7 +215,7 @@ class Run:
         head, widths = self.problem.head, self.plan.head.widths
         test = [np.zeros((mapping.test.indices[i].rows, k)) for i, k in enumerate(widths)]
         train = self.problem.zeros() if wants_train else cast(list[Array], server.predictions)
-        squares, penalty = 0.0, 0.0
+        ridged, penalty = 0.0, 0.0
         for number, block in enumerate(self.union.blocks):
             for part in block:
                 test[part.block][part.test] = answers[part.number].test
@@ -209,9 +224,9 @@ class Run:
                     train[part.block][part.train] = values
             if block:
                 told = answers[block[0].number]
-                squares += told.norm
+                ridged += self.problem.ridges[number] * told.norm if told.ridged is None else told.ridged
                 penalty += 0.5 * self.problem.ridges[number] * told.norm + self.problem.l1 * (told.absolute or 0.0)
-        self.contributions = train
+        self.contributions, self.held_out = train, test
         given: dict[str, Any] = {
             "loss": self.problem.loss,
             "intercept": self.intercept,
@@ -224,8 +239,9 @@ class Run:
             found["validation"] = measure(headed(mapping.validation, head), test, moment=later, **given)
         found["test"] = measure(headed(mapping.test, head), test, moment=later, **given)
         metrics, self.curves = by_side(found, mapping.label.classes)
+        self.losses = {side: measured.loss for side, measured in found.items()}
         loss = found["train"].loss
-        return loss + (penalty if head is None else self.head_penalty(head, squares)), metrics
+        return loss + (penalty if head is None else self.head_penalty(head, ridged)), metrics
 
     def _ask_evaluations(self, moves: Sequence[Mapping[str, Any] | None], *, train: bool) -> dict[int, Evaluation]:
         """What each part's model says of its held-out rows, and of its train rows, after its last move."""
@@ -248,10 +264,10 @@ class Run:
             found[part.block][part.train] = answers[part.number].train
         return found
 
-    def head_penalty(self, trained: TrainedHead, squares: float) -> float:
-        """½ u² (β Σ ‖θ‖² + (λ Σ_j ‖h_i‖² + c Σ ‖θ_i‖²)/N), the head's parameters among θ; `squares`: the blocks'."""
+    def head_penalty(self, trained: TrainedHead, ridged: float) -> float:
+        """½ u² (β Σ ‖θ‖² + (λ Σ_j ‖h_i‖² + c Σ ‖θ_i‖²)/N), the head's own among θ; `ridged`: the blocks' β θ²."""
         spec = trained.head.spec
-        ridged = max(self.problem.ridges) * squares + self.problem.head_l2 * float(np.vdot(trained.own, trained.own))
+        ridged += self.problem.head_l2 * float(np.vdot(trained.own, trained.own))
         penalties, shrunk = trained.penalties, 0.0
         if penalties is None and spec.shrinkage:
             penalties = [(np.full(k, spec.shrinkage), np.zeros(k)) for k in spec.widths]
@@ -263,8 +279,12 @@ class Run:
         return 0.5 * spec.unit**2 * (ridged + shrunk / self.problem.joined.rows)
 
     def advice(self, encoders: Sequence[Sequence[Encoder]]) -> list[str]:
-        """That tables say more together, where a look at what the sum leaves finds it."""
-        job, joined = self.plan.job, self.mapping.train
+        """That tables say more together, where a look at what the sum leaves finds it; or less than their sum."""
+        job, joined, mapping = self.plan.job, self.mapping.train, self.mapping
+        if job.head != "sum":
+            sides = {"validation": mapping.validation, "test": mapping.test}
+            judged = {side: (rows, self.losses[side]) for side, rows in sides.items() if side in self.losses}
+            return worse_than_its_sum(self.problem, judged, self.held_out, self.contributions)
         if not job.is_convex or job.is_private or job.privacy.label is not None or not isinstance(joined, JoinedRows):
             return []
         found = probe(joined, self.contributions, self.intercept, self.problem.loss, job.seed)

@@ -19,7 +19,7 @@ from tablepuppet.engine.encoders import widths_of
 from tablepuppet.errors import TransportError
 from tablepuppet.mapping.mapping import Part, TableMapping
 from tablepuppet.models.heads.base import TrainedHead, headed
-from tablepuppet.models.heads.kinds import make_head
+from tablepuppet.models.heads.kinds import SUM_BY_ROWS, make_head
 from tablepuppet.models.spec import l2_of
 from tablepuppet.plan.penalties import column_signs
 from tablepuppet.plan.plan import Plan
@@ -38,6 +38,7 @@ def make_problem(
         loss=plan.loss,
         l2=[l2 + job.l2_by_rows / mapping.train.rows for l2 in ridges],
         head_l2=max(ridges),
+        sum_l2=max(ridges) + SUM_BY_ROWS / mapping.train.rows if plan.head.sum_weight else None,
         l1=job.l1,
         signs=column_signs(job, mapping.bound.blocks, encoders),
         joined=headed(mapping.train, head),
@@ -93,6 +94,7 @@ def start_parts(
             share=_share(part, problem.multiplicity[part.block]),
             l2=problem.ridges[part.block],
             l1=job.l1,
+            l2_by_output=problem.by_output(part.block),
             signs=list(problem.signs[part.block]) if problem.signs else [],
             seed=job.seed,
             privacy=plan.private.of(part.block, plan.mapping.bound.scans[part.scan].table),

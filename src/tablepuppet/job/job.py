@@ -141,6 +141,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     head_module: str = ""  # head="module": the name under which the server knows it
     warm_start: GrownTrees | None = None  # boosted trees that more are added to
     start: dict[str, dict[str, list[float]]] = {}  # weights to begin with on the original scale, by feature and unit
+    probe: bool = False  # explain: train a sum for it first, and say which model would gain from what it leaves
     search: Search | None = None  # cross-validation of several settings, instead of one model
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.algorithm import Algorithm
+from tablepuppet.algorithms.algorithm import MOST_HEAD_EPOCHS, Algorithm
 from tablepuppet.algorithms.boosting.messages import GrownTrees
 from tablepuppet.algorithms.options import AlgorithmOptions, explained
 from tablepuppet.algorithms.registry import (
@@ -32,6 +32,13 @@ from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.setup import Folds
 
 _OURS = ("module", "head_module", "epochs_by_rows", "l2_by_rows")  # fields of a job that nobody sets by hand
+# What a job says of its joined rows, features and labels, besides the model.
+_OF_THE_ROWS = (
+    *("test_fraction", "test_where", "validation_fraction", "validation_where", "weight", "exposure", "negatives"),
+    *("class_weight", "standardize", "seed", "max_categories", "ids", "max_joined_rows", "wire"),
+    *("loss", "loss_options", "privacy"),
+)
+_PROBE_EPOCHS = 6
 _FACTOR_L2 = 1e-8  # factors are shrunk by how often a row appears; on each parameter, l2 · N would be far too much
 
 
@@ -107,6 +114,8 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     is_open = is_open and job.shrinkage is None and job.chooses_steps and job.spec.is_linear
     if is_open and not algorithm_of(options).learns_shrinkage:
         job = msgspec.structs.replace(job, l2_by_rows=BY_ROWS.get(job.head, 0.0))
+        if is_usual and job.head == "mlp":  # few rows take more epochs, where ids and networks are kept small
+            job = msgspec.structs.replace(job, epochs=MOST_HEAD_EPOCHS * job.epochs)
     if job.privacy.keys == "sha256":
         warnings.warn(
             'keys="sha256" hides no key that somebody can guess: whoever lists the possible ids, a million a second, '
@@ -116,6 +125,21 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         )
     check_given(job, given)
     return job
+
+
+def probe_job(job: Job) -> Job:
+    """A sum of the same tables, trained for a few rounds to see what it leaves; no owner releases anything of it."""
+    if job.is_private or job.privacy.label is not None:
+        raise JobError("probe looks at what a sum leaves of exact labels and features; leave it out of private jobs")
+    if job.loss_class is not None and not job.loss_class.is_smooth:
+        raise JobError(f"probe trains a sum by {DEFAULT}, and the {job.loss_name} loss has kinks; leave probe out")
+    plain, usual = Job(query=job.query, label=job.label), BY_NAME[DEFAULT].options()
+    kept = {name: getattr(job, name) for name in _OF_THE_ROWS}
+    model = "auto" if job.model in ("mlp", "module", "boosted") else job.model
+    options = usual.settled(is_linear=True, is_private=False)
+    return msgspec.structs.replace(
+        plain, **kept, model=model, options=options, epochs=_PROBE_EPOCHS, release=False, probe=True
+    )
 
 
 def search_job(jobs: Sequence[Job], settings: Sequence[dict[str, Any]], folds: Folds) -> Job:

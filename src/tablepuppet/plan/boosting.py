@@ -13,7 +13,7 @@ from tablepuppet.algorithms.shape import Shape
 from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
-from tablepuppet.plan.costs import Advice, cost, spelled
+from tablepuppet.plan.costs import Advice, Cost, cost, spelled
 from tablepuppet.plan.disclosure import Account, held_blocks, setup_disclosures
 from tablepuppet.plan.knowledge import Exposure, Insight, common_insights, merging_insights, owners_of
 from tablepuppet.transport.meter import Told
@@ -111,6 +111,12 @@ def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
         f'on US-UK; checks="lazy", every={options.every} takes {lazy.rounds} rounds, {spelled(lazy)}, tells the '
         "server of fewer splits, and is nearly as good (docs/boosting.md)",
     )
+
+
+def trees_cost(shape: Shape) -> Cost:
+    """What boosted trees would cost at defaults."""
+    options = Boosting()
+    return cost(shape, options.name, options, options.trees)
 
 
 def trees_beside(shape: Shape) -> str:

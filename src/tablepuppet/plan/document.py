@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tablepuppet.formatting import folded, fragment, items, lines, seconds, size, table
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
 from tablepuppet.plan.explain import title_lines, tree_lines
+from tablepuppet.plan.gains import gain_lines
 
 if TYPE_CHECKING:
     from tablepuppet.plan.plan import Plan
@@ -54,6 +55,7 @@ def document(plan: Plan) -> dict[str, Any]:
             for row in plan.costs
         ],
         "advice": asdict(plan.advice) | ({} if plan.hint is None else {"hint": plan.hint}),
+        "gains": [asdict(gain) for gain in plan.gains],
         "who_learns_what": [asdict(insight) for insight in plan.insights],
         "privacy": plan.ledger.to_dict(),
         "exposure": [asdict(e) | {"reconstructs": e.reconstructs} for e in plan.exposures],
@@ -78,6 +80,9 @@ def plan_html(plan: Plan) -> str:
     parts += [lines(tree_lines(plan)), _rows(plan), _costs(plan)]
     advice = plan.advice
     parts.append(folded(f"Advice: {advice.algorithm}", items([advice.why])))
+    if plan.gains:
+        title_of, *rest = gain_lines(plan.gains)
+        parts.append(folded(title_of, lines(rest)))
     parts.append(folded("Who learns what", _knowledge(plan), _exposure(plan)))
     if plan.ledger.releases:
         parts.append(folded("Privacy that the job spends, if every epoch is run", items(plan.ledger.lines())))

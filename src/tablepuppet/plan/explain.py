@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tablepuppet.algorithms.shape import BlockShape
 from tablepuppet.formatting import columns, groups, plural, seconds, size
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
+from tablepuppet.plan.gains import gain_lines
 from tablepuppet.plan.penalties import penalty_text
 from tablepuppet.transport.meter import Account
 
@@ -29,7 +30,7 @@ def render(plan: Plan, counted: Account | None = None, epochs: int | None = None
     sections = [title_lines(plan), tree_lines(plan), _rows(plan), _costs(plan)]
     if counted is not None:
         sections.append(_comparison(plan, counted, epochs or plan.job.epochs))
-    sections += [_advice(plan), _knowledge(plan)]
+    sections += [_advice(plan), *([gain_lines(plan.gains)] if plan.gains else []), _knowledge(plan)]
     if plan.ledger.releases:
         sections.append(_privacy(plan))
     return "\n\n".join("\n".join(section) for section in sections)

@@ -24,6 +24,7 @@ from tablepuppet.plan.costs import RUN_EPOCHS, Advice, Cost, advise, client_memo
 from tablepuppet.plan.disclosure import Ids, training_disclosures
 from tablepuppet.plan.document import document, plan_html
 from tablepuppet.plan.explain import render
+from tablepuppet.plan.gains import Gain
 from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
 from tablepuppet.plan.private import PrivatePlan, plan_privacy
 from tablepuppet.privacy.ledger import Ledger
@@ -53,6 +54,7 @@ class Plan:
     slope: float = 1.0  # ∂ℓ/∂a of a typical training row, by which feature privacy clips
     weight: float = 1.0  # the largest of any joined training row
     ids: Ids = ()  # which features are ids that stay with their owners, once statistics are known
+    gains: tuple[Gain, ...] = ()  # what models that are no sum would add, where a probe was asked for
 
     @property
     def spec(self) -> ModelSpec:

@@ -54,6 +54,7 @@ class StartPart(Message, Generic[_Options], frozen=True):
     )  # of each output of a linear block before training, drawn from (seed, block); none: it begins at zero
     l1: float = 0.0
     signs: list[int] = msgspec.field(default_factory=list)  # of each encoded column's parameters; none: any
+    l2_by_output: list[float] = msgspec.field(default_factory=list)  # of a linear block under a head; none: l2 for all
     multiplicity: RowNumbers | None = None  # G over the folds that are trained on; None: all joined rows
     starts: bool = False  # begin with the weights of the contract
     continues: bool = False  # begin with the parameters of the model before, of the same part
@@ -169,11 +170,13 @@ class Evaluation(Message, frozen=True):
         FieldDisclosure("train", "predictions", is_per_row=True),
         FieldDisclosure("norm", "norms"),
         FieldDisclosure("absolute", "norms"),
+        FieldDisclosure("ridged", "norms"),
     )
     test: Array
     train: Array | None
     norm: float  # ‖θ‖²
     absolute: float | None = None  # ‖θ‖₁, where it is penalised
+    ridged: float | None = None  # Σ β θ², where each output has a β of its own
 
 
 class Keep(Message, frozen=True):

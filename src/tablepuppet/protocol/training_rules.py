@@ -240,6 +240,8 @@ def _evaluation(request: m.Evaluate, answer: m.Evaluation, known: Known) -> None
     require(answer.norm >= 0, "norm", "is negative")
     absolute = 0.0 if answer.absolute is None else answer.absolute
     require(bool(np.isfinite(absolute)) and absolute >= 0, "absolute", "is not a number from 0 up")
+    ridged = 0.0 if answer.ridged is None else answer.ridged
+    require(bool(np.isfinite(ridged)) and ridged >= 0, "ridged", "is not a number from 0 up")
     if part is not None:
         part.norm = answer.norm
 

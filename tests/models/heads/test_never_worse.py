@@ -10,9 +10,12 @@ import pytest
 
 import tablepuppet as tp
 
+pytest.importorskip("torch")
+
 HEADS: dict[str, dict[str, Any]] = {
     "als": {"head": "factor", "algorithm": "als"},
     "sgd": {"head": "factor", "algorithm": "sgd"},
+    "mlp": {"head": "mlp"},
 }
 
 
@@ -47,9 +50,20 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_factors_are_no_worse_than_a_sum_where_there_is_nothing_but_a_sum(case: str) -> None:
+def test_heads_are_no_worse_than_a_sum_where_there_is_nothing_but_a_sum(case: str) -> None:
     (tables, query), metric = CASES[case]
     with tp.Federation(tables) as owners:
         alone = owners.train(query, label="y").metrics["test"][metric]
         found = {name: owners.train(query, label="y", **given).metrics["test"][metric] for name, given in HEADS.items()}
     assert max(found.values()) <= 1.01 * alone, (found, alone)
+
+
+def test_where_the_sum_beside_a_network_does_better_alone_it_is_said() -> None:
+    said = "the sum of tables that stands beside the network predicts test rows better than both together do"
+    few = star(500, (20, 10), 3, has_ids=False, label="class")
+    notes = []
+    for tables, query in (few, CASES["few rows"][0]):
+        with tp.Federation(tables) as owners:
+            found = owners.train(query, label="y", head="mlp", test_fraction=0.4).notes
+        notes.append(any(said in note for note in found))
+    assert notes == [True, False]

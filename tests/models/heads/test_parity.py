@@ -63,6 +63,45 @@ def test_a_network_head_is_the_network_over_the_join(join: str, clients: int) ->
     oracle.train(OPTIMIZERS["adam"][1]).agrees(result)
 
 
+@pytest.mark.parametrize(("label", "clients"), [("number", 1), ("class", 3)])
+def test_at_defaults_a_network_stands_beside_the_sum_as_torch_has_it_on_the_join(label: str, clients: int) -> None:
+    query = JOINS["many-to-many"].format(y=label)
+    given: dict[str, Any] = {"label": label, "head": "mlp", "dtype": "float64", "seed": SEED, "epochs": 3}
+    with federation(clients) as owner:
+        own, torchs = (owner.train(query, algorithm=name, **given) for name in ("sgd", "centralized"))
+        said = owner.train(query, algorithm="sgd", l2=1e-4, **given)
+    assert own.head is not None
+    assert torchs.head is not None
+    assert said.head is not None
+    assert (own.head.spec.sum_weight > 0, said.head.spec.sum_weight) == (True, 0.0)
+    for left, right in zip(own.blocks, torchs.blocks, strict=True):
+        np.testing.assert_allclose(left.theta, right.theta, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(own.head.own, torchs.head.own, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(own.objective, torchs.objective, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "gelu"])
+def test_the_way_back_through_a_perceptron_is_that_of_autograd(activation: Any) -> None:
+    spec = HeadSpec(
+        kind="mlp", outputs=2, widths=(3, 4), hidden=(5, 6), activation=activation, dtype="float64", sum_weight=2.0
+    )
+    head, random = make_head(spec, seed=1), np.random.default_rng(1)
+    own, h = head.initial(), [random.standard_normal((7, k)) for k in spec.widths]
+    residual = random.standard_normal((7, 2))
+    scores, pull_back = head.differentiate(own, h)
+    np.testing.assert_array_equal(scores, head.combine(own, h))
+    signals, slope = pull_back(residual)
+    for values, signal in ((h[0], signals[0]), (h[1], signals[1]), (own, slope)):
+        for place in np.ndindex(values.shape):
+            before, step = values[place], 1e-6
+            ends = []
+            for moved in (before + step, before - step):
+                values[place] = moved
+                ends.append(float((residual * head.combine(own, h)).sum()))
+            values[place] = before
+            np.testing.assert_allclose((ends[0] - ends[1]) / (2 * step), signal[place], rtol=1e-5, atol=1e-7)
+
+
 def test_a_head_may_be_a_torch_module_with_widths_for_each_table() -> None:
     module = perceptron(5, 4)
     before = [p.clone() for p in module.parameters()]

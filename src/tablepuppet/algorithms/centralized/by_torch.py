@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.pooled import Pooled, PooledBlock, Trained
 from tablepuppet.arrays import Array
 from tablepuppet.models.heads.base import Head
-from tablepuppet.models.heads.network import NetworkHead
+from tablepuppet.models.heads.network import BESIDE, NetworkHead
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.modules import build_module, need_torch, one_torch_thread
 from tablepuppet.models.neural import Inputs
@@ -59,7 +59,7 @@ def _train(pooled: Pooled, learning_rate: float | None) -> Trained:
             scores = head.scores(h) + shift
             slope = _slope(pooled, pooled.unit * scores.detach().numpy().astype(np.float64), rows) / len(rows)
             weights = None if pooled.weights is None else torch.tensor(pooled.weights[rows])
-            penalty = 0.5 * pooled.l2 * sum(p.square().sum().double() for p in shrunk)
+            penalty = 0.5 * sum(block.squares(pooled.l2) for block in blocks)
             penalty = penalty + 0.5 * pooled.head_l2 * sum(p.square().sum().double() for p in head.parameters)
             shrinkage = [fixed] * len(h) if pooled.noise is None else [torch.tensor(w) for w in pooled.noise.weights]
             if fixed or pooled.noise is not None:
@@ -92,6 +92,13 @@ class _Block:
         self._rows, self._inputs, self._module, self._theta = block.rows, inputs, module, theta
         self._is_partial = bool((block.rows < 0).any())
         self.parameters = [theta] if theta is not None else [p for p in module.parameters() if p.requires_grad]
+        self.ridge: Tensor | None = None  # of each output, where they differ
+
+    def squares(self, l2: float) -> Tensor:
+        """β Σ θ²."""
+        if self.ridge is not None:
+            return sum((self.ridge * p.square()).sum() for p in self.parameters)  # type: ignore[return-value]
+        return l2 * sum(p.square().sum().double() for p in self.parameters)  # type: ignore[return-value]
 
     def outputs(self, joined: NDArray[Any]) -> Tensor:
         torch = need_torch()
@@ -117,7 +124,10 @@ def _block(pooled: Pooled, number: int) -> _Block:
         spread = [0.0] * outputs if pooled.head is None else pooled.head.spread(number)
         start = (pooled.seed, number, tuple(spread))
         theta = LinearModel(block.features, block.features, outputs, start=start).initial()
-        return _Block(block, Inputs.of(block.features, "float64"), None, torch.tensor(theta, requires_grad=True))
+        found = _Block(block, Inputs.of(block.features, "float64"), None, torch.tensor(theta, requires_grad=True))
+        ridges = pooled.l2_by_output[number]
+        found.ridge = torch.tensor(ridges, dtype=torch.float64) if ridges else None
+        return found
     seed = pooled.seed + number
     module = build_module(spec, block.features.width, outputs, seed=seed, name=block.name)
     return _Block(block, Inputs.of(block.features, spec.dtype), module, None)
@@ -152,12 +162,17 @@ class _Network(_Sum):
 
     def __init__(self, head: NetworkHead) -> None:
         torch = need_torch()
-        self._module, self._dtype = head.module, getattr(torch, head.spec.dtype)
+        self._module, self._dtype, self._spec = head.module, getattr(torch, head.spec.dtype), head.spec
         self.parameters = [p for p in head.module.parameters() if p.requires_grad]
 
     def scores(self, h: list[Tensor]) -> Tensor:
-        out: Tensor = self._module(need_torch().cat([v.to(self._dtype) for v in h], dim=1))
-        return out.double()
+        spec, cat = self._spec, need_torch().cat
+        if not spec.sum_weight:
+            out: Tensor = self._module(cat([v.to(self._dtype) for v in h], dim=1)).double()
+            return out
+        c = spec.outputs
+        out = self._module(cat([v[:, c:].to(self._dtype) for v in h], dim=1)).double()
+        return BESIDE * out + spec.sum_weight * sum(v[:, :c] for v in h)
 
     @property
     def own(self) -> Array:  # type: ignore[override]

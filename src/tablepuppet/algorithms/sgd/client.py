@@ -63,6 +63,6 @@ def client_step(
 
 
 def _descended(setup: PartSetup, options: Sgd, state: SgdState, gradient: Array) -> SgdState:
-    slope = clipped(gradient + setup.l2 * state.theta, options.clip_norm)
+    slope = clipped(gradient + setup.decay * state.theta, options.clip_norm)
     theta, moments = descend(state.theta, slope, state.moments, state.learning_rate, options.rule, setup.unit)
     return msgspec.structs.replace(state, theta=theta, moments=moments)

@@ -68,6 +68,7 @@ def start_part(own: ClientState, request: Start) -> m.Started:
         l2=request.l2,
         l1=request.l1,
         signs=tuple(request.signs),
+        l2_by_output=np.array(request.l2_by_output) if request.l2_by_output else None,
         seed=request.seed,
         unit=request.model.unit,
         start=start,
@@ -208,7 +209,9 @@ def evaluate(own: ClientState, request: m.Evaluate) -> m.Evaluation:
     if private is not None:  # a row may be among both, in different joined rows
         test, train = private.shown(test), None if train is None else private.shown(train)
     absolute = float(np.abs(theta).sum()) if part.setup.l1 else None
-    return m.Evaluation(test=test, train=train, norm=float(np.vdot(theta, theta)), absolute=absolute)
+    ridged = None if part.setup.l2_by_output is None else float(np.vdot(theta, part.setup.l2_by_output * theta))
+    norm = float(np.vdot(theta, theta))
+    return m.Evaluation(test=test, train=train, norm=norm, absolute=absolute, ridged=ridged)
 
 
 def _shown(own: ClientState, part: Part, predictions: m.Array) -> m.Array:

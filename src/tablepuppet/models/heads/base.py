@@ -35,6 +35,7 @@ class HeadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     unit: float = 1.0  # of a numeric label: scores are so many times what the head computes
     shrinkage: float | None = 0.0  # λ of ½ λ Σ_i ‖h_i‖² per joined row; None: the algorithm learns it
     hidden: tuple[int, ...] = ()  # layers of a network
+    sum_weight: float = 0.0  # beside a perceptron the blocks' first outputs are summed, so many times; 0: no sum
     activation: Activation = "relu"
     dtype: Dtype = "float32"  # of a network's arithmetic
     module: str = ""  # the name under which the server knows a torch module of the user's own

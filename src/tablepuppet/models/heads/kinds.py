@@ -70,7 +70,9 @@ HEADS = tuple(h for h in get_args(HeadKind) if h != "module")
 _RANK, _WIDTH, _HIDDEN, _SHRINKAGE = 16, 16, (64, 32), 0.05
 # What l2 gets besides where it is left open, over the joined rows: as the rows of so many made-up labels would say that
 # a weight is 0. A feature of all rows does not notice it; an id of a few rows stays small.
-BY_ROWS = {"factor": 1.0, "mlp": 300.0, "module": 300.0}
+BY_ROWS = {"factor": 1.0, "mlp": 60.0, "module": 300.0}
+SUM_BY_ROWS = 1.0  # the same, of the outputs that a perceptron's head also sums
+_SUM_WEIGHT = 2.0  # they learn twice as fast as what the perceptron sees
 _OWN = {
     "rank": ("factor",),
     "widths": ("mlp", "module"),
@@ -153,6 +155,8 @@ def head_spec(job: Any, blocks: int, outputs: int, unit: float, *, learns: bool 
     is_open = learns or (job.head == "factor" and job.l2_by_rows > 0)
     usual = None if is_open else _SHRINKAGE if job.head == "factor" else 0.0
     shrinkage = usual if job.shrinkage is None else job.shrinkage
+    # A perceptron whose steps and penalties are left open stands beside the sum of tables (docs/decisions/0100).
+    has_sum = job.head == "mlp" and job.l2_by_rows > 0 and min(widths) > outputs
     return HeadSpec(
         kind=job.head,
         outputs=outputs,
@@ -160,6 +164,7 @@ def head_spec(job: Any, blocks: int, outputs: int, unit: float, *, learns: bool 
         unit=unit,
         shrinkage=shrinkage,
         hidden=_HIDDEN if job.head_hidden is None else job.head_hidden,
+        sum_weight=_SUM_WEIGHT if has_sum else 0.0,
         activation=job.activation,
         dtype=job.dtype,
         module=job.head_module,

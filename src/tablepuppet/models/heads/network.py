@@ -1,16 +1,19 @@
 """The network head: a torch module at the server over the blocks' outputs, side by side.
 
-    score = u · module((h_1, …, h_M); w)
+    score = u · module((h_1, …, h_M); w)                                 a module, or a perceptron
+    score = u · (α Σ_i b_i + γ perceptron((v_1, …, v_M); w))             beside the sum of tables: h_i = (b_i, v_i)
 
-`head="mlp"` is a perceptron; a module of the user's own takes (rows, Σ k_i) to (rows, d_c). Its parameters w are one
-vector, and it draws no random numbers and mixes no rows, so that shards of joined rows may pass one at a time.
+`head="mlp"` is a perceptron, beside the sum where its steps are left open; a module of the user's own takes
+(rows, Σ k_i) to (rows, d_c). Its parameters w are one vector, and it draws no random numbers and mixes no rows, so that
+shards of joined rows may pass one at a time. A perceptron's way back is written out: autograd takes longer to set up
+than a batch takes to compute.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,12 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 _SEED = 1 << 20  # added to the job's: blocks take the seeds next to it
+BESIDE = 0.3  # γ: beside a sum the perceptron begins small
+_SLOPES: dict[str, Callable[[Tensor], Tensor]] = {  # of activations, from their values
+    "relu": lambda y: y > 0,
+    "tanh": lambda y: 1.0 - y * y,
+    "sigmoid": lambda y: y * (1.0 - y),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,35 +60,90 @@ class NetworkHead:
         return np.asarray(flat_parameters(self.module), np.float64)
 
     def spread(self, block: int) -> list[float]:
-        return [1.0] * self.spec.widths[block]
+        return [0.0] * self._summed + [1.0] * (self.spec.widths[block] - self._summed)
 
     def combine(self, own: Array, h: Sequence[Array]) -> Array:
         torch = need_torch()
         with one_torch_thread(), torch.no_grad():
-            return self._scores(self._call(self._split(own), self._inputs(h)))
+            return self._scores(self._call(self._split(own), self._inputs(h)), h)
 
     def differentiate(self, own: Array, h: Sequence[Array]) -> tuple[Array, PullBack]:
+        if self.spec.kind == "mlp" and self.spec.activation in _SLOPES:
+            out, back = self._through_perceptron(own, h)
+        else:
+            out, back = self._through_module(own, h)
+        unit, summed = self.spec.unit, self._summed
+
+        def pull_back(residual: Array) -> tuple[list[Array], Array]:
+            torch = need_torch()
+            with one_torch_thread():
+                inner, slopes = back(torch.tensor(self._share * unit * residual, dtype=out.dtype))
+            slope = torch.cat([g.reshape(-1) for g in slopes]).numpy().astype(np.float64)
+            signals, start = [np.empty((len(residual), width)) for width in self.spec.widths], 0
+            for signal in signals:
+                signal[:, :summed] = self.spec.sum_weight * unit * residual if summed else 0.0
+                end = start + signal.shape[1] - summed
+                signal[:, summed:] = inner[:, start:end].numpy()
+                start = end
+            return signals, slope
+
+        return self._scores(out, h), pull_back
+
+    def sum_alone(self, h: Sequence[Array]) -> Array:
+        """What the sum of tables says by itself, where there is one."""
+        return np.asarray(self.spec.unit * self.spec.sum_weight * sum(v[:, : self.spec.outputs] for v in h))
+
+    def _through_module(self, own: Array, h: Sequence[Array]) -> tuple[Tensor, Callable[[Tensor], Any]]:
         torch = need_torch()
         with one_torch_thread(), torch.enable_grad():
             inputs = self._inputs(h).requires_grad_()
             parameters = {name: p.requires_grad_() for name, p in self._split(own).items()}
             out = self._call(parameters, inputs)
 
-        def pull_back(residual: Array) -> tuple[list[Array], Array]:
-            given = torch.tensor(self.spec.unit * residual, dtype=out.dtype)
+        def back(given: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
             wanted = [inputs, *parameters.values()]
-            with one_torch_thread():
-                found = torch.autograd.grad(out, wanted, given, allow_unused=True, materialize_grads=True)
-            slope = torch.cat([g.reshape(-1) for g in found[1:]]).numpy().astype(np.float64)
-            borders = np.cumsum(self.spec.widths)[:-1]
-            signals = np.split(found[0].numpy().astype(np.float64), borders, axis=1)
-            return [np.ascontiguousarray(s) for s in signals], slope
+            found = torch.autograd.grad(out, wanted, given, allow_unused=True, materialize_grads=True)
+            return found[0], found[1:]
 
-        return self._scores(out.detach()), pull_back
+        return out.detach(), back
+
+    def _through_perceptron(self, own: Array, h: Sequence[Array]) -> tuple[Tensor, Callable[[Tensor], Any]]:
+        torch = need_torch()
+        slope_of, activation = _SLOPES[self.spec.activation], getattr(torch, self.spec.activation)
+        parameters = list(self._split(own).values())
+        layers = list(zip(parameters[::2], parameters[1::2], strict=True))  # weights and biases
+        with one_torch_thread(), torch.no_grad():
+            values = [self._inputs(h)]
+            for weight, bias in layers[:-1]:
+                values.append(activation(torch.addmm(bias, values[-1], weight.t())))
+            out = torch.addmm(layers[-1][1], values[-1], layers[-1][0].t())
+
+        def back(given: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+            slopes: list[Tensor] = []
+            with torch.no_grad():
+                for (weight, _), value in zip(reversed(layers), reversed(values), strict=True):
+                    slopes += [given.sum(dim=0), given.t() @ value]
+                    given = given @ weight
+                    if value is not values[0]:
+                        given *= slope_of(value)
+            return given, slopes[::-1]
+
+        return out, back
+
+    @property
+    def _summed(self) -> int:
+        """How many outputs of each block are summed, and not seen by the perceptron."""
+        return self.spec.outputs if self.spec.sum_weight else 0
+
+    @property
+    def _share(self) -> float:
+        """γ."""
+        return BESIDE if self.spec.sum_weight else 1.0
 
     def _inputs(self, h: Sequence[Array]) -> Tensor:
         torch = need_torch()
-        inputs: Tensor = torch.tensor(np.concatenate(h, axis=1), dtype=getattr(torch, self.spec.dtype))
+        seen = [v[:, self._summed :] for v in h]
+        inputs: Tensor = torch.tensor(np.concatenate(seen, axis=1), dtype=getattr(torch, self.spec.dtype))
         return inputs
 
     def _split(self, own: Array) -> dict[str, Tensor]:
@@ -96,14 +160,15 @@ class NetworkHead:
         out: Tensor = need_torch().func.functional_call(self._copies.module, parameters, (inputs,))
         return out
 
-    def _scores(self, out: Tensor) -> Array:
-        return np.asarray(self.spec.unit * out.numpy().astype(np.float64))
+    def _scores(self, out: Tensor, h: Sequence[Array]) -> Array:
+        scores = np.asarray(self._share * self.spec.unit * out.numpy().astype(np.float64))
+        return scores + self.sum_alone(h) if self.spec.sum_weight else scores
 
 
 def network_head(spec: HeadSpec, seed: int, given: Any = None) -> NetworkHead:
     """The head with its initial values; `given`: the module of a head of the user's own, which is copied."""
     torch = need_torch()
-    width = sum(spec.widths)
+    width = sum(spec.widths) - (spec.outputs * len(spec.widths) if spec.sum_weight else 0)
     if spec.kind == "mlp":
         layers = ModelSpec(kind="mlp", hidden=spec.hidden, activation=spec.activation, dtype=spec.dtype)
         return NetworkHead(spec, build_module(layers, width, spec.outputs, seed=seed + _SEED, name="head").eval())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,37 @@ def test_postgresql_runs_the_export_in_its_own_dialect(models: dict[str, Any], p
         connection.register("orders", frame)
         ours = connection.sql(model.to_sql("o")).fetchnumpy()["contribution"]
     np.testing.assert_allclose(np.sort(theirs), np.sort(ours), rtol=1e-9)
+
+
+def test_sqlite_and_onnx_tell_odd_texts_apart_and_take_moments_apart(tmp_path: Path) -> None:
+    odd = ["a'b", 'c"d', "back\\slash", "new\nline", "", " sp ", "ünïcode", None]
+    rng = np.random.default_rng(1)
+    moments = pd.Timestamp("2023-11-05 01:02:03.5") + pd.to_timedelta(rng.integers(0, 5_000, 64), unit="h")
+    frame = pd.DataFrame(
+        {"id": range(64), "name": odd * 8, "day": moments.astype("datetime64[us]"), "y": rng.normal(size=64)}
+    )
+    parts = "extract(hour FROM day) AS h, quarter(day) AS q, year(day) AS y4, dayofweek(day) AS w"
+    query = f"SELECT name, day, {parts}, y FROM t"
+    with tp.Federation({"t": frame}) as federation:
+        model = federation.train(query, label="y", model="linear", l2=1e-3, test_fraction=0.0).model
+        expected = federation.predict(model, key="id")["prediction"].to_numpy() - float(model.encoded_intercept[0])
+    with sqlite3.connect(tmp_path / "t.sqlite") as database:
+        frame.assign(day=frame["day"].astype(str)).to_sql("t", database, index=False)
+        found = pd.read_sql(model.to_sql(columns=["id"], dialect="sqlite"), database).sort_values("id")
+    np.testing.assert_allclose(found.iloc[:, -1], expected, atol=1e-6)
+    model.to_onnx(tmp_path / "t.onnx")
+    at = frame["day"].dt
+    given = {
+        "name": [["<missing>" if name is None else name] for name in odd * 8],
+        **{"day": at.as_unit("ns").astype("int64") / 86_400e9, "h": at.hour, "q": at.quarter},
+        **{"y4": at.year, "w": frame["day"].dt.strftime("%w").astype(float)},
+    }
+    inputs = {
+        f"t.{name}": np.array(values, object if name == "name" else float).reshape(-1, 1)
+        for name, values in given.items()
+    }
+    (scored,) = onnxruntime.InferenceSession(tmp_path / "t.onnx").run(None, inputs)
+    np.testing.assert_allclose(scored[:, 0], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

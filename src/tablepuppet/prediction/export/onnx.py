@@ -2,8 +2,9 @@
 
 In: a model and the name of a block. Out: an onnx.ModelProto. Each feature is an input of its own, called as in the
 query: numbers as doubles of shape (rows, 1) or, for vectors, (rows, length), NaN where one is missing; dates as days
-since 1970-01-01; texts as strings of shape (rows, 1), the empty one where it is missing. The output `contribution`,
-(rows, outputs) in double, is what the block adds to the score.
+since 1970-01-01; texts as strings of shape (rows, 1), the empty one where it is missing (`<missing>` where the empty
+text is a category of its own). The output `contribution`, (rows, outputs) in double, is what the block adds to the
+score.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.protocol import CategoryEncoder, Encoder, IdEncoder, NumberEncoder
 from tablepuppet.version import __version__
 
+MISSING = "<missing>"  # a text, where the empty one is a category
 _OPSETS = {"": 18, "ai.onnx.ml": 3}
 
 
@@ -97,7 +99,7 @@ class _Graph:
         known = len(encoder.categories)
         codes = {category: k for k, category in enumerate(encoder.categories)}
         if encoder.has_missing:
-            codes.setdefault("", known)
+            codes["" if "" not in codes else MISSING] = known
         width = known + encoder.has_missing + encoder.has_other
         coded = self.node(
             "LabelEncoder",

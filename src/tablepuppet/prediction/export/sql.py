@@ -170,7 +170,7 @@ def _quoted(name: str) -> str:
 
 
 def _adapted(whole: exp.Expr, dialect: str) -> exp.Expr:
-    """What sqlglot leaves to its caller: NaN where a database has none, days since 1970 in SQLite and MySQL."""
+    """What sqlglot leaves to its caller: NaN where a database has none, parts of moments in SQLite and MySQL."""
 
     def swap(node: exp.Expr) -> exp.Expr:
         if isinstance(node, exp.IsNan) and dialect != "duckdb":
@@ -180,9 +180,31 @@ def _adapted(whole: exp.Expr, dialect: str) -> exp.Expr:
             own = (
                 "(JULIANDAY({x}) - 2440587.5) * 86400"
                 if dialect == "sqlite"
-                else "TIMESTAMPDIFF(SECOND, '1970-01-01', {x})"
+                else "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {x}) / 1000000"
             )
             return sqlglot.parse_one(own.format(x=node.expression.sql(dialect)), read=dialect)
+        if dialect == "sqlite" and isinstance(node, (exp.Extract, *_OF_MOMENTS)):
+            part = node.name if isinstance(node, exp.Extract) else node.key
+            moment = node.expression if isinstance(node, exp.Extract) else node.this
+            return _sqlite_part(part.lower(), moment.sql("sqlite"))
         return node
 
     return whole.transform(swap)
+
+
+_OF_MOMENTS: Final = (
+    *(exp.Year, exp.Quarter, exp.Month, exp.Day, exp.Hour, exp.Minute, exp.Second),
+    *(exp.DayOfWeek, exp.DayOfYear),
+)
+_PARTS: Final = {
+    **{"year": "%Y", "month": "%m", "day": "%d", "hour": "%H", "minute": "%M", "second": "%S"},
+    **{"dow": "%w", "dayofweek": "%w", "doy": "%j", "dayofyear": "%j", "quarter": "%m"},
+}
+
+
+def _sqlite_part(part: str, moment: str) -> exp.Expr:
+    """A part of a moment in SQLite, which has strftime only."""
+    if part not in _PARTS:
+        raise ModelError(f"SQLite cannot compute the {part} of a moment; export for another dialect")
+    written = f"CAST(STRFTIME('{_PARTS[part]}', {moment}) AS INTEGER)"
+    return sqlglot.parse_one(f"({written} + 2) / 3" if part == "quarter" else written, read="sqlite")

@@ -11,6 +11,7 @@ import pytest
 from tests.prediction.shop import NEW, QUERY, federation, tables
 
 import tablepuppet as tp
+from tablepuppet.client.policy import Policy
 from tablepuppet.errors import CatalogError, JobError, ModelError
 from tablepuppet.prediction.model import BlockModel
 
@@ -103,3 +104,22 @@ def test_assumed_tables_are_listed_together(result: tp.Result) -> None:
     with without("cards", "items") as shop:
         answer: pa.Table = shop.predict(result, NEW, missing="zero")
     assert set(answer["assumed"].to_pylist()) == {"items, cards"}
+
+
+def test_groups_that_were_merged_are_missing_without_all_their_owners() -> None:
+    """Figures of the owners that are there would be taken for those of all."""
+    random = np.random.default_rng(6)
+    people = pa.table({"id": np.arange(40), "age": random.normal(size=40), "y": random.normal(size=40)})
+    paid = [pa.table({"id": np.repeat(np.arange(40), 3), "x": random.normal(size=120)}) for _ in range(2)]
+    query = """SELECT p.age, t.total, p.y FROM people p
+        JOIN (SELECT id, sum(x) AS total FROM paid GROUP BY id) t ON t.id = p.id"""
+    merging = {"paid": Policy(merge_groups=True)}
+    with tp.Federation({"people": people, "paid": paid}, policies=merging) as federation:
+        result = federation.train(query, label="y", model="linear")
+        federation._clients["paid[1]"].tables.shutdown()
+        found = federation.predict(result, query, key="id", missing="zero")
+        silenced = replace(result.model, blocks=tuple(_silent(block, block.name == "t") for block in result.blocks))
+        federation._clients["paid[0]"].tables.shutdown()
+        nobody = federation.predict(silenced, query, key="id", missing="zero")["prediction"].to_numpy()
+    assert set(found["assumed"].to_pylist()) == {"paid"}
+    np.testing.assert_allclose(found["prediction"].to_numpy(), nobody, rtol=0, atol=1e-9)

@@ -364,6 +364,55 @@ QUERIES = {
             JOIN d USING (hadm_id)
         """,
     ),
+    "stays without a diagnosis, by LEFT JOIN … IS NULL of a CTE": (
+        "hospital",
+        "died",
+        """
+        with icu as (select hadm_id, count(*) n, sum(los) los from icustays group by hadm_id),
+             dx as (select distinct hadm_id from diagnoses_icd where icd_code like 'I5%')
+        select a.admission_type, p.anchor_age, icu.n, icu.los, a.hospital_expire_flag died
+        from admissions a join patients p using (subject_id) join icu using (hadm_id) left join dx using (hadm_id)
+        where dx.hadm_id is null
+        """,
+    ),
+    "drugs, and no diagnosis by NOT IN": (
+        "hospital",
+        "died",
+        """
+        SELECT pr.n_drugs, pr.iv, a.marital_status, a.hospital_expire_flag died
+        FROM admissions a JOIN (SELECT hadm_id, count(distinct drug) n_drugs, max((route = 'IV')::int) iv
+            FROM prescriptions GROUP BY hadm_id) pr USING (hadm_id)
+        WHERE a.hadm_id NOT IN (SELECT DISTINCT hadm_id FROM diagnoses_icd WHERE icd_code = 'N179')
+        """,
+    ),
+    "NOT EXISTS with names that say no table": (
+        "bank",
+        "y",
+        """
+        SELECT loan.amount, loan.duration, district.A11, status = 'A' y FROM loan, account, district
+        WHERE loan.account_id = account.account_id AND account.district_id = district.A1
+        AND NOT EXISTS (SELECT NULL FROM "order" WHERE "order".account_id = loan.account_id AND k_symbol = 'SIPO')
+        """,
+    ),
+    "NOT IN in one branch of a union": (
+        "shop",
+        "y",
+        """
+        SELECT o.Freight, 'recent' AS era, o.ShipVia = 2 AS y FROM orders o
+        WHERE o.OrderDate >= '1997-06-01' AND o.CustomerID NOT IN (SELECT CustomerID FROM customers WHERE Country='USA')
+        UNION ALL SELECT o.Freight, 'old', o.ShipVia = 2 FROM orders o JOIN customers c USING (CustomerID)
+        WHERE o.OrderDate < '1997-06-01'
+        """,
+    ),
+    "values at the first and the last time": (
+        "hospital",
+        "died",
+        """
+        SELECT l.first_val, l.last_val, a.hospital_expire_flag AS died FROM admissions a JOIN (SELECT hadm_id,
+            arg_min(valuenum, charttime) AS first_val, arg_max(valuenum, charttime) AS last_val FROM labevents
+            WHERE itemid = 50912 AND valuenum IS NOT NULL GROUP BY 1) l ON l.hadm_id = a.hadm_id
+        """,
+    ),
     "the label is an aggregate": (
         "hospital",
         "y",

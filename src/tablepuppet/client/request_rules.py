@@ -348,6 +348,7 @@ def _outline(outline: Outline, most: int, rows: int) -> None:
     for name, kinds in (("asks", "b"), ("gain", "f"), ("block", "i"), ("key", "i"), ("to_left", "b")):
         array(getattr(outline, name), f"check.trees.{name}", (nodes,), kinds=frozenset(kinds))
     finite(outline.gain, "check.trees.gain")
+    array(outline.light, "check.trees.light", (nodes,))
     array(outline.bounds, "check.trees.bounds", (nodes if len(outline.bounds) else 0, 2))
     require(all(np.isfinite(u) and u > 0 for u in outline.unit), "check.trees.unit", "is not a positive number")
     cells = int(np.count_nonzero(outline.left < 0))

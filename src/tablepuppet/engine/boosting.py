@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
-from tablepuppet.algorithms.boosting.exchange import NewKey
+from tablepuppet.algorithms.boosting.exchange import SETS, NewKey
 from tablepuppet.algorithms.boosting.fixed_point import Labels
 from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.messages import GrownTrees, HoldSplits, ReleaseSplits, SplitRule, Splits
@@ -109,7 +109,8 @@ def _server(
     blocks = []
     for number, (index, parts) in enumerate(zip(train.indices, union.blocks, strict=True)):
         held_rows = sum(len(p.test_rows) for p in parts)
-        if signs[number] and len(signs[number]) != len(kinds[number]):
+        further = kinds[number][len(signs[number]) :]  # columns of categories, which come after all others
+        if signs[number] and (len(kinds[number]) < len(signs[number]) or not np.isin(further, SETS).all()):
             raise JobError(
                 f"monotone cannot be held to: vectors of {clients_of(parts)} have other lengths than declared"
             )

@@ -133,7 +133,7 @@ class TreeRounds:
                 sketches = [cast(FeatureSketches, answers[p.number][0]).columns for p in block]
                 if len({len(s) for s in sketches}) > 1:
                     raise TransportError(f"{clients_of(block)} hold vectors of different lengths; make them equal")
-                bins[number] = [merged_bins(column, self.options.bins) for column in zip(*sketches, strict=True)]
+                bins[number] = merged_bins(list(zip(*sketches, strict=True)), self.options)
         return bins
 
     def _book(self, number: int, bins: Sequence[Bins], started: Sequence[TreesStarted]) -> KeyBook:
@@ -189,4 +189,4 @@ def _joined(block: Sequence[Part], keys: Sequence[NewKey], *, is_missing: bool) 
     return NewKey(keys[0].column, is_missing, np.packbits(np.concatenate([*train, missed, *held])))
 
 
-_NOBODY = KeyBook(-1, Columns.of([], []), np.zeros(0, np.bool_), np.zeros(6))
+_NOBODY = KeyBook(-1, Columns.of([], []), np.zeros(0, np.bool_), np.zeros(8))

@@ -15,8 +15,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.bins import Bins, CategoryBins, Codes, Key, NumberBins, category_bins, number_bins
+from tablepuppet.algorithms.boosting.bins import (
+    Bins,
+    CategoryBins,
+    Codes,
+    Key,
+    NumberBins,
+    category_bins,
+    further_bins,
+    number_bins,
+)
 from tablepuppet.algorithms.boosting.messages import CategorySketch, NumberSketch, Sketch, SplitRule
+from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import ModelError, SourceError, TransportError
 from tablepuppet.protocol import ColumnInfo
@@ -88,12 +98,22 @@ def sketch(column: RawColumn, weights: Array, most: int, least: int = 1) -> Sket
     return NumberSketch(values=distinct, weights=counts)
 
 
-def merged_bins(sketches: Sequence[Sketch], most: int) -> Bins:
-    """The bins of a column that several clients hold."""
-    numbers_ = [s for s in sketches if isinstance(s, NumberSketch)]
-    if len(numbers_) == len(sketches):
-        values, weights = (np.concatenate([getattr(s, n) for s in numbers_]) for n in ("values", "weights"))
-        return number_bins(values, weights, most)
+def merged_bins(columns: Sequence[Sequence[Sketch]], options: Boosting) -> list[Bins]:
+    """The bins of columns that several clients hold, from a sketch of each; further ones of categories at the end."""
+    first: list[Bins] = []
+    further: list[Bins] = []
+    for place, sketches in enumerate(columns):
+        numbers_ = [s for s in sketches if isinstance(s, NumberSketch)]
+        if len(numbers_) == len(sketches):
+            values, weights = (np.concatenate([getattr(s, n) for s in numbers_]) for n in ("values", "weights"))
+            first.append(number_bins(values, weights, options.bins))
+        else:
+            _add_categories(place, _total(sketches), options, first, further)
+    return [*first, *further]
+
+
+def _total(sketches: Sequence[Sketch]) -> tuple[list[str], Array, bool]:
+    """The categories of some sketches, in order, their weights, and whether there are others."""
     total: dict[str, float] = {}
     for one in sketches:
         if not isinstance(one, CategorySketch):
@@ -102,15 +122,39 @@ def merged_bins(sketches: Sequence[Sketch], most: int) -> Bins:
             total[name] = total.get(name, 0.0) + weight
     names = sorted(total)
     is_cut = any(isinstance(one, CategorySketch) and one.is_cut for one in sketches)
-    return category_bins(names, np.array([total[n] for n in names]), most, is_cut)
+    return names, np.array([total[n] for n in names]), is_cut
 
 
-def own_bins(column: RawColumn, weights: Array, most: int, least: int = 1) -> Bins:
-    """The bins of a column that one client holds alone."""
-    if column.values is not None:
-        return number_bins(column.values, weights, max(2, min(most, len(weights) // least)))
-    names, counts, is_cut = _categories(column, weights, least)
-    return category_bins(names, counts, most, is_cut)
+def own_bins(columns: Sequence[RawColumn], weights: Array, options: Boosting, least: int = 1) -> list[Bins]:
+    """The bins of columns that one client holds alone; further ones of categories at the end."""
+    first: list[Bins] = []
+    further: list[Bins] = []
+    for place, column in enumerate(columns):
+        if column.values is not None:
+            first.append(number_bins(column.values, weights, max(2, min(options.bins, len(weights) // least))))
+        else:
+            _add_categories(place, _categories(column, weights, least), options, first, further)
+    return [*first, *further]
+
+
+def _add_categories(
+    place: int, counted: tuple[list[str], Array, bool], options: Boosting, first: list[Bins], further: list[Bins]
+) -> None:
+    names, weights, is_cut = counted
+    most = min(options.bins, options.most_categories)
+    first.append(category_bins(names, weights, most, is_cut))
+    further += further_bins(place, names, weights, most, options.most_categories, is_cut)
+
+
+def columns_of(bins: Sequence[Bins], columns: Sequence[RawColumn]) -> list[RawColumn]:
+    """The column that each of a part's bins is of: one after the other, then those that have further ones."""
+    further = [own.further_of if isinstance(own, CategoryBins) else -1 for own in bins]
+    places = further[len(columns) :]
+    if len(bins) < len(columns) or max(further[: len(columns)], default=-1) >= 0:
+        raise TransportError(f"bins of {len(bins)} columns were sent, and there are {len(columns)}")
+    if any(not 0 <= place < len(columns) or columns[place].is_number for place in places):
+        raise TransportError("further bins were sent of a column that is no text")
+    return [*columns, *(columns[place] for place in places)]
 
 
 def codes_of(column: RawColumn, bins: Bins) -> Codes:
@@ -166,7 +210,7 @@ def rule_of(key: Key, column: RawColumn, bins: Bins) -> SplitRule:
         border = float(bins.borders[key.border - 1]) if key.border <= len(bins.borders) else None
         return SplitRule(column.feature, column.entry, True, border)
     left = [bins.categories[c - 1] for c in key.left if 0 < c <= len(bins.categories)]
-    other = bins.has_other and len(bins.categories) + 1 in key.left
+    other = (len(bins.categories) + 1 if bins.has_other else _UNSEEN) in key.left  # a lazy tree's sets may have it
     known = list(bins.categories) if other else []
     return SplitRule(column.feature, column.entry, False, None, left, 0 in key.left, other, known)
 
@@ -212,6 +256,7 @@ __all__ = [
     "RawColumn",
     "answers",
     "codes_of",
+    "columns_of",
     "merged_bins",
     "own_bins",
     "raw_columns",

@@ -31,6 +31,8 @@ class Column:
     size: int
     is_category: bool
     sign: int = 0  # what leaves are monotone in
+    is_sparse: bool = False  # many categories, with few rows each
+    is_further: bool = False  # categories of a column before it
 
 
 @dataclass(eq=False)
@@ -174,10 +176,13 @@ class Central:
             np.add.at(sums[1], codes, h)
             if column.is_category:
                 present = np.flatnonzero(sums[1] > 0)
-                if column.size <= FEW + 1:
+                if column.size <= FEW + 1 and not column.is_further:
                     tried, l2 = [[c] for c in present.tolist()], options.l2
                 else:
-                    present = present[sums[1, present] * uh >= options.min_category_weight]
+                    given = options.min_category_weight
+                    light = (20.0 if self.loss.task == "number" else 40.0) * total_h * uh / max(1, len(rows))
+                    least = given if given is not None else light if column.is_sparse else 0.0
+                    present = present[sums[1, present] * uh >= least]
                     ratio = sums[0, present] * ug / (sums[1, present] * uh + 10.0)
                     order = present[np.argsort(ratio, kind="stable")].tolist()
                     tried, l2 = [order[: k + 1] for k in range(len(order))], options.l2 + 10.0

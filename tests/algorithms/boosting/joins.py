@@ -9,7 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.algorithms.boosting.central import Central, Column
 
-from tablepuppet.algorithms.boosting.bins import Bins, Columns, Key, category_bins, number_bins
+from tablepuppet.algorithms.boosting.bins import (
+    Bins,
+    CategoryBins,
+    Columns,
+    Key,
+    category_bins,
+    further_bins,
+    number_bins,
+)
 from tablepuppet.algorithms.boosting.client import ClientHalf, told
 from tablepuppet.algorithms.boosting.exchange import Check, NewKey, Objections
 from tablepuppet.algorithms.boosting.fixed_point import Labels
@@ -103,7 +111,8 @@ def bind_signs(rng: np.random.Generator, join: Join) -> None:
 
 def _column(rng: np.random.Generator, rows: int) -> tuple[NDArray[np.float64], bool]:
     kind = int(rng.integers(0, 4))
-    values = rng.normal(size=rows) if kind == 0 else rng.integers(0, int(rng.integers(2, 12)), rows).astype(np.float64)
+    many = int(rng.integers(2, 60 if kind == 3 else 12))
+    values = rng.normal(size=rows) if kind == 0 else rng.integers(0, many, rows).astype(np.float64)
     if rng.random() < 0.4:
         values = np.where(rng.random(rows) < 0.2, np.nan, values)
     return values, kind >= 2
@@ -131,20 +140,24 @@ class Block:
 def open_block(number: int, table: Table, options: Boosting) -> Block:
     """Bins, codes and halves of a block's clients."""
     weight = np.bincount(table.train[table.train >= 0], minlength=table.rows).astype(np.float64)
-    bins, codes = [], []
-    for values, is_category in table.columns:
+    bins: list[Bins] = []
+    codes: list[NDArray[np.uint8]] = []
+    further: list[CategoryBins] = []
+    for place, (values, is_category) in enumerate(table.columns):
         if is_category:
             found, inverse = np.unique(values[: table.rows][~np.isnan(values[: table.rows])], return_inverse=True)
             counts = np.bincount(inverse, minlength=len(found)).astype(np.float64)
-            named = category_bins([str(int(v)) for v in found], counts, options.bins)
-            names = {float(c): i + 1 for i, c in enumerate(named.categories)}
-            other = len(named.categories) + 1 if named.has_other else 255
+            given = ([str(int(v)) for v in found], counts, options.bins)
+            named = category_bins(*given)
             own: Bins = named
-            codes.append(np.array([0 if np.isnan(v) else names.get(v, other) for v in values], np.uint8))
+            codes.append(_category_codes(values, named))
+            further += further_bins(place, *given, options.most_categories)
         else:
             own = number_bins(values[: table.rows], weight, options.bins)
             codes.append(own.codes(values))
         bins.append(own)
+    codes += [_category_codes(table.columns[own.further_of][0], own) for own in further]
+    bins += further
     both = np.stack(codes, axis=1)
     layout = Columns.of([b.kind for b in bins], [b.size for b in bins], table.signs)
     train = np.vstack([both[: table.rows], np.zeros((1, len(bins)), np.uint8)])
@@ -163,6 +176,12 @@ def open_block(number: int, table: Table, options: Boosting) -> Block:
         own_rows = np.vstack([train[starts[k] : stop], train[-1:]])
         parts.append(ClientHalf(book(), own_rows, held[held_starts[k] : [*held_starts, len(held)][k + 1]]))
     return Block(bins, layout, train, held, book(), parts, starts, held_starts)
+
+
+def _category_codes(values: NDArray[np.float64], bins: CategoryBins) -> NDArray[np.uint8]:
+    names = {float(c): i + 1 for i, c in enumerate(bins.categories)}
+    other = len(bins.categories) + 1 if bins.has_other else 255
+    return np.array([0 if np.isnan(v) else names.get(v, other) for v in values], np.uint8)
 
 
 def answer(block: Block, checks: list[Check]) -> Objections:
@@ -255,6 +274,8 @@ def central(join: Join, blocks: list[Block], options: Boosting) -> Central:
             block.layout.size(f),
             not hasattr(bins, "borders"),
             int(block.layout.signs[f]),
+            bool(getattr(bins, "is_sparse", False)),
+            getattr(bins, "further_of", -1) >= 0,
         )
         for i, (block, table) in enumerate(zip(blocks, join.tables, strict=True))
         for f, bins in enumerate(block.bins)

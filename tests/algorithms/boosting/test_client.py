@@ -42,6 +42,7 @@ def _parted(pieces: list[Pairs], block: int = 1) -> Outline:
         key=np.array([0 if block == 0 else -1, -1, -1], np.int32),
         to_left=np.zeros(3, np.bool_),
         bounds=np.zeros((0, 2)),
+        light=np.zeros(3),
         pieces=pieces,
     )
 
@@ -56,6 +57,7 @@ def _outline(**change: Any) -> Outline:
         key=np.array([-1], np.int32),
         to_left=np.array([False]),
         bounds=np.zeros((0, 2)),
+        light=np.zeros(1),
         pieces=_piece(),
     )
     return replace(given, **change)

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.algorithms.boosting.joins import Join, bind_signs, central, draw_join, draw_plain_join, splits_by_path, train
+from tests.algorithms.boosting.joins import (
+    Join,
+    bind_signs,
+    book_of,
+    central,
+    draw_join,
+    draw_plain_join,
+    splits_by_path,
+    train,
+)
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.exchange import SORTED, Complete, NewKey
@@ -30,7 +39,8 @@ def _options(rng: np.random.Generator, **given: Any) -> Boosting:
             "bins": int(rng.choice([8, 255])),
             "l2": float(rng.choice([0.0, 1.0])) + 1e-6,
             "min_child_weight": float(rng.choice([0.2, 1.0, 5.0])),
-            "min_category_weight": float(rng.choice([0.0, 0.0, 2.0, 6.0])),
+            "min_category_weight": [None, None, 0.0, 2.0, 6.0][rng.integers(0, 5)],
+            "categories": None if rng.random() < 0.5 else int(rng.integers(8, 40)),
             "subsample": float(rng.choice([1.0, 0.7])),
             "feature_fraction": float(rng.choice([1.0, 0.6])),
             "bits": int(rng.choice([4, 8, 16, 32])),
@@ -108,7 +118,8 @@ def test_held_out_rows_follow_the_trees_by_their_own_bits(seed: int, checks: str
                 while tree.left[node] >= 0:
                     block, column, right, _ = by_path[path]
                     code = codes[block][row, column]
-                    side = right[code] if code < len(right) else 1
+                    unseen = blocks[block].layout.right(book_of(blocks[block]).keys[tree.key[node]])
+                    side = right[code] if code < len(right) else int(unseen[code])
                     node, path = tree.left[node] + side, (*path, side)
                 expected[row, output] += tree.value[node]
     assert np.array_equal(server.held[0].scores, expected)

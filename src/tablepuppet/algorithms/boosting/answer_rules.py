@@ -8,7 +8,7 @@ import numpy as np
 
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.algorithms.boosting.exchange import FEW, NUMBER, ONE_HOT, Check, Objections
+from tablepuppet.algorithms.boosting.exchange import FEW, NUMBER, ONE_HOT, SETS, Check, Objections
 from tablepuppet.protocol.rules import (
     LONGEST_TEXT,
     MOST_CATEGORIES,
@@ -56,7 +56,7 @@ def _sketches(request: trees.SketchFeatures, answer: trees.FeatureSketches, know
 def _started(request: trees.StartTrees, answer: trees.TreesStarted, known: Known) -> None:
     array(answer.kinds, "kinds", (None,), kinds=_BYTES)
     require(len(answer.kinds) <= MOST_COLUMNS, "kinds", f"are more than {MOST_COLUMNS:,}")
-    require(bool((answer.kinds <= 2).all()), "kinds", "hold one that there is not")
+    require(bool(np.isin(answer.kinds, (NUMBER, ONE_HOT, *SETS)).all()), "kinds", "hold one that there is not")
     wanted = 0 if request.bins is None else len(request.bins)
     array(answer.has_missing, "has_missing", (wanted,), kinds=_TRUTHS)
     require(request.bins is None or len(answer.kinds) == wanted, "kinds", "are not those of the bins that were sent")

@@ -2,8 +2,8 @@
 
 In: raw columns of a block's rows. Out: one code per row and column. Code 0 is "missing"; numbers have codes 1, 2, … by
 borders at midpoints between values (all of them if there are few, else join-weighted quantiles); categories one each,
-the rarest of too many sharing the last. The row after the training rows stands for those that an outer join did not
-find: all its values are missing.
+the rarest of too many sharing the last, unless further columns, which come after all others, tell them apart. The row
+after the training rows stands for those that an outer join did not find: all its values are missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,21 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting.exchange import NUMBER, Bins, CategoryBins, Codes, Key, NumberBins
 
 Array = NDArray[np.float64]
-__all__ = ["Bins", "CategoryBins", "Codes", "Columns", "Key", "NumberBins", "Splits", "category_bins", "number_bins"]
+_MANY = 32  # categories, above which they may be sparse
+_DENSE = 200  # joined rows for each category: no longer sparse
+_FURTHER = 10  # joined rows of a category that a further column is worth
+__all__ = [
+    "Bins",
+    "CategoryBins",
+    "Codes",
+    "Columns",
+    "Key",
+    "NumberBins",
+    "Splits",
+    "category_bins",
+    "further_bins",
+    "number_bins",
+]
 
 
 def number_bins(values: Array, weights: Array, most: int) -> NumberBins:
@@ -38,10 +52,27 @@ def number_bins(values: Array, weights: Array, most: int) -> NumberBins:
 
 def category_bins(categories: Sequence[str], weights: Array, most: int, is_cut: bool = False) -> CategoryBins:
     """The heaviest categories, in the order given; of equal ones the first. `is_cut`: there are others besides."""
+    is_sparse = len(categories) > _MANY and float(weights.sum()) < _DENSE * len(categories)
     if len(categories) <= most - 1 - is_cut:
-        return CategoryBins(list(categories), has_other=is_cut)
+        return CategoryBins(list(categories), has_other=is_cut, is_sparse=is_sparse)
     heaviest = np.sort(np.argsort(-weights, kind="stable")[: most - 2])
-    return CategoryBins([categories[i] for i in heaviest.tolist()], has_other=True)
+    return CategoryBins([categories[i] for i in heaviest.tolist()], has_other=True, is_sparse=is_sparse)
+
+
+def further_bins(
+    column: int, categories: Sequence[str], weights: Array, most: int, in_all: int, is_cut: bool = False
+) -> list[CategoryBins]:
+    """The next heaviest categories of a column, up to `in_all` with its first ones, so many a column as it has."""
+    if len(categories) <= most - 1 - is_cut or most < 3:
+        return []
+    order = np.argsort(-weights, kind="stable")[:in_all]
+    worth = order[weights[order] >= _FURTHER]
+    is_sparse = category_bins(categories, weights, most).is_sparse
+    found = []
+    for start in range(most - 2, len(worth), most - 2):
+        names = [categories[i] for i in np.sort(worth[start : start + most - 2]).tolist()]
+        found.append(CategoryBins(names, has_other=True, is_sparse=is_sparse, further_of=column))
+    return found
 
 
 def _middle(low: Array, high: Array) -> Array:
@@ -60,7 +91,7 @@ class Columns:
 
     @classmethod
     def of(cls, kinds: Sequence[int], sizes: Sequence[int], signs: Sequence[int] = ()) -> Columns:
-        every = np.array(signs or [0] * len(kinds), np.int8)
+        every = np.array([*signs, *[0] * (len(kinds) - len(signs))], np.int8)
         return cls(np.array(kinds, np.uint8), np.cumsum([0, *sizes], dtype=np.int64), every)
 
     @property
@@ -103,14 +134,16 @@ class Splits:
         unit: tuple[float, float],
         rules: Array,
         bounds: Array,
+        light: Array,
         at: NDArray[np.int64] | None = None,
     ) -> Splits:
-        """From (Σg, Σh) of every node and bin, or of those in `at`; `bounds`: what each node's values lie within."""
+        """From (Σg, Σh) of every node and bin, or of those in `at`; `bounds`: what each node's values lie within,
+        `light`: the Σh below which its sparse categories are left out."""
         at = np.arange(len(sums)) if at is None else at
         count = len(at)
         from tablepuppet.algorithms.boosting import kernels  # here: it loads the compiler
 
         out = cls(np.empty(count), np.empty((count, 5), np.int64), np.empty((count, 256), np.uint8))
-        how = (columns.offsets, columns.kinds, columns.signs, allowed, np.array(unit), rules, bounds)
+        how = (columns.offsets, columns.kinds, columns.signs, allowed, np.array(unit), rules, bounds, light)
         kernels.best_splits(sums, at, *how, out.gain, out.found, out.order)
         return out

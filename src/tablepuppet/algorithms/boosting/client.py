@@ -103,7 +103,7 @@ def told(
 def _check_outline(outline: Outline, cells: int) -> None:
     """Refuses an outline that is not a tree: every node but the first is a child of one before it."""
     nodes = len(outline.left)
-    arrays = (outline.asks, outline.gain, outline.block, outline.key, outline.to_left)
+    arrays = (outline.asks, outline.gain, outline.block, outline.key, outline.to_left, outline.light)
     if not nodes or any(a.shape != (nodes,) for a in arrays) or outline.left.ndim != 1:
         raise TransportError("the outline of a tree does not follow the protocol")
     inner = np.flatnonzero(outline.left >= 0)

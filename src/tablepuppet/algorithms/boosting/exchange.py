@@ -17,7 +17,8 @@ from tablepuppet.arrays import Array
 
 Bits = NDArray[np.uint8]  # packed, eight rows a byte
 Codes = NDArray[np.uint8]
-NUMBER, ONE_HOT, SORTED, KNOWN_ONE_HOT = 0, 1, 2, 3  # how the bins of a column may be parted
+NUMBER, ONE_HOT, SORTED, KNOWN_ONE_HOT, SPARSE = 0, 1, 2, 3, 4  # how the bins of a column may be parted
+SETS = (SORTED, SPARSE)  # sorted categories; of sparse ones those that are light in a node are left out
 FEW = 4  # categories up to which each is tried against the rest
 
 
@@ -46,6 +47,8 @@ class CategoryBins(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
     categories: list[str]
     has_other: bool = False
+    is_sparse: bool = False  # there are many of them, with few joined rows each
+    further_of: int = -1  # the column whose other categories these are; −1: the bins lie at their own column's place
 
     @property
     def size(self) -> int:
@@ -53,7 +56,9 @@ class CategoryBins(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
     @property
     def kind(self) -> int:
-        return ONE_HOT if len(self.categories) + self.has_other <= FEW else SORTED
+        if len(self.categories) + self.has_other <= FEW and self.further_of < 0:
+            return ONE_HOT
+        return SPARSE if self.is_sparse else SORTED
 
 
 Bins = NumberBins | CategoryBins
@@ -96,6 +101,7 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: NDArray[np.int32]  # where it is the client's own; else −1
     to_left: NDArray[np.bool_]  # whether missing values go left
     bounds: Array  # (nodes, 2): what the values of a node lie within; (0, 2): nothing is bound
+    light: Array  # Σh below which sparse categories are left out
     pieces: list[Pairs] = []  # sums of the client's rows in cells; cells are numbered as they come
 
 

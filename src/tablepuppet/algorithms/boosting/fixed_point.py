@@ -142,7 +142,7 @@ def _exact(loss: Loss, scores: Array, labels: Labels, start: int, stop: int) -> 
     weighted = loss if weights is None else Weighted(loss, weights)
     _, g, curvature = weighted.derivatives(scores[start:stop], y, wants_curvature=True)
     assert curvature is not None
-    return g, curvature
+    return g, curvature if loss.caution == 1 else curvature * loss.caution
 
 
 def _rounded(values: Array, scale: float, up: float | Array) -> Array:

@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.bins import Columns, Key, Splits
-from tablepuppet.algorithms.boosting.exchange import NUMBER, ONE_HOT, SORTED, Check, Complete, Outline, Union
+from tablepuppet.algorithms.boosting.exchange import (
+    NUMBER,
+    ONE_HOT,
+    SETS,
+    SPARSE,
+    Check,
+    Complete,
+    Outline,
+    Union,
+)
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -80,7 +89,7 @@ class KeyBook:
         """Sets that the server made of those it knows."""
         packed: dict[int, list[bytes]] = {}
         for union in unions:
-            if not 0 <= union.column < len(self.columns.kinds) or self.columns.kinds[union.column] != SORTED:
+            if not 0 <= union.column < len(self.columns.kinds) or int(self.columns.kinds[union.column]) not in SETS:
                 raise TransportError("a union of categories is of a column that has none")
             own = self._marks.get(union.column, [])
             fits = union.rows.ndim == 2 and union.rows.dtype == np.uint8 and union.rows.shape[1] == (len(own) + 7) // 8
@@ -100,7 +109,7 @@ class KeyBook:
             if objection.split is None:
                 kept.append(objection)
                 continue
-            wanted = [k for k in self._needed(objection.split.key) if k not in self.numbers]
+            wanted = self._wanted(objection.split.key)
             if self.limit is not None and self.told + len(wanted) > self.limit:
                 continue
             for key in wanted:
@@ -132,6 +141,18 @@ class KeyBook:
     def is_full(self) -> bool:
         return self.limit is not None and self.told >= self.limit
 
+    def _wanted(self, key: Key) -> list[Key]:
+        """Keys that must be told before a key is known. The first of sparse categories tells them all apart, where it
+        may: which of them are light in a node nobody could foresee else, and every level would be a round."""
+        wanted = [k for k in self._needed(key) if k not in self.numbers]
+        if not wanted or self.columns.kinds[key.column] != SPARSE or key.column in self._marks:
+            return wanted
+        size = self.columns.size(key.column)
+        codes, digits = np.arange(size), range(size.bit_length())  # a code that nobody knows has every digit
+        sets = [Key(key.column, left=tuple(np.flatnonzero((codes >> d) & 1 == 0).tolist())) for d in digits]
+        every = list(dict.fromkeys([*sets, *wanted]))
+        return every if self.limit is None or self.told + len(every) <= self.limit else wanted
+
     def _needed(self, key: Key) -> list[Key]:
         """A key, after the one that says which values of its column are missing, where some are."""
         column = key.column
@@ -148,7 +169,8 @@ class KeyBook:
             asked = np.flatnonzero(outline.asks)
             sums = node_sums(outline, cells)
             bounds = outline.bounds[asked] if len(outline.bounds) else outline.bounds
-            splits = Splits.of(sums, self.columns, allowed, outline.unit, self.rules, bounds, asked)
+            how = (outline.unit, self.rules, bounds, outline.light[asked])
+            splits = Splits.of(sums, self.columns, allowed, *how, asked)
             is_best = (splits.found[:, 0] >= 0) & (splits.gain >= outline.gain[asked])
             is_own = outline.block[asked] == self.block
             for place in np.flatnonzero(is_best | is_own).tolist():
@@ -163,10 +185,10 @@ class KeyBook:
         column, at, to_left, _, _ = splits.found[place].tolist()
         if column < 0:
             return None
-        gain, kind = float(splits.gain[place]), self.columns.kinds[column]
+        gain, kind = float(splits.gain[place]), int(self.columns.kinds[column])
         if kind == NUMBER:
             return gain, Split(Key(column, border=at), bool(to_left))
-        left = sorted(splits.order[place, :at].tolist()) if kind == SORTED else [at]
+        left = sorted(splits.order[place, :at].tolist()) if kind in SETS else [at]
         return gain, Split(Key(column, left=tuple(left)))
 
     def _against(
@@ -178,9 +200,9 @@ class KeyBook:
             if best is not None and best[1] == own:
                 return None
             if (
-                self.columns.kinds[own.key.column] == SORTED
+                int(self.columns.kinds[own.key.column]) in SETS
                 and not self.is_full
-                and not self._is_candidate(own, outline, sums)
+                and not self._is_candidate(own, outline, node, sums)
             ):
                 return Objection(tree, node, 0.0 if best is None else best[0], None if best is None else best[1], True)
             if best is not None and best[0] >= have:
@@ -190,11 +212,12 @@ class KeyBook:
             return None
         return Objection(tree, node, *best, False)
 
-    def _is_candidate(self, split: Split, outline: Outline, sums: Sums) -> bool:
+    def _is_candidate(self, split: Split, outline: Outline, node: int, sums: Sums) -> bool:
         """Whether a set is what sorting the categories of a node could give: the first few of them."""
         first = int(self.columns.offsets[split.key.column])
         own = sums[first : first + self.columns.size(split.key.column)]
-        present = np.flatnonzero((own[:, 1] > 0) & (own[:, 1] * outline.unit[1] >= self.rules[5]))
+        least = outline.light[node] if self.columns.kinds[split.key.column] == SPARSE else self.rules[5]
+        present = np.flatnonzero((own[:, 1] > 0) & (own[:, 1] * outline.unit[1] >= least))
         if not set(split.key.left) <= set(present.tolist()):
             return False
         ratio = own[present, 0] * outline.unit[0] / (own[present, 1] * outline.unit[1] + self.rules[4])

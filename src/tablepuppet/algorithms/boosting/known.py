@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Codes, Columns, Splits
-from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, ONE_HOT, SORTED, Complete, NewKey, Union
+from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, ONE_HOT, SETS, Complete, NewKey, Union
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -57,7 +57,7 @@ class _Column:
 
     @property
     def bins(self) -> int:
-        if self.kind == SORTED:
+        if self.kind in SETS:
             return self.size
         return len(self.borders) + (2 if self.kind == NUMBER else 1)
 
@@ -75,7 +75,7 @@ class KnownBlock:
         signs: Sequence[int] = (),
     ) -> None:
         self.block, self.kinds, self.owner = block, kinds, owner
-        self.signs = list(signs) or [0] * len(kinds)  # of columns that leaves are monotone in
+        self.signs = [*signs, *[0] * (len(kinds) - len(signs))]  # of columns that leaves are monotone in
         self.rows, self.held = rows, held  # training rows (without the missed one), and held-out ones
         self.keys: list[tuple[int, bool]] = []  # column, and whether a client told it
         self.told = 0  # bits of each row that the server has been told
@@ -221,6 +221,7 @@ class KnownBlock:
         allowed: NDArray[np.bool_],
         rules: NDArray[np.float64],
         bounds: NDArray[np.float64],
+        light: NDArray[np.float64],
         *,
         sets: bool = True,
     ) -> Splits:
@@ -228,8 +229,8 @@ class KnownBlock:
         whose order is not known."""
         may = allowed[self._active].astype(np.uint8)
         if not sets:
-            may[(self.layout.kinds == SORTED) & ~np.isin(self._active, list(self.complete))] = 0
-        return Splits.of(sums, self.layout, may, unit, rules, bounds)
+            may[np.isin(self.layout.kinds, SETS) & ~np.isin(self._active, list(self.complete))] = 0
+        return Splits.of(sums, self.layout, may, unit, rules, bounds, light)
 
     def choice(self, splits: Splits, node: int) -> Choice | None:
         """One of the splits that were found."""
@@ -266,7 +267,7 @@ class KnownBlock:
 
     def is_set(self, key: int) -> bool:
         """Whether a key is a set of sorted categories."""
-        return bool(self.kinds[self.keys[key][0]] == SORTED) if key >= 0 else True
+        return int(self.kinds[self.keys[key][0]]) in SETS if key >= 0 else True
 
     def sign(self, key: int) -> int:
         """Whether leaves are to rise (1) or fall (−1) with the values of a key's column."""

@@ -12,18 +12,22 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.options import AlgorithmOptions
 
 _DEEPEST = 15
+_FINEST = 255  # bins
+_MOST_CATEGORIES = 8_000
+_LIGHT_ROWS = 20.0  # of a node, that a category among many must be worth; twice as many where labels are classes
 
 
 class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     """Gradient-boosted trees over the join (docs/boosting.md).
 
     `checks="strict"` gives the trees of the exact algorithm on the joined table; "lazy" asks clients about every
-    `every`-th tree only. Categories whose Σh in a node is below `min_category_weight` go right unsorted. `leaves` grows
-    each tree where it gains most, to so many leaves; `depth` bounds it too (6, or 15 beside `leaves`). `monotone` names
-    features in which scores never fall (1) or never rise (−1). `forest` grows every tree on the first derivatives and
-    takes the mean of them all. `max_splits` caps the distinct splits that one table's owner tells the server of; later
-    trees use those that are known. `bits` is the precision of derivatives; below 16 they are rounded at random, right
-    on average.
+    `every`-th tree only. Categories whose Σh in a node is below `min_category_weight` go right unsorted; by default
+    those of twenty rows, where there are many with few joined rows each. A string has up to `categories` of them (8,000; or `bins`, if
+    fewer than 255 are given). `leaves` grows each tree where it gains most, to so many leaves; `depth` bounds it too
+    (6, or 15 beside `leaves`). `monotone` names features in which scores never fall (1) or never rise (−1). `forest`
+    grows every tree on the first derivatives and takes the mean of them all. `max_splits` caps the distinct splits that
+    one table's owner tells the server of; later trees use those that are known. `bits` is the precision of derivatives;
+    below 16 they are rounded at random, right on average.
     """
 
     name: ClassVar[str] = "boosting"
@@ -35,7 +39,8 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     l2: float = 1.0
     min_child_weight: float = 1.0
     min_gain: float = 1e-12
-    min_category_weight: float = 0.0
+    min_category_weight: float | None = None
+    categories: int | None = None
     subsample: float = 1.0
     feature_fraction: float = 1.0
     monotone: dict[str, int] = msgspec.field(default_factory=dict)
@@ -50,11 +55,16 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         self._check(0 < self.learning_rate <= 1, "learning_rate must lie in (0, 1]")
         self._check(1 <= self.levels <= _DEEPEST, f"depth must lie in 1..{_DEEPEST}")
         self._check(self.leaves is None or 2 <= self.leaves <= 2**_DEEPEST, f"leaves must lie in 2..{2**_DEEPEST}")
-        self._check(2 <= self.bins <= 255, "bins must lie in 2..255")
+        self._check(2 <= self.bins <= _FINEST, f"bins must lie in 2..{_FINEST}")
         self._check(0 <= self.l2 < inf, "l2 must be a number from 0 up")
         self._check(0 <= self.min_child_weight < inf, "min_child_weight must be a number from 0 up")
         self._check(0 <= self.min_gain < inf, "min_gain must be a number from 0 up")
-        self._check(0 <= self.min_category_weight < inf, "min_category_weight must be a number from 0 up")
+        least = 0.0 if self.min_category_weight is None else self.min_category_weight
+        self._check(0 <= least < inf, "min_category_weight must be a number from 0 up")
+        self._check(
+            self.categories is None or 2 <= self.categories <= _MOST_CATEGORIES,
+            f"categories must lie in 2..{_MOST_CATEGORIES}",
+        )
         self._check(0 < self.subsample <= 1, "subsample must lie in (0, 1]")
         self._check(0 < self.feature_fraction <= 1, "feature_fraction must lie in (0, 1]")
         self._check(
@@ -102,5 +112,12 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     @property
     def rules(self) -> NDArray[np.float64]:
         """λ, the least Σh of a side, the least gain; of sorted categories what λ is raised by, what smooths them, and
-        the least Σh of one."""
-        return np.array([self.l2, self.min_child_weight, self.min_gain, 10.0, 10.0, self.min_category_weight])
+        the least Σh of one, in columns of many rows for each and in sparse ones; of these, that of how many rows."""
+        given = self.min_category_weight
+        least = [0.0, 0.0, _LIGHT_ROWS] if given is None else [given, given, 0.0]
+        return np.array([self.l2, self.min_child_weight, self.min_gain, 10.0, 10.0, *least])
+
+    @property
+    def most_categories(self) -> int:
+        """The categories of a string that are told apart at most."""
+        return self.categories or (_MOST_CATEGORIES if self.bins == _FINEST else self.bins)

@@ -51,7 +51,9 @@ class Growth:
     """What bounds a tree."""
 
     depth: int
-    rules: NDArray[np.float64]  # λ, least Σh, least gain, further λ of categories, smoothing, least Σh of one
+    rules: NDArray[
+        np.float64
+    ]  # λ, least Σh, least gain, further λ of categories, smoothing, least Σh of one (options.py)
     leaves: int | None = None  # where trees grow by leaves: so many
     is_bound: bool = False  # some columns have signs
 
@@ -160,7 +162,7 @@ class GrowingTree:
         for block in asked:
             sums = np.stack([self._sums[n][block.block] for n in numbers])
             how = (self.given.unit, self.allowed[block.block], self.growth.rules, self._bounds(numbers))
-            found.append(block.best(sums, *how, sets=sets))
+            found.append(block.best(sums, *how, self._light(numbers), sets=sets))
         gains = np.stack([np.where(splits.found[:, 0] >= 0, splits.gain, -1.0) for splits in found])
         first = np.argmax(gains, axis=0).tolist()  # of equal gains the earliest block's
         return [asked[f].choice(found[f], place) for place, f in enumerate(first)]
@@ -169,6 +171,12 @@ class GrowingTree:
         """What the values of nodes lie within; of none, where nothing is bound."""
         bounds = [self.nodes[n].bound for n in numbers] if self.growth.is_bound else []
         return np.array(bounds, np.float64).reshape(-1, 2)
+
+    def _light(self, numbers: Sequence[int]) -> NDArray[np.float64]:
+        """Σh below which sparse categories are left out of nodes: a fixed one, or that of a few of their rows."""
+        fixed, rows = self.growth.rules[6:].tolist()
+        own = [self.nodes[n] for n in numbers]
+        return np.array([max(fixed, rows * n.h * self.given.unit[1] / max(1, n.stop - n.start)) for n in own])
 
     def undo(self, number: int, *, keeps: bool = False) -> None:
         """A node without what was below it, and without its split unless it `keeps` that."""
@@ -336,6 +344,7 @@ class GrowingTree:
                 key=np.array([-1 if c is None else c.key for c in choices], np.int32),
                 to_left=np.array([c is not None and c.to_left for c in choices], np.bool_),
                 bounds=self._bounds(numbers),
+                light=self._light(numbers),
             ),
             numbers,
         )

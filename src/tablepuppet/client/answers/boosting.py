@@ -28,6 +28,7 @@ from tablepuppet.tables.binning import (
     RawColumn,
     answers,
     codes_of,
+    columns_of,
     own_bins,
     raw_columns,
     rule_of,
@@ -81,12 +82,11 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     train = _raw(own, part.request, part.request.train_rows)
     held = _raw(own, part.request, part.request.test_rows)
     weights = _weights(part, own)
-    bins = request.bins or [own_bins(c, weights, request.algorithm.bins, own.policy.minimum_rows) for c in train]
-    if len(bins) != len(train):
-        raise TransportError(f"bins of {len(bins)} columns were sent, and there are {len(train)}")
-    known = bins if request.bins is None else without_rare(bins, train, weights, own.policy.minimum_rows)
+    bins = request.bins or own_bins(train, weights, request.algorithm, own.policy.minimum_rows)
+    columns = columns_of(bins, train)
+    known = bins if request.bins is None else without_rare(bins, columns, weights, own.policy.minimum_rows)
     codes, held_codes = (
-        np.stack([codes_of(c, b) for c, b in zip(side, known, strict=True)], axis=1)
+        np.stack([codes_of(c, b) for c, b in zip(columns_of(bins, side), known, strict=True)], axis=1)
         if side
         else np.zeros((0, 0), np.uint8)
         for side in (train, held)
@@ -107,7 +107,7 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
         place = (own, request.job, opened.scan, opened.columns)
         table = own.tables.use(request.job, opened.scan).table
         own.owner.splits(table, reads(*place), before, partial(unknowns, *place))
-    empty = [RawColumn(c.feature, c.entry, np.zeros(0) if c.is_number else None) for c in train]
+    empty = [RawColumn(c.feature, c.entry, np.zeros(0) if c.is_number else None) for c in columns]
     part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, limit, before)
     part.state = TreesState()
     if request.peers:

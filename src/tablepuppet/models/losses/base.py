@@ -56,6 +56,7 @@ class Loss(ABC):
     is_in_label_units: ClassVar[bool]  # a score is an estimate of the label itself; by default that of a number is
     label_noise: ClassVar[LabelNoise] = "refused"  # "unbiased labels": the loss is linear in y, but for what has no a
     searches_constant: ClassVar[bool] = False  # training begins at what a subspace search finds, not at best_constant
+    caution: ClassVar[float] = 1.0  # what boosted trees multiply the curvature by
     diverged: ClassVar[float] = inf  # an objective that no model reaches but one that diverges
     epochs: ClassVar[Mapping[str, int]] = {}  # more than for other losses, by what of it an algorithm uses
 

@@ -6,7 +6,7 @@ The curvature eᵃ has no bound; `largest`, the largest label, is what it has wh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import exp, inf
 from typing import ClassVar
 
 import numpy as np
@@ -28,6 +28,7 @@ class Poisson(Loss):
     curvature_needs_labels: ClassVar[bool] = False
     is_in_label_units: ClassVar[bool] = False
     label_noise: ClassVar[LabelNoise] = "unbiased labels"
+    caution: ClassVar[float] = exp(0.7)  # eᵃ grows by so much where a leaf adds 0.7, as LightGBM and XGBoost have it
 
     largest: float = 1.0
     mean_label: float = 1.0

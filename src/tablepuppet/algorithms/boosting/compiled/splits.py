@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.boosting.compiled.bits import Array, Codes, Integers, Sums, exact
-from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, SORTED
+from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, SORTED, SPARSE
 
 __all__ = ["best_splits"]
 
@@ -23,6 +23,7 @@ def best_splits(
     unit: Array,
     rules: Array,
     bounds: Array,
+    light: Array,
     gain: Array,
     found: Sums,
     order: Codes,
@@ -31,15 +32,15 @@ def best_splits(
     left, Σg and Σh of the left side); column −1: none.
 
     `sums[at[k]]` are (Σg, Σh) per bin in fixed point, `unit` their units, `rules` λ, the least Σh of a side, the least
-    gain, what λ is raised by for sorted categories, what smooths their order, and the least Σh of one that is sorted.
-    The first in this order wins a tie: column, missing values right before left, bin. Bin 0 is "missing". Sorted
+    gain, what λ is raised by for sorted categories, what smooths their order, and the least Σh of one that is sorted;
+    of sparse ones it is light[k]. The first in this order wins a tie: column, missing values right before left, bin. Bin 0 is "missing". Sorted
     categories: the left side is order[k, :bin]; one against the rest: `bin` itself is the left side. With `bounds`,
     leaves lie within bounds[k], and those of a column with a sign rise, or fall, with its values.
     """
     free = np.zeros(0)
     for k in range(len(at)):
         bound = bounds[k] if len(bounds) else free
-        gain[k] = _best(sums[at[k]], offsets, kinds, signs, allowed, unit, rules, bound, found[k], order[k])
+        gain[k] = _best(sums[at[k]], offsets, kinds, signs, allowed, unit, rules, bound, light[k], found[k], order[k])
 
 
 @exact
@@ -67,6 +68,7 @@ def _best(
     unit: Array,
     rules: Array,
     bound: Array,
+    light: Any,
     found: Sums,
     order: Codes,
 ) -> Any:
@@ -108,19 +110,20 @@ def _best(
                         best = gain
                         found[0], found[1], found[2], found[3], found[4] = f, b, left, gl, hl
             continue
-        is_sorted = kinds[f] == SORTED
+        is_sorted = kinds[f] == SORTED or kinds[f] == SPARSE
+        least = light if kinds[f] == SPARSE else rules[5]
         ridge = penalty + rules[3] if is_sorted else penalty
         places = np.arange(bins)
         if is_sorted:
             ratio = np.full(bins, np.inf)
             for b in range(bins):
-                if sums[first + b, 1] > 0 and sums[first + b, 1] * unit[1] >= rules[5]:
+                if sums[first + b, 1] > 0 and sums[first + b, 1] * unit[1] >= least:
                     ratio[b] = sums[first + b, 0] * unit[0] / (sums[first + b, 1] * unit[1] + rules[4])
             places = np.argsort(ratio, kind="mergesort")
         gl, hl = np.int64(0), np.int64(0)
         for t in range(1 if kinds[f] == KNOWN_ONE_HOT else 0, bins):
             b = places[t]
-            if sums[first + b, 1] == 0 or (is_sorted and sums[first + b, 1] * unit[1] < rules[5]):
+            if sums[first + b, 1] == 0 or (is_sorted and sums[first + b, 1] * unit[1] < least):
                 if is_sorted:
                     break
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, SORTED
+from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, SETS, SPARSE
 from tablepuppet.algorithms.boosting.plain.bits import Array, Codes, Integers, Sums
 
 __all__ = ["best_splits"]
@@ -21,6 +21,7 @@ def best_splits(
     unit: Array,
     rules: Array,
     bounds: Array,
+    light: Array,
     gain: Array,
     found: Sums,
     order: Codes,
@@ -36,7 +37,8 @@ def best_splits(
             if kinds[f] == NUMBER:
                 _numbers(f, own, total, unit, rules, bounds, int(signs[f]), gain, found)
             else:
-                _categories(f, int(kinds[f]), own, total, unit, rules, bounds, gain, found, order)
+                least = light if kinds[f] == SPARSE else np.full(len(at), rules[5])
+                _categories(f, int(kinds[f]), own, total, unit, rules, bounds, least, gain, found, order)
 
 
 def _value(G: Array, H: Array, bounds: Array) -> Array:
@@ -111,15 +113,16 @@ def _categories(
     unit: Array,
     rules: Array,
     bounds: Array,
+    least: Array,
     gain: Array,
     found: Sums,
     order: Codes,
 ) -> None:
-    is_sorted = kind == SORTED
+    is_sorted = kind in SETS
     is_there = own[..., 1] > 0
     left, places = own, np.zeros((0, 0), np.int64)
     if is_sorted:
-        is_there &= own[..., 1] * unit[1] >= rules[5]
+        is_there &= own[..., 1] * unit[1] >= least[:, None]
         ratio = np.where(is_there, own[..., 0] * unit[0] / (own[..., 1] * unit[1] + rules[4]), np.inf)
         places = np.asarray(np.argsort(ratio, axis=1, kind="stable"), np.int64)
         is_there = np.take_along_axis(is_there, places, axis=1)

@@ -387,3 +387,40 @@ def test_the_server_needs_at_most_24_bytes_for_a_joined_row(monkeypatch: pytest.
     (_, _), (few, small), (many, large) = sizes
     assert many > few + 500_000
     assert (large - small) / (many - few) <= 24
+
+
+def ids(owners: int = 1) -> tp.Federation:
+    """Sales of 700 items; 300 more are sold once or twice."""
+    rng = np.random.default_rng(4)
+    numbers = np.concatenate([rng.integers(0, 700, 42_000), rng.integers(700, 1000, 500)])
+    effect = rng.normal(size=1000)
+    item = [None if n % 97 == 0 else f"item {n}" for n in numbers.tolist()]
+    sales = pa.table({"item": pa.array(item), "x": rng.integers(0, 9, len(numbers)), "y": effect[numbers]})
+    return tp.Federation({"sales": sales if owners == 1 else slices(sales, owners)})
+
+
+def test_categories_beyond_the_bins_are_told_apart_in_further_columns(tmp_path: Path) -> None:
+    query = "SELECT s.item, s.x, s.y FROM sales s"
+    job: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 12, "seed": 1}
+    few = ids().train(query, **job, learning_rate=0.5, categories=255)
+    many = ids().train(query, **job, learning_rate=0.5)
+    assert many.metrics["test"]["rmse"] < 0.5 * few.metrics["test"]["rmse"]
+    shared = ids(owners=3).train(query, **job, learning_rate=0.5, test_fraction=0.0)
+    alone = ids().train(query, **job, learning_rate=0.5, test_fraction=0.0)
+    assert shared.trees == alone.trees
+    many.save(tmp_path / "model")
+    answered = ids().evaluate(tp.load(tmp_path / "model"), query)
+    assert answered["rmse"] < 0.5 * few.metrics["test"]["rmse"]
+
+
+@pytest.mark.parametrize("checks", ["strict", "lazy"])
+def test_categories_that_training_did_not_see_are_measured_as_they_are_predicted(checks: Any) -> None:
+    rng = np.random.default_rng(8)
+    kinds, is_held = rng.integers(0, 60, 900), rng.random(900) < 0.3
+    score = np.sin(kinds * 7.0) + 0.3 * rng.normal(size=900)
+    table = pa.table({"kind": [f"k{k}" for k in kinds], "held": is_held & (kinds % 5 == 0) | (kinds < 6), "y": score})
+    options = tp.Boosting(trees=15, depth=4, checks=checks, every=2)
+    federation, query = tp.Federation({"t": table}), "SELECT t.kind, t.y FROM t"
+    result = federation.train(query, label="y", model="boosted", algorithm=options, test_where="held")
+    measured = federation.evaluate(result.model, "SELECT t.kind, t.y FROM t WHERE t.held")
+    assert measured["rmse"] == pytest.approx(result.metrics["test"]["rmse"], rel=1e-12)

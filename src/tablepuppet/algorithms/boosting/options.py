@@ -21,13 +21,13 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     """Gradient-boosted trees over the join (docs/boosting.md).
 
     `checks="strict"` gives the trees of the exact algorithm on the joined table; "lazy" asks clients about every
-    `every`-th tree only. Categories whose Σh in a node is below `min_category_weight` go right unsorted; by default
-    those of twenty rows, where there are many with few joined rows each. A string has up to `categories` of them (8,000; or `bins`, if
-    fewer than 255 are given). `leaves` grows each tree where it gains most, to so many leaves; `depth` bounds it too
-    (6, or 15 beside `leaves`). `monotone` names features in which scores never fall (1) or never rise (−1). `forest`
-    grows every tree on the first derivatives and takes the mean of them all. `max_splits` caps the distinct splits that
-    one table's owner tells the server of; later trees use those that are known. `bits` is the precision of derivatives;
-    below 16 they are rounded at random, right on average.
+    `every`-th tree only. A string has up to `categories` (8,000; or `bins`, if fewer than 255 are given). Those whose
+    Σh in a node is below `min_category_weight` go right unsorted; by default those of twenty rows (forty where labels
+    are classes) in columns of many categories with few joined rows each. `leaves` grows each tree where it gains most,
+    to so many leaves; `depth` bounds it too (6, or 15 beside `leaves`). `monotone` names features in which scores never
+    fall (1) or never rise (−1). `forest` grows every tree on the first derivatives and takes the mean of them all.
+    `max_splits` caps the distinct splits that one table's owner tells the server of; later trees use those that are
+    known. `bits` is the precision of derivatives; below 16 they are rounded at random, right on average.
     """
 
     name: ClassVar[str] = "boosting"

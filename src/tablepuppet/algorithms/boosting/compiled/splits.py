@@ -33,9 +33,10 @@ def best_splits(
 
     `sums[at[k]]` are (Σg, Σh) per bin in fixed point, `unit` their units, `rules` λ, the least Σh of a side, the least
     gain, what λ is raised by for sorted categories, what smooths their order, and the least Σh of one that is sorted;
-    of sparse ones it is light[k]. The first in this order wins a tie: column, missing values right before left, bin. Bin 0 is "missing". Sorted
-    categories: the left side is order[k, :bin]; one against the rest: `bin` itself is the left side. With `bounds`,
-    leaves lie within bounds[k], and those of a column with a sign rise, or fall, with its values.
+    of sparse ones that is light[k]. The first in this order wins a tie: column, missing values right before left, bin.
+    Bin 0 is "missing". Sorted categories: the left side is order[k, :bin]; one against the rest: `bin` itself is the
+    left side. With `bounds`, leaves lie within bounds[k], and those of a column with a sign rise, or fall, with its
+    values.
     """
     free = np.zeros(0)
     for k in range(len(at)):

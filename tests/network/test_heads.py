@@ -70,6 +70,13 @@ def test_heads_over_processes_are_the_heads_of_one_process(
     assert apart.traffic.rounds == here.traffic.rounds
 
 
+def test_a_probe_over_processes_finds_what_it_finds_in_one(parties: Parties, local: tp.Federation) -> None:
+    given: dict[str, Any] = {"label": "stars", "head": "factor", "negatives": 3, "probe": True}
+    apart, here = (federation.explain(QUERY, **given).gains for federation in (parties.connect(), local))
+    assert len(apart) == 4
+    assert apart == here
+
+
 def test_a_user_of_the_network_is_recommended_what_one_process_recommends(
     parties: Parties, local: tp.Federation, tmp_path: Path
 ) -> None:

@@ -26,7 +26,9 @@ from tablepuppet.transport.link import Link
 
 _CLASSES = 100  # distinct numbers that may be classes; more are a quantity
 _FEW_CLASSES = 20  # that may have one row each
-_ONE_CLASS = "has only one class, so that there is nothing to learn; choose another label, or another WHERE"
+_ONE_CLASS = (
+    "has only one class, so that there is nothing to learn or to measure; choose another label, or another WHERE"
+)
 Task = Literal["number", "binary", "classes", "any", "seen"]  # what a loss needs; any: whatever it is; seen: any number
 
 

@@ -36,7 +36,8 @@ def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insig
             )
     server.append(
         f"for every distinct split that a tree uses{most}: which rows of its table go right, one bit each, test rows "
-        "included; after many trees these bits are practically the binned table"
+        "included (of strings with many rare categories, at once which rows have the same one); after many trees these "
+        "bits are practically the binned table"
     )
     server.append("how much the loss falls by the best splits of each table")
     found = [Insight("server", tuple(server))]

@@ -180,7 +180,7 @@ class Central:
                     tried, l2 = [[c] for c in present.tolist()], options.l2
                 else:
                     fixed = options.min_category_weight
-                    light = (20.0 if self.loss.task == "number" else 40.0) * total_h * uh / max(1, len(rows))
+                    light = (10.0 if self.loss.task == "number" else 40.0) * total_h * uh / max(1, len(rows))
                     least = fixed if fixed is not None else light if column.is_sparse else 0.0
                     present = present[sums[1, present] * uh >= least]
                     ratio = sums[0, present] * ug / (sums[1, present] * uh + 10.0)

@@ -14,7 +14,7 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 _DEEPEST = 15
 _FINEST = 255  # bins
 _MOST_CATEGORIES = 8_000
-_LIGHT_ROWS = 20.0  # of a node, that a category among many must be worth; twice as many where labels are classes
+_LIGHT_ROWS = 10.0  # of a node, that a category among many must be worth; four times that where labels are classes
 
 
 class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
@@ -22,7 +22,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
 
     `checks="strict"` gives the trees of the exact algorithm on the joined table; "lazy" asks clients about every
     `every`-th tree only. A string has up to `categories` (8,000; or `bins`, if fewer than 255 are given). Those whose
-    Σh in a node is below `min_category_weight` go right unsorted; by default those of twenty rows (forty where labels
+    Σh in a node is below `min_category_weight` go right unsorted; by default those of ten rows (forty where labels
     are classes) in columns of many categories with few joined rows each. `leaves` grows each tree where it gains most,
     to so many leaves; `depth` bounds it too (6, or 15 beside `leaves`). `monotone` names features in which scores never
     fall (1) or never rise (−1). `forest` grows every tree on the first derivatives and takes the mean of them all.

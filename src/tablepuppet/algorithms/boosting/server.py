@@ -70,7 +70,7 @@ class BoostingServer:
         self._spare: RowNumbers = np.empty(count, np.int32 if count < 2**31 else np.int64)
         options, is_bound = self.options, any(sign for block in self.blocks for sign in block.signs)
         rules = options.rules
-        rules[7] *= 1 if self.loss.task == "number" else 2  # rows of a class say less than those of a number
+        rules[7] *= 1 if self.loss.task == "number" else 4  # rows of a class say less than those of a number
         self._growth = Growth(options.levels, rules, options.leaves, is_bound)
         self._first: list[Derivatives] = []  # of a forest, whose trees all have the same
 

@@ -247,6 +247,9 @@ def _update(own: ClientState, request: Any) -> None:
         _row_numbers(request.next_rows, "next_rows", part.train.rows, least=0)
     if getattr(request, "signal", None) is not None and hasattr(request, "count"):
         _within(request.count, "count", 1, _MOST_ROWS)
+    if hasattr(request, "ridge"):
+        is_one_each = len(request.ridge) == outputs and all(math.isfinite(r) and r >= 0 for r in request.ridge)
+        require(is_one_each, "ridge", f"is not {outputs} numbers from 0 up")
     if hasattr(request, "union_rho"):
         require(request.union_rho > 0 or part.setup.clients == 1, "union_rho", "is not positive")
     if getattr(request, "coefficients", None) is not None:

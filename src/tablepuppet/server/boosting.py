@@ -133,7 +133,9 @@ class TreeRounds:
                 sketches = [cast(FeatureSketches, answers[p.number][0]).columns for p in block]
                 if len({len(s) for s in sketches}) > 1:
                     raise TransportError(f"{clients_of(block)} hold vectors of different lengths; make them equal")
-                bins[number] = merged_bins(list(zip(*sketches, strict=True)), self.options)
+                bins[number] = merged_bins(
+                    list(zip(*sketches, strict=True)), self.options.bins, self.options.most_categories
+                )
         return bins
 
     def _book(self, number: int, bins: Sequence[Bins], started: Sequence[TreesStarted]) -> KeyBook:

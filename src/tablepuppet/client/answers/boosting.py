@@ -82,7 +82,8 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     train = _raw(own, part.request, part.request.train_rows)
     held = _raw(own, part.request, part.request.test_rows)
     weights = _weights(part, own)
-    bins = request.bins or own_bins(train, weights, request.algorithm, own.policy.minimum_rows)
+    options = request.algorithm
+    bins = request.bins or own_bins(train, weights, options.bins, options.most_categories, own.policy.minimum_rows)
     columns = columns_of(bins, train)
     known = bins if request.bins is None else without_rare(bins, columns, weights, own.policy.minimum_rows)
     codes, held_codes = (

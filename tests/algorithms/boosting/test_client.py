@@ -89,6 +89,7 @@ def test_a_client_walks_by_its_own_splits_and_by_bits_where_others_split() -> No
         Check(np.array([True]), [Union(7, 1, np.zeros((1, 1), np.uint8))], [_outline()]),
         Check(np.array([True]), [], [_outline(left=np.array([0], np.int32))]),
         Check(np.array([True]), [], [_outline(left=np.array([5], np.int32))]),
+        Check(np.array([True]), [], [_outline(left=np.array([2**31 - 1], np.int32))]),
         Check(np.array([True]), [], [_outline(left=np.zeros(0, np.int32))]),
         Check(np.array([True]), [], [_outline(gain=np.zeros(3))]),
         Check(np.array([True]), [], [_outline(block=np.array([0], np.int32), key=np.array([4], np.int32))]),

@@ -22,7 +22,7 @@ from tests.algorithms.boosting.joins import (
 )
 
 from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.exchange import SORTED, Complete, NewKey
+from tablepuppet.algorithms.boosting.exchange import NUMBER, SORTED, Complete, NewKey
 from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import allowed_columns, sampled_rows
@@ -75,13 +75,22 @@ def test_trees_are_the_same_where_clients_have_nothing_more_to_tell(seed: int) -
 
 
 def test_an_order_of_categories_that_no_split_tells_is_refused() -> None:
-    known = KnownBlock(0, np.array([SORTED], np.uint8), rows=6, held=0)
+    known = KnownBlock(0, np.array([SORTED, NUMBER], np.uint8), rows=6, held=0)
     known.learn(
         [NewKey(0, False, np.packbits([0, 0, 1, 1, 1, 1, 1])), NewKey(0, False, np.packbits([0, 1, 0, 1, 1, 1, 1]))]
     )
     right = np.packbits(np.array([[1, 1], [0, 1], [1, 0], [0, 0]]), axis=1)
-    with pytest.raises(TransportError, match=r"its client tells an order .*: Complete\.order"):
-        known.close([Complete(0, right[[0, 1, 1, 3]])])
+    for wrong, says in (
+        (right[[0, 1, 1, 3]], "one twice"),
+        (np.concatenate([right, right], axis=1), "do not have"),
+        (right[:3], "leaves out"),
+        (right[:0], "leaves out"),
+    ):
+        with pytest.raises(TransportError, match=rf"its client tells an order .*: Complete\.order .*{says}"):
+            known.close([Complete(0, wrong)])
+    with pytest.raises(TransportError, match=r"Complete\.order is of a column that has none"):
+        known.close([Complete(1, right)])
+    assert not known.is_complete(np.ones(2, np.bool_))
     known.close([Complete(0, right)])
     assert known.codes[:, 0].tolist() == [3, 1, 2, 0, 0, 0, 0]
 

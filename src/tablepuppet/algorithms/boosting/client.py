@@ -108,5 +108,5 @@ def _check_outline(outline: Outline, cells: int) -> None:
         raise TransportError("the outline of a tree does not follow the protocol")
     inner = np.flatnonzero(outline.left >= 0)
     children = outline.left[inner]
-    if len(inner) and ((children <= inner).any() or (children + 1 >= nodes).any()):
+    if len(inner) and ((children <= inner).any() or (children >= nodes - 1).any()):
         raise TransportError("the outline of a tree does not follow the protocol")

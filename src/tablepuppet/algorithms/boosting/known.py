@@ -114,9 +114,12 @@ class KnownBlock:
     def close(self, complete: Sequence[Complete]) -> None:
         """Takes in that columns are complete: their categories are searched in their client's order from now on."""
         for one in complete:
+            column = self.columns.get(one.column)
+            if column is not None and column.kind != NUMBER:
+                self._order(column, one.order)
+            elif one.order.size:
+                raise self._no_order("is of a column that has none")
             self.complete.add(one.column)
-            if self.kinds[one.column] != NUMBER and one.column in self.columns:
-                self._order(self.columns[one.column], one.order)
 
     def _order(self, column: _Column, order: NDArray[np.uint8]) -> None:
         told = column.borders if column.kind == ONE_HOT else column.told
@@ -124,9 +127,10 @@ class KnownBlock:
         atoms = {row.tobytes(): atom for atom, row in enumerate(marks)}
         found = [atoms.get(row.tobytes(), -1) for row in order]
         if -1 in found or len(set(found)) < len(found):
-            raise TransportError(
-                f"{self.owner} tells an order of categories that its splits do not have: Complete.order"
-            )
+            raise self._no_order("holds categories that its splits do not have, or one twice")
+        occurs = np.flatnonzero(np.bincount(self.codes[: self.rows, column.place]))
+        if not set(found).issuperset(occurs.tolist()):
+            raise self._no_order("leaves out categories that its splits have")
         first = [0] if column.kind == ONE_HOT else []  # all others
         places = [*first, *(atom for atom in found if atom not in first)]
         places += sorted(set(range(256)) - set(places))
@@ -139,6 +143,9 @@ class KnownBlock:
             column.borders = [column.borders[atom - 1] for atom in places[1 : column.bins]]
         else:
             self._name_sets(column)
+
+    def _no_order(self, why: str) -> TransportError:
+        return TransportError(f"{self.owner} tells an order of categories that cannot be: Complete.order {why}")
 
     def is_complete(self, allowed: NDArray[np.bool_]) -> bool:
         """Whether its client can have nothing against a split that was searched among these columns here."""

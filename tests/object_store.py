@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import ssl
 import threading
+from collections.abc import Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,9 +14,23 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 
-def web_address(folder: Path) -> str:
-    """The URL of a folder's files; the server ends with the process."""
-    return f"http://127.0.0.1:{_served(partial(_Quiet, directory=str(folder)))}"
+def web_address(
+    folder: Path,
+    *,
+    password: str = "",
+    methods: Sequence[str] = ("GET", "HEAD"),
+    lost: int = 0,
+    certificate: Path | None = None,
+) -> str:
+    """The URL of a folder's files; the server ends with the process.
+
+    `password`: `user:password` that it wants; `methods`: those that it answers; `lost`: so many bytes at the end of a
+    file never come; `certificate`: with its key beside it, for HTTPS.
+    """
+    wanted = f"Basic {base64.b64encode(password.encode()).decode()}" if password else None
+    handler = type("Handler", (_Web,), {"wanted": wanted, "methods": methods, "lost": lost})
+    scheme = "http" if certificate is None else "https"
+    return f"{scheme}://127.0.0.1:{_served(partial(handler, directory=str(folder)), certificate)}"
 
 
 def s3_address(folder: Path) -> str:
@@ -22,15 +39,41 @@ def s3_address(folder: Path) -> str:
     return f"s3://ann:secret@{{}}?scheme=http&region=us-east-1&endpoint_override=127.0.0.1%3A{port}"
 
 
-def _served(handler: Any) -> int:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def _served(handler: Any, certificate: Path | None = None) -> int:
+    server = _Server(("127.0.0.1", 0), handler)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server.server_port
 
 
-class _Quiet(SimpleHTTPRequestHandler):
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        """A client that does not trust the certificate goes away; there is nothing to print."""
+
+
+class _Web(SimpleHTTPRequestHandler):
+    wanted: str | None = None
+    methods: Sequence[str] = ()
+    lost = 0
+
     def log_message(self, *_: Any) -> None:
         pass
+
+    def send_head(self) -> Any:
+        if self.command not in self.methods:
+            self.send_error(405)
+        elif self.wanted is not None and self.headers.get("Authorization") != self.wanted:
+            self.send_error(401)
+        else:
+            return super().send_head()
+        return None
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        content = source.read()
+        outputfile.write(content[: len(content) - self.lost])
 
 
 class _S3(BaseHTTPRequestHandler):

@@ -13,6 +13,7 @@ from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
 
 import tablepuppet as tp
+from tablepuppet.models.metrics import Spread
 from tablepuppet.report import read_record, record_of, to_json
 
 EXACT = 1e-9
@@ -26,6 +27,8 @@ def orders() -> pd.DataFrame:
     frame["late"] = (score > 0.5).astype(int)
     frame["grade"] = np.array(["a", "b", "c", "d"])[np.digitize(score, [-1.5, -0.3, 1.0])]
     frame["price"] = score + 7.0
+    frame["moment"] = score + 1.7e9  # seconds since 1970
+    frame["seldom"] = (rng.random(900) < 0.02).astype(int)
     frame["visits"] = rng.poisson(np.exp(score / 2))
     return frame
 
@@ -96,7 +99,9 @@ def test_metrics_of_several_classes_are_scikit_learns(federation: tp.Federation,
         result.threshold()
 
 
-@pytest.mark.parametrize(("label", "model"), [("price", "linear"), ("price", "quantile"), ("visits", "poisson")])
+@pytest.mark.parametrize(
+    ("label", "model"), [("price", "linear"), ("moment", "linear"), ("price", "quantile"), ("visits", "poisson")]
+)
 def test_metrics_of_numbers_are_scikit_learns(
     federation: tp.Federation, orders: pd.DataFrame, label: str, model: str
 ) -> None:
@@ -142,6 +147,31 @@ def test_a_threshold_is_the_best_there_is_and_predictions_follow_it(
         curves.threshold(precision=1.1)
     with pytest.raises(tp.TablePuppetError, match="from 0 to 1"):
         federation.predict(result, threshold=7.0)
+
+
+def test_a_threshold_of_1_says_that_no_row_is_worth_it(federation: tp.Federation, orders: pd.DataFrame) -> None:
+    result, found = trained(federation, orders, "seldom")
+    y, p = orders["seldom"].to_numpy(), found["probability"].to_numpy()
+    assert sk.accuracy_score(y, p >= result.threshold("accuracy")) == max(
+        sk.accuracy_score(y, p >= t) for t in [*np.unique(p), 1.0]
+    )
+    assert result.threshold(costs=(50.0, 1.0)) == 1.0
+    matrix = result.curves["train"].confusion_matrix(1.0).to_numpy()
+    np.testing.assert_array_equal(matrix, sk.confusion_matrix(y, np.zeros(900, int)))
+    for wrong, message in (
+        ({"recall": 2.0}, "no threshold reaches recall"),
+        ({"costs": (1.0, -1.0)}, "costs are two numbers"),
+        ({"recall": 0.5, "precision": 0.5}, "give one of"),
+    ):
+        with pytest.raises(tp.TablePuppetError, match=message):
+            result.threshold(**wrong)
+
+
+def test_spreads_add_up_however_rows_are_cut() -> None:
+    labels = np.random.default_rng(0).normal(1e9, 1.0, 1000)
+    parts = [Spread.of(part) for part in np.split(labels, [3, 3, 4, 700])]
+    found = sum(parts, Spread.of(labels[:0]))
+    assert found.squares == pytest.approx(np.var(labels - 1e9) * 1000, rel=1e-12)
 
 
 def test_a_threshold_is_chosen_on_validation_rows_where_there_are_any(federation: tp.Federation) -> None:

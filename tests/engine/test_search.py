@@ -181,7 +181,7 @@ def test_groups_stay_in_one_fold_and_rows_are_shared_evenly() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"folds": 1}, "folds must be a whole number from 2 up"),
+        ({"folds": 1}, "folds must be a whole number from 2 to"),
         ({"group": "day", "time": "day"}, "by group or by time"),
         ({"model": "boosted", "group": "day"}, "held out by chance"),
         ({"patience": 2, "validation_fraction": 0.2}, "takes no patience"),
@@ -197,6 +197,34 @@ def test_what_cannot_be_searched_is_refused(federation: tp.Federation, given: di
 def test_a_setting_that_changes_the_rows_is_refused(federation: tp.Federation) -> None:
     with pytest.raises(tp.TablePuppetError, match="standardize changes more than that"):
         tp.search(federation, QUERY.format(label="price"), {"standardize": [True, False]}, label="price")
+
+
+def test_penalties_with_and_without_kinks_are_compared_by_one_algorithm(federation: tp.Federation) -> None:
+    query = QUERY.format(label="price")
+    given: dict[str, Any] = {"label": "price", "folds": 2}
+    found = tp.search(federation, query, {"l1": [0, 0.3], "l2": [1e-3]}, **given).table.set_index("l1")
+    plain = tp.cross_validate(federation, query, l2=1e-3, **given).table
+    assert found.loc[0, "loss"] == pytest.approx(plain.loc[0, "loss"], rel=1e-6)
+    assert found.loc[0.3, "loss"] > found.loc[0, "loss"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "given", "message"),
+    [
+        ("l2", {}, "values by option"),
+        (["l2"], {}, "values by option"),
+        ({"l2": []}, {}, "l2 has none"),
+        ({"l2": 0.1}, {"samples": 2}, "l2 has none"),
+        ({"l2": [0.1]}, {"samples": 0}, "samples must be"),
+        ({"l2": [0.1]}, {"folds": 2.5}, "folds must be"),
+        ({"algorithm": ["newton", "admm"]}, {}, "run one search for each"),
+    ],
+)
+def test_a_grid_that_says_nothing_is_refused(
+    federation: tp.Federation, grid: Any, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(tp.TablePuppetError, match=message):
+        tp.search(federation, QUERY.format(label="price"), grid, label="price", **given)
 
 
 def test_settings_are_drawn_from_lists_and_distributions() -> None:

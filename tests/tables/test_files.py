@@ -13,6 +13,7 @@ from tests.object_store import s3_address, web_address
 
 from tablepuppet.errors import SourceError
 from tablepuppet.tables.source import Source, open_source, source
+from tablepuppet.transport.certs import create_authority, issue
 
 
 def refused(value: object) -> str:
@@ -159,6 +160,45 @@ def test_a_file_that_lies_elsewhere_is_fetched_again_when_it_changes(tmp_path: P
     file.unlink()
     with pytest.raises(SourceError, match="table items"):
         opened.describe()
+    opened.close()
+
+
+def test_partitions_of_a_folder_in_a_store_are_columns(tmp_path: Path) -> None:
+    for year in (2023, 2024):
+        (tmp_path / "bucket" / "items" / f"year={year}").mkdir(parents=True)
+        pq.write_table(pa.table({"a": [year]}), tmp_path / "bucket" / "items" / f"year={year}" / "0.parquet")
+    opened = open_source(s3_address(tmp_path).format("bucket/items"), "items")
+    assert opened.read(["a", "year"], "year >= 2023").to_pydict() == {"c0": [2023, 2024], "c1": [2023, 2024]}
+    opened.close()
+
+
+def test_a_web_server_may_want_a_password_and_may_not_know_head(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("a\n1\n", encoding="utf-8")
+    address = web_address(tmp_path, password="ann:it's", methods=("GET",))
+    opened = open_source(address.replace("://", "://ann:it%27s@") + "/items.csv?page=1", "items")
+    assert opened.read(["a"], None)["c0"].to_pylist() == [1]
+    opened.close()
+    assert "the server answers 401" in refused(f"{address}/items.csv")
+
+
+def test_a_file_that_is_cut_short_on_its_way_is_no_table(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("a\n1\n2\n3\n", encoding="utf-8")
+    assert "cannot be fetched" in refused(f"{web_address(tmp_path, lost=4)}/items.csv")
+
+
+def test_a_certificate_that_nobody_vouches_for_names_where_to_say_who_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "items.csv").write_text("a\n1\n", encoding="utf-8")
+    create_authority(tmp_path / "certs")
+    certificate = issue(tmp_path / "certs", "server", "server", hosts=["127.0.0.1"])
+    address = web_address(tmp_path, certificate=certificate)
+    message = refused(f"{address}/items.csv")
+    assert "its certificate is not trusted" in message
+    assert "SSL_CERT_FILE" in message
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "certs" / "ca.pem"))
+    opened = open_source(f"{address}/items.csv", "items")
+    assert opened.read(["a"], None)["c0"].to_pylist() == [1]
     opened.close()
 
 

@@ -248,10 +248,14 @@ class Federation:
         tried = [dict(setting) for setting in settings or [{}]]
         with self._known(model) as known:
             shared = {"test_fraction": 0.0, **options, **known.given}
-            made = [
-                make_job(query, label=label, model=known.model, algorithm=algorithm, given=shared | setting)
-                for setting in tried
-            ]
+
+            def jobs(by: Any) -> list[Job]:
+                given = {"label": label, "model": known.model, "algorithm": by}
+                return [make_job(query, **given, given=shared | setting) for setting in tried]
+
+            made = jobs(algorithm)
+            if algorithm is None and len({job.algorithm for job in made}) > 1:  # that of kinks trains without them too
+                made = jobs(next((job.algorithm for job in made if job.l1 or job.signs), None))
             with showing("searching", progress) as bar:
                 on_round = bar.beside(None)
                 if all(job.spec.is_boosted for job in made):

@@ -54,6 +54,11 @@ def search(
     and `time`: how folds are drawn, as for `cross_validate`.
     """
     settings = drawn_settings(grid, samples, seed)
+    fixed = sorted({"query", "label", "model", "algorithm"} & {name for setting in settings for name in setting})
+    if fixed:
+        raise JobError(
+            f"a search compares settings of one model, and {fixed[0]} makes another; run one search for each"
+        )
     return federation.search(query, label=label, settings=settings, folds=folds, seed=seed, **options)
 
 
@@ -110,15 +115,22 @@ def drawn_settings(
     >>> drawn_settings({"l2": [0.1, 0.2], "l1": [0]}, None, 0)
     [{'l2': 0.1, 'l1': 0}, {'l2': 0.2, 'l1': 0}]
     """
+    listed = [grid] if isinstance(grid, Mapping) else grid
+    if isinstance(grid, str) or not all(isinstance(setting, Mapping) for setting in listed):
+        raise JobError('the grid gives values by option, {"l2": [0.01, 0.1]}, or lists settings, [{"l2": 0.01}, …]')
+    if samples is not None and samples < 1:
+        raise JobError("samples must be a whole number from 1 up")
     if not isinstance(grid, Mapping):
         return [dict(setting) for setting in grid]
+    for name, values in grid.items():
+        if samples is not None and hasattr(values, "rvs"):
+            continue
+        if isinstance(values, str | Mapping) or not isinstance(values, Sequence | np.ndarray) or not len(values):
+            hint = "; samples=20 draws from it" if hasattr(values, "rvs") else ""
+            raise JobError(f"the grid gives a list of values for each option, and {name} has none{hint}")
     if samples is not None:
         rng = np.random.default_rng(seed)
         return [{name: _drawn(values, rng) for name, values in grid.items()} for _ in range(samples)]
-    for name, values in grid.items():
-        if isinstance(values, str | Mapping) or not isinstance(values, Sequence | np.ndarray):
-            hint = "; samples=20 draws from it" if hasattr(values, "rvs") else ""
-            raise JobError(f"the grid gives a list of values for each option, and {name} has none{hint}")
     combined = itertools.product(*grid.values())
     return [dict(zip(grid, map(_plain, values), strict=True)) for values in combined]
 

@@ -74,8 +74,8 @@ def search(
 def read_grid(given: Sequence[str]) -> dict[str, list[Any]]:
     """NAME=V,V as the values of each name, written as in a job file; a word need not be quoted.
 
-    >>> read_grid(["l2=0.1,1", "algorithm=newton,admm"])
-    {'l2': [0.1, 1], 'algorithm': ['newton', 'admm']}
+    >>> read_grid(["l2=0.1,1", "activation=relu,tanh"])
+    {'l2': [0.1, 1], 'activation': ['relu', 'tanh']}
     """
     grid: dict[str, list[Any]] = {}
     for text in given:

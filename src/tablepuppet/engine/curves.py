@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 BINS = 100  # of probabilities, which coarser bins are made of
 GOALS = ("f1", "accuracy", "youden")
+_NONE = (1.0, 0.0, 0.0)  # the point of a curve at which no row is predicted to be of the second class
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,27 +95,37 @@ class Curves:
 
         `best`: the highest "f1", "accuracy" or "youden" (recall of both classes). `precision`: at least so much, with
         the highest recall; `recall`: at least so much, with the highest precision; `costs`: of a wrong positive and of
-        a wrong negative, the lowest sum.
+        a wrong negative, the lowest sum. Where it is best to predict no row to be of the second class, it is 1.
         """
-        thresholds, true, predicted = self._points()
+        if (precision is not None) + (recall is not None) + (costs is not None) > 1:
+            raise JobError("give one of precision=, recall= and costs=(…, …)")
+        thresholds, true, predicted = (
+            np.append(points, end) for points, end in zip(self._points(), _NONE, strict=True)
+        )
         positives, rows = float(self.confusion[1].sum()), float(self.confusion.sum())
+        precise, found = true / np.maximum(predicted, 1.0), true / max(1.0, positives)
         wrong, missed = predicted - true, positives - true
         if costs is not None:
+            if len(costs) != 2 or not all(0.0 <= cost < math.inf for cost in costs):
+                raise JobError("costs are two numbers from 0 up: of a wrong positive and of a wrong negative")
             gain = -(costs[0] * wrong + costs[1] * missed)
         elif precision is not None:
-            gain = np.where(true / predicted >= precision, true, -np.inf)
+            gain = np.where((precise >= precision) & (predicted > 0), true, -np.inf)
         elif recall is not None:
-            gain = np.where(true >= recall * positives, true / predicted, -np.inf)
+            gain = np.where(found >= recall, precise, -np.inf)
         elif best in GOALS:
             gain = {
                 "f1": 2.0 * true / (predicted + positives),
                 "accuracy": -(wrong + missed),
-                "youden": true / max(1.0, positives) - wrong / max(1.0, rows - positives),
+                "youden": found - wrong / max(1.0, rows - positives),
             }[best]
         else:
             raise JobError(f"best must be one of {', '.join(GOALS)}, or give precision=, recall= or costs=(…, …)")
         if not np.isfinite(gain).any():
-            raise JobError(f"no threshold reaches precision {precision}; the highest is {(true / predicted).max():.3f}")
+            name, wanted, best_found = (
+                ("recall", recall, found) if precision is None else ("precision", precision, precise)
+            )
+            raise JobError(f"no threshold reaches {name} {wanted}; the highest is {best_found.max():.3f}")
         return float(thresholds[int(np.argmax(gain))])
 
     def _points(self) -> tuple[Array, Array, Array]:

@@ -159,8 +159,8 @@ def check_apart(jobs: Sequence[Job], folds: Folds) -> None:
     """Models that are trained apart hold rows out by chance, and by nothing else."""
     if folds.by != "row":
         raise JobError("boosted trees are searched with rows held out by chance; leave group and time out")
-    if not 2 <= folds.count <= 1000:
-        raise JobError("folds must be a whole number from 2 up")
+    if not isinstance(folds.count, int) or not 2 <= folds.count <= 1000:
+        raise JobError("folds must be a whole number from 2 to 1,000")
     if any(job.test_fraction or job.test_where is not None for job in jobs):
         raise JobError("a search of boosted trees holds rows out by itself; leave test_fraction and test_where out")
 

@@ -277,8 +277,8 @@ def check_search(job: Job) -> None:
         return
     if not search.jobs or len(search.jobs) != len(search.settings):
         raise JobError("a search needs at least one setting")
-    if not 2 <= search.folds.count <= 1000:
-        raise JobError("folds must be a whole number from 2 up")
+    if not isinstance(search.folds.count, int) or not 2 <= search.folds.count <= 1000:
+        raise JobError("folds must be a whole number from 2 to 1,000")
     if search.folds.by != "row" and search.folds.column is None:
         raise JobError(f"folds by {search.folds.by} need the column")
     for other in search.jobs:

@@ -8,7 +8,7 @@ estimates of what the true labels would, where there is one without bias; otherw
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache
 from typing import Any
@@ -47,6 +47,39 @@ class Metric:
     is_headline: bool = True  # shown in one line, and charted epoch by epoch
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Sums of label − origin and of its square, with the labels' own mean as the origin: squares of labels that lie far
+    from 0 would drown what they differ by. Those of more rows are added."""
+
+    rows: int
+    origin: float
+    total: float
+    squared: float
+
+    @classmethod
+    def of(cls, labels: Array) -> Spread:
+        origin = float(labels.mean()) if len(labels) else 0.0
+        apart = labels - origin
+        return cls(len(labels), origin, float(apart.sum()), float(apart @ apart))
+
+    @property
+    def squares(self) -> float:
+        """Σ (label − mean)²."""
+        return self.squared - self.total * self.total / max(1, self.rows)
+
+    def __add__(self, other: Spread) -> Spread:
+        if not self.rows:
+            return other
+        apart = other.origin - self.origin
+        total = self.total + other.total + apart * other.rows
+        squared = self.squared + other.squared + apart * (2.0 * other.total + apart * other.rows)
+        return Spread(self.rows + other.rows, self.origin, total, squared)
+
+    def __radd__(self, start: int) -> Spread:
+        return self  # sum() begins with 0
+
+
 # -- sums of a shard ---------------------------------------------------------------------------
 
 
@@ -58,13 +91,12 @@ def no_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None) ->
 def error_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None) -> Sums:
     """Of predicted numbers beside labels."""
     error = loss.predict(scores) - labels
-    squares = labels * labels
-    extra = 0.0 if channel is None else float((channel.unbiased_square(labels) - squares).sum())
+    extra = 0.0 if channel is None else float((channel.unbiased_square(labels) - labels * labels).sum())
+    spread = Spread.of(labels)
     return {
         "squared": float(error @ error) + extra,
         "absolute": float(np.abs(error).sum()),
-        "label": float(labels.sum()),
-        "label_squared": float(squares.sum()) + extra,
+        "spread": spread if channel is None else replace(spread, squared=spread.squared + extra),
     }
 
 
@@ -112,8 +144,10 @@ def _mae(sums: Sums, channel: Channel | None) -> float | None:
 
 
 def _r2(sums: Sums, channel: Channel | None) -> float:
-    spread = sums["label_squared"] - sums["label"] ** 2 / sums["rows"]
-    return 1.0 - sums["squared"] / spread if spread > 0 else 0.0
+    spread = sums["spread"].squares
+    if spread > 0:
+        return float(1.0 - sums["squared"] / spread)
+    return float(sums["squared"] == 0.0)  # of labels that are all the same: whether all are met
 
 
 def _accuracy(sums: Sums, channel: Channel | None) -> float:

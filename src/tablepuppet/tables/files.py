@@ -11,17 +11,21 @@ role), or placeholders in the URL (databases.py); none is ever printed.
 
 from __future__ import annotations
 
+import base64
 import glob
 import hashlib
 import shutil
+import ssl
 import tempfile
 import urllib.error
 import urllib.request
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Final
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import pyarrow as pa
 import pyarrow.fs
@@ -137,6 +141,7 @@ def _read_ipc(file: str, name: str) -> pa.Table:
 WEB: Final = ("http", "https")
 STORES: Final = ("abfs", "gcs", "gs", "hdfs", "s3")
 _SECONDS = 60  # without an answer
+_ONLY_GET = (403, 405, 501)  # answers to HEAD of servers that may answer GET
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +151,7 @@ class _File:
     name: str
     version: str
     fetch: Callable[[Path], None]
+    partitions: tuple[str, ...] = ()  # folders that are columns, as in year=2024
 
 
 def open_remote(url: str, shown: str, name: str) -> Source:
@@ -156,10 +162,11 @@ def open_remote(url: str, shown: str, name: str) -> Source:
     def find() -> list[str]:
         try:
             return [_copied(file, folder) for file in sorted(listed(url), key=lambda file: file.name)]
-        except (OSError, pa.ArrowException) as error:
-            why = (
-                f"{redacted(shown)} cannot be fetched ({_reason(error)}); check the address, the rights and the network"
-            )
+        except (OSError, HTTPException, pa.ArrowException) as error:
+            where, what = redacted(shown), "check the address, the rights and the network"
+            if _is_untrusted(error):
+                what = "name the file of the authority that signed it in SSL_CERT_FILE"
+            why = f"{where} cannot be fetched ({_reason(error)}); {what}"
             raise SourceError(f"table {name}: {why}") from None
 
     try:
@@ -184,7 +191,7 @@ class RemoteSource(FileSource):
 def _copied(file: _File, folder: Path) -> str:
     """The copy of a file, fetched unless it is there already."""
     place = hashlib.sha256(f"{file.name}\0{file.version}".encode()).hexdigest()
-    target = folder / place / PurePosixPath(file.name).name
+    target = folder.joinpath(place, *file.partitions, PurePosixPath(file.name).name)
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f".{target.name}")
@@ -194,14 +201,36 @@ def _copied(file: _File, folder: Path) -> str:
 
 
 def _web_file(url: str) -> list[_File]:
-    with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_SECONDS) as answer:
-        told = [answer.headers.get(name, "") for name in ("ETag", "Last-Modified", "Content-Length")]
+    try:
+        with _asked(url, "HEAD") as answer:
+            headers = answer.headers
+    except urllib.error.HTTPError as error:
+        if error.code not in _ONLY_GET:
+            raise
+        error.close()
+        with _asked(url, "GET") as answer:  # a signed address, say: its body is not read yet
+            headers = answer.headers
+    told = [headers.get(name, "") for name in ("ETag", "Last-Modified", "Content-Length")]
 
     def fetch(target: Path) -> None:
-        with urllib.request.urlopen(url, timeout=_SECONDS) as body, target.open("wb") as out:
+        with _asked(url, "GET") as body, target.open("wb") as out:
             shutil.copyfileobj(body, out, 1 << 20)
+            length = body.headers.get("Content-Length")
+            if length is not None and int(length) != out.tell():
+                raise ConnectionError("the file ends before its length")
 
     return [_File(redacted(url), " ".join(told), fetch)]
+
+
+def _asked(url: str, method: str) -> Any:
+    """The answer to a request; user and password of the URL go to its own host, and to none that it redirects to."""
+    parts = urlsplit(url)
+    user, has_user, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(urlunsplit(parts._replace(netloc=host)), method=method)
+    if has_user:
+        code = base64.b64encode(unquote(user).encode()).decode("ascii")
+        request.add_unredirected_header("Authorization", f"Basic {code}")
+    return urllib.request.urlopen(request, timeout=_SECONDS, context=ssl.create_default_context())
 
 
 def _stored_files(url: str) -> list[_File]:
@@ -223,13 +252,23 @@ def _stored_files(url: str) -> list[_File]:
 
         return copy
 
-    return [_File(i.path, f"{i.size} {i.mtime_ns}", fetch(i.path)) for i in found]
+    def partitions(file: str) -> tuple[str, ...]:
+        return tuple(p for p in PurePosixPath(file).parent.parts[len(PurePosixPath(path).parts) :] if "=" in p)
+
+    return [_File(i.path, f"{i.size} {i.mtime_ns}", fetch(i.path), partitions(i.path)) for i in found]
+
+
+def _is_untrusted(error: Exception) -> bool:
+    return isinstance(error, urllib.error.URLError) and isinstance(error.reason, ssl.SSLCertVerificationError)
 
 
 def _reason(error: Exception) -> str:
     """In words of ours: a store's own may hold a request with its signature."""
     if isinstance(error, urllib.error.HTTPError):
+        error.close()
         return f"the server answers {error.code}"
+    if _is_untrusted(error):
+        return "its certificate is not trusted"
     if isinstance(error, urllib.error.URLError | TimeoutError):
         return "the server does not answer"
     if isinstance(error, FileNotFoundError):

@@ -94,3 +94,54 @@ def test_rounds_and_bytes_are_those_that_explain_names(shape: str, algorithm: st
         assert (estimate.payload_down, estimate.payload_up) == pytest.approx(counted, rel=0.02)
     else:
         assert (estimate.payload_down, estimate.payload_up) == counted
+
+
+def of_ids(users: int) -> Case:
+    """Two ratings of each of so many users, whose features are their ids."""
+    rng = np.random.default_rng(0)
+    ids, films = np.arange(users), np.arange(400)
+    who, what = np.repeat(ids, 2), rng.integers(0, len(films), 2 * users)
+    tables = {
+        "users": pa.table({"u": ids}),
+        "films": pa.table({"m": films}),
+        "ratings": pa.table({"u": who, "m": what, "stars": rng.normal(size=2 * users)}),
+    }
+    query = (
+        "SELECT CAST(users.u AS VARCHAR) AS uid, CAST(films.m AS VARCHAR) AS mid, ratings.stars FROM ratings "
+        "JOIN users ON ratings.u = users.u JOIN films ON ratings.m = films.m"
+    )
+    return Case("ids", tables, query, "stars")
+
+
+def test_twice_as_many_ids_take_twice_the_cpu_time_and_not_four_times() -> None:
+    found: dict[str, list[float]] = {"als": [], "sgd": []}
+    for users in (1_000, 2_000):
+        case = of_ids(users)
+        with tp.Federation(case.tables) as federation:
+            plan = federation.explain(case.query, label=case.label, head="factor", rank=8, batch_size=2 * users)
+        for algorithm, seconds in found.items():
+            seconds.append(plan.cost(algorithm, 1, after=1).computing or 0.0)
+    for one, two in found.values():
+        assert 1.5 * one < two < 2.1 * one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["als", "sgd"])
+def test_an_epoch_over_many_ids_takes_the_cpu_time_that_explain_names(algorithm: str) -> None:
+    case, stamps, slower = of_ids(100_000), [], []
+
+    def at_the_end_of_an_epoch(event: RoundEvent) -> None:
+        if event.record is not None:
+            stamps.append(time.process_time())
+
+    given: dict[str, Any] = {"label": case.label, "algorithm": algorithm, "head": "factor", "rank": 8, "epochs": 3}
+    with tp.Federation(case.tables) as federation:
+        estimated = federation.explain(case.query, **given).cost(algorithm, 1, after=1).cpu
+        assert estimated is not None
+        for _ in range(3):
+            before = speed()
+            result = federation.train(case.query, on_round=at_the_end_of_an_epoch, **given)
+            epochs = len(result.history)
+            measured = (stamps[-1] - stamps[-epochs]) / max(1, epochs - 1)
+            slower.append(measured / estimated / (0.5 * (before + speed())))
+    assert 0.4 <= np.median(slower) <= 2.5, slower

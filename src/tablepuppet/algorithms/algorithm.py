@@ -212,11 +212,12 @@ class Algorithm(ABC, Generic[_Options]):
     walks: ClassVar[float] = 2.0  # over the joined rows, of an epoch
     row_seconds: ClassVar[float] = 0.0  # of CPU time that an epoch takes for a joined row besides walks
 
-    def cpu(self, shape: Shape, options: _Options) -> float:
+    def cpu(self, shape: Shape, options: _Options, batches: int = 1) -> float:
         """CPU seconds of an epoch, of the server and all clients, messages apart: as measured where docs/performance.md
-        was, with narrow tables."""
-        moved = self.walks * shape.outputs * (_LOSS + _MOVED * len(shape.blocks)) + self.row_seconds
-        return shape.joined * moved + _CELL * sum(block.rows * block.width * block.outputs for block in shape.blocks)
+        was. `batches`: how many an epoch has."""
+        given = sum(block.outputs for block in shape.blocks)
+        moved = self.walks * (_LOSS * shape.outputs + _MOVED * given) + self.row_seconds
+        return shape.joined * moved + _CELL * sum(block.rows * block.entries * block.outputs for block in shape.blocks)
 
     def server_memory(self, shape: Shape, options: _Options) -> int:
         """Bytes of vectors over the rows of all blocks."""

@@ -92,6 +92,11 @@ class BlockShape:
         return sum(part.rows for part in self.parts)
 
     @property
+    def entries(self) -> int:
+        """Encoded numbers of a row that are not 0: of a string's columns, one."""
+        return self.numbers + self.strings if self.strings else self.width
+
+    @property
     def is_split(self) -> bool:
         return len(self.parts) > 1
 

@@ -27,6 +27,7 @@ from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW
 from tablepuppet.mapping.mapping import MappingSummary, Placement
 from tablepuppet.models.features import GRAM_LIMIT
 from tablepuppet.models.heads.base import HeadSpec
+from tablepuppet.models.heads.kinds import is_network
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import Privacy
@@ -97,8 +98,9 @@ def cost(
     numbers = range(1) if declared.is_pooled else range(after, after + epochs)
     waves = [wave for epoch in numbers for wave in declared.traffic(own, options, epoch, batch_size)]
     agreed = agreement(shape) if after == 0 and not declared.is_pooled else []
-    is_measured = not (declared.is_pooled or declared.own_model) and shape.is_linear
-    computing = epochs * declared.cpu(own, options) if is_measured else None
+    is_measured = shape.is_linear and not (declared.is_pooled or declared.own_model or is_network(shape.head))
+    batches = 1 if batch_size is None or not declared.uses_batches else -(-shape.joined // max(1, batch_size))
+    computing = epochs * declared.cpu(own, options, batches) if is_measured else None
     return Cost(algorithm, epochs, (*waves, *agreed), computing)
 
 

@@ -56,10 +56,10 @@ class AlsServer(Server):
 
     def __init__(self, problem: Problem, options: Als) -> None:
         if problem.loss.outputs > 1 or not isfinite(problem.loss.bound) or problem.head is None:
-            raise JobError(
-                'algorithm="als" solves for one score a row whose loss has a bounded curvature; train this label with '
-                'algorithm="sgd"'
-            )
+            found = f"this label has {problem.loss.outputs} classes"
+            if problem.loss.outputs == 1:
+                found = f"the curvature of the {problem.loss.name} loss has no bound"
+            raise JobError(f'{found}, which algorithm="als" does not train; write algorithm="sgd"')
         self.problem, self.options = problem, options
         self._intercept: Array = np.zeros(1)
         self._values: list[Array] = []

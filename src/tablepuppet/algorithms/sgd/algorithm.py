@@ -24,6 +24,8 @@ from tablepuppet.algorithms.shape import (
 )
 from tablepuppet.privacy.options import FeaturePrivacy
 
+_STEPPED = 25e-9  # CPU seconds to move one parameter
+
 
 class SgdAlgorithm(Algorithm[Sgd]):
     """Mini-batch gradient descent."""
@@ -69,6 +71,11 @@ class SgdAlgorithm(Algorithm[Sgd]):
         return SgdFigures(float(features))
 
     # -- what it costs ---------------------------------------------------------------------
+
+    def cpu(self, shape: Shape, options: Sgd, batches: int = 1) -> float:
+        """Every batch moves all parameters: those of many ids take longer than its rows."""
+        stepped = batches * sum(block.parameters for block in shape.blocks)
+        return super().cpu(shape, options, batches) + _STEPPED * stepped
 
     def traffic(self, shape: Shape, options: Sgd, epoch: int, batch_size: int | None) -> list[Wave]:
         """Down Y of a batch and the row numbers of the next, up their predictions; one more answer to begin with."""

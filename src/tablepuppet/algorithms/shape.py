@@ -85,6 +85,8 @@ class BlockShape:
     parts: tuple[PartShape, ...]
     outputs: int  # k: numbers that it gives for each row; d_c, but for heads other than the sum
     is_masked: bool = False  # whether the server sees sums over its clients only
+    integers: int = 0  # of the numbers
+    booleans: int = 0
 
     @property
     def rows(self) -> int:

@@ -109,7 +109,7 @@ def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
     return Advice(
         options.name,
         f'checks="strict" grows the trees of the exact algorithm in about {strict.rounds} rounds, {spelled(strict)} '
-        f'on US-UK; checks="lazy", every={options.every} takes {lazy.rounds} rounds, {spelled(lazy)}, tells the '
+        f'on US-UK; checks="lazy", every={options.every} takes about {lazy.rounds} rounds, {spelled(lazy)}, tells the '
         "server of fewer splits, and is nearly as good (docs/boosting.md)",
     )
 

@@ -141,6 +141,8 @@ def shape_of(
                 unmatched=unmatched,
                 parts=tuple(parts),
                 is_masked=privacy.masks(len({part.client for part in own})),
+                integers=sum(column.kind == "integer" for column in block.columns),
+                booleans=sum(column.kind == "boolean" for column in block.columns),
             )
         )
     return Shape(

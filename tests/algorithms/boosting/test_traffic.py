@@ -1,0 +1,51 @@
+"""What trees are said to cost, from shapes alone; tests/plan/test_costs.py compares it with what runs count."""
+
+from __future__ import annotations
+
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.algorithms.boosting.traffic import tree_waves
+from tablepuppet.algorithms.shape import BlockShape, Fan, PartShape, Shape
+
+
+def _block(name: str, rows: int, joined: int, *, numbers: int, strings: int = 0, booleans: int = 0) -> BlockShape:
+    part = PartShape(name, rows, 0, joined, Fan((joined // rows,), (rows,)))
+    width = numbers + strings
+    given = (name, name, width, numbers, strings, width, width, joined == rows, 0, (part,))
+    return BlockShape(*given, outputs=1, booleans=booleans)
+
+
+def _shape(*blocks: BlockShape) -> Shape:
+    return Shape(10_000, 0, 0, 1, blocks, is_linear=False, curvature_varies=False, has_widths=False)
+
+
+_FLOATS = _shape(_block("f", 10_000, 10_000, numbers=3), _block("d", 100, 10_000, numbers=2))
+_FEW = _shape(_block("f", 10_000, 10_000, numbers=1, booleans=1), _block("d", 100, 10_000, numbers=0, strings=2))
+
+
+def _bytes(shape: Shape, options: tp.Boosting, tree: int) -> float:
+    return sum(wave.times * (wave.down + wave.up) for wave in tree_waves(shape, options, tree))
+
+
+@pytest.mark.parametrize("checks", ["strict", "lazy"])
+def test_tables_of_few_values_have_told_all_after_some_trees_and_others_have_not(checks: str) -> None:
+    options = tp.Boosting(trees=500, checks=checks)
+    assert all(tree_waves(_FEW, options, tree) for tree in (0, 5))
+    assert not any(tree_waves(_FEW, options, tree) for tree in range(450, 500))
+    assert _bytes(_FLOATS, options, 100) > 10_000
+
+
+def test_early_trees_cost_more_than_late_ones_and_samples_less_than_all_rows() -> None:
+    options = tp.Boosting()
+    costs = [sum(_bytes(_FLOATS, options, k) for k in range(t, t + 10)) for t in (1, 11, 31, 71)]
+    assert costs == sorted(costs, reverse=True)
+    assert _bytes(_FLOATS, tp.Boosting(subsample=0.25), 20) < _bytes(_FLOATS, options, 20)
+
+
+def test_a_cap_of_splits_bounds_what_is_told() -> None:
+    shape = _shape(_FLOATS.blocks[0])
+    free, capped = tp.Boosting(trees=50), tp.Boosting(trees=50, max_splits=10)
+    up = [sum(w.times * w.up for t in range(50) for w in tree_waves(shape, o, t)) for o in (free, capped)]
+    told = 10 * (10_000 + 1) / 8
+    assert up[0] > up[1] > told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import tablepuppet as tp
@@ -29,7 +31,7 @@ def _bytes(shape: Shape, options: tp.Boosting, tree: int) -> float:
 
 
 @pytest.mark.parametrize("checks", ["strict", "lazy"])
-def test_tables_of_few_values_have_told_all_after_some_trees_and_others_have_not(checks: str) -> None:
+def test_tables_of_few_values_have_told_all_after_some_trees_and_others_have_not(checks: Any) -> None:
     options = tp.Boosting(trees=500, checks=checks)
     assert all(tree_waves(_FEW, options, tree) for tree in (0, 5))
     assert not any(tree_waves(_FEW, options, tree) for tree in range(450, 500))

@@ -23,6 +23,11 @@ def fixed(array: NDArray[Numbers]) -> NDArray[Numbers]:
     return array
 
 
+def floats(array: NDArray[Any]) -> Array:
+    """The same numbers as float64: a copy, where they are others."""
+    return array.astype(np.float64, copy=False)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Triangles:
     """s_j z_j z_jᵀ of joined rows as columns, upper triangles row by row: so wide that a few rows at a time exist."""

@@ -14,9 +14,9 @@ from tests.scenarios import Scenario, scenarios
 
 import tablepuppet as tp
 from tablepuppet.algorithms.base import BlockAnswer, Problem
-from tablepuppet.algorithms.newton.options import Newton
+from tablepuppet.algorithms.newton.options import Newton, NewtonFigures
 from tablepuppet.algorithms.newton.server import NewtonServer
-from tablepuppet.algorithms.numerics.search import best_intercept
+from tablepuppet.algorithms.numerics.search import best_intercept, derivatives
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
@@ -51,7 +51,7 @@ def test_the_intercept_from_labels_alone_is_that_of_a_walk(loss: Loss, is_weight
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
 def test_rows_of_the_hessian_are_those_of_the_joined_table(loss: Loss, is_weighted: bool) -> None:
     given = problem(loss, is_weighted=is_weighted)
-    rng, tracker = np.random.default_rng(1), Tracker(given, 4)
+    rng, tracker = np.random.default_rng(1), Tracker(given, [4, 4, 4])
     tracker.begin(given.zeros(), [True, False, True])
     for _ in range(3):
         answers = {i: BlockAnswer(rng.normal(size=(n, loss.outputs)), np.zeros(0)) for i, n in enumerate(given.rows)}
@@ -84,6 +84,27 @@ def hessian(tracker: Tracker, predictions: list[Array], intercept: Array) -> Arr
     if weights is not None:
         curved = curved * weights[:, None, None]
     return np.asarray(np.einsum("jak,jbk->ab", curved, expanded) / joined.rows)
+
+
+def test_blocks_of_one_column_keep_one_direction_and_all_give_up_what_training_no_longer_needs() -> None:
+    given = replace(problem(Logistic()), widths=(1, 5, 5))
+    server = NewtonServer(given, Newton(memory=2))
+    server.begin(given.zeros(), [NewtonFigures()] * 3)
+    rng = np.random.default_rng(3)
+    for kept in (1, 2, 3, 3):
+        updates = server.join_step()
+        signals = [update.per_row["signal"] for update in updates]
+        server.absorb([BlockAnswer(-rng.uniform(0.5, 2.0) * y, np.zeros(0)) for y in signals if y is not None])
+        assert [len(slots) for slots in server._tracker._slots] == [1, kept, kept]
+    predictions, tally = server.predictions, server.tally
+    server.finish()
+    assert server._tracker._slots == [{}, {}, {}]
+    assert server.predictions is predictions
+    assert server.tally == tally
+    again = server.join_step()[0].per_row["signal"]  # what was given up is found again
+    np.testing.assert_array_equal(
+        again, derivatives(given, predictions, server.intercept, wants_curvature=True).signals[0]
+    )
 
 
 @pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])

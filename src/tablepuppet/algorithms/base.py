@@ -213,6 +213,9 @@ class Server(ABC):
         """What clients must still be told for θ to be what the server thinks it is."""
         return [None] * self.problem.blocks
 
+    def finish(self) -> None:  # noqa: B027
+        """Training is over: what only a further round would need is given up."""
+
     def is_converged(self) -> bool:
         return False
 

@@ -24,7 +24,7 @@ from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
 from tablepuppet.algorithms.numerics.search import best_intercept
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, floats
 from tablepuppet.engine.convergence import Patience
 from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import open_parts
@@ -119,7 +119,7 @@ def _server(
     server = BoostingServer(
         options=job.options,
         loss=loss,
-        labels=Labels(train.labels, label_index.index, train.weights),
+        labels=Labels(floats(train.labels), label_index.index, train.weights),
         indices=[_index(p) for p in train.indices],
         blocks=blocks,
         starts=[[p.train.start for p in parts] for parts in union.blocks],
@@ -237,7 +237,7 @@ class _Training:
             if name == "validation" and not side.rows:
                 continue
             moment = Moment.FINISHED if is_last else Moment.EPOCH if name == "train" else Moment.HELD_OUT
-            given = (own, side.labels, side.weights, loss)
+            given = (own, floats(side.labels), side.weights, loss)
             found[name] = measure_scores(*given, moment=moment, channel=channel, index=side.label_index.index)
         ordered: dict[str, Measured] = {name: found[name] for name in ("train", "validation", "test") if name in found}
         metrics, self.curves = by_side(ordered, self.plan.mapping.label.classes)

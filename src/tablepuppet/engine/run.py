@@ -299,6 +299,7 @@ class Run:
 
     def finish(self, encoders: list[list[Encoder]]) -> Result:
         self.restore()
+        self.server.finish()
         objective, metrics = self.evaluate(is_last=True)
         best = self.patience.best_epoch if self.patience is not None and self.is_restored else len(self.history)
         self.history[best - 1] = replace(self.history[best - 1], objective=objective, metrics=metrics)

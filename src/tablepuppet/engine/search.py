@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Walkable
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, floats
 from tablepuppet.engine.encoders import agree_on_encoders
 from tablepuppet.engine.metrics import Metrics, measure
 from tablepuppet.engine.result import Result
@@ -330,7 +330,7 @@ def _only(rows: JoinedRows, joined: NDArray[np.int64]) -> JoinedRows:
     """Some joined rows, with the tables' rows numbered as they are."""
     indices = tuple(RowIndex.of(p.take(joined), p.rows) for p in rows.indices)
     label = RowIndex.of(rows.label_index.take(joined), rows.label_index.rows)
-    return JoinedRows(len(joined), indices, label, rows.labels, weights=rows.weights)
+    return JoinedRows(len(joined), indices, label, floats(rows.labels), weights=rows.weights)
 
 
 def _rescaled(rows: JoinedRows, joined: NDArray[np.int64]) -> NDArray[np.float64] | None:

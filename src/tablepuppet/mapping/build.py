@@ -63,12 +63,10 @@ def parts_of_block(block: int, places: Sequence[Place], train: RowNumbers, test:
         inside = [slice(*np.searchsorted(rows, [start, stop]).tolist()) for rows in (train, test)]
         if any(s.stop > s.start for s in inside):
             dtype = np.int32 if stop - start < 2**31 else np.int64
-            rows: list[RowNumbers] = [
-                fixed(np.subtract(r[s], start, dtype=dtype)) for r, s in zip((train, test), inside, strict=True)
-            ]
-            parts.append(
-                Part(number + len(parts), block, client, scan, columns, rows[0], rows[1], inside[0], inside[1])
-            )
+            held: RowNumbers = fixed(np.subtract(test[inside[1]], start, dtype=dtype))
+            is_whole = inside[0].stop - inside[0].start == stop - start  # they ascend
+            only = None if is_whole else fixed(np.subtract(train[inside[0]], start, dtype=dtype))
+            parts.append(Part(number + len(parts), block, client, scan, columns, only, held, inside[0], inside[1]))
         start = stop
     return parts
 

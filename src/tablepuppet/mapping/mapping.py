@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.shape import Fan
-from tablepuppet.arrays import RowNumbers
+from tablepuppet.arrays import RowNumbers, fixed
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.cluster.partitions import IndexFacts
@@ -49,10 +49,18 @@ class Part:
     client: str
     scan: int
     columns: tuple[int, ...]  # features, as expression numbers of the scan
-    train_rows: RowNumbers  # row numbers in the client's scan
+    only: RowNumbers | None  # the rows of the client's scan that are trained on; None: all, in order
     test_rows: RowNumbers  # held out: for the test, or for validation
     train: slice  # the part's place among the block's train rows
     test: slice
+
+    @property
+    def train_rows(self) -> RowNumbers:
+        """Row numbers in the client's scan, made anew where they are all: they are asked for before training alone."""
+        if self.only is not None:
+            return self.only
+        rows = self.train.stop - self.train.start
+        return fixed(np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64))
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,7 @@ def expanded(mapping: TableMapping) -> TableMapping:
         for part, a, b in zip(own, train_rows, test_rows, strict=True):
             stops = [starts[0] + len(a), starts[1] + len(b)]
             inside = [slice(x, y) for x, y in zip(starts, stops, strict=True)]
-            parts.append(replace(part, train_rows=a, test_rows=b, train=inside[0], test=inside[1]))
+            parts.append(replace(part, only=a, test_rows=b, train=inside[0], test=inside[1]))
             starts = stops
     return replace(
         mapping,

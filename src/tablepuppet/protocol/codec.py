@@ -192,8 +192,11 @@ def _stream(table: pa.Table) -> memoryview:
 
 
 def _bytes(array: NDArray[Any]) -> Buffer:
-    """An array's bytes: a copy, unless it owns its memory and nobody can change it (arrays.fixed)."""
-    if array.flags.writeable or array.base is not None or not array.flags.c_contiguous or not array.size:
+    """An array's bytes: a copy, unless it, or what it is some rows of, owns its memory and nobody can change it
+    (arrays.fixed)."""
+    owner = array if array.base is None else array.base
+    is_fixed = isinstance(owner, np.ndarray) and owner.flags.owndata and not owner.flags.writeable
+    if not is_fixed or array.flags.writeable or not array.flags.c_contiguous or not array.size:
         return array.tobytes()
     return array.data.cast("B")
 

@@ -181,7 +181,7 @@ def _joined(block: Sequence[Part], keys: Sequence[NewKey], *, is_missing: bool) 
     train, held = [], []
     missed = np.zeros(1, np.uint8)
     for part, key in zip(block, keys, strict=True):
-        rows, others = len(part.train_rows), len(part.test_rows)
+        rows, others = part.train.stop - part.train.start, len(part.test_rows)
         if len(key.right) != (rows + 1 + others + 7) // 8:
             raise TransportError(f"client {part.client} does not tell a bit for every row")
         bits = np.unpackbits(key.right, count=rows + 1 + others)

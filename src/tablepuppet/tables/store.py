@@ -61,7 +61,8 @@ class _Scan:
     rows: pa.Table | None = None
     name: str = ""
     table: str = ""
-    order: RowNumbers | None = None  # for each row, its position at the owner; None: the same
+    order: RowNumbers | None = None  # for each row, its position at the owner; None: the same, or let go with the rows
+    bits: Callable[[], NDArray[np.uint64]] | None = None  # that the order follows; None: there is no other order
     is_identified: bool = False  # whether each row is known again in other jobs
     ids: NDArray[np.uint64] | None = None
     is_let_go: bool = False  # whether the rows were read, and would have to be read again
@@ -71,18 +72,26 @@ class _Scan:
     partials: Partials | None = None  # where groups are merged with those of other clients
     agreed: SumGroups | None = None  # which of them
 
+    def find_order(self) -> RowNumbers | None:
+        """The order, found again where it was let go."""
+        if self.order is None and self.bits is not None:
+            self.order = in_order(self.bits())
+        return self.order
+
     def put_in_order(self) -> None:
         """The rows as the server sees them; one column at a time is there twice."""
-        if self.rows is None or self.order is None or not self.rows.num_columns:
+        order = self.find_order()
+        if self.rows is None or order is None or not self.rows.num_columns:
             return
         self.fingerprint = None
         columns, names, self.rows = self.rows.columns, self.rows.column_names, None
-        self.rows = pa.table(list(in_another_order(columns, self.order)), names)
+        self.rows = pa.table(list(in_another_order(columns, order)), names)
 
     def read_again(self) -> None:
         """The rows that were let go; sources over files refuse to read what has changed since the job began."""
         rows = self.source.read(self.expressions, self.filter).select(range(len(self.expressions)))
-        if self.order is not None and len(self.order) != rows.num_rows:
+        order = self.find_order()
+        if order is not None and len(order) != rows.num_rows:
             raise SourceError(f"table {self.table} has changed since the job began; run the job again")
         self.rows = rows
         del rows
@@ -270,9 +279,10 @@ class ClientTables:
         with self._lock:
             opened = self._opened(job, scan)
             rows = self.scan(job, scan)
-            if opened.order is not None:
+            if opened.bits is not None:
                 raise TransportError(f"scan {scan} of job {job} is in an order already; open it again")
-            bits = order_bits(key, opened.name, seed, offset, rows.num_rows)
+            opened.bits = partial(order_bits, key, opened.name, seed, offset, rows.num_rows)
+            bits = opened.bits()
             order = opened.order = in_order(bits)
             shown = (bits[order] ^ np.uint64(1 << 63)).view(np.int64) if wants_bits else None
             del bits, rows
@@ -287,12 +297,12 @@ class ClientTables:
         with self._lock:
             opened = self._opened(job, scan)
             if opened.rows is not None and opened.rows.num_rows and opened.source.stamp() is not None:
-                opened.rows, opened.is_let_go = None, True
+                opened.rows, opened.is_let_go, opened.order = None, True, None
 
     def order(self, job: str, scan: int) -> RowNumbers | None:
         """For each row of a scan, its position at the owner; None: the same."""
         with self._lock:
-            return self._opened(job, scan).order
+            return self._opened(job, scan).find_order()
 
     def use(self, job: str, scan: int) -> ScanUse:
         """What an open scan reads, for the owner's policy to judge."""

@@ -115,7 +115,7 @@ class AdmmServer(Server):
         self._iterates: list[Array] = []  # h of ADMM's own θ
         self._shift: Array = np.zeros(loss.outputs)  # and its intercept b
         self._before: Array = self._shift  # b of the last round
-        self._tracker = Tracker(self.problem, self.options.memory)
+        self._tracker = Tracker(self.problem, [self.options.memory] * self.problem.blocks)
         self._scales: list[float] = []
         self._unions = [ExactUnion() for _ in self.problem.rows]
         self._figures: dict[str, float] = {}
@@ -268,6 +268,9 @@ class AdmmServer(Server):
             self.rho *= 2
         elif dual > 10 * primal:
             self.rho /= 2
+
+    def finish(self) -> None:
+        self._tracker.finish()
 
     def settle(self) -> list[dict[str, Any] | None]:
         return self._tracker.settle()

@@ -14,6 +14,7 @@ from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFig
 from tablepuppet.algorithms.newton.server import NewtonServer, small_blocks
 from tablepuppet.algorithms.newton.together import TogetherServer
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
+from tablepuppet.algorithms.numerics.subspace import kept_directions
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
 from tablepuppet.protocol import Done
 
@@ -70,7 +71,8 @@ class NewtonAlgorithm(Algorithm[Newton]):
         curvature = max((_curvatures(shape, block) for block in shape.blocks), default=0)
         shared = [b.width * shape.outputs for b in shape.blocks if len(b.parts) > 1 and _is_full(shape, b)]
         matrix = 3 * max(shared, default=0) ** 2
-        return FLOAT * (rows * (shape.outputs * (options.memory + 5) + curvature) + matrix)
+        kept = sum(b.rows * (5 + kept_directions(options.memory, b.width * shape.outputs)) for b in shape.blocks)
+        return FLOAT * (shape.outputs * kept + rows * curvature + matrix)
 
     def client_memory(self, shape: Shape, options: Newton, block: BlockShape, part: PartShape) -> float:
         """Second moments and their eigenvectors; of wide blocks, directions and what a solver by products needs."""
@@ -150,7 +152,8 @@ def _round(shape: Shape, options: Newton, small: Collection[str], epoch: int, ag
 
     def answer(block: BlockShape, part: PartShape) -> float:
         earlier = epoch + max(again, block.name in small and epoch > 0)
-        return part.rows * c + (2 + constants(block) + min(earlier, options.memory)) ** 2
+        kept = min(earlier, kept_directions(options.memory, block.width * c))
+        return part.rows * c + (2 + constants(block) + kept) ** 2
 
     def inner(block: BlockShape) -> list[tuple[float, float]]:
         if _is_full(shape, block):

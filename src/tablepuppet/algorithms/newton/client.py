@@ -23,7 +23,7 @@ from tablepuppet.algorithms.newton.full_curvature import (
 from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.together import directions
 from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum, packed
-from tablepuppet.algorithms.numerics.subspace import Trail
+from tablepuppet.algorithms.numerics.subspace import Trail, kept_directions
 from tablepuppet.arrays import Array, fixed
 from tablepuppet.errors import TransportError
 from tablepuppet.models.linear import LinearModel
@@ -68,7 +68,8 @@ def client_step(
         extends = _extended if state.basis is not None else _predicted
         return extends(setup, state, message.values[0])
     if message.coefficients is not None:
-        state = replace(state, trail=state.trail.moved(message.coefficients, options.memory))
+        memory = kept_directions(options.memory, state.theta.size)
+        state = replace(state, trail=state.trail.moved(message.coefficients, memory))
     if isinstance(message, Move):
         return state, Done()
     assert isinstance(setup.model, LinearModel)

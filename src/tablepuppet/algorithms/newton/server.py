@@ -37,7 +37,7 @@ from tablepuppet.algorithms.newton.full_curvature import (
 )
 from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.numerics.linear_systems import Spectrum, unpacked
-from tablepuppet.algorithms.numerics.subspace import Tracker
+from tablepuppet.algorithms.numerics.subspace import Tracker, kept_directions
 from tablepuppet.arrays import Array
 from tablepuppet.models.tally import Tally
 
@@ -91,7 +91,8 @@ class NewtonServer(Server):
         given = (problem.rows, problem.widths, problem.epochs, loss.outputs)
         self._again = small_blocks(*given, has_curvature=varies)  # who takes a second step in the first epoch
         self._asked: Collection[int] = range(problem.blocks)
-        self._tracker = Tracker(self.problem, self.options.memory)
+        memory = [kept_directions(self.options.memory, width * loss.outputs) for width in problem.widths]
+        self._tracker = Tracker(problem, memory)
         sizes = zip(problem.widths, problem.clients, strict=True)
         self._is_full = [is_full(loss.outputs, width, clients) for width, clients in sizes]
         self._curvatures: list[Array] | None = None  # over all pairs of outputs, where a block gets them
@@ -132,8 +133,7 @@ class NewtonServer(Server):
         return [self._update(i, c) if i in self._asked else None for i, c in enumerate(pending)]
 
     def _update(self, block: int, coefficients: Array | None) -> BlockUpdate:
-        at = self._tracker.at
-        assert at is not None
+        at = self._tracker.derivatives()
         known = self._curvatures if self._is_full[block] else at.curvatures
         curvature = None if known is None else known[block]
         common = {"coefficients": coefficients, "bound": self.problem.loss.bound}
@@ -159,6 +159,10 @@ class NewtonServer(Server):
         self._value = found.value
         if len(self._asked) == self.problem.blocks:  # some blocks alone cannot tell the gap
             self._before, self._decrement = self._decrement, abs(found.decrement)
+
+    def finish(self) -> None:
+        self._tracker.finish()
+        self._curvatures = None
 
     def settle(self) -> list[dict[str, Any] | None]:
         return self._tracker.settle()

@@ -43,10 +43,16 @@ class Derivatives:
     """The mean loss at some predictions, its derivatives collapsed to rows, and their sums."""
 
     loss: float
-    signals: list[Array]  # collapse_i(∂ℓ/∂a)
+    signals: list[Array]  # collapse_i(∂ℓ/∂a); none, once they were given up for the slopes along directions
     curvatures: list[Array] | None  # collapse_i(∂²ℓ/∂a²), where it was asked for
     residual: Array  # Σ ∂ℓ/∂a over joined rows
     tally: Tally  # what metrics are made of
+
+
+def slopes(vectors: Sequence[Sequence[Array]], at: Derivatives) -> Array:
+    """Σ ∂ℓ along all directions, and that of the intercept; `vectors[i]` holds h_i and its directions."""
+    along = [np.array([np.vdot(v, y) for v in block[1:]]) for block, y in zip(vectors, at.signals, strict=True)]
+    return np.concatenate([*along, at.residual])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +62,7 @@ class Found:
     coefficients: list[Array]
     intercept: Array
     predictions: list[Array]  # h there
-    at: Derivatives
+    at: Derivatives  # without signals, where nothing has moved
     value: float  # F there
     decrement: float  # half the squared Newton decrement of the new directions: the gap's estimate
 
@@ -138,7 +144,7 @@ def minimise(
     vectors: Sequence[Sequence[Array]],
     products: Sequence[Array],
     intercept: Array,
-    start: Callable[[], Derivatives],
+    start: Callable[[], tuple[Derivatives, Array]],
     hessian: Array,
     ridges: Sequence[float],
     rows: int,
@@ -147,10 +153,10 @@ def minimise(
 ) -> Found:
     """min over α of F(θ + Σ α s), one α for every direction of every block, and the intercept.
 
-    `vectors[i]` holds h_i and its directions, newest first; `start` gives up the derivatives at h, so that they go as
-    soon as others are known; `hessian` is that of the mean loss.
+    `vectors[i]` holds h_i and its directions, newest first; `start` gives up the derivatives at h and their slopes, so
+    that they go as soon as others are known; `hessian` is that of the mean loss.
     """
-    here = start()
+    here, along = start()
     sizes = [len(block) - 1 for block in vectors]
     borders = np.cumsum([0, *sizes])
     outputs = len(intercept)
@@ -166,18 +172,17 @@ def minimise(
             slope[a:b] = l2 * (gram @ along)[1:]
         return value, slope
 
-    def total(point: Array, there: Derivatives) -> tuple[float, Array]:
+    def total(point: Array, loss: float, along: Array) -> tuple[float, Array]:
         """F and its slope along all directions."""
         value, slope = penalty(point)
-        slopes = [np.array([np.vdot(v, y) for v in block[1:]]) for block, y in zip(vectors, there.signals, strict=True)]
-        return value + there.loss, slope + np.concatenate([*slopes, there.residual]) / rows
+        return value + loss, slope + along / rows
 
     hessian = hessian.copy()
     for a, b, gram, l2 in zip(borders[:-1], borders[1:], products, ridges, strict=True):
         hessian[a:b, a:b] += l2 * gram[1:, 1:]
     alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(outputs, np.bool_)])
     point, predictions = np.zeros(borders[-1] + outputs), [block[0] for block in vectors]
-    value, slope = total(point, here)
+    value, slope = total(point, here.loss, along)
     at: Derivatives | None = here
     del here
     first = value
@@ -194,7 +199,7 @@ def minimise(
             moved = [_combined(block, c) for block, c in zip(vectors, split(new), strict=True)]
             at = None  # as large as the tables, and rarely wanted again
             at = evaluate(moved, intercept + new[borders[-1] :])
-            reached, new_slope = total(new, at)
+            reached, new_slope = total(new, at.loss, slopes(vectors, at))
             if reached <= max(value - 1e-4 * expected / 2**halving, value + 1e-15 * abs(value)):
                 break
         else:
@@ -267,15 +272,20 @@ def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:
         predictions = [np.zeros((problem.joined.rows, loss.outputs))]
     joined = problem.joined
     evaluate = partial(derivatives, problem, wants_curvature=False)
+
+    def begin() -> tuple[Derivatives, Array]:
+        found = evaluate(predictions, start)
+        return found, found.residual  # nothing but the intercept moves
+
     bent = joined.run(hessian_step, predictions, loss=loss, intercept=start, is_known=False).sums["intercept"]
     return minimise(
         evaluate,
         [[h] for h in predictions],
         [np.zeros((1, 1))] * len(predictions),
         start,
-        partial(evaluate, predictions, start),
+        begin,
         bent / joined.rows,
-        [0.0] * len(predictions),  # nothing but the intercept moves
+        [0.0] * len(predictions),
         joined.rows,
         is_quadratic=loss.is_quadratic,
     ).intercept

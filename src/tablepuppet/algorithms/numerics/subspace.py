@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,11 +25,17 @@ from tablepuppet.algorithms.numerics.search import (
     derivatives,
     hessian_step,
     minimise,
+    slopes,
 )
 from tablepuppet.arrays import Array
 from tablepuppet.models.tally import Tally
 
 _SMALL = 1 << 24  # numbers, of all rows, outputs and directions
+
+
+def kept_directions(memory: int, parameters: int) -> int:
+    """How many earlier directions are of use to a block of so many parameters: of one, all are multiples of the new."""
+    return memory if parameters > 1 else 0
 
 
 class Trail(msgspec.Struct, frozen=True):
@@ -68,9 +75,9 @@ class Tracker:
     joined rows moves M + 1 vectors.
     """
 
-    def __init__(self, problem: Problem, memory: int) -> None:
+    def __init__(self, problem: Problem, memory: Sequence[int]) -> None:
         self.problem = problem
-        self.memory = memory
+        self.memory = memory  # of each block
         self._varies = problem.loss.outputs == 1 and not problem.loss.is_quadratic
         self._constant_curvatures: list[Array] | None = None  # collapse_i(∂²ℓ/∂a²), where it is the same everywhere
         self.predictions: list[Array] = []
@@ -108,21 +115,23 @@ class Tracker:
         """Moves all blocks at once to the least F in reach; those that have not answered, by their known directions."""
         for i, answer in answers.items():
             own = self._own[i]
-            free = next(s for s in range(own, own + self.memory + 1) if s not in self._earlier[i])
+            free = next(s for s in range(own, own + self.memory[i] + 1) if s not in self._earlier[i])
             self._slots[i][free] = answer.values
             self._orders[i] = [free, *self._constants[i], *self._earlier[i]]
-            self._earlier[i] = [free, *self._earlier[i]][: self.memory]
+            self._earlier[i] = [free, *self._earlier[i]][: self.memory[i]]
             size = 1 + len(self._orders[i])
             self._grams[i] = answer.products.reshape(size, size) if len(answer.products) else np.zeros((size, size))
         fresh = [[self._orders[i][0], *range(own)] if i in answers else [] for i, own in enumerate(self._own)]
         if self._is_small:
             fresh = [sorted(own) for own in self._slots]
-        self._refresh(fresh)
         vectors = [
             [h, *(self._slots[i][s] if s >= 0 else self._constant(-1 - s, len(h)) for s in order)]
             for i, (h, order) in enumerate(zip(self.predictions, self._orders, strict=True))
         ]
-        found = self._minimise(vectors, self._orders, self._grams)
+        along = slopes(vectors, self.derivatives())
+        self._give_up_signals()  # before others come that are as large
+        self._refresh(fresh)
+        found = self._minimise(vectors, self._orders, self._grams, along)
         self._accept(found)
         for i, coefficients in enumerate(found.coefficients):
             told = None if i in answers else self.pending[i]
@@ -140,6 +149,19 @@ class Tracker:
     def settle(self) -> list[dict[str, Any] | None]:
         return [None if c is None else {"coefficients": c} for c in self.take_pending()]
 
+    def derivatives(self) -> Derivatives:
+        """F's derivatives at the current model; where they were given up, and nothing has moved since, by a walk."""
+        if self.at is None or not self.at.signals:
+            self.at = self._evaluate(self.predictions, self.intercept)
+        return self.at
+
+    def finish(self) -> None:
+        """Gives up what only a further search would need."""
+        self._slots = [{} for _ in self._slots]
+        self._give_up_signals()
+        self.at = None if self.at is None else replace(self.at, curvatures=None)
+        self._constant_curvatures = None
+
     @property
     def tally(self) -> Tally | None:
         """What metrics are made of, at the current model."""
@@ -154,7 +176,7 @@ class Tracker:
     @property
     def _sizes(self) -> list[int]:
         """How many slots each block has."""
-        return [own + self.memory + 1 for own in self._own]
+        return [own + kept + 1 for own, kept in zip(self._own, self.memory, strict=True)]
 
     def _constant(self, output: int, rows: int) -> Array:
         """What predicts 1 for one output."""
@@ -202,7 +224,11 @@ class Tracker:
         hessian.T[place] = hessian[place]
 
     def _minimise(
-        self, vectors: Sequence[Sequence[Array]], orders: Sequence[Sequence[int]], products: Sequence[Array]
+        self,
+        vectors: Sequence[Sequence[Array]],
+        orders: Sequence[Sequence[int]],
+        products: Sequence[Array],
+        along: Array,
     ) -> Found:
         problem = self.problem
         last = len(self._hessian) - problem.loss.outputs
@@ -218,18 +244,22 @@ class Tracker:
             vectors,
             products,
             self.intercept,
-            self._give_up,
+            partial(self._give_up, along),
             self._hessian[np.ix_(place, place)],
             problem.ridges,
             problem.joined.rows,
             is_quadratic=problem.loss.is_quadratic,
         )
 
-    def _give_up(self) -> Derivatives:
+    def _give_up(self, along: Array) -> tuple[Derivatives, Array]:
         """F's derivatives where the model stands, which it is about to leave."""
         at, self.at = self.at, None
         assert at is not None
-        return at
+        return at, along
+
+    def _give_up_signals(self) -> None:
+        if self.at is not None:
+            self.at = replace(self.at, signals=[])
 
     def _accept(self, found: Found) -> None:
         self.predictions, self.intercept, self.at = found.predictions, found.intercept, found.at

@@ -25,6 +25,7 @@ from tablepuppet.protocol.setup import Folds
 from tablepuppet.transport.link import Link
 
 _CLASSES = 100  # distinct numbers that may be classes; more are a quantity
+_BYTE = 127  # the largest number of a class that a byte holds
 _FEW_CLASSES = 20  # that may have one row each
 _ONE_CLASS = (
     "has only one class, so that there is nothing to learn or to measure; choose another label, or another WHERE"
@@ -37,7 +38,7 @@ class LabelSpace:
     """Labels of all label rows; `offsets` is where the rows of each place begin."""
 
     info: LabelInfo
-    values: Array
+    values: Array | NDArray[np.int8]  # numbers of classes take a byte
     is_test: NDArray[np.bool_]
     is_validation: NDArray[np.bool_]
     weights: Array | None  # as their owners have them
@@ -138,7 +139,9 @@ def read_labels(
         )
     if any(place.test >= 0 for place in places) and not is_test.any():
         raise MappingError("test_where matches no rows left by WHERE; change the condition, or leave it out")
-    return LabelSpace(info, values, is_test, is_validation, weights, offsets, drawn)
+    if info.kind == "class" and privacy is None and 0.0 <= values.min(initial=0.0) <= values.max(initial=0.0) <= _BYTE:
+        return LabelSpace(info, values.astype(np.int8), is_test, is_validation, weights, offsets, drawn)
+    return LabelSpace(info, values, is_test, is_validation, weights, offsets, drawn)  # others, or some are missing
 
 
 def _is_constant(values: NDArray[np.float64]) -> bool:

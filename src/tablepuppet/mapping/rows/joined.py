@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array, RowNumbers, floats
 from tablepuppet.mapping.rows.index import RowIndex, count_rows, distinct, moved_rows, pieces
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, empty_sums, gather_scatter_for
 from tablepuppet.mapping.walk.lane import (
@@ -55,7 +55,7 @@ class JoinedRows:
     rows: int
     indices: tuple[RowIndex, ...]  # one per block
     label_index: RowIndex
-    labels: Array  # per row of the label table
+    labels: NDArray[Any]  # per row of the label table: float64, or bytes, where those are classes in order
     state: dict[str, Array] = field(default_factory=dict)
     whole: int | None = None  # rows of the joined table that this is a batch or a partition of
     weights: Array | None = None  # of the rows' losses, per row of the label table; None: all one
@@ -141,7 +141,7 @@ class JoinedRows:
         """p_i of some joined rows, for each block, and their labels and weights."""
         rows = self.label_index.take(joined)
         weights = None if self.weights is None else self.weights[rows]
-        return [p.take(joined) for p in self.indices], self.labels[rows], weights
+        return [p.take(joined) for p in self.indices], floats(self.labels[rows]), weights
 
     def expand(self, block: int, values: Array) -> Array:
         """expand_i of one block's values: (n_i, k) → (N, k). The centralised baseline alone wants them all at once."""
@@ -151,7 +151,7 @@ class JoinedRows:
     def joined_labels(self) -> Array:
         """The label of every joined row."""
         index = self.label_index.index
-        return self.labels if index is None else self.labels[index]
+        return floats(self.labels if index is None else self.labels[index])
 
     def joined_weights(self) -> Array | None:
         """The weight of every joined row; None: all one."""
@@ -252,7 +252,7 @@ def lanes_of(rows: int, scattered: int) -> list[Lane]:
     return [shards[i : i + size] for i in range(0, len(shards), size)]
 
 
-def by_label(labels: Array, counts: RowNumbers, weights: Array | None) -> JoinedRows:
+def by_label(labels: NDArray[Any], counts: RowNumbers, weights: Array | None) -> JoinedRows:
     """The different labels, each as heavy as all joined rows that have it, in one block: while nothing is
     predicted, sums over them are sums over all joined rows. `counts`: joined rows per label row."""
     if weights is None and _are_classes(labels):
@@ -277,13 +277,15 @@ def by_label(labels: Array, counts: RowNumbers, weights: Array | None) -> Joined
         else:
             heavy = np.asarray(np.bincount(np.searchsorted(found, labels), heavy, len(found)), np.float64)
     identity = RowIndex(len(found), None, is_sorted=True)
-    return JoinedRows(len(found), (identity,), identity, found, weights=heavy)
+    return JoinedRows(len(found), (identity,), identity, floats(found), weights=heavy)
 
 
-def _are_classes(labels: Array) -> bool:
+def _are_classes(labels: NDArray[Any]) -> bool:
     """Whether labels are 0, 1, 2, … and far fewer than the rows that have them: they are then counted, not sorted."""
     if not len(labels) or not 0.0 <= labels.min() <= labels.max() < len(labels) / 8:
         return False
+    if labels.dtype == np.int8:
+        return True
     return all(bool((labels[here] == np.floor(labels[here])).all()) for here in pieces(len(labels)))
 
 

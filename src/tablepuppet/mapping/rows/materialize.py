@@ -13,10 +13,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array, RowNumbers, floats
 from tablepuppet.mapping.cluster.cluster import Cluster
 from tablepuppet.mapping.cluster.partitions import (
     IndexFacts,
@@ -59,6 +61,7 @@ class Writer:
         is_walked = name == "train"
         if self.cluster is None or not joined.rows:
             return materialize(joined, labels, weights, is_walked=is_walked)
+        labels = floats(labels)
         if can_build_on_workers(side):
             return build_on_cluster(joined, labels, weights, self.cluster, name, is_walked=is_walked)
         return distribute_rows(materialize(joined, labels, weights, is_walked=is_walked), self.cluster, name)
@@ -69,14 +72,15 @@ def can_build_on_workers(side: Sequence[BranchSide]) -> bool:
     return all(isinstance(branch, TreeSide) for branch in side)
 
 
-def materialize(side: JoinedSide, labels: Array, weights: Array | None, *, is_walked: bool) -> JoinedRows:
+def materialize(side: JoinedSide, labels: NDArray[Any], weights: Array | None, *, is_walked: bool) -> JoinedRows:
     """Joined rows in memory; labels and weights are those of the label rows that occur. `is_walked`: often."""
     numbers = side.numbers(0, side.rows)
     indices = [RowIndex.of(numbers.pop(0), column.rows) for column in side.columns]
     own = indices[side.label]
     if is_walked:
         indices = [index if index is own else index.arranged() for index in indices]
-    return JoinedRows(side.rows, tuple(indices[: side.blocks]), own, labels, weights=weights)
+    known = labels if own.is_identity else floats(labels)  # only what is as long as the joined rows is worth it
+    return JoinedRows(side.rows, tuple(indices[: side.blocks]), own, known, weights=weights)
 
 
 def build_on_cluster(

@@ -17,8 +17,9 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Triangles
+from tablepuppet.arrays import Array, Triangles, floats
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, Place, empty_sums, loops
 from tablepuppet.models.compiler import is_installed, wins
@@ -144,9 +145,9 @@ def _shard(
     ]
     known = [place for p, place in zip(rows.indices, places, strict=True) if p is owner]
 
-    def of_label_rows(per_row: Array) -> Array:
+    def of_label_rows(per_row: NDArray[Any]) -> Array:
         place = known[0] if known else owner.place(gather_scatter, start, stop)
-        return owner.expand(gather_scatter, per_row[:, None], place, size)[:, 0]
+        return floats(owner.expand(gather_scatter, per_row[:, None], place, size)[:, 0])
 
     weights = None if rows.weights is None else of_label_rows(rows.weights)
     return Shard(scores, beside, state, partial(of_label_rows, rows.labels), weights)

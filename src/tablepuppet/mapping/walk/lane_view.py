@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, floats
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.models.compiler import LaneView
 
@@ -30,7 +30,7 @@ class Rows(Protocol):
     def label_index(self) -> RowIndex: ...
 
     @property
-    def labels(self) -> Array: ...
+    def labels(self) -> NDArray[Any]: ...
 
     @property
     def state(self) -> Mapping[str, NDArray[Any]]: ...
@@ -89,9 +89,9 @@ def lane_view(
     return view, collapsed
 
 
-def _per_row(p: RowIndex, values: Array, start: int, stop: int) -> Array:
+def _per_row(p: RowIndex, values: NDArray[Any], start: int, stop: int) -> Array:
     flat = values.reshape(-1)
-    return _read_only(flat[start:stop] if p.index is None else flat)
+    return _read_only(floats(flat[start:stop] if p.index is None else flat))
 
 
 def _numbers(p: RowIndex, start: int, stop: int) -> NDArray[np.unsignedinteger[Any]]:

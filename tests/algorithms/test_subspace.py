@@ -16,8 +16,10 @@ import tablepuppet as tp
 from tablepuppet.algorithms.base import BlockAnswer, Problem
 from tablepuppet.algorithms.newton.options import Newton, NewtonFigures
 from tablepuppet.algorithms.newton.server import NewtonServer
+from tablepuppet.algorithms.numerics import hessian_sample
 from tablepuppet.algorithms.numerics.search import best_intercept, derivatives
 from tablepuppet.algorithms.numerics.subspace import Tracker
+from tablepuppet.bench.cases import many
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
 
@@ -25,10 +27,10 @@ Array = NDArray[np.float64]
 LOSSES: list[Loss] = [Squared(), Logistic(), Softmax(3)]
 
 
-def problem(loss: Loss, *, is_weighted: bool = False) -> Problem:
+def problem(loss: Loss, *, is_weighted: bool = False, rows: int = 400) -> Problem:
     """Three blocks: one in order, one shuffled, one that an outer join does not always find."""
     rng = np.random.default_rng(5)
-    rows, sizes = 400, (90, 30, 20)
+    sizes = (90, 30, 20)
     numbers = [np.sort(rng.integers(0, 90, rows)), rng.integers(0, 30, rows), rng.integers(-1, 20, rows)]
     numbers[0][: sizes[0]] = np.arange(sizes[0])
     indices = tuple(RowIndex.of(np.sort(n) if i == 0 else n, sizes[i]) for i, n in enumerate(numbers))
@@ -64,6 +66,57 @@ def test_rows_of_the_hessian_are_those_of_the_joined_table(loss: Loss, is_weight
         row = first[block] + slot
         np.testing.assert_allclose(tracker._hessian[row], expected[row], atol=1e-12)
         np.testing.assert_allclose(tracker._hessian[:, row], expected[:, row], atol=1e-12)
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_a_sample_tells_what_blocks_have_in_common(monkeypatch: pytest.MonkeyPatch, is_weighted: bool) -> None:
+    monkeypatch.setattr(hessian_sample, "_SAMPLE", 1 << 15)  # one of four joined rows
+    given = problem(Logistic(), is_weighted=is_weighted, rows=1 << 17)
+    rng, tracker = np.random.default_rng(1), Tracker(given, [4] * given.blocks)
+    tracker.begin(given.zeros(), [True, False, True])
+    for shift in (0.0, 3.0):  # directions whose mean is far from 0, too
+        values = [shift + rng.normal(size=(n, 1)) for n in given.rows]
+        before, intercept = tracker.predictions, tracker.intercept
+        tracker.search({i: BlockAnswer(own, np.zeros(0)) for i, own in enumerate(values)})
+    assert tracker._sampled is not None
+    expected = hessian(tracker, before, intercept)
+    place = np.add(np.cumsum([0, *tracker._sizes])[:-1], [slots[0] for slots in tracker._orders])
+    found, there = tracker._hessian[place], expected[place]
+    np.testing.assert_allclose(found[:, -1], there[:, -1], rtol=1e-9)  # with the intercept: of all joined rows
+    np.testing.assert_allclose(np.diag(found[:, place]), np.diag(there[:, place]), rtol=1e-9)
+    assert 1e-9 < np.abs(found - there).max() < 0.01 * there.max()
+
+
+def test_directions_that_are_nearly_the_same_are_looked_at_in_all_joined_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hessian_sample, "_SAMPLE", 1 << 13)
+    given = problem(Logistic(), rows=1 << 15)
+    joined, rng = given.joined, np.random.default_rng(1)
+    assert isinstance(joined, JoinedRows)
+    twins = (joined.indices[1], joined.indices[1], joined.indices[2])  # two blocks of the same rows
+    rows = (given.rows[1], *given.rows[1:])
+    given = replace(given, joined=replace(joined, indices=twins), rows=rows, multiplicity=given.multiplicity[1:2] * 2)
+    given = replace(given, multiplicity=(*given.multiplicity, multiplicities(joined)[2]))
+    tracker = Tracker(given, [4] * given.blocks)
+    tracker.begin(given.zeros(), [False, False, False])
+    same = rng.normal(size=(rows[0], 1))
+    values = [same, same + 0.1 * rng.normal(size=same.shape), rng.normal(size=(rows[2], 1))]
+    before, intercept = tracker.predictions, tracker.intercept
+    tracker.search({i: BlockAnswer(own, np.zeros(0)) for i, own in enumerate(values)})
+    assert tracker._sampled is None
+    np.testing.assert_allclose(tracker._hessian, hessian(tracker, before, intercept), atol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ["newton", "admm"])
+def test_a_sample_changes_no_optimum(monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
+    found = []
+    for sample in (1 << 40, 1 << 13):
+        monkeypatch.setattr(hessian_sample, "_SAMPLE", sample)
+        with tp.Federation(many(40_000).tables) as federation:
+            result = federation.train(many(40_000).query, label="y", algorithm=algorithm, epochs=40, test_fraction=0.0)
+        found.append(result)
+    assert found[0].history[0].objective != found[1].history[0].objective
+    assert found[0].objective == pytest.approx(found[1].objective, rel=1e-8 if algorithm == "admm" else 1e-10)
+    assert len(found[0].history) >= len(found[1].history) - 1
 
 
 def hessian(tracker: Tracker, predictions: list[Array], intercept: Array) -> Array:

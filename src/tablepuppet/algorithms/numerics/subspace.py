@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, Problem
+from tablepuppet.algorithms.numerics.hessian_sample import HessianSample, are_apart, draw_rows
 from tablepuppet.algorithms.numerics.search import (
     Derivatives,
     Found,
@@ -91,6 +92,7 @@ class Tracker:
         self._orders: list[list[int]] = [[] for _ in problem.rows]  # slots of the last search, as clients count them
         self._grams = [np.zeros((1, 1)) for _ in problem.rows]  # inner products of θ_i and those directions
         self._hessian: Array = np.zeros((0, 0))
+        self._sampled = draw_rows(problem) if self._varies else None
 
     def begin(self, predictions: list[Array], spans_constant: Sequence[bool]) -> None:
         """The best intercept comes first, or every block would spend its first step on it."""
@@ -160,7 +162,7 @@ class Tracker:
         self._slots = [{} for _ in self._slots]
         self._give_up_signals()
         self.at = None if self.at is None else replace(self.at, curvatures=None)
-        self._constant_curvatures = None
+        self._constant_curvatures = self._sampled = None
 
     @property
     def tally(self) -> Tally | None:
@@ -199,29 +201,44 @@ class Tracker:
         ]
         assert self.at is not None
         known = self.at.curvatures or self._constant_curvatures
-        done = problem.joined.run(
-            hessian_step,
-            self.predictions,
-            columns=columns,
-            signals=1 if outputs == 1 else len(new),
-            loss=problem.loss,
-            intercept=self.intercept,
-            is_known=known is not None,
-        )
+        sample = self._sample(known)
+        given: dict[str, Any] = {"loss": problem.loss, "intercept": self.intercept, "is_known": known is not None}
+        if sample is None:
+            signals = 1 if outputs == 1 else len(new)
+            done = problem.joined.run(hessian_step, self.predictions, columns=columns, signals=signals, **given)
+        else:
+            done = sample.run(hessian_step, self.predictions, columns, means=sample.of(rows), **given)
         hessian, scale = self._hessian, 1.0 / problem.joined.rows
         for i, (a, slots) in enumerate(zip(first, self._slots, strict=False)):
             found = np.array([*new, *last])
             if known is not None:
                 found = np.concatenate([*rows[:i], *rows[i + 1 :], rows[i], last])
-            for image in _images(i, done.signals, known, columns):
+            for number, image in enumerate(_images(i, done.signals, known, columns)):
                 here, found = np.split(found, [image.shape[1] // outputs])
                 for slot, vector in slots.items():
-                    products = image.T @ vector[:, 0] if outputs == 1 else np.vdot(image, vector)
-                    hessian[here, a + slot] = hessian[a + slot, here] = scale * products
+                    products: Any
+                    if sample is not None and number == 0:
+                        products = sample.products(i, image, vector, here, a + slot)
+                    else:
+                        products = scale * (image.T @ vector[:, 0] if outputs == 1 else np.vdot(image, vector))
+                    hessian[here, a + slot] = hessian[a + slot, here] = products
                 del image
-        place = np.ix_([*new, *last], last)
-        hessian[place] = scale * done.sums["intercept"]
-        hessian.T[place] = hessian[place]
+        if sample is None:
+            place = np.ix_([*new, *last], last)
+            hessian[place] = scale * done.sums["intercept"]
+            hessian.T[place] = hessian[place]
+            return
+        hessian[last, last] = sample.curvature
+        if not are_apart(hessian[np.ix_([*new, *last], [*new, *last])]):
+            self._sampled = None
+            self._refresh(fresh)
+
+    def _sample(self, known: Sequence[Array] | None) -> HessianSample | None:
+        """What some joined rows tell of the Hessian where the model stands; None: all are to be looked at."""
+        if self._sampled is None or known is None:
+            return None
+        slots = zip(np.cumsum([0, *self._sizes]), self._slots, strict=False)
+        return HessianSample.at(*self._sampled, self.problem, known, list(slots), len(self._hessian))
 
     def _minimise(
         self,

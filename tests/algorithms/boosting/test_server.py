@@ -102,7 +102,7 @@ def _assert_exact(join: Join, options: Boosting, seed: int) -> BoostingServer:
     oracle = central(join, blocks, options)
     columns = [allowed_columns(widths, options.feature_fraction, seed, t) for t in range(options.trees)]
     rows = [
-        sampled_rows(server.labels, len(join.labels), options.subsample, seed, t).astype(np.int64)
+        sampled_rows(server.labels, np.empty(len(join.labels), np.int64), options.subsample, seed, t)
         for t in range(options.trees)
     ]
     oracle.fit(columns, rows, seed)

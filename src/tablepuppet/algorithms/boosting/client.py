@@ -59,9 +59,11 @@ class ClientHalf:
 
     def reveal(self, key: Key) -> NewKey:
         """Of every row whether it goes right."""
-        right = self.book.columns.right(key)
-        both = np.concatenate([self.train[:, key.column], self.held[:, key.column]])
-        return NewKey(key.column, self.book.columns.is_missing(key), np.packbits(right[both]))
+        right, column = self.book.columns.right(key), np.uint64(key.column)
+        bits = np.zeros((len(self.train) + len(self.held) + 7) // 8, np.uint8)
+        kernels.write_sides(self.train, column, right, 0, bits)
+        kernels.write_sides(self.held, column, right, len(self.train), bits)
+        return NewKey(key.column, self.book.columns.is_missing(key), bits)
 
     def _histogram(self, outline: Outline) -> Sums:
         cells = int(np.count_nonzero(outline.left < 0))

@@ -79,42 +79,65 @@ class Derivatives:
 
 
 def derivatives(
-    loss: Loss, scores: Array, labels: Labels, bits: int, draw: tuple[int, int] = (0, 0)
+    loss: Loss,
+    scores: Array,
+    labels: Labels,
+    bits: int,
+    draw: tuple[int, int] = (0, 0),
+    last: Sequence[Derivatives] = (),
 ) -> list[Derivatives]:
-    """In fixed point, for each output. `scores` is (joined rows, outputs), `draw` the seed and the tree."""
+    """In fixed point, for each output. `scores` is (joined rows, outputs), `draw` the seed and the tree. `last` are
+    those of the tree before: their memory is used again, and their scales are tried first, for most often they stay."""
     dtype: type[np.signedinteger[Any]] = np.int32 if bits <= 16 else np.int64
-    half = 16 if bits <= 16 else 32
+    both = [own.both for own in last] or [np.empty(len(scores), dtype) for _ in range(loss.outputs)]
+    scales = [(1 / g, 1 / h) for g, h in (own.unit for own in last)] or [(1.0, 1.0)] * loss.outputs
     is_constant = loss.is_quadratic and labels.weights is None
-    if isinstance(loss, Squared) and is_constant and bits >= 16:
-        return [_residuals(scores[:, 0], labels, bits, np.empty(len(scores), dtype))]
+    while True:
+        with np.errstate(over="ignore", invalid="ignore"):  # by scales that are not theirs
+            extents = _written(loss, scores, labels, bits, draw, scales, both)
+        wanted = [_scales(extent, bits, is_constant) for extent in extents.tolist()]
+        if wanted == scales:
+            return [Derivatives(own, (1 / by_g, 1 / by_h)) for own, (by_g, by_h) in zip(both, scales, strict=True)]
+        scales = wanted
+
+
+def _written(
+    loss: Loss,
+    scores: Array,
+    labels: Labels,
+    bits: int,
+    draw: tuple[int, int],
+    scales: Sequence[tuple[float, float]],
+    both: Sequence[Integers],
+) -> Array:
+    """Writes g and h by these scales; the largest |g| and h of each output."""
+    from tablepuppet.algorithms.boosting import kernels  # here: it loads the compiler
+
     extents = np.zeros((loss.outputs, 2))
-    shards = [(a, min(a + _SHARD, len(scores))) for a in range(0, len(scores), _SHARD)]
-    for start, stop in shards:
+    is_constant = loss.is_quadratic and labels.weights is None
+    is_plain, (by_g, by_h) = labels.weights is None and bits >= 16, scales[0]
+    index = kernels.fixed_type(np.zeros(0, np.int32) if labels.index is None else labels.index)
+    values = kernels.fixed_type(labels.values)
+    if isinstance(loss, Squared) and is_plain:
+        extents[0] = kernels.residuals(scores[:, 0], values, index, by_g, both[0]), 1.0
+        return extents
+    half = 4 * both[0].itemsize
+    for start in range(0, len(scores), _SHARD):
+        stop = min(start + _SHARD, len(scores))
+        if isinstance(loss, Logistic) and is_plain:
+            own = (index[start:stop], values) if len(index) else (index, values[start:stop])
+            kernels.class_slopes(np.exp(-scores[start:stop, 0]), *own, by_g, by_h, both[0][start:stop], extents[0])
+            continue
         g, h = _exact(loss, scores, labels, start, stop)
         most_g = np.maximum(g.max(axis=0), -g.min(axis=0))
         extents = np.maximum(extents, np.stack([most_g, h.max(axis=0)], axis=1))
-    scales = [_scales(extent, bits, is_constant) for extent in extents.tolist()]
-    out = [Derivatives(np.empty(len(scores), dtype), (1 / a, 1 / b)) for a, b in scales]
-    for start, stop in shards:
-        g, h = _exact(loss, scores, labels, start, stop)
-        for k, (own, (by_g, by_h)) in enumerate(zip(out, scales, strict=True)):
+        for k, (out, (by_g, by_h)) in enumerate(zip(both, scales, strict=True)):
             u, v = (0.5, 0.5) if bits >= 16 else _drawn(draw, 2 * k, start, stop)
-            fixed = _rounded(g[:, k], by_g, u).astype(dtype)
+            fixed = _rounded(g[:, k], by_g, u).astype(out.dtype)
             fixed <<= half
-            fixed += np.maximum(_rounded(h[:, k], by_h, 0.5 if is_constant else v), 1.0).astype(dtype)
-            own.both[start:stop] = fixed
-    return out
-
-
-def _residuals(scores: Array, labels: Labels, bits: int, both: Integers) -> Derivatives:
-    """Of ½(a − y)²: no more than a subtraction, in one loop."""
-    from tablepuppet.algorithms.boosting import kernels  # here: it loads the compiler
-
-    index = np.zeros(0, np.int32) if labels.index is None else labels.index
-    given = (scores, kernels.fixed_type(labels.values), kernels.fixed_type(index))
-    by_g, by_h = _scales((kernels.residuals(*given, 1.0, both[:0]), 1.0), bits, is_constant=True)
-    kernels.residuals(*given, by_g, both)
-    return Derivatives(both, (1 / by_g, 1 / by_h))
+            fixed += np.maximum(_rounded(h[:, k], by_h, 0.5 if is_constant else v), 1.0).astype(out.dtype)
+            out[start:stop] = fixed
+    return extents
 
 
 def _drawn(draw: tuple[int, int], which: int, start: int, stop: int) -> tuple[Array, Array]:
@@ -133,8 +156,7 @@ def _exact(loss: Loss, scores: Array, labels: Labels, start: int, stop: int) -> 
         if isinstance(loss, Squared):
             g, h = a - y[:, None], np.ones_like(a)
         else:
-            with np.errstate(over="ignore"):
-                p = np.exp(-a)
+            p = np.exp(-a)
             p += 1.0
             np.divide(1.0, p, out=p)
             g, h = p - y[:, None], p - p * p

@@ -62,6 +62,7 @@ class KeyBook:
     def __post_init__(self) -> None:
         self.numbers: dict[Key, int] = {}
         self.told = 0
+        self._right: dict[int, NDArray[np.bool_]] = {}  # by key, as far as somebody looked
         self._marks: dict[int, list[NDArray[np.bool_]]] = {}  # by column: of keys that were told, which codes go right
         for number, (key, is_told) in enumerate(zip(self.keys, self.is_told, strict=True)):
             self._enter(number, key, is_told)
@@ -84,6 +85,13 @@ class KeyBook:
         if not 0 <= number < len(self.keys):
             raise TransportError(f"there is no key {number} in block {self.block}")
         return self.keys[number]
+
+    def right(self, number: int) -> NDArray[np.bool_]:
+        """For each possible code of a key's column, whether it goes right."""
+        found = self._right.get(number)
+        if found is None:
+            found = self._right[number] = self.columns.right(self.key(number))
+        return found
 
     def add_unions(self, unions: Sequence[Union]) -> None:
         """Sets that the server made of those it knows."""

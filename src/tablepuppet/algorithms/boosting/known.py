@@ -176,15 +176,13 @@ class KnownBlock:
             column.missing = number
             codes *= ~right
         elif column.kind == NUMBER:
-            sides = np.zeros((256, 2), np.int64)
-            kernels.count_sides(codes, right, sides)
-            above = int(sides[1:, 1].sum())
+            right &= codes > 0
+            above = int(np.count_nonzero(right))
             place = sum(a > above for a in column.above)
-            if sides[1 : place + 1, 1].any() or sides[place + 2 :, 0].any():
+            if (right < (codes > place + 1)).any() or (right & (codes <= place)).any():
                 raise self._wrong("right", "is no border of the same numbers as those before")
             column.borders.insert(place, number)
             column.above.insert(place, above)
-            right &= codes > 0
             codes += right
         elif column.kind == ONE_HOT:
             if (codes[~right] > 0).any():

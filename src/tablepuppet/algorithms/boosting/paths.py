@@ -10,6 +10,7 @@ a pair has one bit; and before all others, where a check begins with several nod
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tablepuppet.algorithms.boosting.packing import CHUNK
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
+_SERVER, _ENDED = -2, -3  # who knows a turn besides blocks: the number of a root; none, below a cell
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,20 +34,21 @@ class PathCode:
     asked: Codes  # whether the block is told
 
     @classmethod
-    def of(cls, outline: Outline, block: int) -> PathCode:
+    def each(cls, outline: Outline, blocks: int) -> list[PathCode]:
+        """That of every block."""
         left, owners = outline.left.tolist(), outline.block.tolist()
         roots, width = _roots(outline.left)
-        paths = {root: [(k >> d & 1, 1) for d in range(width)] for k, root in enumerate(roots.tolist())}
+        paths = {root: [(k >> d & 1, _SERVER) for d in range(width)] for k, root in enumerate(roots.tolist())}
         for node, child in enumerate(left):
             if child >= 0:
-                is_asked = int(owners[node] != block)
-                for side in (0, 1):
-                    paths[child + side] = [*paths[node], (side * is_asked, is_asked)]
+                paths[child] = [*paths[node], (0, owners[node])]
+                paths[child + 1] = [*paths[node], (1, owners[node])]
         found = [paths[node] for node, child in enumerate(left) if child < 0]
-        both = np.zeros((max(map(len, found)), len(found), 2), np.uint8)
-        for cell, path in enumerate(found):
-            both[: len(path), cell] = np.array(path, np.uint8).reshape(-1, 2)
-        return cls(np.ascontiguousarray(both[:, :, 0]), np.ascontiguousarray(both[:, :, 1]))
+        both = np.array(list(zip_longest(*found, fillvalue=(0, _ENDED))), np.int32).reshape(-1, len(found), 2)
+        is_turn = both[:, :, 1] != _ENDED
+        asked = [(is_turn & (both[:, :, 1] != block)).astype(np.uint8) for block in range(blocks)]
+        turns = np.ascontiguousarray(both[:, :, 0]).astype(np.uint8)
+        return [cls(turns * own, own) for own in asked]
 
     @property
     def cells(self) -> int:
@@ -53,10 +56,10 @@ class PathCode:
 
     def written(self, cells: NDArray[np.uint16]) -> tuple[Codes, Sums]:
         """The bits of some pairs, packed, and how many of them each level has."""
-        counts = self.asked.astype(np.int64) @ np.bincount(cells, minlength=self.cells)
-        out = np.empty((int(counts.sum()) + 7) // 8, np.uint8)
-        kernels.write_paths(cells, self.turns, self.asked, out)
-        return out, counts
+        counts = np.empty(len(self.asked), np.int64)
+        out = np.empty((int(np.count_nonzero(self.asked.any(axis=1))) * len(cells) + 7) // 8, np.uint8)
+        kernels.write_paths(cells, self.turns, self.asked, counts, out)
+        return out[: (int(counts.sum()) + 7) // 8], counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,11 +79,14 @@ class Walk:
         left = outline.left.astype(np.int64)
         column, right = np.zeros(len(left), np.int64), np.zeros((len(left), 256), np.uint8)
         is_own = outline.block == book.block
-        for node in np.flatnonzero((left >= 0) & is_own).tolist():
-            key = book.key(int(outline.key[node]))
-            column[node], right[node] = key.column, book.columns.right(key)
+        own = np.flatnonzero((left >= 0) & is_own)
+        for node, number, to_left in zip(
+            own.tolist(), outline.key[own].tolist(), outline.to_left[own].tolist(), strict=True
+        ):
+            key = book.key(number)
+            column[node], right[node] = key.column, book.right(number)
             if book.columns.kinds[key.column] == NUMBER:
-                right[node, 0] = not outline.to_left[node]
+                right[node, 0] = not to_left
         asked = ((left >= 0) & ~is_own).astype(np.uint8)
         cell = np.where(left < 0, np.cumsum(left < 0) - 1, -1)
         return cls(*_roots(left), np.where(left < 0, np.arange(len(left)), left), column, right, asked, cell)

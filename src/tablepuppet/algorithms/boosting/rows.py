@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,20 @@ _PAIRS = 1 << 17  # of a piece
 _BATCHES = 8  # in which a piece is filled, at least
 _ENTRIES = 1 << 20  # sums that are scattered into at a time, at least
 _FOLDABLE = 1 << 16  # joined rows of one row whose 16-bit sums stay within half of 32 bits
+
+
+class Scratch:
+    """Sums of rows, of one block after the other: zero again whenever nobody uses them. Fresh ones for every level of
+    a tree would be asked of the system page by page."""
+
+    def __init__(self) -> None:
+        self._zeros = np.zeros(0, np.int64)
+
+    def zeros(self, *shape: int) -> Sums:
+        size = prod(shape)
+        if size > len(self._zeros):
+            self._zeros = np.zeros(size, np.int64)
+        return self._zeros[:size].reshape(shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,12 +69,14 @@ class BlockIndex:
         """Whether Σg and Σh of a row fit into one 64-bit number."""
         return given.both.itemsize == 4 and self.most <= _FOLDABLE
 
-    def pairs(self, starts: Sequence[int], cell: Cells, code: PathCode, given: Derivatives) -> list[list[Pairs]]:
+    def pairs(
+        self, starts: Sequence[int], cell: Cells, code: PathCode, given: Derivatives, scratch: Scratch
+    ) -> list[list[Pairs]]:
         """The pairs of each part of the block, whose rows begin where `starts` says and count from there. Joined rows
         without a row here have row n_i, of the last part."""
         borders = [*starts, self.rows + 1]
         if not self.is_sorted:
-            return self._scattered(borders, cell, code, given)
+            return self._scattered(borders, cell, code, given, scratch)
         if not len(self.index):
             parts = ((a, min(b, len(cell))) for a, b in pairwise(borders))
             return [list(_each(cell[a:b], code, given, a)) for a, b in parts]
@@ -81,13 +97,15 @@ class BlockIndex:
             )
             yield from room.packed(count)
 
-    def _scattered(self, borders: list[int], cell: Cells, code: PathCode, given: Derivatives) -> list[list[Pairs]]:
+    def _scattered(
+        self, borders: list[int], cell: Cells, code: PathCode, given: Derivatives, scratch: Scratch
+    ) -> list[list[Pairs]]:
         cells = code.cells
         together = min(self.rows + 1, max(1, max(_ENTRIES, len(cell) // 4) // cells))
         size = max(_PAIRS, cells)
         emitted = max(1, size // (_BATCHES * cells))
         room, count = _Room(min(size, (self.rows + 1) * cells), code, given.unit), 0
-        scattered = np.zeros((together, cells, 1 if self.folds(given) else 2), np.int64)
+        scattered = scratch.zeros(together, cells, 1 if self.folds(given) else 2)
         pieces: list[list[Pairs]] = [[] for _ in borders[1:]]
         rows = [start - 1 for start in borders[:-1]]
         for first in range(0, self.rows + 1, together):
@@ -141,22 +159,25 @@ def _each(cell: Cells, code: PathCode, given: Derivatives, first: int) -> Iterat
         yield from room.packed(count)
 
 
-_SHARD = 1 << 20
+_SHARD = 1 << 16
 
 
-def sampled_rows(labels: Labels, rows: int, fraction: float, seed: int, tree: int) -> RowNumbers:
-    """The joined rows of a tree, ascending: a sample, without those that weigh nothing."""
-    dtype = np.int32 if rows < 2**31 else np.int64
-    if fraction == 1.0 and (labels.weights is None or bool((labels.weights > 0).all())):
-        return np.arange(rows, dtype=dtype)
-    found: list[RowNumbers] = [np.zeros(0, dtype)]
-    for start in range(0, rows, _SHARD):
-        stop = min(start + _SHARD, rows)
-        is_in = uniform(seed, tree, np.arange(start, stop, dtype=np.uint64)) < fraction
-        if labels.weights is not None:
-            is_in &= labels.weights[labels.numbers(start, stop)] > 0
-        found.append((np.flatnonzero(is_in) + start).astype(dtype))
-    return np.concatenate(found)
+def sampled_rows(labels: Labels, out: RowNumbers, fraction: float, seed: int, tree: int) -> RowNumbers:
+    """The joined rows of a tree, ascending: a sample, without those that weigh nothing; the first numbers of `out`,
+    which has room for all."""
+    is_whole = fraction == 1.0 and (labels.weights is None or bool((labels.weights > 0).all()))
+    count = 0
+    for start in range(0, len(out), _SHARD):
+        stop = min(start + _SHARD, len(out))
+        own = np.arange(start, stop, dtype=out.dtype)
+        if not is_whole:
+            is_in = uniform(seed, tree, own.astype(np.uint64)) < fraction
+            if labels.weights is not None:
+                is_in &= labels.weights[labels.numbers(start, stop)] > 0
+            own = own[is_in]
+        out[count : count + len(own)] = own
+        count += len(own)
+    return out[:count]
 
 
 def allowed_columns(widths: Sequence[int], fraction: float, seed: int, tree: int) -> list[NDArray[np.bool_]]:

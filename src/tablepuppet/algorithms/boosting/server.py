@@ -22,7 +22,7 @@ from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.paths import PathCode
-from tablepuppet.algorithms.boosting.rows import BlockIndex, RowNumbers, allowed_columns, sampled_rows
+from tablepuppet.algorithms.boosting.rows import BlockIndex, RowNumbers, Scratch, allowed_columns, sampled_rows
 from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, Route, add_leaves
 from tablepuppet.errors import TransportError
 from tablepuppet.models.losses import Loss
@@ -67,24 +67,31 @@ class BoostingServer:
 
     def __post_init__(self) -> None:
         count = len(self.scores)
-        self._spare: RowNumbers = np.empty(count, np.int32 if count < 2**31 else np.int64)
+        dtype = np.int32 if count < 2**31 else np.int64
+        self._orders: list[RowNumbers] = [np.empty(count, dtype) for _ in range(self.loss.outputs)]
+        self._spare: RowNumbers = np.empty(count, dtype)
+        self._scratch = Scratch()
         options, is_bound = self.options, any(sign for block in self.blocks for sign in block.signs)
         rules = options.rules
         rules[7] *= 1 if self.loss.task == "number" else 4  # rows of a class say less than those of a number
         self._growth = Growth(options.levels, rules, options.leaves, is_bound)
-        self._first: list[Derivatives] = []  # of a forest, whose trees all have the same
+        self._given: list[Derivatives] = []  # of the last tree; all trees of a forest have the same
 
     def grow(self) -> Rounds:
         """One tree for each output: yields checks by block and part, takes objections by block."""
         number = self.first + len(self.trees)
         options = self.options
-        given = self._first or derivatives(self.loss, self.scores, self.labels, options.bits, (self.seed, number))
-        self._first = given if options.forest else []
+        if not (options.forest and self._given):
+            how = (self.loss, self.scores, self.labels, options.bits, (self.seed, number))
+            self._given = derivatives(*how, self._given)
+        given = self._given
         columns = allowed_columns([len(b.kinds) for b in self.blocks], options.feature_fraction, self.seed, number)
-        rows = sampled_rows(self.labels, len(self.scores), options.subsample, self.seed, number)
-        orders = [rows, *(rows.copy() for _ in given[1:])]
+        rows = sampled_rows(self.labels, self._orders[0], options.subsample, self.seed, number)
+        orders = [order[: len(rows)] for order in self._orders]
+        for order in orders[1:]:
+            order[...] = rows
         growing = [
-            GrowingTree(self._growth, self.blocks, self.indices, own, order, columns, self._spare)
+            GrowingTree(self._growth, self.blocks, self.indices, own, order, columns, self._spare, self._scratch)
             for own, order in zip(given, orders, strict=True)
         ]
         for tree in growing:
@@ -130,12 +137,12 @@ class BoostingServer:
             if not numbers:
                 continue
             tree.mark_cells(outline, numbers, cell)
+            codes = PathCode.each(outline, len(self.blocks))
             for block, (index, starts) in enumerate(zip(self.indices, self.starts, strict=True)):
                 if not asked[block]:
                     continue
-                code = PathCode.of(outline, block)
                 own = replace(outline, key=np.where(outline.block == block, outline.key, -1).astype(np.int32))
-                for part, pieces in enumerate(index.pairs(starts, cell, code, tree.given)):
+                for part, pieces in enumerate(index.pairs(starts, cell, codes[block], tree.given, self._scratch)):
                     outlines[block][part].append(replace(own, pieces=pieces))
         checks: list[list[Check]] = []
         for block, known in enumerate(self.blocks):

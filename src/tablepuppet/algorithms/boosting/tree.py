@@ -21,7 +21,7 @@ from tablepuppet.algorithms.boosting.exchange import Codes, Outline
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, value_of
-from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, RowNumbers
+from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, RowNumbers, Scratch
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -79,9 +79,10 @@ class GrowingTree:
         order: RowNumbers,
         allowed: Sequence[NDArray[np.bool_]],
         spare: RowNumbers,
+        scratch: Scratch,
     ) -> None:
         self.growth, self.blocks, self.indices, self.given = growth, blocks, indices, given
-        self.order, self.allowed, self.spare = order, allowed, spare
+        self.order, self.allowed, self.spare, self.scratch = order, allowed, spare, scratch
         whole = self._totals([(0, len(order))])[0]
         self.nodes = [Node(0, len(order), 0, *whole, bound=(-inf, inf) if growth.is_bound else None)]
         self._sums: dict[int, dict[int, Sums]] = {}  # by node, then block
@@ -282,7 +283,9 @@ class GrowingTree:
                 if block.layout.bins:
                     segments = np.array([(self.nodes[n].start, self.nodes[n].stop) for n in own], np.int64)
                     how = (index.index, index.rows, block.codes, block.layout.offsets, self.given.both)
-                    kernels.count_nodes(self.order, segments, *how, index.folds(self.given), out)
+                    is_joined = len(index.index) > 0 and len(block.layout.kinds) > 1
+                    sums = self.scratch.zeros(is_joined * (index.rows + 1), 1 if index.folds(self.given) else 2)
+                    kernels.count_nodes(self.order, segments, *how, sums, out)
                 for place, number in enumerate(own):
                     self._sums[number][block.block] = out[place]
 

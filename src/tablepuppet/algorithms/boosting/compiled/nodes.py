@@ -5,6 +5,8 @@ Several nodes are done in one call: node k of a call has the joined rows order[s
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,12 +28,14 @@ from tablepuppet.algorithms.boosting.compiled.bits import (
 __all__ = [
     "add_split",
     "add_values",
+    "class_slopes",
     "count_nodes",
     "count_sides",
     "mark_nodes",
     "part_nodes",
     "residuals",
     "sum_nodes",
+    "write_sides",
 ]
 
 
@@ -125,15 +129,14 @@ def count_nodes(
     codes: Codes,
     offsets: Integers,
     both: Integers,
-    folds: bool,
+    sums: Sums,
     out: Sums,
 ) -> None:
     """out[k, bin] = Σ(g, h) of every segment per bin of every column: over its joined rows, or over the block's with
-    their sums, whichever are fewer. `folds`: the sums of a row stay within half of 32 bits."""
-    columns = len(offsets) - 1
+    their sums, whichever are fewer. `sums` are zero, and again afterwards: of each row of the block, folded if they
+    are one number, which stays within half of 32 bits; or of none, where joined rows are as few."""
+    columns, room = len(offsets) - 1, len(sums)
     folded = np.zeros(out.shape[1], np.int64)
-    room = missed + 1 if len(index) and columns > 1 else 0
-    sums = np.zeros((room, 1 if folds else 2), np.int64)
     for k in range(len(segments)):
         rows = order[segments[k, 0] : segments[k, 1]]
         if room == 0 or len(rows) * (columns - 1) <= room * (columns + 1):
@@ -151,18 +154,47 @@ def count_sides(codes: Codes, right: NDArray[np.bool_], sides: Sums) -> None:
 
 
 @exact
+def write_sides(codes: Codes, column: Any, right: NDArray[np.bool_], at: int, out: Codes) -> None:
+    """A bit for every row, after the `at` that are there: whether its code goes right."""
+    held, place = np.uint64(0), np.uint64(at)
+    for r in range(np.uint64(len(codes))):
+        held = (held << np.uint64(1)) | np.uint64(right[codes[r, column]])
+        if place & np.uint64(7) == np.uint64(7):
+            out[place >> np.uint64(3)] |= np.uint8(held)
+            held = np.uint64(0)
+        place += np.uint64(1)
+    if place & np.uint64(7):
+        out[place >> np.uint64(3)] |= np.uint8(held << (np.uint64(8) - (place & np.uint64(7))))
+
+
+@exact
 def residuals(scores: Array, labels: Array, index: Integers, scale: float, both: Integers) -> float:
-    """both[j] = ⌊(score − label)·scale + ½⌋ and 1, as its halves; without `both`, the largest |score − label|."""
+    """both[j] = ⌊(score − label)·scale + ½⌋ and 1, as its halves; the largest |score − label|."""
     most, half = 0.0, 16 if both.itemsize == 4 else 32
     for j in range(np.uint64(len(scores))):
         r = scores[j] - (labels[np.uint64(index[j])] if len(index) else labels[j])
-        if len(both):
-            both[j] = (np.int64(np.floor(r * scale + 0.5)) << half) + 1
-        elif not abs(r) <= most:
+        both[j] = (np.int64(np.floor(r * scale + 0.5)) << half) + 1
+        if abs(r) > most or r != r:
             most = abs(r)
-            if not most < np.inf:
-                break
     return most
+
+
+@exact
+def class_slopes(
+    e: Array, index: Integers, labels: Array, by_g: float, by_h: float, both: Integers, extents: Array
+) -> None:
+    """both[j] = ⌊g·by_g + ½⌋ and max(1, ⌊h·by_h + ½⌋), as its halves, of p = 1 / (1 + e): g = p − label, h = p − p²;
+    extents are raised to the largest |g| and h."""
+    most_g, most_h, half = extents[0], extents[1], 16 if both.itemsize == 4 else 32
+    for j in range(np.uint64(len(e))):
+        p = 1.0 / (e[j] + 1.0)
+        g = p - (labels[np.uint64(index[j])] if len(index) else labels[j])
+        h = p - p * p
+        if abs(g) > most_g or g != g:
+            most_g = abs(g)
+        most_h = max(most_h, h)
+        both[j] = (np.int64(np.floor(g * by_g + 0.5)) << half) + max(np.int64(1), np.int64(np.floor(h * by_h + 0.5)))
+    extents[0], extents[1] = most_g, most_h
 
 
 @exact

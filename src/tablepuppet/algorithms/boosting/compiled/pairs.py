@@ -171,11 +171,14 @@ def _bit(bits: Codes, at: Any) -> Any:
 
 
 @exact
-def write_paths(cells: Cells, turns: Codes, asked: Codes, out: Codes) -> None:
-    """Level by level the turns of every cell that are asked for, as bits; `out` has as many bytes as they need."""
+def write_paths(cells: Cells, turns: Codes, asked: Codes, counts: Sums, out: Codes) -> None:
+    """Level by level the turns of every cell that are asked for, as bits; `out` has room for a bit of every pair and
+    level that asks any, and `counts` is how many there are of each level."""
     both = np.empty(turns.shape[1], np.uint64)
     at, held, filled = np.uint64(0), np.uint64(0), np.uint64(0)
     for d in range(np.uint64(len(turns))):
+        before = np.int64((at << np.uint64(3)) + filled)
+        counts[d] = 0
         if not asked[d].any():
             continue
         for c in range(np.uint64(len(both))):
@@ -189,6 +192,7 @@ def write_paths(cells: Cells, turns: Codes, asked: Codes, out: Codes) -> None:
                     out[at + k] = np.uint8((held >> (k << np.uint64(3))) & np.uint64(255))
                 at += np.uint64(4)
                 held, filled = np.uint64(0), np.uint64(0)
+        counts[d] = np.int64((at << np.uint64(3)) + filled) - before
     while filled != np.uint64(0):
         out[at] = np.uint8(held & np.uint64(255))
         at += np.uint64(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,12 +12,14 @@ from tablepuppet.algorithms.boosting.plain.bits import Array, Cells, Codes, Inte
 __all__ = [
     "add_split",
     "add_values",
+    "class_slopes",
     "count_nodes",
     "count_sides",
     "mark_nodes",
     "part_nodes",
     "residuals",
     "sum_nodes",
+    "write_sides",
 ]
 
 _SHARD = 1 << 15
@@ -87,20 +91,26 @@ def count_nodes(
     codes: Codes,
     offsets: Integers,
     both: Integers,
-    folds: bool,
+    sums: Sums,
     out: Sums,
 ) -> None:
     for k, (start, stop) in enumerate(segments.tolist()):
         own = order[start:stop]
         rows, (own_g, own_h) = _rows(index, own, 0, missed), parted(both[own])
         for f in range(len(offsets) - 1):
-            bins, sums = codes[rows, f], out[k, offsets[f] : offsets[f + 1]]
-            add_up(bins, own_g, sums[:, 0])
-            add_up(bins, own_h, sums[:, 1])
+            bins, found = codes[rows, f], out[k, offsets[f] : offsets[f + 1]]
+            add_up(bins, own_g, found[:, 0])
+            add_up(bins, own_h, found[:, 1])
 
 
 def count_sides(codes: Codes, right: NDArray[np.bool_], sides: Sums) -> None:
     sides += np.bincount(codes * np.uint16(2) + right, minlength=512).reshape(256, 2)
+
+
+def write_sides(codes: Codes, column: Any, right: NDArray[np.bool_], at: int, out: Codes) -> None:
+    bits = np.append(np.zeros(at % 8, np.bool_), right[codes[:, int(column)]])
+    packed = np.packbits(bits)
+    out[at // 8 : at // 8 + len(packed)] |= packed
 
 
 def residuals(scores: Array, labels: Array, index: Integers, scale: float, both: Integers) -> float:
@@ -108,8 +118,16 @@ def residuals(scores: Array, labels: Array, index: Integers, scale: float, both:
     for start in range(0, len(scores), _SHARD):
         own = slice(start, min(start + _SHARD, len(scores)))
         r = scores[own] - labels[index[own] if len(index) else own]
-        if len(both):
-            both[own] = (np.floor(r * scale + 0.5).astype(np.int64) << 4 * both.itemsize) + 1
-        else:
-            most = float(np.maximum(most, np.abs(r).max()))
+        both[own] = (np.floor(r * scale + 0.5).astype(np.int64) << 4 * both.itemsize) + 1
+        most = float(np.maximum(most, np.abs(r).max()))
     return most
+
+
+def class_slopes(
+    e: Array, index: Integers, labels: Array, by_g: float, by_h: float, both: Integers, extents: Array
+) -> None:
+    p = 1.0 / (e + 1.0)
+    g, h = p - (labels[index] if len(index) else labels), p - p * p
+    extents[0], extents[1] = np.maximum(extents, [np.abs(g).max(initial=0.0), h.max(initial=0.0)])
+    fixed = np.floor(g * by_g + 0.5).astype(np.int64) << 4 * both.itemsize
+    both[:] = fixed + np.maximum(np.floor(h * by_h + 0.5), 1.0).astype(np.int64)

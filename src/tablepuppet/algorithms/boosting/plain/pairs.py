@@ -110,8 +110,9 @@ def emit_cells(
     return count, int(first + rows[-1])
 
 
-def write_paths(cells: Cells, turns: Codes, asked: Codes, out: Codes) -> None:
+def write_paths(cells: Cells, turns: Codes, asked: Codes, counts: Sums, out: Codes) -> None:
     levels = [turn[cells[own[cells] > 0]] for turn, own in zip(turns, asked, strict=True)]
+    counts[:] = [len(level) for level in levels]
     packed = np.packbits(np.concatenate([*levels, np.zeros(0, np.uint8)]), bitorder="little")
     out[: len(packed)] = packed
 

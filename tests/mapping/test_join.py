@@ -71,6 +71,21 @@ def test_counting_and_duckdb_agree_row_for_row(given: tuple[Branch, list[ScanKey
                 np.testing.assert_array_equal(found, expected)
         for found, expected in zip(one.counts(), other.counts(), strict=True):
             np.testing.assert_array_equal(found, expected)
+        for relation, found in (one.whole() or {}).items():
+            np.testing.assert_array_equal(found, written(other)[relation] if other.rows else found[:0])
+
+
+def test_a_star_is_not_copied_where_every_row_of_its_facts_finds_one_in_each_dimension() -> None:
+    facts = ScanKeys(5, pa.table({"k0": np.array([1, 0, 2, 1, 0], np.int32)}), None, True)
+    items = ScanKeys(3, pa.table({"k0": np.arange(3, dtype=np.int32)}), None, True)
+    branch = Branch((Relation("f", 0), Relation("i", 1)), (Join("inner", 1, (KeyPair(0, 0, 1, 0),)),), 0, 0)
+    counted = TreeJoin.of(branch, [facts, items])
+    assert counted is not None
+    whole = counted.side(None).whole()
+    assert whole is not None
+    assert [rows.tolist() for rows in whole.values()] == [[0, 1, 2, 3, 4], [1, 0, 2, 1, 0]]
+    assert np.shares_memory(whole[1], counted.edges[0].only)
+    assert counted.side(np.array([True, False, True, True, True])).whole() is None
 
 
 def _many_to_many(rows: int) -> tuple[Branch, list[ScanKeys]]:

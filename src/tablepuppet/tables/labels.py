@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array, RowNumbers, fixed
 from tablepuppet.errors import MappingError
 from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
@@ -23,7 +23,6 @@ from tablepuppet.protocol import ColumnInfo, Labels, LabelSummary, Weights
 from tablepuppet.tables.columns import (
     NUMBER_KINDS,
     STRING_KINDS,
-    arrow,
     in_one_piece,
     numbers,
     numpy_of,
@@ -109,13 +108,15 @@ def read_labels(
     elif pa.types.is_integer(column.type) and len(column):
         encoded = in_one_piece(column.dictionary_encode())
         distinct = _number_classes(_label_numbers(pa.chunked_array([encoded.dictionary]), info), info, classes)
-        values = numpy_of(arrow(distinct).take(encoded.indices), missing=np.nan)
+        codes = numpy_of(encoded.indices, missing=-1)
+        values = np.append(distinct, np.nan).take(codes, mode="wrap")  # −1: the last
     else:
         values = _number_classes(_label_numbers(column, info), info, classes)
     if noise is not None:
         values = noise.applied(values, None if classes is None else len(classes), order)
     is_test = sides.test(len(column), order)
-    return Labels(values=values, is_test=is_test, is_validation=sides.validation(len(column), order, is_test))
+    values = fixed(values) if values.flags.owndata else values
+    return Labels(values=values, is_test=fixed(is_test), is_validation=sides.validation(len(column), order, is_test))
 
 
 def read_weights(column: pa.ChunkedArray, info: ColumnInfo) -> Weights:

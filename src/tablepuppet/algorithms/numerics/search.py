@@ -186,7 +186,8 @@ def minimise(
     for a, b, gram, l2 in zip(borders[:-1], borders[1:], products, ridges, strict=True):
         hessian[a:b, a:b] += l2 * gram[1:, 1:]
     alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(outputs, np.bool_)])
-    point, predictions = np.zeros(borders[-1] + outputs), [block[0] for block in vectors]
+    point = np.zeros(borders[-1] + outputs)
+    moved: list[Array] = []  # h at the point, once it is known
     value, slope = total(point, here.loss, along)
     at: Derivatives | None = here
     del here
@@ -201,21 +202,23 @@ def minimise(
             break
         for halving in range(_HALVINGS):  # the full Newton step, halved until F falls
             new = point + step / 2**halving
+            at, moved = None, []  # as large as the tables, and rarely wanted again
             moved = [_combined(block, c) for block, c in zip(vectors, split(new), strict=True)]
-            at = None  # as large as the tables, and rarely wanted again
             at = evaluate(moved, intercept + new[borders[-1] :])
             reached, new_slope = total(new, at.loss, slopes(vectors, at))
             if reached <= max(value - 1e-4 * expected / 2**halving, value + 1e-15 * abs(value)):
                 break
         else:
-            at = None
+            at, moved = None, []
             break
         hessian = _learned(hessian, new - point, new_slope - slope)
-        point, value, slope, predictions = new, reached, new_slope, moved
+        point, value, slope = new, reached, new_slope
         if is_quadratic:
             break
-    chosen = intercept + point[borders[-1] :]
-    return Found(split(point), chosen, predictions, at or evaluate(predictions, chosen), value, decrement)
+    chosen, found = intercept + point[borders[-1] :], split(point)
+    if not moved:
+        moved = [_combined(block, c) if c.any() else block[0] for block, c in zip(vectors, found, strict=True)]
+    return Found(found, chosen, moved, at or evaluate(moved, chosen), value, decrement)
 
 
 def _combined(block: Sequence[Array], coefficients: Array) -> Array:

@@ -21,7 +21,7 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import BoundQuery, Branch
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.join.duckdb_join import BranchSide, Counts, DuckJoin, ListedJoin, ListedSide, Marks, why_empty
-from tablepuppet.mapping.join.tree_join import TreeJoin
+from tablepuppet.mapping.join.tree_join import TreeJoin, TreeSide
 from tablepuppet.mapping.keys.gather import ScanKeys
 
 
@@ -109,6 +109,14 @@ class JoinedSide:
                 written = end
             begin += branch.rows
         return out
+
+    def held(self) -> list[RowNumbers] | None:
+        """p_i of all joined rows, not to be changed: a tree may hold them as they are; None: it does not."""
+        [branch, *others] = self.branches
+        if others or not isinstance(branch, TreeSide) or any(column.becomes[0] is not None for column in self.columns):
+            return None
+        found = branch.whole()
+        return None if found is None else [found[column.relations[0]] for column in self.columns]
 
     def label_counts(self) -> RowNumbers:
         """How many joined rows have their label from each label row."""

@@ -24,7 +24,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.catalog.bound import Branch
 from tablepuppet.mapping.join.duckdb_join import SLICE, Counts, Marks
 from tablepuppet.mapping.keys.gather import ScanKeys
-from tablepuppet.mapping.rows.index import pieces
+from tablepuppet.mapping.rows.index import counts_up, pieces
 from tablepuppet.threads import over_rows
 
 
@@ -259,6 +259,17 @@ class TreeSide:
             else:
                 _add_up(here, edge.only, np.flatnonzero(above), above)
         return counts
+
+    def whole(self) -> dict[int, RowNumbers] | None:
+        """All joined rows at once, as they are held already; None: they must be made."""
+        join = self.join
+        is_every = self.ends is None and self.roots is join.order and len(join.order) == join.sizes[join.root]
+        if not is_every or not all(_finds_one(edge) and edge.parent == join.root for edge in join.edges):
+            return None
+        if not all(counts_up(self.roots[piece], piece.start) for piece in pieces(len(self.roots))):
+            return None
+        found = {edge.relation: edge.only[:-1] for edge in join.edges if edge.only is not None}
+        return {join.root: self.roots, **found}
 
     def read(self, start: int, stop: int) -> Iterator[Mapping[int, RowNumbers]]:
         """Joined rows start ≤ j < stop, a slice of the roots at a time."""

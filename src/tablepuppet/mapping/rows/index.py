@@ -37,7 +37,7 @@ class RowIndex:
     @classmethod
     def of(cls, index: RowNumbers, rows: int) -> RowIndex:
         """The most compact form of a mapping to `rows` rows."""
-        if len(index) == rows and all(_counts_up(index[piece], piece.start) for piece in pieces(rows)):
+        if len(index) == rows and all(counts_up(index[piece], piece.start) for piece in pieces(rows)):
             return cls(rows, None, is_sorted=True)
         is_partial = bool(len(index)) and int(index.min()) < 0
         is_sorted = not is_partial and all(_rises(index[p.start : p.stop + 1]) for p in pieces(len(index)))
@@ -194,7 +194,8 @@ def pieces(size: int) -> Iterator[slice]:
     return (slice(start, min(start + _PIECE, size)) for start in range(0, size, _PIECE))
 
 
-def _counts_up(index: RowNumbers, start: int) -> bool:
+def counts_up(index: RowNumbers, start: int) -> bool:
+    """Whether the numbers are start, start + 1, …"""
     return bool((index == np.arange(start, start + len(index), dtype=index.dtype)).all())
 
 

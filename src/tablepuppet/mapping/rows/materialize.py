@@ -74,7 +74,7 @@ def can_build_on_workers(side: Sequence[BranchSide]) -> bool:
 
 def materialize(side: JoinedSide, labels: NDArray[Any], weights: Array | None, *, is_walked: bool) -> JoinedRows:
     """Joined rows in memory; labels and weights are those of the label rows that occur. `is_walked`: often."""
-    numbers = side.numbers(0, side.rows)
+    numbers = side.held() or side.numbers(0, side.rows)
     indices = [RowIndex.of(numbers.pop(0), column.rows) for column in side.columns]
     own = indices[side.label]
     if is_walked:

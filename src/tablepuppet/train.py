@@ -35,6 +35,7 @@ from tablepuppet.mapping.join.profile import Profile, check_meetings, profile_ke
 from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.negatives import with_negatives
 from tablepuppet.memory import fix_thresholds
+from tablepuppet.plan.boosting import check_tree_exposure
 from tablepuppet.plan.gains import Gain, gains_of
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Plan
@@ -91,6 +92,7 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
         plan = prepared.plan
         _ = plan.private  # what training would refuse is refused here
         if job.spec.is_boosted:
+            check_tree_exposure(plan.shape, plan.job)
             return plan if not job.probe else replace(plan, gains=_gains(plan, tables, link))
         plan = with_statistics(prepared, link, job_id)
         check_exposure(plan.shape, plan.job, plan.loss)

@@ -12,6 +12,7 @@ from tests.attacks.meddler import QUERY, Meddler, shop
 import tablepuppet as tp
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
+from tablepuppet.algorithms.boosting.exchange import Check, Key, Outline
 from tablepuppet.algorithms.registry import REQUESTS, UPDATES, algorithm_of
 from tablepuppet.algorithms.sgd.options import SgdUpdate
 from tablepuppet.client.contract_enforcement import ALLOWED, BEFORE, DECIDED
@@ -210,6 +211,43 @@ def test_a_contract_about_trees_says_how_many_splits_are_told_and_no_more_are() 
     html = seen[0]._repr_html_()
     assert seen[0].hash[:16] in html
     assert "<script" not in msgspec.structs.replace(seen[0], asker="<script>")._repr_html_()
+
+
+def test_owners_whose_splits_are_drawn_are_told_no_sums_and_tell_no_more_bits_than_agreed() -> None:
+    columns, none = np.ones(2, np.bool_), np.zeros(0)
+    outline = Outline(
+        unit=(1.0, 1.0),
+        left=np.array([-1], np.int32),
+        asks=np.ones(1, np.bool_),
+        gain=np.zeros(1),
+        block=np.array([-1], np.int32),
+        key=np.array([-1], np.int32),
+        to_left=np.zeros(1, np.bool_),
+        bounds=none.reshape(0, 2),
+        light=np.zeros(1),
+    )
+    keys = [Key(0, border=border) for border in range(1, 5)]
+    asked = (trees.CheckTrees, trees.SumTrees)
+    checks = Check(columns, [], [outline])
+    drawn = tp.Boosting(trees=3, splits="random", max_splits=4)
+    no_sums = refusals(
+        lambda job: [kind(job=job, part=1, check=checks) for kind in asked],
+        trees.RevealKeys,
+        "items",
+        algorithm=drawn,
+        epochs=None,
+    )
+    assert all("no trees are checked" in why for why in no_sums)
+    with tp.Federation(shop()) as federation:
+        meddler = Meddler(
+            federation,
+            "items",
+            trees.ReleaseSplits,
+            lambda job: [trees.RevealKeys(job=job, part=1, keys=[key]) for key in keys],
+        )
+        federation.train(QUERY, label="y", algorithm=drawn)
+    assert all(isinstance(answer, m.Failure) for answer in meddler.answers)
+    assert "max_splits" in meddler.answers[0].message
 
 
 def refusals(attack: Any, before: type[m.Message], client: str = "orders", **options: Any) -> list[str]:

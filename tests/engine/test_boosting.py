@@ -42,6 +42,19 @@ def test_trees_over_tables_fit_as_those_over_the_materialised_join(scenario: Sce
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
+@pytest.mark.parametrize("scenario", scenarios(), ids=lambda s: s.name)
+def test_random_splits_over_tables_are_those_over_the_materialised_join(scenario: Scenario) -> None:
+    job = JOB | {"splits": "random", "trees": 5, "test_fraction": 0.0}
+    whole, query = pooled(scenario)
+    expected = whole.train(query, **job)
+    held: Any = {name: slices(table, 3) for name, table in scenario.tables.items()}
+    result = tp.Federation(held).train(scenario.query, **job)
+    assert result.objective == pytest.approx(expected.objective, rel=1e-9)
+    ours, theirs = ([x for group in r.trees for t in group for x in t.value] for r in (result, expected))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    assert result.traffic.rounds == 1
+
+
 def shop() -> dict[str, pa.Table]:
     rng = np.random.default_rng(3)
     items = pa.table(

@@ -44,7 +44,7 @@ def test_trees_are_the_same_over_the_network_and_after_kills(tmp_path: Path) -> 
 
 
 def test_owners_hold_their_splits_across_a_restart(tmp_path: Path) -> None:
-    job = JOB | {"trees": 5, "release": False}
+    job = JOB | {"trees": 5, "release": False, "splits": "random"}
     with running(tmp_path, tables()) as parties:
         result = parties.connect().train(QUERY, **job)
         parties.restart("supplier")

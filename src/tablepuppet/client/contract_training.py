@@ -30,6 +30,7 @@ from tablepuppet.client.contract_terms import (
     training_of,
 )
 from tablepuppet.models.spec import l2_of
+from tablepuppet.privacy.accounting import composed_epsilon
 from tablepuppet.protocol.contract import Contract, Training
 
 _ONCE = ("start", "encode", "summed statistics 0", "summed statistics 1")  # what a part is asked for all its models
@@ -158,8 +159,7 @@ def _start_trees(job: JobUnderContract, contract: Contract, request: trees.Start
         raise refused("it speaks of more splits of earlier trees than were agreed on")
     if not isinstance(request.before, str) and request.before:
         check_splits(contract, part.block.place, request.before)
-    if contract.feature_privacy is not None or contract.prediction_privacy.mode == "local":
-        raise refused("trees have no noise")
+    _check_leaves(contract, request)
     is_shared = sum(block.name == part.block.name for block in contract.blocks) > 1
     if request.bins is not None and not is_shared and scan_of(contract, part.block.scan).clients == 1:
         raise refused("a table with one owner is put in bins by that owner")
@@ -167,8 +167,29 @@ def _start_trees(job: JobUnderContract, contract: Contract, request: trees.Start
     part.exchanges, part.most_checks = Exchanges(request.algorithm.trees), request.algorithm.most_checks
 
 
+def _check_leaves(contract: Contract, request: trees.StartTrees) -> None:
+    """Under feature privacy splits are drawn between bounds that were agreed on, and the model costs what was."""
+    agreed = contract.feature_privacy
+    if agreed is None or contract.prediction_privacy.mode == "local":
+        if request.spends or request.bounds is not None or contract.prediction_privacy.mode == "local":
+            raise refused("trees have no noise")
+        return
+    if algorithm_of(request.algorithm).why_not_private(request.algorithm) is not None or not request.spends:
+        raise refused("what was agreed to be noised has no noise")
+    if request.bounds is None or not {b for b in request.bounds if b} <= {*agreed.bounds.values()}:
+        raise refused("borders lie between bounds that were agreed on")
+    if sum(mechanism.steps for mechanism in request.spends) < request.algorithm.trees:
+        raise refused("each tree is a release, and fewer are counted")
+    if agreed.epsilon is not None and composed_epsilon(request.spends, agreed.delta) > agreed.epsilon * (1 + 1e-3):
+        raise refused("the model tells more of a row than the ε that was agreed on")
+    if not contract.allow_reconstruction and request.algorithm.max_splits is None:
+        raise refused("bits of all splits tell rows, and the job does not say allow_reconstruction")
+
+
 def _check_trees(job: JobUnderContract, contract: Contract, request: Any) -> None:
     part = started_part(job, request.part)
+    if training_of(contract).algorithm["splits"] == "random" and not isinstance(request, trees.RevealKeys):
+        raise refused("splits are drawn, and no trees are checked")
     count_request(part, "check trees", part.most_checks)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet import protocol as m
-from tablepuppet.algorithms.boosting.messages import SplitRule, splits_name
+from tablepuppet.algorithms.boosting.messages import SplitRule, StartTrees, splits_name
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.client.policy import Policy
 from tablepuppet.errors import PolicyError
@@ -183,11 +183,25 @@ class Owner:
         )
         self.account.spend(spending)
 
-    def trees(self, table: str) -> None:
-        """Boosted trees are about to be grown on a table: bits of its rows will leave as they are."""
+    def trees(self, table: str, request: StartTrees) -> None:
+        """Boosted trees are about to be grown on a table: bits of its rows will leave as they are, and be told of
+        outsiders by noisy sums alone, or as they are."""
         budget = self.policy.budget.get(table)
-        if budget is not None and budget.features is not None:
-            raise without_noise(table, "features")
+        if not request.spends:
+            if budget is not None and budget.features is not None:
+                raise without_noise(table, "features")
+            return
+        if self.is_restoring:
+            return
+        # Blocks that read one table pay one figure, which counts all of them.
+        charged = self.charged.setdefault((request.job, table), Charged(request.spends))
+        if charged.spends != request.spends:
+            raise PolicyError("the job counts what its trees cost in two ways")
+        spent = [
+            Spending(table=table, what="features", name=f"{charged.name}-{number}", **mechanism._asdict())
+            for number, mechanism in enumerate(request.spends)
+        ]
+        self.account.spend(*spent, budget=budget)
 
     def trained_splits(self, table: str, rules: Sequence[SplitRule]) -> None:
         """Splits that were found here are about to leave: rows will answer them, as they did in training."""

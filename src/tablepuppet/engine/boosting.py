@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
+from tablepuppet.algorithms.boosting.drawn import DrawnServer, Draws
 from tablepuppet.algorithms.boosting.exchange import SETS, NewKey
 from tablepuppet.algorithms.boosting.fixed_point import Labels
 from tablepuppet.algorithms.boosting.known import KnownBlock
@@ -37,6 +38,7 @@ from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.memory import give_back
 from tablepuppet.models.metrics import Moment
+from tablepuppet.plan.boosting import check_tree_exposure
 from tablepuppet.plan.disclosure import held_blocks
 from tablepuppet.plan.penalties import monotone_signs
 from tablepuppet.plan.plan import Plan
@@ -56,8 +58,9 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
     plan, mapping = prepared.plan, prepared.mapping
     job = plan.job
     assert isinstance(job.options, Boosting)
+    check_tree_exposure(plan.shape, job)
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs, job.privacy)
-    open_parts(union, mapping, job, wants_statistics=False)
+    open_parts(union, mapping, job, wants_moments=job.privacy.features is None, wants_statistics=False)
     names = [block.name for block in mapping.bound.blocks]
     sides = [gathered(side) for side in (mapping.train, mapping.test, mapping.validation)]
     is_outer = [any(side.indices[b].is_partial for side in sides) for b in range(len(names))]
@@ -67,10 +70,19 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
     before = job.warm_start
     if before is not None:
         _check_before(before, plan)
-    rounds = TreeRounds(union, job.options, names, is_outer, signs, before)
+    private = plan.private
+    tables = [scan.table for scan in mapping.bound.scans]
+    rounds = TreeRounds(union, job.options, names, is_outer, signs, before, private, tables)
     kinds, earlier = rounds.start(plan.loss.outputs)
     give_back()
-    server, start = _server(prepared, sides, kinds, signs, union)
+    draws = None
+    if job.options.is_random:
+        first = 0 if before is None else len(before.trees)
+        draws = Draws(rounds.drawable, job.options, job.seed, range(first, first + job.options.trees))
+    server, start = _server(prepared, sides, kinds, signs, union, draws)
+    if draws is not None:
+        for known, keys in zip(server.blocks, rounds.tell(draws.keys), strict=True):
+            known.learn(keys)
     if before is not None:
         _add_earlier(server, before, earlier)
     training = _Training(plan, union, rounds, server, sides, start, on_round)
@@ -84,6 +96,7 @@ def _server(
     kinds: Sequence[NDArray[np.uint8]],
     signs: Sequence[list[int]],
     union: UnionOperator,
+    draws: Draws | None,
 ) -> tuple[BoostingServer, Array]:
     """The server's half, and the constant that scores begin with."""
     job, loss = prepared.plan.job, prepared.plan.loss
@@ -116,7 +129,9 @@ def _server(
             )
         blocks.append(KnownBlock(number, kinds[number], index.rows, held_rows, clients_of(parts), signs[number]))
     assert isinstance(job.options, Boosting)
-    server = BoostingServer(
+    given: dict[str, Any] = {} if draws is None else {"draws": draws, "noise": prepared.plan.private.leaves}
+    server = (BoostingServer if draws is None else DrawnServer)(
+        **given,
         options=job.options,
         loss=loss,
         labels=Labels(floats(train.labels), label_index.index, train.weights),
@@ -291,6 +306,7 @@ class _Training:
             epoch=best,
             id=job_id if any(held) else "",
             trees=trees,
+            privacy=self.plan.ledger,
         )
 
     def _best(self) -> int:

@@ -230,12 +230,13 @@ def _check_boosted(job: Job, given: dict[str, Any]) -> None:
             raise JobError(f'{name} has no meaning for boosted trees; leave it out with model="boosted"')
     if given.get("epochs") is not None:
         raise JobError("boosted trees have no epochs; set trees instead")
-    if job.privacy.features is not None:
-        private = named(tuple(a for a in FEDERATED if a.why_not_private(a.options()) is None))
-        raise JobError(
-            "boosted trees tell the server bits of every row, and have no private form towards outsiders; leave "
-            f"privacy.features out, or train a linear model with {private}"
-        )
+    if job.privacy.predictions.mode == "local":
+        raise JobError("boosted trees have no predictions to hide in training; leave privacy.predictions out")
+    why = algorithm_of(job.options).why_not_private(job.options)
+    if job.privacy.features is not None and why is not None:
+        raise JobError(f"{why}, or leave privacy.features out")
+    if job.privacy.features is not None and job.warm_start is not None:
+        raise JobError("trees that there were are outside the promise of privacy.features; leave warm_start out")
 
 
 def _check_refusal(job: Job) -> None:

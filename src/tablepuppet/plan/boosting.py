@@ -6,10 +6,14 @@ In: a table mapping, its Shape and the job. Out: insights and exposures, as know
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
+from tablepuppet.algorithms.boosting.bins import Columns
+from tablepuppet.algorithms.boosting.exchange import NUMBER
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.algorithms.shape import Shape
+from tablepuppet.algorithms.shape import BlockShape, Shape
+from tablepuppet.errors import PrivacyError
 from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
@@ -26,10 +30,14 @@ def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insig
     server = common_insights(mapping, job)
     for block in shape.blocks:
         if block.is_split:
+            values = f"up to {options.bins} values of each column"
+            values = values if job.privacy.features is None else "the categories of its strings, and of numbers nothing"
             server.append(
-                f"from each of the {len(block.parts)} clients of {block.name}, before training: up to {options.bins} "
-                "values of each column, from which common bins are made"
+                f"from each of the {len(block.parts)} clients of {block.name}, before training: {values}, from which "
+                "common bins are made"
             )
+            if options.is_random:
+                continue
             masked = ", and of no single one (masked)" if block.is_masked else " and from each of them"
             server.append(
                 f"summed over the clients of {block.name}{masked}: the slopes of the loss per bin of every column"
@@ -39,20 +47,30 @@ def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insig
         "included (of strings with many rare categories, at once which rows have the same one); after many trees these "
         "bits are practically the binned table"
     )
-    server.append("how much the loss falls by the best splits of each table")
+    if options.is_random:
+        server.append("how many bins each column has; how good a split is only the server finds, from bits and labels")
+    else:
+        server.append("how much the loss falls by the best splits of each table")
     found = [Insight("server", tuple(server))]
     held = held_blocks(job, mapping)
     for block, is_held in zip(shape.blocks, held, strict=True):
         learns = [
             f"which of its rows take part, and in how many joined rows (up to {block.most:,})",
             f"slope and curvature of the loss at each of its rows, summed in each node of {_checked(options)}; those "
-            "of the first tree tell the labels of rows that are joined once",
+            "of the first tree tell the labels of rows that are joined once"
+            if not options.is_random
+            else "which of its splits were drawn, by chance alone: nothing of labels or of other tables",
             f"the splits of {block.name}" + (", which stay there" if is_held else ""),
         ]
         found.append(Insight(owners_of(block), tuple(learns)))
     kept = [block.name for block, is_held in zip(shape.blocks, held, strict=True) if is_held]
     but = f", without the splits of {', '.join(kept)}" if kept else ""
-    return [*found, *merging_insights(mapping), Insight("anyone else", (f"the model, if it is released{but}",))]
+    noise = ""
+    if job.privacy.features is not None:
+        noise = (
+            "; borders are public, and the sums of its leaves carry noise, which the server adds and is trusted with"
+        )
+    return [*found, *merging_insights(mapping), Insight("anyone else", (f"the model, if it is released{but}{noise}",))]
 
 
 def _checked(options: Boosting) -> str:
@@ -65,20 +83,37 @@ def tree_disclosures(mapping: MappingSummary, shape: Shape, job: Job) -> dict[To
     """What a run tells whom, from its first key to the last split; of checks and splits, at most so many."""
     account, options, held = Account(), _own(job.options), held_blocks(job, mapping)
     account.told = setup_disclosures(mapping, job.privacy.keys)
+    told = _drawn(shape, job)
     for part in mapping.parts:
         block, subject = shape.blocks[part.block], f"part {part.number}"
         shared = int(block.is_split)
-        account.client(part.client, subject, multiplicities=1, node_sums=options.most_checks)
+        checks = 0 if options.is_random else options.most_checks
+        account.client(part.client, subject, multiplicities=1, node_sums=checks)
         account.server(
             part.client,
             subject,
             sketches=shared,
-            figure=1 + shared,
-            sums=options.most_checks * shared,
-            splits=options.most_splits + earlier_splits(job, part.block),
+            figure=3 if options.is_random else 1 + shared,
+            sums=checks * shared,
+            splits=(options.most_splits if told is None else told[part.block]) + earlier_splits(job, part.block),
             parameters=int(not held[part.block]),
         )
     return account.told
+
+
+def _drawn(shape: Shape, job: Job) -> list[int] | None:
+    """By block: how many splits are told, where borders are public and no column is text; else None: it depends on the
+    data, or on names."""
+    options = _own(job.options)
+    if job.privacy.features is None or any(block.strings for block in shape.blocks):
+        return None
+    from tablepuppet.algorithms.boosting.drawn import Drawable, Draws  # here: they load the compiler
+
+    blocks = []
+    for block in shape.blocks:
+        layout = Columns.of([NUMBER] * block.numbers, [options.bins + 1] * block.numbers)
+        blocks.append(Drawable(layout, np.ones(block.numbers, np.bool_), options.max_splits))
+    return [len(keys) for keys in Draws(blocks, options, job.seed, range(options.trees)).keys]
 
 
 def earlier_splits(job: Job, block: int) -> int:
@@ -92,16 +127,45 @@ def tree_exposures(shape: Shape, given: AlgorithmOptions) -> list[Exposure]:
     found = []
     for block in shape.blocks:
         borders = (block.numbers + block.strings) * (options.bins - 1)
-        all_of_them = (
-            borders + block.numbers if not block.strings else options.most_splits
-        )  # sets are more than borders
-        found.append(Exposure(block.name, min(options.most_splits, all_of_them), borders))
+        found.append(Exposure(block.name, most_told(block, options), borders))
     return found
+
+
+def check_tree_exposure(shape: Shape, job: Job) -> None:
+    """Refuses a private job whose bits let the server tell rows, unless it says that the server may."""
+    if job.privacy.features is None or job.privacy.allow_reconstruction:
+        return
+    for block in tree_exposures(shape, job.options):
+        if block.reconstructs:
+            raise PrivacyError(
+                f"block {block.block}: the server would be told {block.numbers:,} bits of a row, practically all that "
+                "its bins have, whatever noise the model carries. Cap them with max_splits, or trust the server with "
+                "them: allow_reconstruction = true"
+            )
+
+
+def most_told(block: BlockShape, options: Boosting) -> int:
+    """Bits of each row of a block that its owners tell at the most."""
+    numbers = block.numbers * options.bins  # borders, and which are missing
+    if not block.strings:
+        return min(options.most_splits, numbers)
+    if not options.is_random:  # sets are more than borders
+        return options.most_splits
+    columns = 1 + -(-options.most_categories // max(1, options.bins - 2))  # of a string, each with others and missing
+    return min(options.most_splits, numbers + block.strings * (options.most_categories + 2 * columns))
 
 
 def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
     """How often to check: trees have no other algorithm."""
     options = _own(given)
+    if options.is_random:
+        drawn = cost(shape, options.name, options, options.trees)
+        return Advice(
+            options.name,
+            f'splits="random" tells all bits in about {plural(drawn.rounds, "round")}, {spelled(drawn)} on US-UK, and '
+            "owners are told no slopes; as a tree is not grown where it gains, take more of them than of others "
+            "(docs/boosting.md)",
+        )
     strict, lazy = (
         cost(shape, options.name, msgspec.structs.replace(options, checks=checks), options.trees)
         for checks in ("strict", "lazy")

@@ -20,10 +20,12 @@ from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.disclosure import exchanges_of
+from tablepuppet.plan.leaves import Bounds, leaf_mechanisms, leaf_noise, leaf_releases, public_bounds
 from tablepuppet.plan.noise import NoisyBlock, WholeModel, outer_rounds, tables_of
 from tablepuppet.privacy.accounting import Mechanism, gaussian_noise
 from tablepuppet.privacy.gaussian import GradientPrivacy, NoisySteps, tuned
 from tablepuppet.privacy.labels import true_epsilon
+from tablepuppet.privacy.leaves import LeafNoise
 from tablepuppet.privacy.ledger import Ledger, Release, check_budget
 from tablepuppet.privacy.options import PredictionPrivacy
 
@@ -38,6 +40,8 @@ class PrivatePlan:
     rounds: int  # outer rounds after which the budget is spent; no more are run
     rates: tuple[float, ...] = ()  # each block's learning rate of noisy batches, where the user gave none
     spends: Mapping[str, tuple[Mechanism, ...]] = field(default_factory=dict)  # what rows of each table pay
+    leaves: LeafNoise | None = None  # of trees
+    bounds: Sequence[Bounds] = ()  # of trees: public, by block and feature
 
     @property
     def is_noisy(self) -> bool:
@@ -73,9 +77,17 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, we
     rates: list[float] = []
     gradients: list[GradientPrivacy | None]
     spends: dict[str, tuple[Mechanism, ...]] = {}
+    leaves, between = None, []
     if features is None:
         is_local = predictions.mode == "local"
         gradients = [GradientPrivacy(clip=0.0, noise=0.0, **shared) if is_local else None] * len(numbers)
+    elif job.spec.is_boosted:
+        rounds = algorithm_of(job.options).run_epochs(job.options, rounds)
+        between = public_bounds(job, mapping)
+        leaves = leaf_noise(job, mapping, loss, slope, weight, rounds)
+        gradients = [None] * len(numbers)
+        releases += leaf_releases(job, mapping, leaves, rounds)
+        spends = leaf_mechanisms(mapping, leaves, rounds)
     else:
         blocks = [NoisyBlock.of(job, features, mapping, number, rounds, loss.outputs) for number in numbers]
         model, deviations, rates = _calibrated(blocks, loss, slope, bound, weight)
@@ -92,9 +104,9 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, we
     affordable = rounds
     if budget.features is not None and features is not None:
         affordable = _affordable(ledger, budget.features, rounds)
-        if affordable == 0 or features.epsilon is not None:
+        if affordable == 0 or features.epsilon is not None or leaves is not None:  # trees are not cut short
             check_budget(ledger, None, budget.features)
-    return PrivatePlan(tuple(gradients), ledger, rounds, affordable, tuple(rates), spends)
+    return PrivatePlan(tuple(gradients), ledger, rounds, affordable, tuple(rates), spends, leaves, between)
 
 
 def _spreads(job: Job, mapping: MappingSummary) -> float:

@@ -23,7 +23,7 @@ from tablepuppet.errors import PolicyError, PrivacyError
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, replacement_epsilon
 
 Observer = Literal["everyone", "outsider", "server", "other clients"]
-Scope = Literal["model", "own", "others"]  # whose parameters a figure of features is about: all tables', or less
+Scope = Literal["model", "own", "others", "leaves"]  # what a figure of features is about: all parameters, or less
 Sampling = Literal["poisson", "known", "none"]  # known: Poisson, but this observer knows the batches
 
 
@@ -114,10 +114,15 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             told = [r for r in self.releases if (r.what, r.table, r.observer) == ("features", table, "outsider")]
             if told:
                 delta, mechanisms = told[0].delta, tuple(r.gaussian for r in told)
+                is_trees = told[0].scope == "leaves"
+                what = "all its trees" if is_trees else "all tables' parameters"
+                where = f"the features of one base row of {table} are there or zero"
+                if is_trees:
+                    where = f"the joined rows of one base row of {table} are in the sums or in none"
                 lines.append(
-                    f"released model, all tables' parameters: ε = {_together(told):.4g}, δ = {delta:g} towards "
-                    f"outsiders where the features of one base row of {table} are there or zero; "
-                    f"ε = {replacement_epsilon(mechanisms, delta):.4g} where they are any others"
+                    f"released model, {what}: ε = {_together(told):.4g}, δ = {delta:g} towards "
+                    f"outsiders where {where}; ε = {replacement_epsilon(mechanisms, delta):.4g} where "
+                    f"{'its features' if is_trees else 'they'} are any others"
                 )
         for table in self.tables("predictions"):
             shown = [r for r in self.releases if r.table == table and r.observer == "server"]
@@ -169,6 +174,7 @@ _SCOPES: dict[Scope, str] = {
     "model": "all tables' parameters",
     "own": "own table's parameters only",
     "others": "other tables' parameters only",
+    "leaves": "all leaves of all trees",
 }
 
 

@@ -114,8 +114,10 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         options = self.algorithm
         if "trees" not in options:
             return 0
-        cells = min(2 ** options["depth"], 2 * (options.get("leaves") or 2 ** options["depth"]))
-        return int(options.get("max_splits") or 4 * options["trees"] * cells)
+        whole = 2 ** options["depth"]
+        most = 4 * min(whole, 2 * (options.get("leaves") or whole))
+        most = 2 * (whole - 1) if options.get("splits") == "random" else most
+        return int(options.get("max_splits") or options["trees"] * most)
 
     def batch(self, rows: int) -> int | None:
         """How many of so many joined rows are a batch; None: all of them."""

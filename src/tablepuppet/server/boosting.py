@@ -7,7 +7,7 @@ one more round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.client import told
+from tablepuppet.algorithms.boosting.drawn import Drawable
 from tablepuppet.algorithms.boosting.exchange import Bins, Check, Key, NewKey, Objections
 from tablepuppet.algorithms.boosting.keys import KeyBook, Objection
 from tablepuppet.algorithms.boosting.messages import (
@@ -34,9 +35,13 @@ from tablepuppet.algorithms.boosting.messages import (
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.errors import TransportError
 from tablepuppet.mapping.mapping import Part
+from tablepuppet.plan.private import PrivatePlan
 from tablepuppet.protocol import Message
 from tablepuppet.server.union import UnionOperator, clients_of
-from tablepuppet.tables.binning import merged_bins
+from tablepuppet.tables.binning import merged_bins, merged_public_bins
+
+_Layouts = Mapping[int, Columns] | Sequence[Columns]
+_BITS = 1 << 29  # of an answer, that is 64 MB; more are told in further rounds
 
 
 class TreeRounds:
@@ -50,10 +55,14 @@ class TreeRounds:
         is_outer: Sequence[bool],
         signs: Sequence[list[int]],
         before: GrownTrees | None = None,
+        private: PrivatePlan | None = None,
+        tables: Sequence[str] = (),
     ) -> None:
         self.union, self.options, self.names, self.is_outer, self.signs = union, options, names, is_outer, signs
-        self.before = before
+        self.before, self.tables = before, tables  # of each scan
+        self.private = private if private is not None and private.leaves is not None else None
         self.books: dict[int, KeyBook] = {}  # of blocks that several parts share
+        self.drawable: list[Drawable] = []  # by block, where splits are drawn
 
     def start(self, outputs: int) -> tuple[list[NDArray[np.uint8]], list[list[NewKey]]]:
         """Bins at every part; the kinds of each block's columns, and the bits of splits of earlier trees."""
@@ -70,6 +79,8 @@ class TreeRounds:
                 is_outer=self.is_outer[part.block],
                 clients=len(self.union.blocks[part.block]),
                 bins=shared.get(part.block),
+                bounds=None if self.private is None else list(self.private.bounds[part.block]),
+                spends=() if self.private is None else self.private.spends[self.tables[part.scan]],
                 signs=self.signs[part.block],
                 before=self._before(part.block),
                 peers=self.union.peers(part),
@@ -81,7 +92,9 @@ class TreeRounds:
             answers = [cast(TreesStarted, started[p.number][0]) for p in block]
             earlier.append(self._earlier(number, block, [a.right for a in answers]))
             kinds.append(answers[0].kinds if answers else np.zeros(0, np.uint8))
-            if len(block) > 1:
+            if self.options.is_random:
+                self.drawable.append(_drawable(answers, self.options))
+            elif len(block) > 1:
                 self.books[number] = self._book(number, shared[number], answers)
         return kinds, earlier
 
@@ -98,6 +111,18 @@ class TreeRounds:
         if any(len(own) != count for own in told_):
             raise TransportError(f"{clients_of(block)} do not answer every split of the model")
         return [_joined(block, [NewKey(0, False, own[k]) for own in told_], is_missing=False) for k in range(count)]
+
+    def tell(self, keys: Sequence[list[Key]]) -> list[list[NewKey]]:
+        """The bits of keys that were drawn, by block: in one round, unless a message would be very large."""
+        found: list[list[NewKey]] = [[] for _ in keys]
+        while any(len(own) < len(wanted) for own, wanted in zip(found, keys, strict=True)):
+            some = {}
+            for number, (own, wanted) in enumerate(zip(found, keys, strict=True)):
+                rows = max((len(p.train_rows) + 1 + len(p.test_rows) for p in self.union.blocks[number]), default=1)
+                some[number] = wanted[len(own) : len(own) + max(1, _BITS // rows)]
+            for number, told_ in self._bits(some, [block.layout for block in self.drawable]).items():
+                found[number] += told_
+        return found
 
     def ask(self, checks: Sequence[Sequence[Check]]) -> list[Objections]:
         """One round of all blocks that are asked; and another where several clients of a block must tell bits."""
@@ -117,7 +142,8 @@ class TreeRounds:
                 pending[number] = self._objections(number, checks[number][0], [answers[p.number][0] for p in block])
             else:
                 found[number] = cast(TreeObjections, answers[block[0].number][0]).found
-        bits = self._bits({number: keys for number, (_, keys) in pending.items()})
+        asked_for = {number: keys for number, (_, keys) in pending.items()}
+        bits = self._bits(asked_for, {number: book.columns for number, book in self.books.items()})
         for number, (kept, _) in pending.items():
             found[number] = told(self.books[number], kept, bits[number])
         return [found[number] for number in range(len(self.union.blocks))]
@@ -133,9 +159,11 @@ class TreeRounds:
                 sketches = [cast(FeatureSketches, answers[p.number][0]).columns for p in block]
                 if len({len(s) for s in sketches}) > 1:
                     raise TransportError(f"{clients_of(block)} hold vectors of different lengths; make them equal")
-                bins[number] = merged_bins(
-                    list(zip(*sketches, strict=True)), self.options.bins, self.options.most_categories
-                )
+                columns = list(zip(*sketches, strict=True))
+                if self.private is None:
+                    bins[number] = merged_bins(columns, self.options.bins, self.options.most_categories)
+                else:
+                    bins[number] = merged_public_bins(columns, self.private.bounds[number], self.options.bins)
         return bins
 
     def _book(self, number: int, bins: Sequence[Bins], started: Sequence[TreesStarted]) -> KeyBook:
@@ -155,8 +183,8 @@ class TreeRounds:
             total = [np.sum(np.stack(own), axis=0) for own in zip(*sums, strict=True)]
         return book.news(book.objections(check, total))
 
-    def _bits(self, keys: dict[int, list[Key]]) -> dict[int, list[NewKey]]:
-        """The bits of new keys of blocks that several parts share, put together in order of the block's rows."""
+    def _bits(self, keys: dict[int, list[Key]], layouts: _Layouts) -> dict[int, list[NewKey]]:
+        """The bits of new keys that the server asks for, put together in order of the block's rows."""
         asked = [
             (p, RevealKeys(job=self.union.job, part=p.number, keys=own))
             for number, own in keys.items()
@@ -168,7 +196,7 @@ class TreeRounds:
         for number, own in keys.items():
             block = self.union.blocks[number]
             told_ = [cast(RevealedKeys, answers[p.number][0]).keys for p in block] if own else []
-            columns = self.books[number].columns
+            columns = layouts[number]
             found[number] = [
                 _joined(block, [keys_[k] for keys_ in told_], is_missing=columns.is_missing(key))
                 for k, key in enumerate(own)
@@ -189,6 +217,17 @@ def _joined(block: Sequence[Part], keys: Sequence[NewKey], *, is_missing: bool) 
         missed = bits[rows : rows + 1]
         held.append(bits[rows + 1 :])
     return NewKey(keys[0].column, is_missing, np.packbits(np.concatenate([*train, missed, *held])))
+
+
+def _drawable(answers: Sequence[TreesStarted], options: Boosting) -> Drawable:
+    """What a block's keys are drawn from; its clients have the same bins. Where nobody caps them, all trees together
+    draw no more than are told."""
+    if not answers:
+        return Drawable(Columns.of([], []), np.zeros(0, np.bool_))
+    layout = Columns.of(answers[0].kinds.tolist(), answers[0].sizes.tolist())
+    limits = [a.limit for a in answers if a.limit is not None]
+    limits = limits if options.max_splits is not None else [n for n in limits if n < options.most_splits]
+    return Drawable(layout, np.any([a.has_missing for a in answers], axis=0), min(limits, default=None))
 
 
 _NOBODY = KeyBook(-1, Columns.of([], []), np.zeros(0, np.bool_), np.zeros(8))

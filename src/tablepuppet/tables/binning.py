@@ -136,6 +136,51 @@ def own_bins(columns: Sequence[RawColumn], weights: Array, bins: int, categories
     return [*first, *further]
 
 
+def public_bins(
+    columns: Sequence[RawColumn], bounds: Sequence[tuple[float, float] | None], bins: int, least: int = 1
+) -> list[Bins]:
+    """Bins that no number has shaped: even ones between public bounds; of strings all names, which are public, or the
+    first of them in order."""
+    found: list[Bins] = []
+    for column in columns:
+        between = bounds[column.feature] if column.feature < len(bounds) else None
+        if (between is None) == column.is_number:
+            raise TransportError("public bounds do not fit the columns: numbers have them, and strings have none")
+        if between is not None:
+            found.append(even_bins(between, bins))
+        else:
+            names, _, is_cut = _categories(column, np.ones(len(_codes(column))), least)
+            found.append(category_bins(names, np.ones(len(names)), bins, is_cut))
+    return found
+
+
+def merged_public_bins(
+    columns: Sequence[Sequence[Sketch]], bounds: Sequence[tuple[float, float] | None], bins: int
+) -> list[Bins]:
+    """The same of columns that several clients hold: only names are looked at."""
+    if len(columns) != len(bounds):
+        raise TransportError("a vector that several owners hold has no public borders; make it columns of numbers")
+    found: list[Bins] = []
+    for sketches, between in zip(columns, bounds, strict=True):
+        if between is not None:
+            found.append(even_bins(between, bins))
+        else:
+            names, _, is_cut = _total(sketches)
+            found.append(category_bins(names, np.ones(len(names)), bins, is_cut))
+    return found
+
+
+def even_bins(between: tuple[float, float], bins: int) -> NumberBins:
+    """Borders at even steps between two numbers."""
+    low, high = between
+    return NumberBins(np.unique(low + (high - low) * np.arange(1, bins) / bins))
+
+
+def _codes(column: RawColumn) -> NDArray[np.int32]:
+    assert column.codes is not None
+    return column.codes
+
+
 def _add_categories(
     place: int,
     counted: tuple[list[str], Array, bool],
@@ -261,8 +306,11 @@ __all__ = [
     "answers",
     "codes_of",
     "columns_of",
+    "even_bins",
     "merged_bins",
+    "merged_public_bins",
     "own_bins",
+    "public_bins",
     "raw_columns",
     "rule_of",
     "rules_without_rare",

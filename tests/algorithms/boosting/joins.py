@@ -19,6 +19,7 @@ from tablepuppet.algorithms.boosting.bins import (
     number_bins,
 )
 from tablepuppet.algorithms.boosting.client import ClientHalf, told
+from tablepuppet.algorithms.boosting.drawn import Drawable, DrawnServer, Draws
 from tablepuppet.algorithms.boosting.exchange import Check, NewKey, Objections
 from tablepuppet.algorithms.boosting.fixed_point import Labels
 from tablepuppet.algorithms.boosting.keys import KeyBook
@@ -215,7 +216,12 @@ def train(join: Join, options: Boosting, seed: int = 0) -> tuple[BoostingServer,
     """Trees over the join, and how many rounds they took."""
     blocks = [open_block(i, table, options) for i, table in enumerate(join.tables)]
     outputs = join.loss.outputs
-    server = BoostingServer(
+    given: dict[str, Any] = {}
+    if options.is_random:
+        drawable = [Drawable(b.layout, book_of(b).has_missing, options.max_splits) for b in blocks]
+        given = {"draws": Draws(drawable, options, seed, range(options.trees))}
+    server = (DrawnServer if given else BoostingServer)(
+        **given,
         options=options,
         loss=join.loss,
         labels=Labels(join.labels, None, join.weights),
@@ -235,6 +241,11 @@ def train(join: Join, options: Boosting, seed: int = 0) -> tuple[BoostingServer,
         seed=seed,
     )
     rounds = 0
+    for number, block in enumerate(blocks if given else []):
+        for half in (block.book, *(half.book for half in block.parts)):
+            for key in given["draws"].keys[number]:
+                half.add(key, is_told=True)
+        server.blocks[number].learn([_joined_key(block, key) for key in given["draws"].keys[number]])
     for _ in range(options.trees):
         growing = server.grow()
         checks = next(growing, None)

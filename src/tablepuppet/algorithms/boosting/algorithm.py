@@ -35,7 +35,7 @@ class BoostingAlgorithm(Algorithm[Boosting]):
         trees = "1 tree" if options.trees == 1 else f"{options.trees:,} trees"
         size = f"depth {options.levels}" if options.leaves is None else f"{options.leaves:,} leaves"
         kind = "a forest of" if options.forest else "at most"
-        return f"{kind} {trees} of {size}, {options.checks} checks"
+        return f"{kind} {trees} of {size}, {'random splits' if options.is_random else f'{options.checks} checks'}"
 
     def run_epochs(self, options: Boosting, usual: int) -> int:
         return options.trees
@@ -69,10 +69,12 @@ class BoostingAlgorithm(Algorithm[Boosting]):
 
     def disclosure(self, shape: Shape, options: Boosting, block: BlockShape, batches: int) -> Disclosure:
         """Bits, not predictions: plan/boosting.py says it in words."""
-        return Disclosure(predictions=0, slopes=options.trees)
+        return Disclosure(predictions=0, slopes=0 if options.is_random else options.trees)
 
-    def why_not_private(self, options: Boosting) -> str:
-        return "boosted trees tell the server bits of every row; they have no private form"
+    def why_not_private(self, options: Boosting) -> str | None:
+        if options.is_random:
+            return None
+        return 'splits that are searched tell of every row, and have no private form; draw them with splits="random"'
 
 
 ALGORITHM = BoostingAlgorithm()

@@ -57,9 +57,14 @@ def _started(request: trees.StartTrees, answer: trees.TreesStarted, known: Known
     array(answer.kinds, "kinds", (None,), kinds=_BYTES)
     require(len(answer.kinds) <= MOST_COLUMNS, "kinds", f"are more than {MOST_COLUMNS:,}")
     require(bool(np.isin(answer.kinds, (NUMBER, ONE_HOT, *SETS)).all()), "kinds", "hold one that there is not")
-    wanted = 0 if request.bins is None else len(request.bins)
+    is_random = request.algorithm.is_random
+    wanted = len(answer.kinds) if is_random or request.bins is not None else 0
     array(answer.has_missing, "has_missing", (wanted,), kinds=_TRUTHS)
-    require(request.bins is None or len(answer.kinds) == wanted, "kinds", "are not those of the bins that were sent")
+    array(answer.sizes, "sizes", (len(answer.kinds) if is_random else 0,), kinds=_WHOLE)
+    require(bool(((answer.sizes >= 1) & (answer.sizes <= _CODES)).all()), "sizes", "are none of bins")
+    sent = None if request.bins is None else [bins.size for bins in request.bins]
+    require(not is_random or sent in (None, answer.sizes.tolist()), "sizes", "are not those of the bins that were sent")
+    require(sent is None or len(answer.kinds) == len(sent), "kinds", "are not those of the bins that were sent")
     known_rows = known.part(request)
     count = len(answer.right) if isinstance(request.before, str) else len(request.before)
     require(len(answer.right) == count, "right", "is not of the splits that were sent")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import TrainingError
 from tablepuppet.models.losses import Logistic, Loss, Squared
 from tablepuppet.models.losses.weighted import Weighted
+from tablepuppet.privacy.leaves import LeafNoise
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.signedinteger[Any]]
@@ -138,6 +139,17 @@ def _written(
             fixed += np.maximum(_rounded(h[:, k], by_h, 0.5 if is_constant else v), 1.0).astype(out.dtype)
             out[start:stop] = fixed
     return extents
+
+
+def clipped_derivatives(loss: Loss, scores: Array, labels: Labels, noise: LeafNoise) -> list[Derivatives]:
+    """The same for sums that carry noise: each joined row within its clip, in units that no row has shaped."""
+    out = [Derivatives(np.empty(len(scores), np.int32), (noise.unit, noise.unit / noise.scale)) for _ in scores.T]
+    for start in range(0, len(scores), _SHARD):
+        stop = min(start + _SHARD, len(scores))
+        g, h = noise.clipped(*_exact(loss, scores, labels, start, stop))
+        for k, own in enumerate(out):
+            own.both[start:stop] = (g[:, k] << 16) + h[:, k]
+    return out
 
 
 def _drawn(draw: tuple[int, int], which: int, start: int, stop: int) -> tuple[Array, Array]:

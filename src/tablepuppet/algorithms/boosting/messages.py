@@ -17,6 +17,7 @@ from tablepuppet.algorithms.boosting.exchange import Bins, Check, Key, NewKey, O
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.protocol import FieldDisclosure, FieldDisclosures, Message, Stage
 
@@ -88,6 +89,8 @@ class StartTrees(_OfPart, frozen=True):
     is_outer: bool  # whether joined rows may have no row here
     clients: int  # how many parts the block has
     bins: list[Bins] | None = None
+    bounds: list[tuple[float, float] | None] | None = None  # public, of each feature: borders lie between, evenly
+    spends: tuple[Mechanism, ...] = ()  # under noise: what the model tells of a row of this table
     signs: list[int] = msgspec.field(default_factory=list)  # of columns that leaves are monotone in; none: any
     before: list[SplitRule] | str = msgspec.field(default_factory=list)  # splits of earlier trees, or the held model
     peers: list[MaskKey] = msgspec.field(default_factory=list)
@@ -98,11 +101,13 @@ class TreesStarted(Message, frozen=True):
         FieldDisclosure("kinds", "figure"),
         FieldDisclosure("has_missing", "figure"),
         FieldDisclosure("right", "splits", is_per_row=True),
+        FieldDisclosure("sizes", "figure"),
     )
     kinds: NDArray[np.uint8]  # of each column: numbers, or which categories
-    has_missing: NDArray[np.bool_]  # where bins were given; else nothing
+    has_missing: NDArray[np.bool_]  # where bins were given, or splits are drawn; else nothing
     limit: int | None = None  # keys that the client will tell
     right: list[NDArray[np.uint8]] = msgspec.field(default_factory=list)  # of earlier splits, as NewKey has it
+    sizes: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))  # of drawn splits: bins
 
 
 class CheckTrees(_OfTrees, frozen=True):

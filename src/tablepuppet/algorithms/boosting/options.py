@@ -28,6 +28,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     fall (1) or never rise (−1). `forest` grows every tree on the first derivatives and takes the mean of them all.
     `max_splits` caps the distinct splits that one table's owner tells the server of; later trees use those that are
     known. `bits` is the precision of derivatives; below 16 they are rounded at random, right on average.
+    `splits="random"` draws every split from the seed: all bits are told in one round, whatever the number of trees.
     """
 
     name: ClassVar[str] = "boosting"
@@ -46,6 +47,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     monotone: dict[str, int] = msgspec.field(default_factory=dict)
     forest: bool = False
     bits: Literal[4, 8, 16, 32] = 16
+    splits: Literal["best", "random"] = "best"
     checks: Literal["strict", "lazy"] = "strict"
     every: int = 5
     max_splits: int | None = None
@@ -70,7 +72,10 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         self._check(
             all(s in (-1, 1) for s in self.monotone.values()), "monotone must be 1 (never falls) or -1 for each"
         )
-        is_varied = self.subsample < 1 or self.feature_fraction < 1 or self.trees == 1
+        if self.is_random:
+            self._check(self.leaves is None, "leaves splits where a tree gains most; random splits have a depth only")
+            self._check(not self.monotone, "monotone chooses splits that keep an order; random ones are not chosen")
+        is_varied = self.is_random or self.subsample < 1 or self.feature_fraction < 1 or self.trees == 1
         self._check(
             not self.forest or is_varied, "the trees of a forest differ by subsample or feature_fraction below 1"
         )
@@ -86,6 +91,11 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         return self.depth or (6 if self.leaves is None else _DEEPEST)
 
     @property
+    def is_random(self) -> bool:
+        """Whether splits are drawn, not searched."""
+        return self.splits == "random"
+
+    @property
     def most_leaves(self) -> int:
         """The leaves of a tree, at the most."""
         whole = int(2**self.levels)
@@ -99,13 +109,18 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     @property
     def most_splits(self) -> int:
         """Distinct splits that a table's owner tells at most: those of all nodes, with some that others outdo."""
+        if self.max_splits is not None:
+            return self.max_splits
         whole = int(2**self.levels)
-        cells = min(whole, 2 * (self.leaves or whole))  # growth by leaves looks beyond them
-        return 4 * self.trees * cells if self.max_splits is None else self.max_splits
+        if self.is_random:  # each with the one that says what is missing
+            return 2 * self.trees * (whole - 1)
+        return 4 * self.trees * min(whole, 2 * (self.leaves or whole))  # growth by leaves looks beyond them
 
     @property
     def most_checks(self) -> int:
         """Requests about trees that a client answers at the most."""
+        if self.is_random:
+            return self.most_splits  # a request is about one of them at least
         strict = self.trees if self.checks == "strict" else 1
         return 3 * (self.levels + 2) * (strict + 1) + self.trees - strict
 

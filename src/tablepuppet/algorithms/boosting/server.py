@@ -182,6 +182,11 @@ class BoostingServer:
         """The tree; its values are added to all scores."""
         tree, numbers = as_tree(growing.nodes, growing.given.unit, self.options.l2, self.options.rate)
         growing.add_values(tree, numbers, self.scores[:, output])
+        self._spread(output, tree, rows)
+        return tree
+
+    def _spread(self, output: int, tree: Tree, rows: RowNumbers) -> None:
+        """Adds a tree's values to the scores of joined rows that are none of its own."""
         if len(rows) < len(self.scores):
             others = np.ones(len(self.scores), np.bool_)
             others[rows] = False
@@ -190,7 +195,6 @@ class BoostingServer:
         for side in self.held:
             everyone = np.arange(len(side.scores), dtype=np.int32)
             self._route(tree, everyone, side.indices, side.scores[:, output], is_held=True)
-        return tree
 
     def cut(self, trees: int, starts: Sequence[Array]) -> None:
         """Forgets all but the first trees; scores, which begin with `starts`, are added up anew."""

@@ -15,6 +15,7 @@ from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape, Wave
 
 _NODE = 40  # bytes that a node takes, down and up
+_KEY = 8  # bytes of a split that is asked for by name
 _BIN = 16  # bytes of Σg and Σh
 _SPARE = 3  # bits of a derivative that few rows need
 _REST = 4  # bits of what rounding leaves of h where it follows from g
@@ -31,6 +32,8 @@ _DITHER = (math.sqrt(5) - 1) / 2
 
 def tree_waves(shape: Shape, options: Boosting, tree: int) -> list[Wave]:
     """The rounds of the tree of this number."""
+    if options.is_random:
+        return _all_bits(shape, options) if tree == 0 else []
     if tree == 0:
         return _first_tree(shape, options)
     if options.checks == "lazy" and tree % options.every:
@@ -63,6 +66,19 @@ def _first_tree(shape: Shape, options: Boosting) -> list[Wave]:
     asked = [1.0] * len(new)
     cells = [min(2**level, max(1, options.most_leaves // 2)) for level in range(levels)]
     return [w for k in cells for w in _round(shape, options, asked, k, _together(0), _OF_FIRST, new)]
+
+
+def _all_bits(shape: Shape, options: Boosting) -> list[Wave]:
+    """Of splits that are drawn: those of all trees at once."""
+    draws = options.trees * (options.most_leaves - 1)
+    columns = max(1, sum(block.width for block in shape.blocks))
+    sizes = []
+    for block in shape.blocks:
+        splits = _splits(block, options)
+        told = splits * (1 - math.exp(-draws * block.width / columns / splits))
+        told = told if options.max_splits is None else min(told, options.max_splits)
+        sizes += [(p.client, _KEY * told, told * (p.rows + p.test_rows + 1) / 8) for p in block.parts]
+    return [_wave(sizes)]
 
 
 def _together(tree: int) -> float:

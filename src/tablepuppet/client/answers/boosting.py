@@ -30,6 +30,7 @@ from tablepuppet.tables.binning import (
     codes_of,
     columns_of,
     own_bins,
+    public_bins,
     raw_columns,
     rule_of,
     rules_without_rare,
@@ -68,8 +69,12 @@ class TreesPart:
 def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.FeatureSketches:
     part = own.part(request)
     weights = _weights(part, own)
+    contract = own.contracts.contract(request.job)
+    is_private = contract is not None and contract.feature_privacy is not None  # names are public, and numbers are not
     columns = [
-        sketch(c, weights, request.bins, own.policy.minimum_rows)
+        trees.NumberSketch(values=np.zeros(0), weights=np.zeros(0))
+        if is_private and c.is_number
+        else sketch(c, weights, request.bins, own.policy.minimum_rows)
         for c in _raw(own, part.request, part.request.train_rows)
     ]
     give_back()
@@ -78,12 +83,17 @@ def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.Fe
 
 def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStarted:
     part = own.part(request)
-    own.owner.trees(own.tables.use(request.job, part.request.scan).table)
+    own.owner.trees(own.tables.use(request.job, part.request.scan).table, request)
     train = _raw(own, part.request, part.request.train_rows)
     held = _raw(own, part.request, part.request.test_rows)
     weights = _weights(part, own)
     options = request.algorithm
-    bins = request.bins or own_bins(train, weights, options.bins, options.most_categories, own.policy.minimum_rows)
+    least = own.policy.minimum_rows
+    bins = request.bins
+    if bins is None and request.bounds is not None:
+        bins = public_bins(train, request.bounds, options.bins, least)
+    elif bins is None:
+        bins = own_bins(train, weights, options.bins, options.most_categories, least)
     columns = columns_of(bins, train)
     known = bins if request.bins is None else without_rare(bins, columns, weights, own.policy.minimum_rows)
     codes, held_codes = (
@@ -117,10 +127,11 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
         part.sealing = None
     give_back()
     half = _half(part)
-    has_missing = half.book.has_missing if request.bins is not None else np.zeros(0, np.bool_)
-    kinds = half.book.columns.kinds
+    is_random = options.is_random
+    has_missing = half.book.has_missing if is_random or request.bins is not None else np.zeros(0, np.bool_)
+    kinds, sizes = half.book.columns.kinds, sizes if is_random else np.zeros(0, np.int64)
     right = _earlier_bits(train, held, _told(own, part.request, before))
-    return trees.TreesStarted(kinds=kinds, has_missing=has_missing, limit=part.trees.limit, right=right)
+    return trees.TreesStarted(kinds=kinds, has_missing=has_missing, limit=part.trees.limit, right=right, sizes=sizes)
 
 
 def check_trees(own: ClientState, request: trees.CheckTrees) -> trees.TreeObjections:
@@ -272,6 +283,7 @@ def _half(part: Part) -> ClientHalf:
             return half
     layout = Columns.of([b.kind for b in own.bins], [b.size for b in own.bins], own.request.signs)
     has_missing = (own.train[:-1] == 0).any(axis=0) | (own.held == 0).any(axis=0) | own.request.is_outer
+    has_missing |= own.request.bounds is not None  # under noise, whether any is missing is not looked at
     rules = own.request.algorithm.rules
     book = KeyBook(own.request.block, layout, has_missing, rules, list(state.keys), list(state.is_told), own.limit)
     return ClientHalf(book, own.train, own.held)

@@ -1,0 +1,259 @@
+"""Trees whose splits are drawn, not searched: any number of them by the bits of one round.
+
+    pool     keys that may be drawn: every border of a number; each of few categories against the rest; of more, as many
+             random halves as there are categories. Of a block, no more than its owners tell
+    a tree   each node down to the last level has a column, one of its keys, and a side for missing values, which follow
+             from the seed, the tree's number and the node alone; the trees of all classes share them
+    a leaf   has exact sums of its joined rows; a node of which one side would be too light is one
+
+In: layouts of blocks. Out: the keys that are to be told, then trees. Clients are sent no sums, and the server no gains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting import kernels
+from tablepuppet.algorithms.boosting.bins import Columns, Key
+from tablepuppet.algorithms.boosting.exchange import NUMBER, ONE_HOT
+from tablepuppet.algorithms.boosting.fixed_point import Derivatives, clipped_derivatives, derivatives, uniform
+from tablepuppet.algorithms.boosting.known import Choice
+from tablepuppet.algorithms.boosting.model import Tree
+from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.rows import RowNumbers, allowed_columns, sampled_rows
+from tablepuppet.algorithms.boosting.server import BoostingServer, Rounds
+from tablepuppet.algorithms.boosting.tree import Route, add_leaves
+from tablepuppet.privacy.gaussian import secure_generator
+from tablepuppet.privacy.leaves import LeafNoise
+
+Sums = NDArray[np.int64]
+_DRAWS, _ORDER, _SETS = 7_919, 7_920, 7_921  # streams of chance, beside those of samples and roundings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawable:
+    """What is known of a block before its keys are drawn."""
+
+    layout: Columns
+    has_missing: NDArray[np.bool_]  # of each column
+    limit: int | None = None  # keys that its owners tell
+
+
+class Draws:
+    """The splits of all trees of a run."""
+
+    def __init__(self, blocks: Sequence[Drawable], options: Boosting, seed: int, trees: range) -> None:
+        self.options, self.seed = options, seed
+        self._widths = [len(block.layout.kinds) for block in blocks]
+        firsts = [sum(self._widths[:number]) for number in range(len(blocks))]
+        pools = [
+            _pool(number, block, first, seed) for number, (block, first) in enumerate(zip(blocks, firsts, strict=True))
+        ]
+        columns = [(b, column) for b, pool in enumerate(pools) for column in sorted(pool)]
+        self._keys = [(b, key) for b, column in columns for key in pools[b][column]]
+        self._sizes = np.array([len(pools[b][column]) for b, column in columns], np.int64)
+        self._firsts = np.cumsum(self._sizes) - self._sizes
+        self._columns = columns
+        self._block = np.array([b for b, _ in self._keys], np.int32)
+        self._number = np.full(len(self._keys), -1, np.int32)  # of each key, among those that its block tells
+        self.keys = self._told([block.layout for block in blocks], [b.has_missing for b in blocks], trees)
+
+    def _told(self, layouts: Sequence[Columns], missing: Sequence[NDArray[np.bool_]], trees: range) -> list[list[Key]]:
+        """By block: the keys that some tree draws; before those of a column the one that says which values are missing,
+        where some are."""
+        is_drawn = np.zeros(len(self._keys), np.bool_)
+        for tree in trees:
+            is_drawn[self._drawn(tree)[0]] = True
+            if is_drawn.all():
+                break
+        found: list[dict[Key, int]] = [{} for _ in layouts]
+        for place in np.flatnonzero(is_drawn).tolist():
+            block, key = self._keys[place]
+            for one in _needed(layouts[block], missing[block], key):
+                found[block].setdefault(one, len(found[block]))
+            self._number[place] = found[block][key]
+        return [list(keys) for keys in found]
+
+    def _drawn(self, tree: int) -> tuple[Sums, NDArray[np.bool_]]:
+        """Of every inner node, level by level: its key among all of them, and whether missing values go left."""
+        allowed = allowed_columns(self._widths, self.options.feature_fraction, self.seed, tree)
+        columns = np.flatnonzero([allowed[b][column] for b, column in self._columns])
+        nodes = (1 << self.options.levels) - 1 if len(columns) else 0
+        column, key, side = uniform(self.seed + _DRAWS, tree, np.arange(3 * nodes, dtype=np.uint64)).reshape(3, -1)
+        chosen = columns[(column * len(columns)).astype(np.int64)] if nodes else np.zeros(0, np.int64)
+        places = self._firsts[chosen] + (key * self._sizes[chosen]).astype(np.int64)
+        return places, side < 0.5
+
+    def tree(self, number: int) -> Tree:
+        """A tree without values; the children of node k are 2k + 1 and 2k + 2."""
+        places, to_left = self._drawn(number)
+        inner, nodes = len(places), 2 * len(places) + 1
+        leaves = [-1] * (nodes - inner)
+        return Tree(
+            left=[*range(1, nodes, 2), *leaves],
+            block=[*self._block[places].tolist(), *leaves],
+            key=[*self._number[places].tolist(), *leaves],
+            to_left=[*to_left.tolist(), *([False] * len(leaves))],
+            gain=[0.0] * nodes,
+            value=[0.0] * nodes,
+            cover=[0.0] * nodes,
+        )
+
+
+def _needed(layout: Columns, has_missing: NDArray[np.bool_], key: Key) -> list[Key]:
+    """A key, after the one that says which numbers of its column are missing, where some are."""
+    if layout.kinds[key.column] != NUMBER or not has_missing[key.column] or layout.is_missing(key):
+        return [key]
+    return [Key(key.column, border=layout.size(key.column) - 1), key]
+
+
+def _pool(number: int, block: Drawable, first: int, seed: int) -> dict[int, list[Key]]:
+    """By column: the keys of a block that may be drawn; where its owners tell fewer than there are, some of them.
+    Its `first` column has so many before it."""
+    layout, missing = block.layout, block.has_missing
+    every = [key for column in range(len(layout.kinds)) for key in _candidates(layout, missing, first, column, seed)]
+    limit = len(every) if block.limit is None else block.limit
+    kept: set[Key] = set()
+    order = np.argsort(uniform(seed + _ORDER, number, np.arange(len(every), dtype=np.uint64)), kind="stable")
+    for place in order.tolist():
+        wanted = set(_needed(layout, missing, every[place])) - kept
+        if len(kept) + len(wanted) <= limit:
+            kept |= wanted
+    found: dict[int, list[Key]] = {}
+    for key in every:
+        if key in kept:
+            found.setdefault(key.column, []).append(key)
+    return found
+
+
+def _candidates(layout: Columns, has_missing: NDArray[np.bool_], first: int, column: int, seed: int) -> list[Key]:
+    """The keys of a column."""
+    size, is_missing = layout.size(column), bool(has_missing[column])
+    if layout.kinds[column] == NUMBER:
+        return [Key(column, border=at) for at in range(1, size - 1 + is_missing)]
+    codes = np.arange(1 - is_missing, size)
+    if len(codes) < 2:
+        return []
+    if layout.kinds[column] == ONE_HOT:
+        told = codes[:1] if len(codes) == 2 else codes  # of two, the second is what the first is not
+        return [Key(column, left=(code,)) for code in told.tolist()]
+    coins = np.arange(len(codes) ** 2, dtype=np.uint64).reshape(len(codes), -1)
+    is_left = uniform(seed + _SETS, first + column, coins) < 0.5
+    is_whole = is_left.all(axis=1) | ~is_left.any(axis=1)
+    is_left[is_whole] = np.eye(len(codes), dtype=np.bool_)[is_whole]
+    return list(dict.fromkeys(Key(column, left=tuple(codes[own].tolist())) for own in is_left))
+
+
+@dataclass(eq=False, kw_only=True)
+class DrawnServer(BoostingServer):
+    """All trees of a run whose splits are drawn; blocks know all keys before the first."""
+
+    draws: Draws
+    noise: LeafNoise | None = None  # on all sums, of which nothing else depends on rows
+    generator: np.random.Generator = field(default_factory=secure_generator)
+
+    def grow(self) -> Rounds:
+        """One tree for each output, without asking anybody."""
+        number, options = self.first + len(self.trees), self.options
+        if not (self._given and options.forest):  # whose trees all have the same
+            self._given = self._derivatives(number)
+        order = sampled_rows(self.labels, self._orders[0], options.subsample, self.seed, number)
+        shape = self.draws.tree(number)
+        segments = self._part(shape, order)
+        group = []
+        for output, own in enumerate(self._given):
+            sums = self._sums(shape, order, segments, own)
+            least, l2 = options.min_child_weight, options.l2
+            if self.noise is not None:  # which splits there are must not depend on rows
+                least, l2 = -inf, options.l2 + self.noise.shrinkage
+            tree, numbers = _finished(shape, sums, least, l2, options.rate)
+            leaves = [k for k, left in enumerate(tree.left) if left < 0]
+            values = [tree.value[k] for k in leaves]
+            add_leaves(order, [segments[numbers[k]] for k in leaves], values, self.scores[:, output])
+            self._spread(output, tree, order)
+            group.append(tree)
+        self.trees.append(group)
+        yield from ()
+
+    def _derivatives(self, number: int) -> list[Derivatives]:
+        if self.noise is None:
+            how = (self.loss, self.scores, self.labels, self.options.bits, (self.seed, number))
+            return derivatives(*how, self._given)
+        return clipped_derivatives(self.loss, self.scores, self.labels, self.noise)
+
+    def _sums(
+        self, tree: Tree, order: RowNumbers, segments: Sequence[tuple[int, int]], given: Derivatives
+    ) -> NDArray[np.float64]:
+        """Σg and Σh of every node; with noise, each is the sum of its leaves'."""
+        inner = len(tree.splits)
+        leaves = np.zeros((len(tree.left) - inner, 2), np.int64)
+        kernels.sum_nodes(order, np.array(segments[inner:], np.int64), given.both, leaves)
+        if self.noise is None:
+            return np.asarray(_added_up(leaves) * np.array(given.unit))
+        noisy = self.noise.noisy(leaves, self.generator)
+        noisy[:, 1] = np.maximum(noisy[:, 1], 0.0)
+        return np.asarray(_added_up(noisy))
+
+    def _part(self, tree: Tree, order: RowNumbers) -> list[tuple[int, int]]:
+        """Parts joined rows level by level; where those of each node lie."""
+        segments = [(0, len(order))] * len(tree.left)
+        first, inner = 0, len(tree.splits)
+        while first < inner:
+            level = range(first, 2 * first + 1)
+            for number, (block, index) in enumerate(zip(self.blocks, self.indices, strict=True)):
+                own = [n for n in level if tree.block[n] == number]
+                if not own:
+                    continue
+                how = [Choice(0.0, number, tree.key[n], tree.to_left[n]) for n in own]
+                route = Route(block, index, is_held=False)
+                borders = route.part(order, [segments[n] for n in own], how, self._spare)
+                for n, border in zip(own, borders.tolist(), strict=True):
+                    (start, stop), left = segments[n], tree.left[n]
+                    segments[left], segments[left + 1] = (start, border), (border, stop)
+            first = 2 * first + 1
+        return segments
+
+
+def _added_up(leaves: NDArray[Any]) -> NDArray[Any]:
+    """Sums of all nodes of a whole tree, level by level, from those of its last level."""
+    levels = [leaves]
+    while len(levels[0]) > 1:
+        levels.insert(0, levels[0][::2] + levels[0][1::2])
+    return np.concatenate(levels)
+
+
+def _finished(shape: Tree, sums: NDArray[np.float64], least: float, l2: float, rate: float) -> tuple[Tree, list[int]]:
+    """The tree without splits of which one side is too light, and the numbers of its nodes in the whole one."""
+    g, h = sums.T.tolist()
+    heavy = [weight >= least and (weight > 0 or least < 0) for weight in h]
+    numbers, left = [0], []
+    for place in range(len(shape.left)):
+        if place == len(numbers):
+            break
+        child = shape.left[numbers[place]]
+        is_split = child >= 0 and heavy[child] and heavy[child + 1]
+        left.append(len(numbers) if is_split else -1)
+        numbers += [child, child + 1] if is_split else []
+    worth = [a * a / (b + l2) if b + l2 > 0 else 0.0 for a, b in zip(g, h, strict=True)]
+    is_leaf = [child < 0 for child in left]
+    value = [-rate * g[n] / (h[n] + l2) if h[n] + l2 > 0 else 0.0 for n in numbers]
+    gain = [
+        0.0 if leaf else worth[2 * n + 1] + worth[2 * n + 2] - worth[n]
+        for n, leaf in zip(numbers, is_leaf, strict=True)
+    ]
+    tree = Tree(
+        left=left,
+        block=[-1 if leaf else shape.block[n] for n, leaf in zip(numbers, is_leaf, strict=True)],
+        key=[-1 if leaf else shape.key[n] for n, leaf in zip(numbers, is_leaf, strict=True)],
+        to_left=[not leaf and shape.to_left[n] for n, leaf in zip(numbers, is_leaf, strict=True)],
+        gain=[max(0.0, one) for one in gain],
+        value=[one if leaf else 0.0 for one, leaf in zip(value, is_leaf, strict=True)],
+        cover=[h[n] for n in numbers],
+    )
+    return tree, numbers

@@ -1,0 +1,111 @@
+"""Feature privacy of trees whose splits are drawn: the noise on their leaves, and what a row of each table pays.
+
+In: a job, a table mapping, the loss. Out: `LeafNoise`, the mechanisms and releases of every table, and the bounds,
+public, that borders lie between. Nothing here reads a feature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.job import Job
+from tablepuppet.mapping.mapping import MappingSummary
+from tablepuppet.models.losses import Loss
+from tablepuppet.plan.noise import tables_of
+from tablepuppet.privacy.accounting import Mechanism, composed_noise
+from tablepuppet.privacy.leaves import LeafNoise
+from tablepuppet.privacy.ledger import Release
+from tablepuppet.tables.columns import STRING_KINDS
+
+Bounds = list[tuple[float, float] | None]
+_LOOSE = 2.5  # the clip of a number's slopes, in units of a typical one
+_LOGISTIC = 3.0  # s: p² + (3p(1 − p))² ≤ 1 for every p
+_PART = 3.0  # of C, that s·h is at the most with other losses
+
+
+def leaf_noise(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float, trees: int) -> LeafNoise:
+    """The least noise that keeps the rows of every table within ε; or what the job gives, in units of the clip."""
+    features = job.privacy.features
+    assert features is not None
+    clip = features.clip or weight * _slope_bound(mapping, loss, slope)
+    is_logistic = loss.task == "binary" and loss.bound == 0.25
+    curvature = weight * loss.bound
+    noise = features.noise
+    if noise is None:
+        assert features.epsilon is not None
+        most = max(joined_rows(mapping).values(), default=1)
+        noise = most * composed_noise(features.epsilon, features.delta, (Mechanism(1.0, trees),))
+    scale = _LOGISTIC * clip / weight if is_logistic else clip / (_PART * curvature)
+    return LeafNoise(clip=clip, scale=scale, curvature=curvature, deviation=noise * clip)
+
+
+def _slope_bound(mapping: MappingSummary, loss: Loss, slope: float) -> float:
+    """What the slope of a row of weight one is cut at: where it ends, or beyond what is usual; from labels alone."""
+    channel = mapping.label.channel
+    if loss.task == "binary":
+        ends = np.array([0.0, 1.0]) if channel is None else channel.unbiased(np.array([0.0, 1.0]))
+        return float(np.abs([*ends, *(1.0 - ends)]).max())
+    if loss.task == "classes" and channel is None:
+        return math.sqrt(2.0)
+    return _LOOSE * slope
+
+
+def joined_rows(mapping: MappingSummary) -> dict[str, int]:
+    """κ of every table: joined rows that one of its rows is in at most, over all that read it."""
+    found: Counter[str] = Counter()
+    for number, block in enumerate(mapping.blocks):
+        for table in tables_of(mapping, number):
+            found[table] += max(1, block.most)
+    return dict(sorted(found.items()))
+
+
+def leaf_mechanisms(mapping: MappingSummary, noise: LeafNoise, trees: int) -> dict[str, tuple[Mechanism, ...]]:
+    """What a row of each table goes through: a release for each tree, or group of trees of all classes."""
+    return {
+        table: (Mechanism(noise.deviation / (noise.clip * most), trees),)
+        for table, most in joined_rows(mapping).items()
+    }
+
+
+def leaf_releases(job: Job, mapping: MappingSummary, noise: LeafNoise, trees: int) -> list[Release]:
+    """What outsiders learn from the model."""
+    features, most = job.privacy.features, joined_rows(mapping)
+    assert features is not None
+    return [
+        Release(
+            what="features",
+            table=table,
+            observer="outsider",
+            mechanism="noisy sums of leaves, added by the server; splits are drawn from public borders",
+            noise=mechanism.noise,
+            steps=mechanism.steps,
+            multiplicity=most[table],
+            delta=features.delta,
+            scope="leaves",
+        )
+        for table, mechanisms in leaf_mechanisms(mapping, noise, trees).items()
+        for mechanism in mechanisms
+    ]
+
+
+def public_bounds(job: Job, mapping: MappingSummary) -> list[Bounds]:
+    """By block and feature: what its borders lie between; None: a string."""
+    assert job.privacy.features is not None
+    given = job.privacy.features.bounds
+    found: list[Bounds] = []
+    for block in mapping.bound.blocks:
+        own: Bounds = []
+        for name, column in zip(block.features, block.columns, strict=True):
+            known = given.get(name) or given.get(name.rpartition(".")[2])
+            if column.kind not in STRING_KINDS and known is None:
+                raise PrivacyError(
+                    f"feature {name} is a number, and borders would be read from the data, outside the promise of "
+                    f'privacy.features; give public bounds, features = {{bounds = {{"{name}" = [low, high]}}}}'
+                )
+            own.append(None if column.kind in STRING_KINDS else known)
+        found.append(own)
+    return found

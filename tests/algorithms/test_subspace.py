@@ -175,6 +175,29 @@ def test_metrics_counted_on_the_way_are_those_of_the_model(scenario: Scenario, a
     assert result.history[-1].metrics["train"] == result.metrics["train"]
 
 
+@pytest.mark.parametrize("model", ["linear", "logistic"])
+def test_the_last_walk_of_newton_finds_all_figures_of_the_model(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    scenario, steps = with_labels(scenarios()[0], model), []
+    plain = JoinedRows.run
+
+    def run(self: JoinedRows, step: Any, *given: Any, **named: Any) -> Any:
+        steps.append(step.__name__)
+        return plain(self, step, *given, **named)
+
+    monkeypatch.setattr(JoinedRows, "run", run)
+    with tp.Federation(scenario.tables) as federation:
+        result = federation.train(scenario.query, label="y", model=model, l2=1e-3, epochs=20, test_fraction=0.0)
+        last = steps[-2:]
+        again = federation.evaluate(result)
+    assert result.converged
+    assert len(result.history) < 20
+    assert last == ["hessian_step", "measure_step"]
+    assert result.metrics["train"] == pytest.approx(again, rel=1e-9)
+    mean = again["log_loss"] if model == "logistic" else 0.5 * again["rmse"] ** 2
+    penalty = 0.5e-3 * sum(float(np.vdot(block.theta, block.theta)) for block in result.blocks)
+    assert result.objective == pytest.approx(mean + penalty, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("decrements", "is_over"),
     [([1e-3, 1e-5], False), ([1e-3, 1e-6, 2e-10], True), ([3e-10, 2e-10], False), ([1e-3, 5e-11], True)],

@@ -73,7 +73,8 @@ def _mean_loss(labels: Array, counts: Array, loss: Loss, constant: Array) -> flo
 
 def seen_labels(rows: Joined, weights: Array | None) -> tuple[Array, Array]:
     """The labels that joined rows have, and how many of them have each."""
-    found = by_label(rows.labels, rows.label_counts(), weights)
+    is_own = weights is rows.weights
+    found = rows.by_label() if is_own else by_label(rows.labels, rows.label_counts(), weights)
     assert found.weights is not None
     occurs = found.weights > 0
     return found.labels[occurs], found.weights[occurs]

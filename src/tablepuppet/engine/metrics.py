@@ -83,14 +83,13 @@ def measure(
     if known is not None and moment is Moment.EPOCH:
         return _measured(known, loss, channel, moment)
     is_ranked = _is_ranked(loss, moment)
-    if is_ranked and loss.outputs == 1:
-        joined.allocate("scores", 1)
-    writes = ("scores",) if is_ranked and loss.outputs == 1 else ()
     given: dict[str, Any] = {"loss": loss, "intercept": intercept}
-    sums = joined.run(measure_step, per_row, writes=writes, channel=channel, moment=moment, **given).sums
-    sums |= known or {}
+    if known is not None and known.get("moment") is moment:
+        sums = known
+    else:
+        sums = look(joined, per_row, loss, intercept, moment=moment, channel=channel) | (known or {})
     found: list[Ranking] = []
-    if writes:
+    if is_ranked and loss.outputs == 1:
         found = [rank(joined.ordered("scores"), joined.rows, sums["positives"])]
     elif is_ranked and loss.outputs <= _CLASSES:
         for number in range(loss.outputs):
@@ -98,6 +97,24 @@ def measure(
             count = joined.run(class_step, per_row, writes=("scores",), number=number, **given).sums["positives"]
             found.append(rank(joined.ordered("scores"), joined.rows, count))
     return _measured(sums, loss, channel, moment, found)
+
+
+def look(
+    joined: Walkable,
+    per_row: Sequence[Array],
+    loss: Loss,
+    intercept: Array,
+    *,
+    moment: Moment,
+    channel: Channel | None = None,
+) -> Tally:
+    """A walk for all sums of the moment; scores are kept where they are to be ranked."""
+    writes = ("scores",) if _is_ranked(loss, moment) and loss.outputs == 1 else ()
+    for name in writes:
+        joined.allocate(name, 1)
+    given: dict[str, Any] = {"loss": loss, "intercept": intercept, "channel": channel, "moment": moment}
+    sums: Tally = joined.run(measure_step, per_row, writes=writes, **given).sums
+    return sums | {"moment": moment}
 
 
 def measure_scores(

@@ -20,6 +20,7 @@ from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import agree_on_encoders, ids_of, widths_of
 from tablepuppet.engine.interactions import pairs_of, probe, together, worse_than_its_sum
 from tablepuppet.engine.metrics import Metrics, by_side, measure
+from tablepuppet.engine.metrics import look as look_at_all
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.start import figures_of, make_problem, start_parts
 from tablepuppet.errors import TrainingError
@@ -28,6 +29,7 @@ from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.memory import give_back
 from tablepuppet.models.heads.base import TrainedHead, headed
 from tablepuppet.models.metrics import Moment
+from tablepuppet.models.tally import Tally
 from tablepuppet.plan.disclosure import held_blocks
 from tablepuppet.plan.gains import Interaction
 from tablepuppet.plan.knowledge import check_exposure
@@ -74,6 +76,12 @@ def _trained(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | No
     if private.is_noisy:
         check_exposure(replace(plan, widths=widths_of(encoders)).shape, job, plan.loss)
     problem = make_problem(plan, mapping, union, encoders)
+    if job.patience is None and problem.head is None and problem.channel is None:  # the last epoch is the model
+
+        def last_look(per_row: Sequence[Array], intercept: Array) -> Tally:
+            return look_at_all(mapping.train, per_row, problem.loss, intercept, moment=Moment.FINISHED)
+
+        problem = replace(problem, last_look=last_look)
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
     server = plan.algorithm.server(problem, job.options)
     training = Run(prepared, union, problem, server, on_round, patience)

@@ -155,9 +155,14 @@ class NewtonServer(Server):
         return [-spectrum.solve(1.0, ridge, total[0])]
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
-        found = self._tracker.search(dict(zip(self._asked, answers, strict=True)))
+        tells_gap = len(self._asked) == self.problem.blocks  # some blocks alone cannot
+
+        def is_last(decrement: float, value: float) -> bool:
+            return tells_gap and self._is_over(self._decrement, decrement, value)
+
+        found = self._tracker.search(dict(zip(self._asked, answers, strict=True)), is_last)
         self._value = found.value
-        if len(self._asked) == self.problem.blocks:  # some blocks alone cannot tell the gap
+        if tells_gap:
             self._before, self._decrement = self._decrement, abs(found.decrement)
 
     def finish(self) -> None:
@@ -170,8 +175,11 @@ class NewtonServer(Server):
     def is_converged(self) -> bool:
         """The decrement estimates the gap before a round's step. Its step leaves as little of it as the last one did;
         the square root is to be on the safe side."""
-        falls = self._decrement / self._before if 0 < self._before < math.inf else 1.0
-        return self._decrement * math.sqrt(min(falls, 1.0)) <= self.options.tolerance * abs(self._value)
+        return self._is_over(self._before, self._decrement, self._value)
+
+    def _is_over(self, before: float, decrement: float, value: float) -> bool:
+        falls = decrement / before if 0 < before < math.inf else 1.0
+        return decrement * math.sqrt(min(falls, 1.0)) <= self.options.tolerance * abs(value)
 
     def residuals(self) -> dict[str, float]:
         return {"decrement": self._decrement}

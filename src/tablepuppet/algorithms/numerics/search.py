@@ -155,11 +155,14 @@ def minimise(
     rows: int,
     *,
     is_quadratic: bool,
+    look: Callable[[list[Array], Array], Derivatives] | None = None,
+    is_last: Callable[[float, float], bool] | None = None,
 ) -> Found:
     """min over α of F(θ + Σ α s), one α for every direction of every block, and the intercept.
 
     `vectors[i]` holds h_i and its directions, newest first; `start` gives up the derivatives at h and their slopes, so
-    that they go as soon as others are known; `hessian` is that of the mean loss.
+    that they go as soon as others are known; `hessian` is that of the mean loss. Where the decrement and F say that no
+    search will follow (`is_last`), it is one step, and `look` finds F there without derivatives.
     """
     here, along = start()
     sizes = [len(block) - 1 for block in vectors]
@@ -194,6 +197,7 @@ def minimise(
     first = value
     newest = [a for a, size in zip(borders[:-1], sizes, strict=True) if size]
     decrement = 0.5 * (-float(slope[newest].sum()) + _intercept_gap(slope, hessian, borders[-1]))
+    ends = look is not None and is_last is not None and is_last(abs(decrement), value)
     for _ in range(_ITERATIONS):
         step = np.zeros(len(point))
         step[alive] = -_pseudo_solve(hessian[np.ix_(alive, alive)], slope[alive])
@@ -204,16 +208,17 @@ def minimise(
             new = point + step / 2**halving
             at, moved = None, []  # as large as the tables, and rarely wanted again
             moved = [_combined(block, c) for block, c in zip(vectors, split(new), strict=True)]
-            at = evaluate(moved, intercept + new[borders[-1] :])
-            reached, new_slope = total(new, at.loss, slopes(vectors, at))
+            at = (look if look is not None and ends else evaluate)(moved, intercept + new[borders[-1] :])
+            reached, new_slope = total(new, at.loss, along if ends else slopes(vectors, at))
             if reached <= max(value - 1e-4 * expected / 2**halving, value + 1e-15 * abs(value)):
                 break
         else:
             at, moved = None, []
             break
-        hessian = _learned(hessian, new - point, new_slope - slope)
+        if not ends:
+            hessian = _learned(hessian, new - point, new_slope - slope)
         point, value, slope = new, reached, new_slope
-        if is_quadratic:
+        if is_quadratic or ends:
             break
     chosen, found = intercept + point[borders[-1] :], split(point)
     if not moved:

@@ -9,7 +9,7 @@ both halves apply them, and so neither sends what the other already knows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -113,8 +113,14 @@ class Tracker:
         else:
             self.at = self._evaluate(predictions, self.intercept)
 
-    def search(self, answers: Mapping[int, BlockAnswer]) -> Found:
-        """Moves all blocks at once to the least F in reach; those that have not answered, by their known directions."""
+    def search(
+        self, answers: Mapping[int, BlockAnswer], is_last: Callable[[float, float], bool] | None = None
+    ) -> Found:
+        """Moves all blocks at once to the least F in reach; those that have not answered, by their known directions.
+
+        `is_last`: whether, by the decrement and F, no search will follow. F is then looked at once, by the walk that
+        measures the finished model.
+        """
         for i, answer in answers.items():
             own = self._own[i]
             free = next(s for s in range(own, own + self.memory[i] + 1) if s not in self._earlier[i])
@@ -133,7 +139,7 @@ class Tracker:
         along = slopes(vectors, self.derivatives())
         self._give_up_signals()  # before others come that are as large
         self._refresh(fresh)
-        found = self._minimise(vectors, self._orders, self._grams, along)
+        found = self._minimise(vectors, self._orders, self._grams, along, is_last)
         self._accept(found)
         for i, coefficients in enumerate(found.coefficients):
             told = None if i in answers else self.pending[i]
@@ -246,6 +252,7 @@ class Tracker:
         orders: Sequence[Sequence[int]],
         products: Sequence[Array],
         along: Array,
+        is_last: Callable[[float, float], bool] | None,
     ) -> Found:
         problem = self.problem
         last = len(self._hessian) - problem.loss.outputs
@@ -266,7 +273,16 @@ class Tracker:
             problem.ridges,
             problem.joined.rows,
             is_quadratic=problem.loss.is_quadratic,
+            look=None if problem.last_look is None else self._look,
+            is_last=is_last,
         )
+
+    def _look(self, predictions: list[Array], intercept: Array) -> Derivatives:
+        """F of the finished model, and all that is measured of it."""
+        assert self.problem.last_look is not None
+        sums = self.problem.last_look(predictions, intercept)
+        total = sums["weighted"] if "weighted" in sums else sums["loss"]
+        return Derivatives(total / self.problem.joined.rows, [], None, np.zeros_like(intercept), sums)
 
     def _give_up(self, along: Array) -> tuple[Derivatives, Array]:
         """F's derivatives where the model stands, which it is about to leave."""

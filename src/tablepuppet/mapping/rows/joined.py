@@ -45,6 +45,7 @@ __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", 
 SHARD = 1 << 15
 LANES = 16
 _LANE = 1 << 24  # joined rows beyond which 16 lanes would be too few: a lane lies on one machine
+_FEW_LABELS = 1 << 10
 _LONGEST = 1 << 26  # joined rows of a lane, even where blocks are large
 
 
@@ -174,7 +175,14 @@ class JoinedRows:
         return np.broadcast_to(np.int32(1), p.rows) if p.index is None else count_rows(p.index, p.rows)
 
     def by_label(self) -> JoinedRows:
-        """The different labels, each as heavy as all joined rows that have it."""
+        """The different labels, each as heavy as all joined rows that have it; few of them are counted once."""
+        found = self._by_label
+        if found.rows > _FEW_LABELS:
+            del self.__dict__["_by_label"]
+        return found
+
+    @cached_property
+    def _by_label(self) -> JoinedRows:
         return by_label(self.labels, self.label_counts(), self.weights)
 
     def ordered(self, name: str) -> Iterator[Array]:

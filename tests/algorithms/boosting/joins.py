@@ -175,7 +175,8 @@ def open_block(number: int, table: Table, options: Boosting) -> Block:
     for k in range(table.parts):
         stop = [*starts, table.rows][k + 1]
         own_rows = np.vstack([train[starts[k] : stop], train[-1:]])
-        parts.append(ClientHalf(book(), own_rows, held[held_starts[k] : [*held_starts, len(held)][k + 1]]))
+        own_held = held[held_starts[k] : [*held_starts, len(held)][k + 1]]
+        parts.append(ClientHalf(book(), own_rows, own_held, options.checks == "strict"))
     return Block(bins, layout, train, held, book(), parts, starts, held_starts)
 
 

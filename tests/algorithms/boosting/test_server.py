@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.algorithms.boosting.joins import (
     Join,
+    Table,
     bind_signs,
     book_of,
     central,
@@ -21,13 +22,15 @@ from tests.algorithms.boosting.joins import (
     train,
 )
 
-from tablepuppet.algorithms.boosting import kernels
+from tablepuppet.algorithms.boosting import client, kernels
 from tablepuppet.algorithms.boosting.exchange import NUMBER, SORTED, Complete, NewKey
 from tablepuppet.algorithms.boosting.known import KnownBlock
+from tablepuppet.algorithms.boosting.model import compact
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import allowed_columns, sampled_rows
 from tablepuppet.algorithms.boosting.server import BoostingServer
 from tablepuppet.errors import TransportError
+from tablepuppet.models.losses import Squared
 
 
 def _options(rng: np.random.Generator, **given: Any) -> Boosting:
@@ -163,8 +166,29 @@ def test_clients_of_a_table_give_the_trees_of_one(seed: int) -> None:
         for table in join.tables:
             table.parts = parts
         server, _, _ = train(join, options)
-        found.append((server.trees, server.scores.tolist()))
+        found.append((_named(server), server.scores.tolist()))
     assert found[0] == found[1] == found[2]
+
+
+def _named(server: BoostingServer) -> Any:
+    """Trees whose keys are numbered as they occur."""
+    return compact(server.trees, lambda b, k: server.blocks[b].missing_key(k), len(server.blocks))[0]
+
+
+def test_a_table_that_has_most_splits_tells_the_next_ones_before_it_is_asked() -> None:
+    rng = np.random.default_rng(7)
+    rows = [(rng.normal(size=210), False) for _ in range(8)]
+    wide = Table(rng.integers(0, 200, 2000).astype(np.int32), np.zeros(1, np.int32), 200, rows)
+    few = Table(rng.integers(0, 9, 2000).astype(np.int32), np.zeros(1, np.int32), 9, [(rng.normal(size=10), False)])
+    join = Join([wide, few], rng.normal(size=200)[wide.train], None, Squared())
+    options = Boosting(trees=8, depth=5)
+    server, _, rounds = train(join, options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "is_worth_it", lambda *_: False)
+        before, _, more_rounds = train(join, options)
+    assert _named(server) == _named(before)
+    assert rounds < 0.75 * more_rounds
+    assert server.blocks[0].told < before.blocks[0].told
 
 
 @settings(max_examples=40, deadline=None)

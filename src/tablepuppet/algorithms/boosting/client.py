@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
+from tablepuppet.algorithms.boosting.ahead import is_worth_it, splits_ahead
 from tablepuppet.algorithms.boosting.bins import Codes, Key
 from tablepuppet.algorithms.boosting.exchange import Check, Complete, NewKey, Objections, Outline
 from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, Split
@@ -31,12 +32,18 @@ class ClientHalf:
     book: KeyBook
     train: Codes  # (rows + 1, columns): the last row is the one that an outer join did not find
     held: Codes  # of rows that are held out
+    goes_ahead: bool = True  # trees are mended by what it answers
 
     def check(self, check: Check) -> Objections:
         """What this block, which lies here alone, has against some trees."""
         self.book.add_unions(check.unions)
         is_first = not self.book.told
-        kept, fresh = self.book.news(self.book.objections(check, self.histograms(check)))
+        self._check(check)
+        counted = [self._count(tree, self.goes_ahead and is_worth_it(tree, self.book.block)) for tree in check.trees]
+        objections = self.book.objections(check, [sums for sums, _ in counted])
+        ahead = self._ahead(check, [listed for _, listed in counted], objections)
+        later = [o for o in objections if (o.tree, o.node) not in ahead]
+        kept, fresh = self.book.news(later, [split.key for split in ahead.values()])
         changed = range(len(self._occurs)) if is_first else sorted({key.column for key in fresh})
         complete = [self.book.completed(column, self._occurs[column]) for column in changed]
         return told(self.book, kept, [self.reveal(key) for key in fresh], [c for c in complete if c is not None])
@@ -51,11 +58,29 @@ class ClientHalf:
 
     def histograms(self, check: Check) -> list[Sums]:
         """Σ (g, h) per cell and bin, of every tree."""
+        self._check(check)
+        return [self._count(outline)[0] for outline in check.trees]
+
+    def _check(self, check: Check) -> None:
         if len(check.columns) != len(self.book.columns.kinds):
             raise TransportError("a check does not have this block's columns")
         if not check.trees:
             raise TransportError("a check has no trees")
-        return [self._histogram(outline) for outline in check.trees]
+
+    def _ahead(
+        self, check: Check, listed: Sequence[Sums], objections: Sequence[Objection]
+    ) -> dict[tuple[int, int], Split]:
+        """By tree and node: the splits that it would go on with."""
+        if not self.book.has_room(objections):
+            return {}
+        found: dict[tuple[int, int], Split] = {}
+        allowed = check.columns.astype(np.uint8)
+        for tree, (outline, own) in enumerate(zip(check.trees, listed, strict=True)):
+            wishes = {o.node: o.split for o in objections if o.tree == tree and o.split is not None}
+            if own.size and wishes:
+                ahead = splits_ahead(self.book, self.train, allowed, outline, own, wishes)
+                found |= {(tree, node): split for node, split in ahead.items()}
+        return found
 
     def reveal(self, key: Key) -> NewKey:
         """Of every row whether it goes right."""
@@ -65,11 +90,13 @@ class ClientHalf:
         kernels.write_sides(self.held, column, right, len(self.train), bits)
         return NewKey(key.column, self.book.columns.is_missing(key), bits)
 
-    def _histogram(self, outline: Outline) -> Sums:
+    def _count(self, outline: Outline, is_listed: bool = False) -> tuple[Sums, Sums]:
+        """Σ (g, h) per cell and bin; and of every pair its row, cell, g and h, if they are to be listed."""
         cells = int(np.count_nonzero(outline.left < 0))
         _check_outline(outline, cells)
         columns = self.book.columns
         out = np.zeros((cells, columns.bins, 2), np.int64)
+        listed = [np.zeros((4, 0), np.int64)]
         row, walk = -1, Walk.of(outline, self.book)
         codes = self.train if self.train.shape[1] else np.zeros((len(self.train), 1), np.uint8)
         for piece in outline.pieces:
@@ -77,11 +104,12 @@ class ClientHalf:
                 words, starts = words_of(piece)
                 how = [kernels.fixed_type(a) for a in (piece.least, piece.widths, piece.unary)]
                 packed = (words, CHUNK, piece.size, *how, starts, piece.top, piece.shift)
-                given: tuple[Any, ...] = (*packed, *walk.given(piece), row, codes, columns.offsets, out)
+                listed.append(np.empty((4, piece.size if is_listed else 0), np.int64))
+                given: tuple[Any, ...] = (*packed, *walk.given(piece), row, codes, columns.offsets, out, listed[-1])
                 row = kernels.count_pairs(*given)
                 if row < 0:
                     raise TransportError("sums are of rows or cells that there are not")
-        return out
+        return out, np.concatenate(listed, axis=1)
 
 
 def told(

@@ -93,6 +93,13 @@ class KeyBook:
             found = self._right[number] = self.columns.right(self.key(number))
         return found
 
+    def goes_right(self, split: Split) -> NDArray[np.bool_]:
+        """For each possible code of a split's column, whether it goes right."""
+        right = self.columns.right(split.key)
+        if self.columns.kinds[split.key.column] == NUMBER:
+            right[0] = not split.to_left
+        return right
+
     def add_unions(self, unions: Sequence[Union]) -> None:
         """Sets that the server made of those it knows."""
         packed: dict[int, list[bytes]] = {}
@@ -109,22 +116,35 @@ class KeyBook:
             inside = [row in wanted for row in packed[union.column]]
             self.add(Key(union.column, left=tuple(np.flatnonzero(inside).tolist())), is_told=False)
 
-    def news(self, objections: Sequence[Objection]) -> tuple[list[Objection], list[Key]]:
-        """The objections that may be told, and the keys that must be for them; they are known from now on."""
+    def has_room(self, objections: Sequence[Objection]) -> bool:
+        """Whether all of them may be told."""
+        wanted = sum(len(self._wanted(o.split.key)) for o in objections if o.split is not None)
+        return self.limit is None or self.told + wanted <= self.limit
+
+    def news(self, objections: Sequence[Objection], ahead: Sequence[Key] = ()) -> tuple[list[Objection], list[Key]]:
+        """The objections that may be told, and the keys that must be for them, and those that are `ahead` of them as
+        far as there is room; they are known from now on."""
         fresh: list[Key] = []
         kept = []
         for objection in objections:
             if objection.split is None:
                 kept.append(objection)
                 continue
-            wanted = self._wanted(objection.split.key)
-            if self.limit is not None and self.told + len(wanted) > self.limit:
-                continue
-            for key in wanted:
-                self.add(key, is_told=True)
-                fresh.append(key)
-            kept.append(objection)
+            if self._tell(objection.split.key, fresh):
+                kept.append(objection)
+        for key in ahead:
+            self._tell(key, fresh)
         return kept, fresh
+
+    def _tell(self, key: Key, fresh: list[Key]) -> bool:
+        """Whether a key is known, from now on if need be."""
+        wanted = self._wanted(key)
+        if self.limit is not None and self.told + len(wanted) > self.limit:
+            return False
+        for own in wanted:
+            self.add(own, is_told=True)
+            fresh.append(own)
+        return True
 
     def completed(self, column: int, occurs: NDArray[np.int64]) -> Complete | None:
         """A column, if all splits that can ever be found in it are known, or made of sets that are; `occurs` are the
@@ -183,13 +203,14 @@ class KeyBook:
             is_own = outline.block[asked] == self.block
             for place in np.flatnonzero(is_best | is_own).tolist():
                 objection = self._against(
-                    outline, number, int(asked[place]), self._best(splits, place), sums[asked[place]]
+                    outline, number, int(asked[place]), self.best(splits, place), sums[asked[place]]
                 )
                 if objection is not None:
                     found.append(objection)
         return found
 
-    def _best(self, splits: Splits, place: int) -> tuple[float, Split] | None:
+    def best(self, splits: Splits, place: int) -> tuple[float, Split] | None:
+        """The gain and the split that were found for a node."""
         column, at, to_left, _, _ = splits.found[place].tolist()
         if column < 0:
             return None

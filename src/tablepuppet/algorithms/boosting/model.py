@@ -75,16 +75,16 @@ def value_of(g: float, h: float, bound: tuple[float, float]) -> float:
 def compact(
     trees: Sequence[Sequence[Tree]], missing_key: Callable[[int, int], int], blocks: int
 ) -> tuple[tuple[tuple[Tree, ...], ...], list[list[int]]]:
-    """Trees whose keys are numbered anew, those that occur in them alone; and by block the keys' old numbers.
+    """Trees whose keys are numbered anew, as they occur in them; and by block the keys' old numbers.
 
     `missing_key`: of a block and a key, the key that says which values of its column are missing, or −1.
     """
-    used: list[set[int]] = [set() for _ in range(blocks)]
+    used: list[dict[int, None]] = [{} for _ in range(blocks)]  # in order, whatever order they were told in
     for tree in (t for group in trees for t in group):
         for node in tree.splits:
             block, key = tree.block[node], tree.key[node]
-            used[block] |= {k for k in (key, missing_key(block, key)) if k >= 0}
-    keys = [sorted(found) for found in used]
+            used[block] |= {k: None for k in (missing_key(block, key), key) if k >= 0}
+    keys = [list(found) for found in used]
     numbers = [{-1: -1} | {key: new for new, key in enumerate(found)} for found in keys]
 
     def renumbered(tree: Tree) -> Tree:

@@ -286,7 +286,7 @@ def _half(part: Part) -> ClientHalf:
     has_missing |= own.request.bounds is not None  # under noise, whether any is missing is not looked at
     rules = own.request.algorithm.rules
     book = KeyBook(own.request.block, layout, has_missing, rules, list(state.keys), list(state.is_told), own.limit)
-    return ClientHalf(book, own.train, own.held)
+    return ClientHalf(book, own.train, own.held, own.request.algorithm.checks == "strict")
 
 
 def _keep(part: Part, half: ClientHalf) -> None:

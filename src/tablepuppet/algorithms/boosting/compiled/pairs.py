@@ -23,6 +23,7 @@ from tablepuppet.algorithms.boosting.compiled.bits import (
 )
 
 __all__ = [
+    "count_listed",
     "count_pairs",
     "emit_cells",
     "less_followed",
@@ -232,9 +233,11 @@ def count_pairs(
     codes: Codes,
     offsets: Integers,
     out: Sums,
+    listed: Sums,
 ) -> int:
     """out[cell, bin] += (g, h) for the bin of every column, of packed pairs (step, g, h) after row `row`, whose cells
-    follow from their paths; the last row, or −1 where a row or a path is none."""
+    follow from their paths; the last row, or −1 where a row or a path is none. `listed` takes each pair's row, cell, g
+    and h, unless it has no room."""
     cells, bins = out.shape[0], out.shape[1]
     here = np.empty((3, chunk), np.int64)
     steps, gs, hs = here[0], here[1], here[2]
@@ -297,9 +300,16 @@ def count_pairs(
                 return -1
         for t in range(n):
             is_wrong |= cell_of[node[t]] < 0
-            node[t] = np.uint64(cell_of[node[t]]) * np.uint64(bins)
+            node[t] = np.uint64(cell_of[node[t]])
         if is_wrong:
             return -1
+        if listed.shape[1]:
+            first = np.uint64(c * chunk)
+            for t in range(n):
+                listed[0, first + t], listed[1, first + t] = rows[t] // stride, node[t]
+                listed[2, first + t], listed[3, first + t] = gs[t], hs[t]
+        for t in range(n):
+            node[t] *= np.uint64(bins)
         if not is_small or own_g >= HALF or own_h >= HALF:
             for t in range(n):
                 for e in range(np.uint64(len(offsets) - 1)):
@@ -356,3 +366,39 @@ def _add_columns(rows: Words, bases: Words, both: Sums, codes: Codes, firsts: Wo
         folded[base + (c + codes[r + h])] += x
         folded[base + (d + codes[r + i])] += x
     return np.uint64(4)
+
+
+@exact
+def count_listed(listed: Sums, chunk: int, codes: Codes, offsets: Integers, out: Sums) -> None:
+    """out[cell, bin] += (g, h) for the bin of every column, of pairs that lie here."""
+    cells, bins = out.shape[0], out.shape[1]
+    plain, folded = out.reshape(cells * bins, 2), np.zeros(cells * bins, np.int64)
+    flat, stride, firsts = codes.reshape(codes.size), np.uint64(codes.shape[1]), offsets.astype(np.uint64)
+    rows, bases, both = np.empty(chunk, np.uint64), np.empty(chunk, np.uint64), np.empty(chunk, np.int64)
+    most_g, most_h = np.int64(0), np.int64(0)
+    for begin in range(0, listed.shape[1], chunk):
+        own = listed[:, begin : begin + chunk]
+        is_small, own_g, own_h = True, np.int64(0), np.int64(0)
+        n = np.uint64(own.shape[1])
+        for t in range(n):
+            g, h = own[2, t], own[3, t]
+            rows[t], bases[t], both[t] = np.uint64(own[0, t]) * stride, np.uint64(own[1, t] * bins), (g << 32) + h
+            is_small &= (g > -HALF) & (g < HALF) & (h >= 0) & (h < HALF)
+            own_g += abs(g)
+            own_h += h
+        if not is_small or own_g >= HALF or own_h >= HALF:
+            for t in range(n):
+                for e in range(np.uint64(len(offsets) - 1)):
+                    place = bases[t] + firsts[e] + flat[rows[t] + e]
+                    plain[place, 0] += own[2, t]
+                    plain[place, 1] += own[3, t]
+            continue
+        if most_g + own_g >= HALF or most_h + own_h >= HALF:
+            unfold(folded, plain)
+            most_g, most_h = np.int64(0), np.int64(0)
+        most_g += own_g
+        most_h += own_h
+        f: Any = np.uint64(0)
+        while f < np.uint64(len(offsets) - 1):
+            f += _add_columns(rows[:n], bases, both, flat, firsts, f, folded)
+    unfold(folded, plain)

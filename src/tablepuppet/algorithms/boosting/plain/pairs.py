@@ -9,6 +9,7 @@ import numpy as np
 from tablepuppet.algorithms.boosting.plain.bits import Cells, Codes, Integers, Sums, Words, add_up, parted, unpack
 
 __all__ = [
+    "count_listed",
     "count_pairs",
     "emit_cells",
     "less_followed",
@@ -145,6 +146,7 @@ def count_pairs(
     codes: Codes,
     offsets: Integers,
     out: Sums,
+    listed: Sums,
 ) -> int:
     pairs = np.empty((3, size), np.int64)
     if not unpack(words, chunk, least, widths, unary, starts, pairs):
@@ -153,7 +155,7 @@ def count_pairs(
         pairs[2] += (abs(pairs[1]) * (top - abs(pairs[1]))) >> shift
     pairs[0, 0] += row
     rows = np.cumsum(pairs[0])
-    cells, g, h = out.shape[0], *pairs[1:]
+    g, h = pairs[1:]
     if rows.min() < 0 or rows.max() >= len(codes):
         return -1
     bits = np.unpackbits(paths, bitorder="little").astype(np.int64)
@@ -175,6 +177,15 @@ def count_pairs(
     cell = cell_of[node]
     if cell.min() < 0:
         return -1
+    own = np.stack([rows, cell, g, h])
+    if listed.shape[1]:
+        listed[:] = own
+    count_listed(own, chunk, codes, offsets, out)
+    return int(rows[-1])
+
+
+def count_listed(listed: Sums, chunk: int, codes: Codes, offsets: Integers, out: Sums) -> None:
+    cells, (rows, cell, g, h) = len(out), listed
     for f in range(len(offsets) - 1):
         bins = int(offsets[f + 1] - offsets[f])
         places = cell * bins + codes[rows, f]
@@ -183,4 +194,3 @@ def count_pairs(
             added = np.zeros(cells * bins, np.int64)
             add_up(places, values, added)
             own[:, :, place] += added.reshape(cells, bins)
-    return int(rows[-1])

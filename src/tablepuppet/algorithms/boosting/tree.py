@@ -25,6 +25,8 @@ from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, RowNumbers
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
+_FAR = 1 << 20  # joined rows that no cache holds
+_SEVERAL = 4  # nodes whose rows lie far apart
 
 
 @dataclass(slots=True)
@@ -276,18 +278,34 @@ class GrowingTree:
 
     def _count(self, numbers: Sequence[int]) -> None:
         """Σ(g, h) of nodes per bin of every block, as far as they are not known."""
+        mixed: dict[tuple[int, ...], tuple[RowNumbers, Codes]] = {}
         for block, index in zip(self.blocks, self.indices, strict=True):
-            own = [n for n in numbers if block.block not in self._sums.setdefault(n, {})]
+            own = tuple(n for n in numbers if block.block not in self._sums.setdefault(n, {}))
             if own:
                 out = np.zeros((len(own), block.layout.bins, 2), np.int64)
                 if block.layout.bins:
                     segments = np.array([(self.nodes[n].start, self.nodes[n].stop) for n in own], np.int64)
+                    if own not in mixed:
+                        mixed = {own: self._mixed(segments)}
+                    rows, mark = mixed[own]
                     how = (index.index, index.rows, block.codes, block.layout.offsets, self.given.both)
                     is_joined = len(index.index) > 0 and len(block.layout.kinds) > 1
                     sums = self.scratch.zeros(is_joined * (index.rows + 1), 1 if index.folds(self.given) else 2)
-                    kernels.count_nodes(self.order, segments, *how, sums, out)
+                    kernels.count_nodes(rows, segments, mark, *how, sums, out)
                 for place, number in enumerate(own):
                     self._sums[number][block.block] = out[place]
+
+    def _mixed(self, segments: Sums) -> tuple[RowNumbers, Codes]:
+        """The rows of several nodes in ascending order, and of each its node, where they are so many that node by node
+        each would be read from where no cache has it; else the rows as they lie. Nothing is parted meanwhile."""
+        joined, count = len(self.given.both), int((segments[:, 1] - segments[:, 0]).sum())
+        places = self.spare[-(-joined // self.spare.itemsize) :]  # behind a byte for every joined row
+        is_apart = joined >= _FAR and _SEVERAL <= len(segments) < 255 and 8 * count >= joined
+        if not is_apart or count >= len(places) or self.given.both.itemsize != 4:
+            return self.order, np.zeros(0, np.uint8)
+        mark = self.spare.view(np.uint8)[:joined]
+        kernels.mix_nodes(self.order, segments, mark, places)
+        return places[:count], mark
 
     def add_values(self, tree: Tree, numbers: Sequence[int], scores: NDArray[np.float64]) -> None:
         """Adds the values of the leaves to the scores of their rows; `numbers` are the tree's nodes here."""

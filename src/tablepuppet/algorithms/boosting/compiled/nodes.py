@@ -21,6 +21,7 @@ from tablepuppet.algorithms.boosting.compiled.bits import (
     Sums,
     exact,
     folded_of,
+    inlined,
     row_of,
     unfold,
 )
@@ -32,11 +33,14 @@ __all__ = [
     "count_nodes",
     "count_sides",
     "mark_nodes",
+    "mix_nodes",
     "part_nodes",
     "residuals",
     "sum_nodes",
     "write_sides",
 ]
+
+NO_NODE = 255
 
 
 @exact
@@ -121,9 +125,23 @@ def sum_nodes(order: Integers, segments: Sums, both: Integers, out: Sums) -> Non
 
 
 @exact
+def mix_nodes(order: Integers, segments: Sums, mark: Codes, rows: Integers) -> None:
+    """mark[j] = k for the rows of every segment, fewer than 255, and `rows` lists them all, ascending."""
+    mark[:] = NO_NODE
+    for k in range(len(segments)):
+        for t in range(np.uint64(segments[k, 0]), np.uint64(segments[k, 1])):
+            mark[np.uint64(order[t])] = k
+    count = np.uint64(0)
+    for j in range(np.uint64(len(mark))):
+        rows[count] = j  # written over unless it is marked: no branch to guess
+        count += np.uint64(mark[j] != NO_NODE)
+
+
+@exact
 def count_nodes(
     order: Integers,
     segments: Sums,
+    mark: Codes,
     index: Integers,
     missed: int,
     codes: Codes,
@@ -134,13 +152,19 @@ def count_nodes(
 ) -> None:
     """out[k, bin] = Σ(g, h) of every segment per bin of every column: over its joined rows, or over the block's with
     their sums, whichever are fewer. `sums` are zero, and again afterwards: of each row of the block, folded if they
-    are one number, which stays within half of 32 bits; or of none, where joined rows are as few."""
-    columns, room = len(offsets) - 1, len(sums)
-    folded = np.zeros(out.shape[1], np.int64)
+    are one number, which stays within half of 32 bits; or of none, where joined rows are as few.
+
+    With `mark`, `order` has the rows of all nodes mixed, of 32 bits each, and mark[j] is the node of one of them.
+    """
+    columns, bins, room = len(offsets) - 1, out.shape[1], len(sums)
+    folded = np.zeros(out.shape[0] * bins if len(mark) else bins, np.int64)
+    if len(mark):
+        _count_joined(order, mark, index, missed, codes, offsets, both, folded, out.reshape(len(folded), 2))
+        return
     for k in range(len(segments)):
         rows = order[segments[k, 0] : segments[k, 1]]
         if room == 0 or len(rows) * (columns - 1) <= room * (columns + 1):
-            _count_joined(rows, index, missed, codes, offsets, both, folded, out[k])
+            _count_joined(rows, mark, index, missed, codes, offsets, both, folded, out[k])
         else:
             _collapse(rows, index, missed, both, sums)
             _count_rows(sums, codes, offsets, folded, out[k])
@@ -179,6 +203,12 @@ def residuals(scores: Array, labels: Array, index: Integers, scale: float, both:
     return most
 
 
+@inlined
+def _base(mark: Codes, j: Any, bins: Any) -> Any:
+    """Where the sums of a joined row's node begin."""
+    return np.uint64(mark[j]) * bins if len(mark) else np.uint64(0)
+
+
 @exact
 def class_slopes(
     e: Array, index: Integers, labels: Array, by_g: float, by_h: float, both: Integers, extents: Array
@@ -200,6 +230,7 @@ def class_slopes(
 @exact
 def _count_joined(
     rows: Integers,
+    mark: Codes,
     index: Integers,
     missed: int,
     codes: Codes,
@@ -212,7 +243,7 @@ def _count_joined(
         for begin in range(0, len(rows), FEW):
             some, f = rows[begin : begin + FEW], 0
             while f < len(offsets) - 1:
-                f += _count_some(some, index, missed, codes, offsets, f, both, folded)
+                f += _count_some(some, mark, index, missed, codes, offsets, f, both, folded)
             unfold(folded, out)
         return
     for t in range(len(rows)):
@@ -227,6 +258,7 @@ def _count_joined(
 @exact
 def _count_some(
     rows: Integers,
+    mark: Codes,
     index: Integers,
     missed: int,
     codes: Codes,
@@ -235,44 +267,56 @@ def _count_some(
     both: Integers,
     folded: Sums,
 ) -> int:
-    """The next columns, up to four at a time: the loop over them is written out; how many they were."""
-    f, left = np.uint64(first), len(offsets) - 1 - first
+    """The next columns, up to five at a time: the loop over them is written out; how many they were."""
+    f, left, bins = np.uint64(first), len(offsets) - 1 - first, np.uint64(offsets[len(offsets) - 1])
     a = np.uint64(offsets[f])
     if left == 1:
         for t in range(np.uint64(len(rows))):
             j = np.uint64(rows[t])
-            r, x = row_of(index, j, 0, missed), folded_of(both, j)
-            folded[a + codes[r, f]] += x
+            r, x, own = row_of(index, j, 0, missed), folded_of(both, j), _base(mark, j, bins)
+            folded[own + (a + codes[r, f])] += x
         return 1
     g = f + np.uint64(1)
     b = np.uint64(offsets[g])
     if left == 2:
         for t in range(np.uint64(len(rows))):
             j = np.uint64(rows[t])
-            r, x = row_of(index, j, 0, missed), folded_of(both, j)
-            folded[a + codes[r, f]] += x
-            folded[b + codes[r, g]] += x
+            r, x, own = row_of(index, j, 0, missed), folded_of(both, j), _base(mark, j, bins)
+            folded[own + (a + codes[r, f])] += x
+            folded[own + (b + codes[r, g])] += x
         return 2
     h = g + np.uint64(1)
     c = np.uint64(offsets[h])
-    if left == 3 or left == 5:
+    if left == 3:
         for t in range(np.uint64(len(rows))):
             j = np.uint64(rows[t])
-            r, x = row_of(index, j, 0, missed), folded_of(both, j)
-            folded[a + codes[r, f]] += x
-            folded[b + codes[r, g]] += x
-            folded[c + codes[r, h]] += x
+            r, x, own = row_of(index, j, 0, missed), folded_of(both, j), _base(mark, j, bins)
+            folded[own + (a + codes[r, f])] += x
+            folded[own + (b + codes[r, g])] += x
+            folded[own + (c + codes[r, h])] += x
         return 3
     i = h + np.uint64(1)
     d = np.uint64(offsets[i])
+    if left != 5:
+        for t in range(np.uint64(len(rows))):
+            j = np.uint64(rows[t])
+            r, x, own = row_of(index, j, 0, missed), folded_of(both, j), _base(mark, j, bins)
+            folded[own + (a + codes[r, f])] += x
+            folded[own + (b + codes[r, g])] += x
+            folded[own + (c + codes[r, h])] += x
+            folded[own + (d + codes[r, i])] += x
+        return 4
+    k = i + np.uint64(1)
+    e = np.uint64(offsets[k])
     for t in range(np.uint64(len(rows))):
         j = np.uint64(rows[t])
-        r, x = row_of(index, j, 0, missed), folded_of(both, j)
-        folded[a + codes[r, f]] += x
-        folded[b + codes[r, g]] += x
-        folded[c + codes[r, h]] += x
-        folded[d + codes[r, i]] += x
-    return 4
+        r, x, own = row_of(index, j, 0, missed), folded_of(both, j), _base(mark, j, bins)
+        folded[own + (a + codes[r, f])] += x
+        folded[own + (b + codes[r, g])] += x
+        folded[own + (c + codes[r, h])] += x
+        folded[own + (d + codes[r, i])] += x
+        folded[own + (e + codes[r, k])] += x
+    return 5
 
 
 @exact

@@ -16,6 +16,7 @@ __all__ = [
     "count_nodes",
     "count_sides",
     "mark_nodes",
+    "mix_nodes",
     "part_nodes",
     "residuals",
     "sum_nodes",
@@ -83,9 +84,18 @@ def sum_nodes(order: Integers, segments: Sums, both: Integers, out: Sums) -> Non
         out[k] = g.sum(dtype=np.int64), h.sum(dtype=np.int64)
 
 
+def mix_nodes(order: Integers, segments: Sums, mark: Codes, rows: Integers) -> None:
+    mark[:] = 255
+    for k, (start, stop) in enumerate(segments.tolist()):
+        mark[order[start:stop]] = k
+    found = np.flatnonzero(mark != 255)
+    rows[: len(found)] = found
+
+
 def count_nodes(
     order: Integers,
     segments: Sums,
+    mark: Codes,
     index: Integers,
     missed: int,
     codes: Codes,
@@ -95,7 +105,7 @@ def count_nodes(
     out: Sums,
 ) -> None:
     for k, (start, stop) in enumerate(segments.tolist()):
-        own = order[start:stop]
+        own = order[mark[order] == k] if len(mark) else order[start:stop]
         rows, (own_g, own_h) = _rows(index, own, 0, missed), parted(both[own])
         for f in range(len(offsets) - 1):
             bins, found = codes[rows, f], out[k, offsets[f] : offsets[f + 1]]

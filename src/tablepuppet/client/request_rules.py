@@ -343,17 +343,23 @@ def _unions(check: Check, columns: int) -> None:
         require(len(union.rows) <= _CODES, "check.unions.rows", f"are more than {_CODES}")
 
 
+_OF_NODES = [
+    (name, frozenset(kind))
+    for name, kind in (("asks", "b"), ("gain", "f"), ("block", "i"), ("key", "i"), ("to_left", "b"))
+]
+
+
 def _outline(outline: Outline, most: int, rows: int) -> None:
     """A tree no deeper than agreed, and sums of no more pairs than it has rows and cells."""
     nodes = len(outline.left) if outline.left.ndim == 1 else 0
     array(outline.left, "check.trees.left", (None,), kinds=frozenset("i"))
     require(0 < nodes <= most, "check.trees.left", f"has {nodes:,} nodes where at most {most:,} are due")
-    for name, kinds in (("asks", "b"), ("gain", "f"), ("block", "i"), ("key", "i"), ("to_left", "b")):
-        array(getattr(outline, name), f"check.trees.{name}", (nodes,), kinds=frozenset(kinds))
+    for name, kinds in _OF_NODES:
+        array(getattr(outline, name), f"check.trees.{name}", (nodes,), kinds=kinds)
     finite(outline.gain, "check.trees.gain")
     array(outline.light, "check.trees.light", (nodes,))
     array(outline.bounds, "check.trees.bounds", (nodes if len(outline.bounds) else 0, 2))
-    require(all(np.isfinite(u) and u > 0 for u in outline.unit), "check.trees.unit", "is not a positive number")
+    require(all(0 < u < math.inf for u in outline.unit), "check.trees.unit", "is not a positive number")
     cells = int(np.count_nonzero(outline.left < 0))
     pairs = 0
     for piece in outline.pieces:

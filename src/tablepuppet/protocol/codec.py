@@ -154,6 +154,7 @@ def encode(message: msgspec.Struct, wire: Wire = "float64", *, keep_order: bool 
     array([0., 0., 0.])
     """
     floats, _, packing = wire.partition("+")
+    is_halved = floats == "float32"
     buffers: list[Buffer] = []
 
     def add(raw: Any) -> int:
@@ -162,12 +163,15 @@ def encode(message: msgspec.Struct, wire: Wire = "float64", *, keep_order: bool 
 
     def hook(value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            sent = value.astype("<f4") if floats == "float32" and value.dtype == np.float64 else value
-            if sent.dtype.str not in _DTYPES:
+            sent, kind = value, value.dtype.str
+            declared = kind
+            if is_halved and kind == "<f8":
+                sent, kind = value.astype("<f4"), "<f4"
+            if kind not in _DTYPES:
                 raise TransportError(f"arrays of type {sent.dtype} are not sent")
             if keep_order and sent.flags.f_contiguous and not sent.flags.c_contiguous:
-                return [add(sent.tobytes("F")), sent.dtype.str, list(sent.shape), value.dtype.str, "F"]
-            return [add(_bytes(sent)), sent.dtype.str, list(sent.shape), value.dtype.str]
+                return [add(sent.tobytes("F")), kind, sent.shape, declared, "F"]
+            return [add(_bytes(sent)), kind, sent.shape, declared]
         if isinstance(value, pa.Table):
             stream = _stream(value)
             return [add(stream), len(stream)]
@@ -234,12 +238,15 @@ def _beside_header(declared: type, value: Any) -> Any:
     kind, elements = known[1:]
     if kind is np.ndarray:
         index, dtype, shape, original, *order = value
-        if dtype not in _DTYPES or original not in _DTYPES or min(shape, default=0) < 0 or order not in ([], ["F"]):
+        sent, due = _DTYPES.get(dtype), _DTYPES.get(original)
+        if sent is None or due is None or min(shape, default=0) < 0 or (order and order != ["F"]):
             raise ValueError("unknown array type")
-        if _DTYPES[original].kind not in elements:
-            raise ValueError(f"an array of type {_DTYPES[original]} stands where one of another type is due")
-        raw = _take(index, math.prod(shape) * _DTYPES[dtype].itemsize)
-        array = np.frombuffer(raw, dtype=_DTYPES[dtype]).reshape(shape, order="F" if order else "C")
+        if due.kind not in elements:
+            raise ValueError(f"an array of type {due} stands where one of another type is due")
+        raw = _take(index, math.prod(shape) * sent.itemsize)
+        array = np.frombuffer(raw, dtype=sent)
+        if len(shape) != 1 or order or type(shape[0]) is not int:
+            array = array.reshape(shape, order="F" if order else "C")
         if original == dtype:
             return array
         _make_room(array.size * _DTYPES[original].itemsize)

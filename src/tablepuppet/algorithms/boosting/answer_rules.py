@@ -112,7 +112,7 @@ def _against(found: Objections, check: Check, part: Part | None) -> None:
     require(bool((found.key >= -1).all()), "found.key", "is none of the part's")
     if part is not None:
         require(bool((found.key < len(part.keys)).all()), "found.key", "is none of the part's")
-        columns = np.array([column for column, _ in part.keys], np.int64)[found.key[has_split]]
+        columns = [part.keys[key][0] for key in found.key[has_split].tolist()]
         require(bool(check.columns[columns].all()), "found.key", "is of a column that this tree may not use")
     require(bool((has_split | found.is_void).all()), "found.key", "is missing, and there is nothing else to object")
     require(bool((own[found.is_void] >= 0).all()), "found.is_void", "is said of a split that is not the part's own")

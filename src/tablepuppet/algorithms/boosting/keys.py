@@ -62,6 +62,7 @@ class KeyBook:
     def __post_init__(self) -> None:
         self.numbers: dict[Key, int] = {}
         self.told = 0
+        self._codes: dict[int, tuple[int, dict[bytes, list[int]]]] = {}  # by column: of so many keys
         self._right: dict[int, NDArray[np.bool_]] = {}  # by key, as far as somebody looked
         self._marks: dict[int, list[NDArray[np.bool_]]] = {}  # by column: of keys that were told, which codes go right
         for number, (key, is_told) in enumerate(zip(self.keys, self.is_told, strict=True)):
@@ -102,7 +103,6 @@ class KeyBook:
 
     def add_unions(self, unions: Sequence[Union]) -> None:
         """Sets that the server made of those it knows."""
-        packed: dict[int, list[bytes]] = {}
         for union in unions:
             if not 0 <= union.column < len(self.columns.kinds) or int(self.columns.kinds[union.column]) not in SETS:
                 raise TransportError("a union of categories is of a column that has none")
@@ -110,11 +110,19 @@ class KeyBook:
             fits = union.rows.ndim == 2 and union.rows.dtype == np.uint8 and union.rows.shape[1] == (len(own) + 7) // 8
             if not own or not fits or union.keys != len(own):
                 raise TransportError("a union of categories does not fit the keys that are known")
-            if union.column not in packed:
-                packed[union.column] = [row.tobytes() for row in np.packbits(np.stack(own, axis=1), axis=1)]
-            wanted = {row.tobytes() for row in union.rows}
-            inside = [row in wanted for row in packed[union.column]]
-            self.add(Key(union.column, left=tuple(np.flatnonzero(inside).tolist())), is_told=False)
+            codes = self._codes_by_marks(union.column, own)
+            left = (code for row in {row.tobytes() for row in union.rows} for code in codes.get(row, ()))
+            self.add(Key(union.column, left=tuple(sorted(left))), is_told=False)
+
+    def _codes_by_marks(self, column: int, own: Sequence[NDArray[np.bool_]]) -> dict[bytes, list[int]]:
+        """The codes of a column by what its told keys say of them, packed; made anew once there is one key more."""
+        count, codes = self._codes.get(column, (0, {}))
+        if count != len(own):
+            codes = {}
+            for code, row in enumerate(np.packbits(np.array(own).T, axis=1)):
+                codes.setdefault(row.tobytes(), []).append(code)
+            self._codes[column] = len(own), codes
+        return codes
 
     def has_room(self, objections: Sequence[Objection]) -> bool:
         """Whether all of them may be told."""
@@ -256,9 +264,8 @@ class KeyBook:
 
 def node_sums(outline: Outline, cells: Sums) -> Sums:
     """The histogram of every node: a cell's own, or the sum of its children's."""
+    from tablepuppet.algorithms.boosting import kernels  # here: it loads the compiler
+
     sums = np.empty((len(outline.left), *cells.shape[1:]), np.int64)
-    sums[outline.left < 0] = cells
-    for node in np.flatnonzero(outline.left >= 0)[::-1].tolist():
-        left = int(outline.left[node])
-        np.add(sums[left], sums[left + 1], out=sums[node])
+    kernels.add_children(kernels.fixed_type(outline.left), kernels.fixed_type(cells), sums)
     return sums

@@ -10,8 +10,10 @@ server finds the best split among keys that it knows as a client does among all 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import neg
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,7 +180,7 @@ class KnownBlock:
         elif column.kind == NUMBER:
             right &= codes > 0
             above = int(np.count_nonzero(right))
-            place = sum(a > above for a in column.above)
+            place = bisect_left(column.above, -above, key=neg)  # they fall
             if (right < (codes > place + 1)).any() or (right & (codes <= place)).any():
                 raise self._wrong("right", "is no border of the same numbers as those before")
             column.borders.insert(place, number)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.exchange import Pairs
+from tablepuppet.arrays import fixed
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -54,17 +55,14 @@ def pack(
         rest = np.empty(size, np.int64)
         kernels.less_followed(g, h, top, shift, rest)
         h = rest
-    words = []
-    for stream, values in enumerate((steps, g, h)):
-        if values is None:
-            continue
-        how = (least[stream], widths[stream], unary[stream])
-        count = kernels.widths_of(values, CHUNK, *how)
+    given = [(values, stream) for stream, values in enumerate((steps, g, h)) if values is not None]
+    counts = [kernels.widths_of(values, CHUNK, least[s], widths[s], unary[s]) for values, s in given]
+    words, at = np.empty(sum(counts), np.int64), 0
+    for (values, s), count in zip(given, counts, strict=True):
         if count:
-            words.append(np.empty(count, np.uint64))
-            kernels.pack(values, CHUNK, *how, words[-1])
-    joined = np.concatenate(words) if words else np.zeros(0, np.uint64)
-    return Pairs(size, least, widths, unary, joined.view(np.int64), *paths, top, shift)
+            kernels.pack(values, CHUNK, least[s], widths[s], unary[s], words[at : at + count].view(np.uint64))
+            at += count
+    return Pairs(size, fixed(least), fixed(widths), fixed(unary), fixed(words), *paths, top, shift)
 
 
 def _curve(g: NDArray[Any], h: NDArray[Any], unit: tuple[float, float]) -> tuple[int, int]:
@@ -91,14 +89,10 @@ def words_of(pairs: Pairs) -> tuple[NDArray[np.uint64], Sums]:
     shapes = {pairs.least.shape, pairs.widths.shape, pairs.unary.shape}
     if not is_typed or shapes != {(_STREAMS, chunks)} or pairs.words.ndim != 1:
         raise TransportError("packed integers do not follow the protocol")
-    counts = np.full(chunks, CHUNK, np.int64)
-    if chunks:
-        counts[-1] = pairs.size - (chunks - 1) * CHUNK
-    ends = np.cumsum(((pairs.widths * counts + 63) // 64 + pairs.unary).sum(axis=1))
-    most = np.where(pairs.unary > 0, 62, 64)
-    if pairs.unary.min(initial=0) < 0 or len(pairs.words) != ends[-1] or (pairs.widths > most).any():
+    starts, how = np.empty(_STREAMS, np.int64), (kernels.fixed_type(pairs.widths), kernels.fixed_type(pairs.unary))
+    if len(pairs.words) != kernels.word_starts(pairs.size, CHUNK, *how, starts):
         raise TransportError("packed integers do not follow the protocol")
-    return kernels.fixed_type(pairs.words.view(np.uint64)), np.append(0, ends[:-1])
+    return kernels.fixed_type(pairs.words.view(np.uint64)), starts
 
 
 def unpack(pairs: Pairs) -> Sums:

@@ -57,7 +57,7 @@ class PathCode:
     def written(self, cells: NDArray[np.uint16]) -> tuple[Codes, Sums]:
         """The bits of some pairs, packed, and how many of them each level has."""
         counts = np.empty(len(self.asked), np.int64)
-        out = np.empty((int(np.count_nonzero(self.asked.any(axis=1))) * len(cells) + 7) // 8, np.uint8)
+        out = np.empty((len(counts) * len(cells) + 7) // 8, np.uint8)
         kernels.write_paths(cells, self.turns, self.asked, counts, out)
         return out[: (int(counts.sum()) + 7) // 8], counts
 

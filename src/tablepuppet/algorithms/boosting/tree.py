@@ -27,6 +27,7 @@ from tablepuppet.errors import TransportError
 Sums = NDArray[np.int64]
 _FAR = 1 << 20  # joined rows that no cache holds
 _SEVERAL = 4  # nodes whose rows lie far apart
+_UNBOUND = np.zeros((0, 2))
 
 
 @dataclass(slots=True)
@@ -64,9 +65,10 @@ class Growth:
         """Σh of a node that may be split."""
         return 2 * float(self.rules[1])
 
-    def is_open(self, node: Node, unit: tuple[float, float]) -> bool:
-        """Whether a node may be split."""
-        return node.depth < self.depth and node.h * unit[1] >= self.least
+    @cached_property
+    def light(self) -> list[float]:
+        """Of sparse categories: the least Σh of one, and of how many rows that is at least."""
+        return [float(rule) for rule in self.rules[6:]]
 
 
 class GrowingTree:
@@ -88,9 +90,12 @@ class GrowingTree:
         whole = self._totals([(0, len(order))])[0]
         self.nodes = [Node(0, len(order), 0, *whole, bound=(-inf, inf) if growth.is_bound else None)]
         self._sums: dict[int, dict[int, Sums]] = {}  # by node, then block
+        self._least, self._deepest = growth.least, growth.depth
 
     def is_open(self, number: int) -> bool:
-        return self.growth.is_open(self.nodes[number], self.given.unit)
+        """Whether a node may be split."""
+        node = self.nodes[number]
+        return node.depth < self._deepest and node.h * self.given.unit[1] >= self._least
 
     def forget_sums(self, block: int) -> None:
         """A block's bins have changed."""
@@ -161,25 +166,26 @@ class GrowingTree:
         asked = [block for block in self.blocks if block.layout.bins]
         if not asked:
             return [None] * len(numbers)
-        found = []
+        found, bounds, light = [], self._bounds(numbers), self._light(numbers)
         for block in asked:
-            sums = np.stack([self._sums[n][block.block] for n in numbers])
-            how = (self.given.unit, self.allowed[block.block], self.growth.rules, self._bounds(numbers))
-            found.append(block.best(sums, *how, self._light(numbers), sets=sets))
-        gains = np.stack([np.where(splits.found[:, 0] >= 0, splits.gain, -1.0) for splits in found])
+            sums = np.array([self._sums[n][block.block] for n in numbers])
+            how = (self.given.unit, self.allowed[block.block], self.growth.rules)
+            found.append(block.best(sums, *how, bounds, light, sets=sets))
+        gains = np.array([np.where(splits.found[:, 0] >= 0, splits.gain, -1.0) for splits in found])
         first = np.argmax(gains, axis=0).tolist()  # of equal gains the earliest block's
         return [asked[f].choice(found[f], place) for place, f in enumerate(first)]
 
     def _bounds(self, numbers: Sequence[int]) -> NDArray[np.float64]:
         """What the values of nodes lie within; of none, where nothing is bound."""
-        bounds = [self.nodes[n].bound for n in numbers] if self.growth.is_bound else []
-        return np.array(bounds, np.float64).reshape(-1, 2)
+        if not self.growth.is_bound:
+            return _UNBOUND
+        return np.array([self.nodes[n].bound for n in numbers], np.float64).reshape(-1, 2)
 
     def _light(self, numbers: Sequence[int]) -> NDArray[np.float64]:
         """Σh below which sparse categories are left out of nodes: a fixed one, or that of a few of their rows."""
-        fixed, rows = self.growth.rules[6:].tolist()
+        (fixed, rows), unit = self.growth.light, self.given.unit[1]
         own = [self.nodes[n] for n in numbers]
-        return np.array([max(fixed, rows * n.h * self.given.unit[1] / max(1, n.stop - n.start)) for n in own])
+        return np.array([max(fixed, rows * n.h * unit / max(1, n.stop - n.start)) for n in own])
 
     def undo(self, number: int, *, keeps: bool = False) -> None:
         """A node without what was below it, and without its split unless it `keeps` that."""

@@ -22,7 +22,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-__all__ = ["pack", "unpack", "widths_of"]
+__all__ = ["pack", "unpack", "widths_of", "word_starts"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Array = NDArray[np.float64]
@@ -205,6 +205,20 @@ def unpack_chunk(words: Words, place: Any, bits: Any, upper: Any, least: Any, ou
             found += np.uint64(1)
             held &= held - np.uint64(1)
     return place + upper if found == np.uint64(count) else np.int64(-1)
+
+
+@exact
+def word_starts(size: int, chunk: int, widths: Codes, unary: Integers, starts: Sums) -> int:
+    """Where the words of each array begin, and how many there are of all; −1 where a chunk cannot be packed so."""
+    total = np.int64(0)
+    for s in range(widths.shape[0]):
+        starts[s] = total
+        for c in range(widths.shape[1]):
+            bits, upper = np.int64(widths[s, c]), np.int64(unary[s, c])
+            if upper < 0 or bits > (62 if upper else 64):
+                return -1
+            total += (bits * min(chunk, size - c * chunk) + 63) // 64 + upper
+    return int(total)
 
 
 @exact

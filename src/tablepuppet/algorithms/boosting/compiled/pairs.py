@@ -23,6 +23,7 @@ from tablepuppet.algorithms.boosting.compiled.bits import (
 )
 
 __all__ = [
+    "add_children",
     "count_listed",
     "count_pairs",
     "emit_cells",
@@ -164,6 +165,19 @@ def emit_cells(
                 count += np.uint64(1)
     scattered[:] = 0
     return np.int64(count), last
+
+
+@exact
+def add_children(left: Integers, cells: Sums, out: Sums) -> None:
+    """out[node] is a cell's own sums, in order, or those of the node's children, which come after it."""
+    place = len(cells)
+    for node in range(len(left) - 1, -1, -1):
+        child = left[node]
+        if child < 0:
+            place -= 1
+            out[node] = cells[place]
+        else:
+            out[node] = out[child] + out[child + 1]
 
 
 @inlined

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["pack", "unpack", "widths_of"]
+__all__ = ["pack", "unpack", "widths_of", "word_starts"]
 
 Array = NDArray[np.float64]
 Cells = NDArray[np.uint16]
@@ -103,6 +103,14 @@ def pack(values: Integers, chunk: int, least: Sums, widths: Codes, unary: Intege
         ones = np.zeros(64 * int(unary[c]), np.uint8)
         ones[np.cumsum((padded[c, : counts[c]] >> bits[c]) + 1) - 1] = 1
         out[ends[c] : ends[c] + unary[c]] = np.packbits(ones, bitorder="little").view("<u8")
+
+
+def word_starts(size: int, chunk: int, widths: Codes, unary: Integers, starts: Sums) -> int:
+    if unary.min(initial=0) < 0 or (widths > np.where(unary > 0, 62, 64)).any():
+        return -1
+    ends = np.cumsum(((widths * _counts(widths.shape[1], chunk, size) + 63) // 64 + unary).sum(axis=1))
+    starts[:] = np.append(0, ends[:-1])
+    return int(ends[-1])
 
 
 def unpack(words: Words, chunk: int, least: Sums, widths: Codes, unary: Integers, starts: Sums, out: Sums) -> bool:

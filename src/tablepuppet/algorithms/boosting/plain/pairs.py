@@ -9,6 +9,7 @@ import numpy as np
 from tablepuppet.algorithms.boosting.plain.bits import Cells, Codes, Integers, Sums, Words, add_up, parted, unpack
 
 __all__ = [
+    "add_children",
     "count_listed",
     "count_pairs",
     "emit_cells",
@@ -109,6 +110,12 @@ def emit_cells(
     steps[start:count], own[start:count] = np.diff(first + rows, prepend=before), cells
     sums[0, start:count], sums[1, start:count] = g[rows, cells], h[rows, cells]
     return count, int(first + rows[-1])
+
+
+def add_children(left: Integers, cells: Sums, out: Sums) -> None:
+    out[left < 0] = cells
+    for node in np.flatnonzero(left >= 0)[::-1].tolist():
+        np.add(out[left[node]], out[left[node] + 1], out=out[node])
 
 
 def write_paths(cells: Cells, turns: Codes, asked: Codes, counts: Sums, out: Codes) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.mapping.counted import multiplicities
 
 from tablepuppet.mapping.rows import joined as module
+from tablepuppet.mapping.rows.index import FAR
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex, Work, by_label
 
 
@@ -64,6 +65,19 @@ def test_a_batch_sees_just_the_rows_that_occur_in_it(case: tuple[JoinedRows, np.
     for block, (rows, v) in enumerate(zip(numbers, values, strict=True)):
         np.testing.assert_array_equal(joined.expand(block, v)[chosen], batch.expand(block, v[rows]))
     np.testing.assert_array_equal(batch.labels, joined.labels[chosen])
+
+
+def test_a_large_batch_in_order_is_known_to_be_and_counts_once_for_how_values_are_moved() -> None:
+    drawn, label = np.arange(0, 3 * FAR, 3), np.zeros(FAR)
+    each, pairs = drawn.astype(np.int32), (drawn // 6).astype(np.int32)
+    taken, occurring = module.batch([each, pairs], label, None, [3 * FAR, FAR], 3 * FAR)
+    assert taken.indices[0].is_identity
+    assert taken.indices[1].is_sorted
+    np.testing.assert_array_equal(occurring[0], each)
+    np.testing.assert_array_equal(occurring[1][taken.indices[1].numbers(FAR)], pairs)
+    assert taken.moved_rows == 3 * FAR
+    shuffled, _ = module.batch([each[::-1]], label, None, [3 * FAR], 3 * FAR)
+    assert (shuffled.indices[0].is_sorted, shuffled.moved_rows) == (False, 6 * FAR)
 
 
 @given(mappings(), st.integers(1, 9))

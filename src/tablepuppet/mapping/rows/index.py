@@ -40,7 +40,7 @@ class RowIndex:
         if len(index) == rows and all(counts_up(index[piece], piece.start) for piece in pieces(rows)):
             return cls(rows, None, is_sorted=True)
         is_partial = bool(len(index)) and int(index.min()) < 0
-        is_sorted = not is_partial and all(_rises(index[p.start : p.stop + 1]) for p in pieces(len(index)))
+        is_sorted = not is_partial and all(rises(index[p.start : p.stop + 1]) for p in pieces(len(index)))
         small = index.astype(np.int32, copy=False) if rows < 2**31 else index
         return cls(rows, np.ascontiguousarray(small), is_sorted, is_partial)
 
@@ -199,5 +199,6 @@ def counts_up(index: RowNumbers, start: int) -> bool:
     return bool((index == np.arange(start, start + len(index), dtype=index.dtype)).all())
 
 
-def _rises(index: RowNumbers) -> bool:
+def rises(index: RowNumbers) -> bool:
+    """Whether no number is less than the one before it."""
     return bool((index[1:] >= index[:-1]).all())

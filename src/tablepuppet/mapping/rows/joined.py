@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers, floats
-from tablepuppet.mapping.rows.index import RowIndex, count_rows, distinct, moved_rows, pieces
+from tablepuppet.mapping.rows.index import FAR, RowIndex, count_rows, distinct, moved_rows, pieces, rises
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, empty_sums, gather_scatter_for
 from tablepuppet.mapping.walk.lane import (
     JoinStep,
@@ -320,6 +320,10 @@ def batch(
         unique, inverse = distinct(numbers, size)
         missing = int(len(unique) > 0 and unique[0] < 0)
         occurring.append(unique[missing:].astype(np.int32 if len(unique) == 0 or unique[-1] < 2**31 else np.int64))
+        if len(numbers) >= FAR and rises(numbers) and not missing:  # a sample in order, of a table that is large itself
+            is_each = len(unique) == len(numbers)
+            indices.append(RowIndex(len(unique), None if is_each else inverse, is_sorted=True))
+            continue
         indices.append(RowIndex(len(unique) - missing, inverse - missing, is_partial=bool(missing)))
     identity = RowIndex(len(labels), None, is_sorted=True)
     return JoinedRows(len(labels), tuple(indices), identity, labels, whole=whole, weights=weights), occurring

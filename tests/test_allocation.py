@@ -16,8 +16,8 @@ def resident():
         return int(file.read().split()[1])
 
 fix_thresholds()
-np.ones(1 << 21)  # glibc would now keep what is freed next
-arrays = [np.ones(1 << 20) for _ in range(32)]
+np.ones(1 << 22)  # glibc would now keep what is freed next
+arrays = [np.ones(3 << 19) for _ in range(24)]  # 12 MB each
 kept = arrays[-1:]
 before = resident()
 del arrays

@@ -176,6 +176,12 @@ def numpy_of(column: pa.Array | pa.ChunkedArray, missing: float = 0) -> NDArray[
     return np.where(is_valid.view(np.bool_), values, values.dtype.type(missing))
 
 
+def missing_rows(values: Array) -> NDArray[np.bool_]:
+    """Which rows (n, k) have a NaN; of one column at once, for NumPy goes over rows of one number slowly."""
+    found: NDArray[np.bool_] = np.isnan(values)
+    return np.asarray(found[:, 0] if values.shape[1] == 1 else found.any(axis=1))
+
+
 def holds_of(predicate: pa.ChunkedArray) -> NDArray[np.bool_]:
     """Where a predicate is true; NULL is not."""
     return np.asarray(pc.fill_null(pc.cast(predicate, pa.bool_()), False).to_numpy(), np.bool_)

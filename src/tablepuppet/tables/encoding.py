@@ -36,6 +36,7 @@ from tablepuppet.tables.columns import (
     all_in_order,
     arrow,
     arrow_texts,
+    missing_rows,
     numbers,
     numpy_of,
     strings,
@@ -169,7 +170,7 @@ def _encoded(raw: Array, info: ColumnInfo, feature: NumberEncoder) -> Array:
     values = raw.copy()
     if np.isinf(values).any():
         raise SourceError(f"column {info.name} contains infinity; filter such rows out, or use NULL")
-    is_missing = np.isnan(values).any(axis=1)
+    is_missing = missing_rows(values)
     values[is_missing] = feature.fill
     values -= feature.mean
     varies = feature.scale > 0

@@ -32,6 +32,7 @@ from tablepuppet.tables.columns import (
     all_in_order,
     arrow,
     arrow_texts,
+    missing_rows,
     numbers,
     numpy_of,
     strings,
@@ -100,7 +101,7 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
 def _of_numbers(values: Array, weights: Array, info: ColumnInfo) -> NumberStatistics:
     if np.isinf(values).any():
         raise SourceError(f"column {info.name} contains infinity, which has no mean; filter such rows out, or use NULL")
-    is_missing = np.isnan(values).any(axis=1)
+    is_missing = missing_rows(values)
     missing = float(weights[is_missing].sum())
     if is_missing.any():
         values, weights = values[~is_missing], weights[~is_missing]

@@ -184,8 +184,8 @@ class Owner:
         self.account.spend(spending)
 
     def trees(self, table: str, request: StartTrees) -> None:
-        """Boosted trees are about to be grown on a table: bits of its rows will leave as they are, and be told of
-        outsiders by noisy sums alone, or as they are."""
+        """Boosted trees are about to be grown on a table: bits of its rows will leave as they are. Under noise the
+        model is a release; without noise, a table that has a budget does not take part."""
         budget = self.policy.budget.get(table)
         if not request.spends:
             if budget is not None and budget.features is not None:

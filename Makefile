@@ -68,9 +68,9 @@ bench: $(VENV)/.dev ## measure all of docs/performance.md's tables (15 minutes, 
 	@$(BIN)/tablepuppet bench --network 10 --out docs/figures/bench-network.json
 	@$(BIN)/python tools/figures_in_pages.py
 
-evaluation: $(VENV)/.dev ## re-run the paper's evaluation: make evaluation DATA=folder (docs/evaluation.md)
+evaluation: $(VENV)/.dev ## re-run the paper's evaluation: make evaluation DATA=folder (half an hour; RESUME=1: go on with an interrupted one)
 	@test -n "$(DATA)" || { echo "Name the folder of the data: make evaluation DATA=folder (docs/evaluation.md)"; exit 2; }
-	@$(BIN)/python -m evaluation all movielens-factor movielens-seen boosting --data "$(DATA)"
+	@$(BIN)/python -m evaluation all --data "$(DATA)" $(if $(RESUME),--resume)
 	@cp evaluation-results/evaluation-*.json evaluation-results/figures/convergence*.svg evaluation-results/figures/time-*.svg docs/figures/
 	@$(BIN)/python tools/figures_in_pages.py
 

@@ -16,8 +16,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,8 +31,8 @@ import pyarrow.parquet as pq
 
 import tablepuppet as tp
 from evaluation import flights, movielens, walmart
+from evaluation.tables import KeptLines, WorkloadTable
 from evaluation.workload import Workload
-from tablepuppet.bench.figures import Beginning
 from tablepuppet.engine.curves import area_under_curve
 
 _LABEL_TABLES = {"flights": "flights", "walmart": "sales", "movielens-linear": "ratings"}
@@ -73,40 +74,24 @@ class Task:
         return 20.0 if self.is_number else 5.0
 
 
-def boosting(data: Path, out: Path, seed: int = 0, *, resumes: bool = False, reuses: bool = False) -> str:
-    """The table of every workload whose data are there, as Markdown; beside it what docs/figures keeps.
-
-    Every line is kept in `out`: to resume is to measure those that are not there, to reuse is to show those that are.
-    """
-    pages = ["# Boosted trees\n"]
+def boosting(data: Path, line: KeptLines, seed: int = 0) -> Iterator[tuple[str, WorkloadTable]]:
+    """The name and the table of every workload whose data are there."""
     for name, task in tasks().items():
         if not (data / task.workload.folder).is_dir():
             continue
-        beginning = Beginning()
         with TemporaryDirectory() as folder:
-            if not reuses:
-                _prepare(task, data / task.workload.folder, Path(folder), seed)
-            lines = {}
-            for title in _titles(name):
-                kept = out / f"boosting-{name}-{title.split(' on ')[0].replace(' ', '-')}.json"
-                if not reuses and not (resumes and kept.exists()):
-                    kept.write_text(json.dumps(asdict(_apart(name, title, Path(folder)))), encoding="utf-8")
-                if kept.exists():
-                    lines[title] = Line(**json.loads(kept.read_text(encoding="utf-8")))
-        if not lines:
-            continue
+            _prepare(task, data / task.workload.folder, Path(folder), seed)
+            lines = {
+                title: line(f"{name} {title}", partial(_apart, name, title, Path(folder))) for title in _titles(name)
+            }
         head = ["", "test RMSE" if task.is_number else "test AUC", *_HEAD]
-        rows = [_cells(title, line) for title, line in lines.items()]
-        where = "lines that earlier runs kept" if reuses or resumes else asdict(beginning.provenance())
-        given = {"command": "python -m evaluation boosting", "provenance": where}
-        table = {"text": [f"### {_name(name, task)}"], "head": head, "rows": rows}
-        text = json.dumps(given | table, indent=2, ensure_ascii=False) + "\n"
-        (out / f"evaluation-boosting-{name}.json").write_text(text, encoding="utf-8")
-        marks = ["|" + "---|" * len(head)]
-        shown = [f"| {' | '.join(row)} |" for row in (head, *rows)]
-        pages.append("\n".join([f"\n## {_name(name, task)}\n", shown[0], *marks, *shown[1:]]))
-        print(pages[-1], flush=True)
-    return "\n".join(pages)
+        rows = [_cells(title, Line(**found)) for title, found in lines.items()]
+        yield name, WorkloadTable(_name(name, task), [f"### {_name(name, task)}"], head, rows)
+
+
+def lines_of(data: Path) -> int:
+    """How many lines the tables have."""
+    return sum(len(_titles(name)) for name, task in tasks().items() if (data / task.workload.folder).is_dir())
 
 
 def tasks() -> dict[str, Task]:
@@ -143,13 +128,12 @@ def _prepare(task: Task, data: Path, folder: Path, seed: int) -> None:
         pq.write_table(table, folder / f"{name}.table")
 
 
-def _apart(name: str, title: str, folder: Path) -> Line:
+def _apart(name: str, title: str, folder: Path) -> dict[str, Any]:
     """A line, measured in a process of its own."""
     command = [sys.executable, "-m", "evaluation.boosting", name, title, str(folder)]
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # others' loops would wait for each other, busily
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=alone)
-    line = Line(**json.loads(done.stdout.splitlines()[-1]))
-    print(f"{name}: {title}: {line}", flush=True)
+    line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return line
 
 

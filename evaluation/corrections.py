@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 import tablepuppet as tp
+from evaluation.tables import WorkloadTable
 from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import TrainingError
 
@@ -24,9 +25,9 @@ QUERY = """
 VARIANTS: tuple[Literal["published", "sharing"], ...] = ("published", "sharing")
 
 
-def corrections(rows: int = 20_000, seed: int = 0) -> str:
-    """All three, as Markdown."""
-    return "\n".join([divergence(rows, seed), leak(seed), copies(seed)])
+def corrections(rows: int = 20_000, seed: int = 0) -> dict[str, WorkloadTable]:
+    """All three, by name."""
+    return {"update": divergence(rows, seed), "rows": leak(seed), "labels": copies(seed)}
 
 
 def three_tables(rows: int, seed: int) -> dict[str, pd.DataFrame]:
@@ -48,7 +49,7 @@ def three_tables(rows: int, seed: int) -> dict[str, pd.DataFrame]:
     }
 
 
-def divergence(rows: int, seed: int) -> str:
+def divergence(rows: int, seed: int) -> WorkloadTable:
     """The objective gap of both updates, epoch by epoch."""
     epochs = (1, 2, 5, 10, 20, 30)
     with tp.Federation(three_tables(rows, seed)) as federation:
@@ -78,13 +79,9 @@ def divergence(rows: int, seed: int) -> str:
             for variant in VARIANTS
         }
         lines["sharing, our defaults"] = history(tp.Admm())
-    head = "| objective gap after epoch | " + " | ".join(map(str, epochs)) + " |\n|---|" + "---:|" * len(epochs)
-    body = [
-        f"| {name} | " + " | ".join(_gap(values, epoch, best) for epoch in epochs) + " |"
-        for name, values in lines.items()
-    ]
-    title = f"### The printed ADMM update\n\nSquared loss, three tables with strings and numbers, N = {rows:,}.\n\n"
-    return title + head + "\n" + "\n".join(body) + "\n"
+    found = [[name, *(_gap(values, epoch, best) for epoch in epochs)] for name, values in lines.items()]
+    said = f"Squared loss, three tables with strings and numbers, N = {rows:,}."
+    return WorkloadTable("The printed ADMM update", [said], ["objective gap after epoch", *map(str, epochs)], found)
 
 
 def _gap(values: list[float], epoch: int, best: float) -> str:
@@ -92,7 +89,7 @@ def _gap(values: list[float], epoch: int, best: float) -> str:
     return "stopped: diverges" if not np.isfinite(value) else f"{max(value - best, 0.0):.0e}"
 
 
-def leak(seed: int, columns: int = 52, rows: int = 200) -> str:
+def leak(seed: int, columns: int = 52, rows: int = 200) -> WorkloadTable:
     """Least squares on a row's predictions, with noise on every θ: the row comes out as it went in."""
     random = np.random.default_rng(seed)
     features = random.normal(size=(rows, columns))
@@ -102,14 +99,14 @@ def leak(seed: int, columns: int = 52, rows: int = 200) -> str:
         theta = np.cumsum(random.normal(0, 1.0, (columns, rounds)), axis=1)
         solved = np.linalg.lstsq(theta.T, (features @ theta).T, rcond=None)[0].T
         error = float(np.max(np.abs(solved - features)))
-        lines.append(f"| {rounds} | {error:.0e} |")
-    return (
-        f"### Predictions give rows away\n\n{columns} columns, noise on θ in every round, exact predictions h = Xθ.\n\n"
-        "| rounds | largest error of a recovered feature |\n|---:|---:|\n" + "\n".join(lines) + "\n"
+        lines.append([f"{rounds}", f"{error:.0e}"])
+    said = f"{columns} columns, noise on θ in every round, exact predictions h = Xθ."
+    return WorkloadTable(
+        "Predictions give rows away", [said], ["rounds", "largest error of a recovered feature"], lines
     )
 
 
-def copies(seed: int, rows: int = 20_000) -> str:
+def copies(seed: int, rows: int = 20_000) -> WorkloadTable:
     """Labels recovered by averaging the noisy copies of one row: λ = 0.5, which is ε = 2√2/λ = 5.657 for one copy."""
     random = np.random.default_rng(seed)
     label = random.integers(0, 2, rows)
@@ -119,10 +116,7 @@ def copies(seed: int, rows: int = 20_000) -> str:
         noisy = exact[:, None, :] + random.laplace(0, 0.5 / np.sqrt(2), (rows, fan_out, 2))
         fresh = float((noisy.mean(axis=1).argmax(axis=1) == label).mean())
         once = float((noisy[:, 0].argmax(axis=1) == label).mean())
-        lines.append(f"| {fan_out} | {fresh:.1%} | {once:.1%} |")
-    return (
-        "### Label noise per joined copy\n\nLaplace noise (λ = 0.5) on one-hot labels of two classes, averaged over "
-        "the copies of a row, then argmax.\n\n"
-        "| copies of a row | labels recovered, noise per copy | noise once per row |\n"
-        "|---:|---:|---:|\n" + "\n".join(lines) + "\n"
-    )
+        lines.append([f"{fan_out}", f"{fresh:.1%}", f"{once:.1%}"])
+    said = "Laplace noise (λ = 0.5) on one-hot labels of two classes, averaged over the copies of a row, then argmax."
+    head = ["copies of a row", "labels recovered, noise per copy", "noise once per row"]
+    return WorkloadTable("Label noise per joined copy", [said], head, lines)

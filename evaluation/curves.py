@@ -30,15 +30,15 @@ def seconds_shared(rounds: int, size: int, network: str) -> float:
 CLOSE = 1e-4
 
 
-def seconds_to(outcome: Outcome, central: Outcome, metric: str, network: str) -> float | None:
-    """Mean communication time until the metric stays within 1e-4 of the centralised one; None: not in every run."""
+def seconds_to(outcome: Outcome, central: Outcome, metric: str, network: str, close: float = CLOSE) -> float | None:
+    """Mean communication time until the metric stays this close to the centralised one; None: not in every run."""
     times = []
     for run, best in zip(outcome.runs, central.runs, strict=True):
         goal = best.metrics["test"].get(metric)
         arrived: Epoch | None = None
         for epoch in run.history:
             value = epoch.metrics["test"].get(metric)
-            is_close = goal is not None and value is not None and abs(value - goal) <= CLOSE
+            is_close = goal is not None and value is not None and abs(value - goal) <= close
             arrived = (arrived or epoch) if is_close else None
         if arrived is None:
             return None

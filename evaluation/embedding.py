@@ -35,10 +35,22 @@ def encoder() -> str | Callable[[Sequence[str]], NDArray[np.float32]]:
         return hashed_words
     if named:
         return named
-    package = find_spec(PACKAGE)
+    package = find_spec(PACKAGE) if find_spec("sentence_transformers") is not None else None
     if package is not None and package.origin is not None:
         return str(Path(package.origin).parent / "model")
     return hashed_words
+
+
+def is_chosen() -> bool:
+    """Whether there is a model, or somebody wants none: figures of hashed words do not replace a model's unasked."""
+    return VARIABLE in os.environ or isinstance(encoder(), str)
+
+
+def encoder_name() -> str:
+    """For readers of a table."""
+    if not isinstance(encoder(), str):
+        return "hashed words, for want of a language model"
+    return os.environ.get(VARIABLE) or "all-MiniLM-L6-v2"
 
 
 def kept_in(out: Path, using: object) -> Path:

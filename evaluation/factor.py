@@ -9,6 +9,7 @@ A rating is joined with its user and its movie (one row each, without genres); i
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 import tablepuppet as tp
 from evaluation.movielens import LINEAR, NEURAL, prepare
-from evaluation.tables import WorkloadTable
+from evaluation.tables import KeptLines, WorkloadTable
 
 JOIN = """
     FROM ratings r
@@ -39,17 +40,19 @@ LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 
 
-def factor(data: Path) -> WorkloadTable:
+def factor(data: Path, line: KeptLines) -> WorkloadTable:
     """One line for each model."""
-    tables, rows = tables_with_ids(data), []
-    for name, query, given in LINES:
+    tables = tables_with_ids(data)
+
+    def measured(name: str, query: str, given: dict[str, Any]) -> list[str]:
         began = time.process_time()
         with tp.Federation(tables) as owners:
             result = owners.train(query, label="rating", **given)
         traffic, cpu = result.traffic, time.process_time() - began
         figures = (f"{traffic.rounds:,}", f"{traffic.bytes / 1e6:.0f}", f"{traffic.seconds('us-uk'):.0f}", f"{cpu:.0f}")
-        rows.append([name, f"{result.metrics['test']['rmse']:.4f}", *figures])
-        print(" | ".join(rows[-1]), flush=True)
+        return [name, f"{result.metrics['test']['rmse']:.4f}", *figures]
+
+    rows = [line(name, partial(measured, name, query, given)) for name, query, given in LINES]
     paper = f"The paper, without ids: linear {LINEAR.paper['all']}; network {NEURAL.paper['all']}."
     return WorkloadTable(
         "MovieLens-1M with ids", [paper], ["model", "test RMSE", "rounds", "MB", "US-UK s", "CPU s"], rows

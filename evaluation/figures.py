@@ -6,6 +6,7 @@ with a band of one standard deviation. A figure of one workload is the same figu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from evaluation.curves import curve
 from evaluation.lineup import LINEUP, Group
 from evaluation.running import Outcome
 from evaluation.workload import Workload
+from tablepuppet.bench.figures import Beginning
 from tablepuppet.report.charts import COLOURS, TITLES, is_wide
 
 Kind = Literal["convergence", "time"]
@@ -31,6 +33,7 @@ GROUPS: tuple[Group, ...] = ("VFL and RFL-V", "RFL")
 NETWORK = "us-uk"
 LOOK: dict[Any, Any] = {
     "font.size": 9,
+    "font.sans-serif": ["DejaVu Sans"],  # a list of ten would be in every label
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -85,9 +88,18 @@ def _draw(columns: Sequence[tuple[str, list[Study], Group, Kind]], path: Path) -
                 else:
                     panels[row][column].set_axis_off()
         files = [path.with_suffix(".svg"), path.with_suffix(".png")]
-        figure.savefig(files[0], metadata={"Date": None})
+        commit = Beginning().provenance().commit
+        figure.savefig(files[0], metadata={"Date": None, "Source": f"commit {commit or 'unknown'}"})
         figure.savefig(files[1], dpi=150)
+    files[0].write_text(smaller(files[0].read_text(encoding="utf-8")), encoding="utf-8")
     return files
+
+
+def smaller(svg: str) -> str:
+    """The same drawing in fewer bytes: tenths of a point are enough, lines may be long."""
+    svg = re.sub(r"-?\d+\.\d{2,}", lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), svg)
+    svg = re.sub(r"\n([LQCMz])", r"\1", re.sub(r' transform="rotate\(-0 [^"]*"', "", svg))
+    return re.sub(r"\n\s+", "\n", re.sub(r"<!--.*?-->", "", svg, flags=re.S))
 
 
 def _panel(axes: Axes, study: Study, group: Group, kind: Kind) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,12 @@ from evaluation.sources import write
 from evaluation.workload import Pooled, Workload, halves
 from tablepuppet.errors import JobError, TrainingError
 from tablepuppet.job import make_job
+from tablepuppet.output_files import write_whole
 from tablepuppet.report import RunRecord, read_record, record_of, to_json
 
 Say = Callable[[str], None]
+STEP = "· "  # begins the line that a command prints when a run has ended
+KEPT = " (kept)"  # ends the line of a run that was there
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,12 @@ class Outcome:
 
 def run_workload(workload: Workload, data: Path, out: Path, plan: Plan, say: Say) -> list[Outcome]:
     """Every algorithm of the lineup that the model allows."""
-    if plan.is_private and workload.privacy is None:
+    return run_settings(workload, data, out, [plan], say)[0]
+
+
+def run_settings(workload: Workload, data: Path, out: Path, plans: Sequence[Plan], say: Say) -> list[list[Outcome]]:
+    """One workload in several settings, without and with privacy: its tables and its baseline are made once."""
+    if any(plan.is_private for plan in plans) and workload.privacy is None:
         raise JobError(f"{workload.title} has no setting with privacy; run it without --private")
     folder = out / "tables" / workload.name
     with duckdb.connect() as connection:
@@ -54,18 +61,24 @@ def run_workload(workload: Workload, data: Path, out: Path, plan: Plan, say: Say
         tables: dict[str, Mapping[str, Any]] = {"whole": whole, "split": split}
         if workload.pooled is not None:
             tables["pooled"] = _pool(connection, workload.pooled, whole, folder)
-    outcomes = []
     federations = {name: tp.Federation(held) for name, held in tables.items()}
     try:
-        for entry in LINEUP:
-            if is_possible(workload, entry, plan):
-                held = "split" if entry.clients > 1 else "pooled" if is_pooled(workload, entry) else "whole"
-                tuned = _tuned(workload, entry, federations, plan, out, say) if plan.searches else {}
-                outcomes.append(_run_entry(workload, entry, federations[held], tuned, plan, out, say))
+        settings: list[list[Outcome]] = []
+        for plan in plans:
+            run = _Run(workload, plan, _runs_folder(workload, out, plan), federations, say)
+            settings.append(run.outcomes(settings[0][0] if settings else None))
+        return settings
     finally:
         for federation in federations.values():
             federation.close()
-    return outcomes
+
+
+def steps(workload: Workload, plan: Plan) -> int:
+    """How many runs a plan has, those of its search included: each says one line."""
+    entries = [entry for entry in LINEUP if is_possible(workload, entry, plan)]
+    sgd = len(workload.learning_rates) * any(entry.searched == "learning_rate" for entry in entries)
+    rho = len(workload.rhos) * sum(entry.searched == "rho" for entry in entries)
+    return plan.seeds * len(entries) + (sgd + rho) * plan.searches
 
 
 def saved_outcomes(workload: Workload, out: Path, plan: Plan) -> list[Outcome]:
@@ -127,31 +140,94 @@ def _arguments(workload: Workload, entry: Entry, plan: Plan) -> dict[str, Any]:
     return {"algorithm": algorithm, **given}
 
 
-def _run_entry(
-    workload: Workload,
-    entry: Entry,
-    federation: tp.Federation,
-    tuned: Mapping[str, float],
-    plan: Plan,
-    out: Path,
-    say: Say,
-) -> Outcome:
-    query = workload.pooled.query if workload.pooled is not None and entry is CENTRALISED else workload.query
-    given = _arguments(workload, entry, plan) | dict(tuned)
-    runs = []
-    for seed in range(plan.seeds):
-        file = _runs_folder(workload, out, plan) / f"{entry.key}-{seed}.json"
-        record = _kept(file, query, given, seed) if plan.resumes else None
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A workload in one setting."""
+
+    workload: Workload
+    plan: Plan
+    folder: Path  # of its records
+    federations: Mapping[str, tp.Federation]
+    say: Say
+    tried: dict[str, dict[float, RunRecord | None]] = field(default_factory=dict)  # by algorithm; None: it diverges
+
+    def outcomes(self, baseline: Outcome | None) -> list[Outcome]:
+        """Of every algorithm; the baseline's are those of another setting, where there is one."""
+        entries = [entry for entry in LINEUP if is_possible(self.workload, entry, self.plan)]
+        return [self._outcome(e, baseline.runs if baseline is not None and e is CENTRALISED else ()) for e in entries]
+
+    def _outcome(self, entry: Entry, made: Sequence[RunRecord]) -> Outcome:
+        tuned, first = self._tuned(entry) if self.plan.searches else ({}, None)
+        given = _arguments(self.workload, entry, self.plan) | tuned
+        there = dict(enumerate(made)) | ({0: first} if first is not None else {})
+        runs = []
+        for seed in range(self.plan.seeds):
+            record, is_new = self._record(f"{entry.key}-{seed}", entry, given, seed, there.get(seed))
+            runs.append(record)
+            figure = record.metrics["test"][self.workload.metric]
+            chosen = "".join(f" {name} {value:g}" for name, value in tuned.items())
+            end = "" if is_new else KEPT
+            self.say(
+                f"{self._title()}: {entry.name}, seed {seed}: test {self.workload.metric} {figure:.5f}{chosen}{end}"
+            )
+        return Outcome(entry, tuple(runs))
+
+    def _title(self) -> str:
+        return self.workload.title + (", with privacy" if self.plan.is_private else "")
+
+    def _record(
+        self, name: str, entry: Entry, given: Mapping[str, Any], seed: int, made: RunRecord | None = None
+    ) -> tuple[RunRecord, bool]:
+        """The record of one run, and whether it was trained just now; kept in a file, whole or not at all."""
+        query = self.workload.query
+        if self.workload.pooled is not None and entry is CENTRALISED:
+            query = self.workload.pooled.query
+        file = self.folder / f"{name}.json"
+        kept = made or (_kept(file, query, given, seed) if self.plan.resumes else None)
+        record = kept
         if record is None:
-            result = federation.train(query, seed=seed, **given)
+            held = "split" if entry.clients > 1 else "pooled" if is_pooled(self.workload, entry) else "whole"
+            result = self.federations[held].train(query, seed=seed, **given)
             record = msgspec.structs.replace(record_of(result), name=entry.name)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(to_json(record), encoding="utf-8")
-        runs.append(record)
-        figure = record.metrics["test"][workload.metric]
-        chosen = ", ".join(f"{name} {value:g}" for name, value in tuned.items())
-        say(f"{workload.title}: {entry.name}, seed {seed}: test {workload.metric} {figure:.5f} {chosen}".rstrip())
-    return Outcome(entry, tuple(runs))
+        text = to_json(record)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, lambda path: path.write_text(text, encoding="utf-8"), "a run")
+        return record, kept is None
+
+    def _tuned(self, entry: Entry) -> tuple[dict[str, float], RunRecord | None]:
+        """The value of the paper's grid with the lowest training objective (test rows have no say), and its run.
+
+        SGD is searched once, as RFL-SGD-V: its curves are the same however tables are cut or expanded.
+        """
+        if entry.searched is None:
+            return {}, None
+        is_sgd = entry.searched == "learning_rate"
+        searched = next(e for e in LINEUP if e.name == "RFL-SGD-V") if is_sgd else entry
+        if searched.name not in self.tried:
+            grid = self.workload.learning_rates if is_sgd else self.workload.rhos
+            self.tried[searched.name] = {value: self._try(searched, entry.searched, value) for value in grid}
+        tried = {value: record for value, record in self.tried[searched.name].items() if record is not None}
+        if not tried:
+            raise TrainingError(f"{self._title()}: {entry.name} diverges with every {entry.searched} of the grid")
+        best = min(tried, key=lambda value: _objective(tried[value]))
+        return {entry.searched: best}, tried[best] if searched is entry else None
+
+    def _try(self, entry: Entry, option: str, value: float) -> RunRecord | None:
+        given = _arguments(self.workload, entry, self.plan) | {option: value}
+        try:
+            record, is_new = self._record(f"search/{entry.key}-{value:g}", entry, given, 0)
+        except TrainingError as error:  # to diverge is a result, too
+            if "diverge" not in str(error):
+                raise
+            record, is_new = None, True
+        reached = math.inf if record is None else _objective(record)
+        end = "" if is_new else KEPT
+        self.say(f"{self._title()}: {entry.name}, {option} {value:g}: objective {reached:.6f}{end}")
+        return record
+
+
+def _objective(record: RunRecord) -> float:
+    return math.inf if record.objective is None else record.objective
 
 
 def _kept(file: Path, query: str, given: Mapping[str, Any], seed: int) -> RunRecord | None:
@@ -169,38 +245,3 @@ def _kept(file: Path, query: str, given: Mapping[str, Any], seed: int) -> RunRec
     )
     settled = msgspec.structs.replace(job, options=job.blinded_options).over(record.data.train_rows)
     return record if record.job == msgspec.json.decode(msgspec.json.encode(settled)) else None
-
-
-def _tuned(
-    workload: Workload, entry: Entry, federations: Mapping[str, tp.Federation], plan: Plan, out: Path, say: Say
-) -> dict[str, float]:
-    """The value of the paper's grid with the lowest training objective; test rows have no say.
-
-    SGD is searched once, as RFL-SGD-V: its curves are the same however tables are cut or expanded.
-    """
-    if entry.searched is None:
-        return {}
-    is_sgd = entry.searched == "learning_rate"
-    searched = next(e for e in LINEUP if e.name == "RFL-SGD-V") if is_sgd else entry
-    grid = workload.learning_rates if is_sgd else workload.rhos
-    file = _runs_folder(workload, out, plan) / "search" / f"{searched.key}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    reached: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    federation = federations["split" if searched.clients > 1 else "whole"]
-    for value in grid:
-        if f"{value:g}" not in reached:
-            given = _arguments(workload, searched, plan) | {entry.searched: value}
-            reached[f"{value:g}"] = _objective(federation, workload.query, given)
-            file.write_text(json.dumps(reached), encoding="utf-8")
-            say(f"{workload.title}: {searched.name}, {entry.searched} {value:g}: objective {reached[f'{value:g}']:.6f}")
-    return {entry.searched: float(min(reached, key=reached.__getitem__))}
-
-
-def _objective(federation: tp.Federation, query: str, given: Mapping[str, Any]) -> float:
-    """What training reaches; infinite where it diverges, which is a result, too."""
-    try:
-        return federation.train(query, seed=0, **given).objective
-    except TrainingError as error:
-        if "diverge" not in str(error):
-            raise
-        return math.inf

@@ -10,6 +10,7 @@ films were rated: the share of users whose film is among the first ten (HR@10), 
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pyarrow as pa
 
 import tablepuppet as tp
 from evaluation.factor import IDS, tables_with_ids
-from evaluation.tables import WorkloadTable
+from evaluation.tables import KeptLines, WorkloadTable
 
 LINES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("sum, 4 negatives", {"negatives": 4, "l2": 5e-6}),
@@ -29,15 +30,14 @@ LINES: tuple[tuple[str, dict[str, Any]], ...] = (
 _OTHERS = 99  # films that a held-out one is found among
 
 
-def seen(data: Path) -> WorkloadTable:
+def seen(data: Path, line: KeptLines) -> WorkloadTable:
     """One line for each model."""
     tables = tables_with_ids(data)
     kept, asked = _split(tables["ratings"])
     user, movie = asked["user_id"].to_numpy(), asked["movie_id"].to_numpy()
     relevant, often = asked["rating"].to_numpy(), np.bincount(kept["movie_id"].to_numpy(), minlength=movie.max() + 1)
-    rows = [["how often rated", *_figures(tp.ranking_metrics(user, often[movie], relevant)), "", "", ""]]
-    print(" | ".join(rows[0]), flush=True)
-    for name, given in LINES:
+
+    def measured(name: str, given: dict[str, Any]) -> list[str]:
         began = time.process_time()
         with tp.Federation(tables | {"ratings": kept}) as owners:
             result = owners.train(IDS, label="rating", test_fraction=0.0, **given)
@@ -49,9 +49,11 @@ def seen(data: Path) -> WorkloadTable:
         scores = np.empty(len(asked))
         scores[both["place"].to_numpy()] = both["probability"].to_numpy()
         figures = _figures(tp.ranking_metrics(user, scores, relevant))
-        rows.append([name, *figures, f"{traffic.rounds:,}", f"{traffic.bytes / 1e6:.0f}", f"{cpu:.0f}"])
-        print(" | ".join(rows[-1]), flush=True)
-    said = "One rating of each user is held out, among 99 films that the user never rated."
+        return [name, *figures, f"{traffic.rounds:,}", f"{traffic.bytes / 1e6:.0f}", f"{cpu:.0f}"]
+
+    rows = [["how often films were rated", *_figures(tp.ranking_metrics(user, often[movie], relevant)), "", "", ""]]
+    rows += [line(name, partial(measured, name, given)) for name, given in LINES]
+    said = "MovieLens-1M with ids: one rating of each user is held out, among 99 films that the user never rated."
     return WorkloadTable(
         "MovieLens-1M as what was seen", [said], ["order by", "HR@10", "NDCG@10", "rounds", "MB", "CPU s"], rows
     )

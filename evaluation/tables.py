@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
+from typing import Any, TypeVar
 
 from evaluation.curves import CLOSE, curve, seconds_to
 from evaluation.lineup import PAPER_SECONDS
-from evaluation.running import Outcome
+from evaluation.running import KEPT, Outcome
 from evaluation.workload import Workload
 from tablepuppet.formatting import size
+from tablepuppet.output_files import write_whole
 from tablepuppet.report import RunRecord
 from tablepuppet.transport.meter import NETWORKS
 
 HEAD = ("algorithm", "test {metric}", "objective", "epochs", "rounds an epoch", "bytes an epoch", "US-UK s", "US-US s")
+Line = TypeVar("Line", list[str], dict[str, Any])
+DISTANCES = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
 FIRST = "US-UK s until centralised"
 
 
@@ -37,6 +43,29 @@ class WorkloadTable:
             *(f"| {' | '.join(row)} |" for row in self.rows),
         ]
         return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLines:
+    """Lines of a study that take long: each is kept in a file, and an interrupted command goes on with the next."""
+
+    out: Path
+    study: str
+    resumes: bool
+    say: Callable[[str], None]
+
+    def __call__(self, name: str, measure: Callable[[], Line]) -> Line:
+        """The line of this name; measured, unless it is resumed and there."""
+        plain = "".join(letter if letter.isalnum() else "-" for letter in name)
+        file = self.out / "lines" / f"{self.study}-{plain}.json"
+        is_there = self.resumes and file.exists()
+        line: Line = json.loads(file.read_text(encoding="utf-8")) if is_there else measure()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(line)
+        write_whole(file, lambda path: path.write_text(text, encoding="utf-8"), "a line")
+        shown = line.values() if isinstance(line, dict) else line
+        self.say(f"{self.study}, line {' | '.join(map(str, shown))}" + KEPT * is_there)
+        return line
 
 
 def workload_table(workload: Workload, outcomes: Sequence[Outcome]) -> WorkloadTable:
@@ -68,6 +97,18 @@ def workload_table(workload: Workload, outcomes: Sequence[Outcome]) -> WorkloadT
         rows.append(cells)
     text = [line for paragraph in text for line in textwrap.wrap(paragraph, 120)]
     return WorkloadTable(workload.title + (", with privacy" if privacy else ""), text, head, rows)
+
+
+def distance_table(workload: Workload, outcomes: Sequence[Outcome]) -> WorkloadTable:
+    """Seconds of communication until an algorithm stays within a distance of the centralised one."""
+
+    def cells(outcome: Outcome) -> list[str]:
+        found = [seconds_to(outcome, outcomes[0], workload.metric, "us-uk", close) for close in DISTANCES]
+        return [outcome.entry.name, *("–" if value is None else f"{value:.3g}" for value in found)]
+
+    said = f"Seconds on US-UK until the test {workload.metric} stays within a distance of the centralised one."
+    head = ["algorithm", *(f"{close:.0e}".replace("e-0", "e-") for close in DISTANCES)]
+    return WorkloadTable(f"{workload.title}: time to a distance", [said], head, [cells(o) for o in outcomes[1:]])
 
 
 def _promise(run: RunRecord) -> str:

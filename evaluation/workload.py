@@ -63,6 +63,7 @@ class Workload:
     searches: bool = False  # whether that is searched, or left to our defaults
     sgd: dict[str, object] = field(default_factory=dict)  # further arguments of train, for SGD
     privacy: dict[str, object] | None = None  # the paper's setting, where a run with privacy is asked for
+    has_texts: bool = False  # which an encoder turns into vectors (embedding.py)
     pooled: Pooled | None = None  # the centralised baseline of a neural model
 
 

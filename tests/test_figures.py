@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,27 @@ def test_every_file_of_measurements_is_shown_and_says_where_it_is_from() -> None
         document = json.loads(file.read_text(encoding="utf-8"))
         assert document["command"].startswith("tablepuppet bench ")
         assert Provenance(**document["provenance"]).commit
+
+
+def test_every_table_of_the_evaluation_is_of_a_file_and_every_file_is_shown() -> None:
+    """What is no figure: which workloads there are."""
+    pages = {page.name: page.read_text(encoding="utf-8") for page in MARKED}
+    by_hand = re.sub(r"<!-- figures: .*?<!-- end of figures -->", "", pages["evaluation.md"], flags=re.S)
+    assert re.findall(r"^\|[^\n]*\n\|[-:| ]+\|$", by_hand, flags=re.M) == [
+        "| workload | tables | folder in `DATA` and files |\n|---|---|---|"
+    ]
+    shown = {name for page in pages.values() for name in re.findall(r"<!-- figures: (evaluation-[\w.-]+) -->", page)}
+    assert shown == {file.name for file in (DOCS / "figures").glob("evaluation-*.json")}
+
+
+def test_a_page_of_several_commits_says_so(tmp_path: Path) -> None:
+    for name, commit in (("one", "abc"), ("other", "abc")):
+        made = asdict(Provenance("0.1.0", commit, "2026-01-01", "a machine", 0.0))
+        (tmp_path / f"evaluation-{name}.json").write_text(json.dumps({"provenance": made}), encoding="utf-8")
+    page = "<!-- provenance: evaluation -->\n<!-- end of provenance -->\n"
+    assert "of one run, of commit abc." in with_figures(page, tmp_path)
+    (tmp_path / "curve.svg").write_text("<dc:source>commit def</dc:source>", encoding="utf-8")
+    assert "of several commits: abc (one, other); def (curve.svg)." in with_figures(page, tmp_path)
 
 
 def test_another_figure_in_the_file_is_another_page(tmp_path: Path) -> None:

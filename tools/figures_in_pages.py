@@ -5,8 +5,13 @@ In: docs/figures/*.json as `make bench` and `make evaluation` write them. Out: b
     <!-- figures: bench-star.json -->
     <!-- end of figures -->
 
-the command, where the figures come from (version, commit, machine, whether it was idle), and their table. With
---check nothing is written, and the exit code is 1 where a page shows other figures than its file.
+the command, where the figures come from (version, commit, machine, whether it was idle), and their table; between
+
+    <!-- provenance: evaluation -->
+    <!-- end of provenance -->
+
+of which commits the files are whose names begin so. With --check nothing is written, and the exit code is 1 where a
+page shows other figures than its file.
 """
 
 from __future__ import annotations
@@ -23,12 +28,32 @@ from tablepuppet.bench.figures import Provenance
 
 DOCS = Path(__file__).parents[1] / "docs"
 _MARKED = re.compile(r"<!-- figures: (?P<file>[\w.-]+) -->\n.*?<!-- end of figures -->\n", re.S)
+_COMMITS = re.compile(r"<!-- provenance: (?P<kind>[\w-]+) -->\n.*?<!-- end of provenance -->\n", re.S)
 _WIDTH = 120
 
 
 def with_figures(text: str, folder: Path) -> str:
     """A page with the figures of the files that its marks name."""
+    text = _COMMITS.sub(lambda found: _commits(found["kind"], folder), text)
     return _MARKED.sub(lambda found: _block(found["file"], folder), text)
+
+
+def _commits(kind: str, folder: Path) -> str:
+    """Of which commits tables and drawings are: one, or that they are of several, and which."""
+    files: dict[str, list[str]] = {}
+    for file in sorted(folder.glob(f"{kind}-*.json")):
+        commit = Provenance(**json.loads(file.read_text(encoding="utf-8"))["provenance"]).commit
+        files.setdefault(commit, []).append(file.stem.removeprefix(f"{kind}-"))
+    for drawing in sorted(folder.glob("*.svg")):
+        found = re.search(r"<dc:source>commit (\S+)</dc:source>", drawing.read_text(encoding="utf-8"))
+        files.setdefault(found[1] if found else "of an earlier version", []).append(drawing.name)
+    if len(files) == 1:
+        said = f"All tables and drawings are of one run, of commit {next(iter(files))}."
+    else:
+        parts = [f"{commit} ({', '.join(names)})" for commit, names in files.items()]
+        said = f"These tables and drawings are of several commits: {'; '.join(parts)}."
+    lines = textwrap.wrap(said, _WIDTH, break_on_hyphens=False, break_long_words=False)
+    return "\n".join([f"<!-- provenance: {kind} -->", *lines, "<!-- end of provenance -->"]) + "\n"
 
 
 def _block(file: str, folder: Path) -> str:
@@ -38,8 +63,7 @@ def _block(file: str, folder: Path) -> str:
 
 
 def _shown(document: dict[str, Any]) -> list[str]:
-    source = document["provenance"]
-    where = source if isinstance(source, str) else Provenance(**source).sentence()
+    where = Provenance(**document["provenance"]).sentence()
     said = textwrap.wrap(f"`{document['command']}`: {where}", _WIDTH, break_on_hyphens=False, break_long_words=False)
     if "head" in document:  # of the evaluation: a table as it was written
         return [*document["text"], "", *said, "", *_table(document["head"], document["rows"])]

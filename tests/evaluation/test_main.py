@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -79,13 +80,22 @@ def test_one_command_runs_all_workloads_without_and_with_privacy(
         "300",
         "--yelp-size",
         "8",
+        "--without",
+        "boosting",
+        "movielens-factor",
+        "movielens-seen",
     )
     assert evaluate(monkeypatch, "all", "--data", str(data), *given) == 0
     assert "left out, there is no folder yelp_reviews" in capsys.readouterr().out
     written = {page.stem for page in out.glob("*.md")}
     ran = ("movielens-linear", "movielens-nn", "mimic", "yelp", "yelp-generated", "flights", "walmart")
-    assert written == {"corrections", *ran, *(f"{name}-private" for name in ran)}
-    assert written == {"corrections", *(page.stem for page in out.glob("*.html"))}
+    both = {*ran, *(f"{name}-private" for name in ran)}
+    corrected = {f"correction-{which}" for which in ("update", "rows", "labels")}
+    assert written == both | corrected | {"movielens-linear-distances"}
+    assert both == {page.stem for page in out.glob("*.html")}
+    tables = [json.loads(file.read_text(encoding="utf-8")) for file in out.glob("evaluation-*.json")]
+    assert len(tables) == len(written)
+    assert all(table["provenance"] == tables[0]["provenance"] for table in tables)
     root = ElementTree.fromstring((out / "figures" / "convergence.svg").read_text(encoding="utf-8"))
     legends = [g for g in root.iter("{http://www.w3.org/2000/svg}g") if g.get("id", "").startswith("legend_")]
     assert len(legends) == 2 * len(ran)

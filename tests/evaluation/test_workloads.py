@@ -11,7 +11,7 @@ import duckdb
 import pytest
 from evaluation.figures import Study, write_figures
 from evaluation.lineup import LINEUP
-from evaluation.running import Outcome, Plan, run_workload, saved_outcomes
+from evaluation.running import KEPT, Outcome, Plan, run_settings, run_workload, saved_outcomes, steps
 from evaluation.sources import find
 from evaluation.tables import workload_table
 from evaluation.workload import Workload
@@ -104,7 +104,22 @@ def test_the_grid_is_searched_by_the_training_objective_and_once_for_all_sgd(tmp
     assert sum("objective" in line for line in said) == 3
     said.clear()
     assert run_workload(small, data, tmp_path / "out", plan, said.append) == outcomes
-    assert not any("objective" in line for line in said)
+    tries = [line for line in said if "objective" in line]
+    assert [line for line in tries if not line.endswith(KEPT)] == [line for line in tries if "objective inf" in line]
+
+
+def test_settings_share_the_baseline_and_every_run_says_a_line(tmp_path: Path) -> None:
+    said: list[str] = []
+    some = frozenset({"RFL-SGD-V", "RFL-ADMM"})
+    plain = Plan(seeds=1, epochs=1, searches=True, only=some)
+    plans = [plain, replace(plain, searches=False, is_private=True)]
+    small = replace(walmart.WALMART, batch_size=128, learning_rates=(0.01, 0.1), rhos=(1.0,))
+    without, private = run_settings(small, files.walmart(tmp_path / "data"), tmp_path / "out", plans, said.append)
+    assert len(said) == sum(steps(small, plan) for plan in plans)
+    assert private[0] == without[0]  # trained once
+    assert saved_outcomes(small, tmp_path / "out", plans[1]) == private
+    assert sum(line.endswith(KEPT) for line in said) == 3  # that, and the two runs that the search had made
+    assert private[1].runs[0].job["privacy"]["features"]
 
 
 def test_a_network_is_compared_with_one_network_over_the_materialised_join(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_what_is_left_goes_by_what_was_done_and_not_by_what_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(whole.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("evaluation.whole.time.perf_counter", lambda: now[0])
     progress = whole.Progress({"long": 60.0, "short": 30.0}, {"long": 4, "short": 2}, began=0.0)
     assert progress.words() == "0 min"
     progress.step("long", is_kept=True)

@@ -106,6 +106,18 @@ def test_directions_that_are_nearly_the_same_are_looked_at_in_all_joined_rows(mo
     np.testing.assert_allclose(tracker._hessian, hessian(tracker, before, intercept), atol=1e-12)
 
 
+def test_where_f_is_flat_or_no_number_a_sample_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hessian_sample, "_SAMPLE", 1 << 7)
+    given = problem(Logistic())
+    drawn = hessian_sample.draw_rows(given)
+    assert drawn is not None
+    slots = [(i, {0: np.ones((n, 1))}) for i, n in enumerate(given.rows)]
+    for curvature in (0.0, np.nan):
+        known = [np.full((n, 1), curvature) for n in given.rows]
+        assert hessian_sample.HessianSample.at(*drawn, given, known, slots, 4) is None
+    assert not hessian_sample.are_apart(np.full((3, 3), np.nan))
+
+
 @pytest.mark.parametrize("algorithm", ["newton", "admm"])
 def test_a_sample_changes_no_optimum(monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
     found = []

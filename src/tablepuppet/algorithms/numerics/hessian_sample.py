@@ -43,6 +43,8 @@ def _complete(problem: Problem) -> list[bool]:
 
 def are_apart(hessian: Array) -> bool:
     """Whether directions differ so much, beside the intercept (last), that a sample tells them apart well."""
+    if not np.isfinite(hessian).all():
+        return False
     own = hessian[:-1, :-1] - np.outer(hessian[:-1, -1], hessian[-1, :-1]) / hessian[-1, -1]
     length = np.sqrt(np.maximum(np.diag(own), 0.0))
     there = np.flatnonzero(length > 0)
@@ -69,10 +71,15 @@ class HessianSample:
         known: Sequence[Array],
         slots: Sequence[tuple[int, Mapping[int, Array]]],
         size: int,
-    ) -> HessianSample:
-        """`known`: collapse_i(∂²ℓ/∂a²); `slots`: of each block the first one's place, and all directions."""
+    ) -> HessianSample | None:
+        """`known`: collapse_i(∂²ℓ/∂a²); `slots`: of each block the first one's place, and all directions.
+
+        None: F is flat where the model stands, or no number.
+        """
         scale, complete = 1.0 / problem.joined.rows, _complete(problem)
         curvature = scale * float(known[complete.index(True)].sum())
+        if not 0.0 < curvature < np.inf:
+            return None
         sums, means = np.zeros((2, size))
         for weights, is_complete, (first, own) in zip(known, complete, slots, strict=True):
             for slot, vector in own.items():

@@ -26,9 +26,9 @@ from tablepuppet.algorithms.boosting.fixed_point import Derivatives, clipped_der
 from tablepuppet.algorithms.boosting.known import Choice
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.routes import Route, add_leaves
 from tablepuppet.algorithms.boosting.rows import RowNumbers, allowed_columns, sampled_rows
 from tablepuppet.algorithms.boosting.server import BoostingServer, Rounds
-from tablepuppet.algorithms.boosting.tree import Route, add_leaves
 from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.privacy.leaves import LeafNoise
 

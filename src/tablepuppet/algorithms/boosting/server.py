@@ -21,9 +21,11 @@ from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, der
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.outlines import check_off, mark_cells, outline_of, unchecked
 from tablepuppet.algorithms.boosting.paths import PathCode
+from tablepuppet.algorithms.boosting.routes import Route, add_leaves
 from tablepuppet.algorithms.boosting.rows import BlockIndex, RowNumbers, Scratch, allowed_columns, sampled_rows
-from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, Route, add_leaves
+from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth
 from tablepuppet.errors import TransportError
 from tablepuppet.models.losses import Loss
 
@@ -99,7 +101,7 @@ class BoostingServer:
         if options.checks == "strict" or not self.trees:
             yield from self._mend(growing, columns)
         elif len(self.trees) % options.every == 0:
-            plans = [tree.outline([0]) for tree in growing]
+            plans = [outline_of(tree, [0]) for tree in growing]
             if any(numbers for _, numbers in plans):
                 checks = self._checks(growing, plans, columns)
                 if any(checks):
@@ -110,7 +112,7 @@ class BoostingServer:
         """Until nobody objects."""
         roots: list[list[int]] = [[0] for _ in growing]
         while True:
-            plans = [tree.outline(own) for tree, own in zip(growing, roots, strict=True)]
+            plans = [outline_of(tree, own) for tree, own in zip(growing, roots, strict=True)]
             if not any(numbers for _, numbers in plans):
                 return
             checks = self._checks(growing, plans, columns)
@@ -118,7 +120,7 @@ class BoostingServer:
                 return
             answers = yield checks
             for tree, (_, numbers) in zip(growing, plans, strict=True):
-                tree.check_off(numbers)
+                check_off(tree, numbers)
             found = self._by_node(answers, plans)
             self._learn(answers)
             for block in (number for number, answer in enumerate(answers) if answer.keys or answer.complete):
@@ -136,7 +138,7 @@ class BoostingServer:
         for tree, (outline, numbers) in zip(growing, plans, strict=True):
             if not numbers:
                 continue
-            tree.mark_cells(outline, numbers, cell)
+            mark_cells(tree, outline, numbers, cell)
             codes = PathCode.each(outline, len(self.blocks))
             for block, (index, starts) in enumerate(zip(self.indices, self.starts, strict=True)):
                 if not asked[block]:
@@ -249,6 +251,6 @@ def _mended(tree: GrowingTree, better: dict[int, _Better]) -> list[int]:
             forced[number] = best
     tree.grow(list(forced), forced)
     if tree.growth.leaves is not None:
-        return tree.unchecked(again)
+        return unchecked(tree, again)
     split = [tree.nodes[v].left for v in forced if v not in again]
     return [*again, *(n for left in split for n in (left, left + 1))]

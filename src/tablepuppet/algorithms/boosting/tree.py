@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.exchange import Codes, Outline
+from tablepuppet.algorithms.boosting.exchange import Codes
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, value_of
-from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, RowNumbers, Scratch
+from tablepuppet.algorithms.boosting.routes import Route, add_leaves
+from tablepuppet.algorithms.boosting.rows import BlockIndex, RowNumbers, Scratch
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -166,7 +167,7 @@ class GrowingTree:
         asked = [block for block in self.blocks if block.layout.bins]
         if not asked:
             return [None] * len(numbers)
-        found, bounds, light = [], self._bounds(numbers), self._light(numbers)
+        found, bounds, light = [], self.bounds(numbers), self.light(numbers)
         for block in asked:
             sums = np.array([self._sums[n][block.block] for n in numbers])
             how = (self.given.unit, self.allowed[block.block], self.growth.rules)
@@ -175,13 +176,13 @@ class GrowingTree:
         first = np.argmax(gains, axis=0).tolist()  # of equal gains the earliest block's
         return [asked[f].choice(found[f], place) for place, f in enumerate(first)]
 
-    def _bounds(self, numbers: Sequence[int]) -> NDArray[np.float64]:
+    def bounds(self, numbers: Sequence[int]) -> NDArray[np.float64]:
         """What the values of nodes lie within; of none, where nothing is bound."""
         if not self.growth.is_bound:
             return _UNBOUND
         return np.array([self.nodes[n].bound for n in numbers], np.float64).reshape(-1, 2)
 
-    def _light(self, numbers: Sequence[int]) -> NDArray[np.float64]:
+    def light(self, numbers: Sequence[int]) -> NDArray[np.float64]:
         """Σh below which sparse categories are left out of nodes: a fixed one, or that of a few of their rows."""
         (fixed, rows), unit = self.growth.light, self.given.unit[1]
         own = [self.nodes[n] for n in numbers]
@@ -326,103 +327,6 @@ class GrowingTree:
                 values = [tree.value[tree.left[k] : tree.left[k] + 2] for k in some]
                 how = [_choice(own[k]) for k in some]
                 self._route(block).add(self.order, segments, how, values, scores)
-
-    # -- what clients are asked ------------------------------------------------------------
-
-    def check_off(self, numbers: Sequence[int]) -> None:
-        """Clients were asked about these nodes."""
-        for number in numbers:
-            self.nodes[number].is_checked = True
-
-    def unchecked(self, again: Sequence[int]) -> list[int]:
-        """The topmost nodes that clients were not asked about as they are now."""
-        for number in again:
-            self.nodes[number].is_checked = False
-        found, below = [], [0]
-        while below:
-            number = below.pop()
-            node = self.nodes[number]
-            if not node.is_checked and self.is_open(number):
-                found.append(number)
-            elif node.left >= 0:
-                below += [node.left, node.left + 1]
-        return sorted(found)
-
-    def outline(self, roots: Sequence[int]) -> tuple[Outline, list[int]]:
-        """These nodes and what is below them, as far as it may be split; and their numbers here."""
-        numbers = [n for n in roots if self.is_open(n)]
-        left = []
-        place = 0
-        while place < len(numbers):
-            child = self.nodes[numbers[place]].left
-            is_inner = child >= 0 and (self.is_open(child) or self.is_open(child + 1))
-            left.append(len(numbers) if is_inner else -1)
-            if is_inner:
-                numbers += [child, child + 1]
-            place += 1
-        choices = [self.nodes[n].choice for n in numbers]
-        return (
-            Outline(
-                unit=self.given.unit,
-                left=np.array(left, np.int32),
-                asks=np.array([self.is_open(n) for n in numbers], np.bool_),
-                gain=np.array([0.0 if c is None else c.gain for c in choices]),
-                block=np.array([-1 if c is None else c.block for c in choices], np.int32),
-                key=np.array([-1 if c is None else c.key for c in choices], np.int32),
-                to_left=np.array([c is not None and c.to_left for c in choices], np.bool_),
-                bounds=self._bounds(numbers),
-                light=self._light(numbers),
-            ),
-            numbers,
-        )
-
-    def mark_cells(self, outline: Outline, numbers: Sequence[int], cell: NDArray[np.uint16]) -> None:
-        """Writes the cell of every joined row."""
-        cells = [self.nodes[n] for n, left in zip(numbers, outline.left.tolist(), strict=True) if left < 0]
-        segments = np.array([(node.start, node.stop) for node in cells], np.int64)
-        if int((segments[:, 1] - segments[:, 0]).sum()) < len(cell):
-            cell[...] = NO_CELL
-        kernels.mark_nodes(self.order, segments, cell)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Route:
-    """How joined rows, of training or held out, find their side of a block's splits."""
-
-    block: KnownBlock
-    index: BlockIndex
-    is_held: bool
-
-    def part(
-        self, order: RowNumbers, segments: Sequence[tuple[int, int]], how: Sequence[Choice], spare: RowNumbers
-    ) -> Sums:
-        """Parts the rows of every segment; where the right sides begin."""
-        borders = np.empty(len(segments), np.int64)
-        kernels.part_nodes(order, np.array(segments, np.int64), *self._where(how), spare, borders)
-        return borders
-
-    def add(
-        self,
-        order: RowNumbers,
-        segments: Sequence[tuple[int, int]],
-        how: Sequence[Choice],
-        values: Sequence[Sequence[float]],
-        scores: NDArray[np.float64],
-    ) -> None:
-        """Adds one of two values to the scores of every segment's rows."""
-        kernels.add_split(order, np.array(segments, np.int64), *self._where(how), np.array(values), scores)
-
-    def _where(self, how: Sequence[Choice]) -> tuple[RowNumbers, int, int, Codes, Sums, Codes]:
-        rows = self.block.rows
-        return (self.index.index, rows + 1 if self.is_held else 0, rows, self.block.codes, *self.block.splits_by(how))
-
-
-def add_leaves(
-    order: RowNumbers, segments: Sequence[tuple[int, int]], values: Sequence[float], scores: NDArray[np.float64]
-) -> None:
-    """Adds a value to the scores of every segment's rows."""
-    if segments:
-        kernels.add_values(order, np.array(segments, np.int64), np.array(values), scores)
 
 
 def _worth(g: float, h: float, bound: tuple[float, float] | None) -> float:

@@ -83,6 +83,9 @@ def pairs_in_order(
     count, last = np.uint64(0), np.int64(before)
     j, end, room = np.uint64(start), np.uint64(stop), np.uint64(len(steps))
     while j < end:
+        if np.int64(cell[j]) >= cells:  # as most are, where a few nodes are looked at
+            j += np.uint64(1)
+            continue
         row, began = np.int64(index[j]), j
         several = np.uint64(0)
         while j < end and index[j] == row:

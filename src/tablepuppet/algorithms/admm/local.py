@@ -46,9 +46,11 @@ def solve(
     quadratic = factor * setup.multiplicity
     for _ in range(options.local_epochs or _epochs(setup, options, -(-rows // size))):
         order = np.random.default_rng((setup.seed, moments.step)).permutation(rows)
+        signals, squares = signal[order], quadratic[order]  # at once: a batch has few rows
         for start in range(0, rows, size):
-            batch = order[start : start + size]
-            slope = model.slope(theta, signal[batch], quadratic[batch], batch, moments.step)
+            here = slice(start, start + size)
+            batch = order[here]
+            slope = model.slope(theta, signals[here], squares[here], batch, moments.step)
             slope *= rows / (len(batch) * setup.joined_rows)
             slope += pull * (theta - anchor)
             theta, moments = descend(theta, slope, moments, learning_rate, descent, setup.unit)

@@ -28,14 +28,14 @@ from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.protocol.codec import decode
 
 QUERY = "SELECT o.x, i.z, o.y FROM orders o JOIN items i ON o.item = i.item"
-KAPPA, TREES, RATE, DELTA = 5, 40, 0.3, 1e-5
+KAPPA, TREES, RATE, DELTA = 5, 40, 0.05, 1e-5
 BOUNDS = {"x": (0.0, 1.0), "z": (0.0, 1.0)}
 JOB: dict[str, Any] = {
     "label": "y",
     "model": "boosted",
     "splits": "random",
     "trees": TREES,
-    "depth": 3,
+    "depth": 5,
     "bins": 16,
     "learning_rate": RATE,
     "test_fraction": 0.0,
@@ -57,9 +57,9 @@ def features(epsilon: float = 1.0, **given: Any) -> dict[str, Any]:
     return {"epsilon": epsilon, "delta": DELTA, "cap": KAPPA, "bounds": BOUNDS, **given}
 
 
-def train(is_in: bool = True, noise: dict[str, Any] | None = None, seed: int = 0) -> tp.Result:
-    privacy = {"features": features() if noise is None else noise, "allow_reconstruction": True}
-    return tp.Federation(tables(is_in)).train(QUERY, **JOB, seed=seed, privacy=privacy)
+def train(is_in: bool = True, seed: int = 0, **given: Any) -> tp.Result:
+    privacy = {"features": features(), "allow_reconstruction": True}
+    return tp.Federation(tables(is_in)).train(QUERY, **(JOB | given), seed=seed, privacy=privacy)
 
 
 def seen(result: tp.Result) -> tuple[np.ndarray, np.ndarray]:
@@ -98,7 +98,7 @@ ALLOWED = 1.0 / dp_accounting.get_sigma_gaussian(1.0, DELTA)  # what (1, 1e-5)-D
 
 def test_a_row_is_hidden_as_far_as_its_epsilon_says() -> None:
     found = distance(train())
-    assert 0.75 * ALLOWED < found < 1.1 * ALLOWED  # the row is nearly the worst that there is, and yet hidden
+    assert 0.8 * ALLOWED < found < 1.05 * ALLOWED  # the row is nearly the worst that there is, and yet hidden
 
 
 def test_the_audit_finds_half_of_the_noise_and_a_row_that_counts_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_the_audit_finds_half_of_the_noise_and_a_row_that_counts_for_one(monkeyp
         return noisy(msgspec.structs.replace(own, deviation=own.deviation / 2), sums, generator)
 
     monkeypatch.setattr(LeafNoise, "noisy", half)
-    assert distance(train()) > 1.4 * ALLOWED
+    assert distance(train()) > 1.6 * ALLOWED
     monkeypatch.undo()
     monkeypatch.setattr("tablepuppet.plan.leaves.joined_rows", lambda mapping: {"orders": 1, "items": 1})
     assert distance(train()) > 3 * ALLOWED
@@ -116,7 +116,7 @@ def test_the_audit_finds_half_of_the_noise_and_a_row_that_counts_for_one(monkeyp
 
 def test_who_is_in_the_table_is_told_without_noise_and_not_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def guess(is_in: bool, seed: int) -> bool:
-        left, added = seen(train(is_in, seed=seed))
+        left, added = seen(train(is_in, seed, trees=4, depth=3))
         return bool((left * added).sum() > (added**2).sum() / 2)
 
     worlds = [bool(number % 2) for number in range(16)]

@@ -19,7 +19,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.privacy.gaussian import noised
 
 _BITS = 14  # of C in units: sums are whole numbers of them
-_SHRINK = 8.0  # λ for each unit of noise: a leaf counts for half where its noise is an eighth of its largest Σg
+_SHRINK = 16.0  # λ: a leaf whose Σg is 16 deviations at the most counts for half (docs/decisions/0115)
 
 
 class LeafNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

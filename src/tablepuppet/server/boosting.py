@@ -17,7 +17,7 @@ from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.client import told
 from tablepuppet.algorithms.boosting.drawn import Drawable
 from tablepuppet.algorithms.boosting.exchange import Bins, Check, Key, NewKey, Objections
-from tablepuppet.algorithms.boosting.keys import KeyBook, Objection
+from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, node_sums
 from tablepuppet.algorithms.boosting.messages import (
     CheckTrees,
     FeatureSketches,
@@ -181,7 +181,9 @@ class TreeRounds:
             raise TransportError(f"{clients_of(self.union.blocks[number])} answer with sums of different sizes")
         with np.errstate(over="ignore"):  # masks wrap around
             total = [np.sum(np.stack(own), axis=0) for own in zip(*sums, strict=True)]
-        return book.news(book.objections(check, total))
+        columns = len(book.columns.kinds)
+        counted = [[(0, columns, node_sums(outline, cells))] for outline, cells in zip(check.trees, total, strict=True)]
+        return book.news(book.objections(check, counted))
 
     def _bits(self, keys: dict[int, list[Key]], layouts: _Layouts) -> dict[int, list[NewKey]]:
         """The bits of new keys that the server asks for, put together in order of the block's rows."""

@@ -22,7 +22,7 @@ from tablepuppet.algorithms.boosting.client import ClientHalf, told
 from tablepuppet.algorithms.boosting.drawn import Drawable, DrawnServer, Draws
 from tablepuppet.algorithms.boosting.exchange import Check, NewKey, Objections
 from tablepuppet.algorithms.boosting.fixed_point import Labels
-from tablepuppet.algorithms.boosting.keys import KeyBook
+from tablepuppet.algorithms.boosting.keys import KeyBook, node_sums
 from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex
@@ -194,7 +194,9 @@ def answer(block: Block, checks: list[Check]) -> Objections:
         book.add_unions(checks[0].unions)
     sums = [half.histograms(check) for half, check in zip(block.parts, checks, strict=True)]
     total = [np.sum(own, axis=0) for own in zip(*sums, strict=True)]
-    kept, fresh = block.book.news(block.book.objections(checks[0], total))
+    columns = len(block.layout.kinds)
+    counted = [[(0, columns, node_sums(outline, own))] for outline, own in zip(checks[0].trees, total, strict=True)]
+    kept, fresh = block.book.news(block.book.objections(checks[0], counted))
     for half in block.parts:
         for key in fresh:
             half.book.add(key, is_told=True)

@@ -180,6 +180,19 @@ def _named(server: BoostingServer) -> Any:
     return compact(server.trees, lambda b, k: server.blocks[b].missing_key(k), len(server.blocks))[0]
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([8, 16, 32]))
+def test_columns_counted_a_few_at_a_time_give_the_same_trees(seed: int, bits: Any) -> None:
+    join, options = draw_join(np.random.default_rng(seed)), _options(np.random.default_rng(seed), bits=bits)
+    server, _, _ = train(join, options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "_FEW_BINS", 40)
+        patch.setattr(client, "_DENSE", 10**6)
+        other, _, _ = train(join, options)
+    assert _named(server) == _named(other)
+    assert np.array_equal(other.scores, server.scores)
+
+
 def test_a_table_that_has_most_splits_tells_the_next_ones_before_it_is_asked() -> None:
     rng = np.random.default_rng(7)
     rows = [(rng.normal(size=210), False) for _ in range(8)]
@@ -204,7 +217,7 @@ def test_numpy_grows_the_trees_of_the_compiled_loops(seed: int, checks: str) -> 
     server, _, rounds = train(join, options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(growing, "_FAR", 0)
-        for place in ("bits", "nodes", "pairs", "splits"):
+        for place in ("bits", "columns", "nodes", "pairs", "splits"):
             loops = import_module(f"tablepuppet.algorithms.boosting.plain.{place}")
             for name in loops.__all__:
                 patch.setattr(kernels, name, getattr(loops, name))

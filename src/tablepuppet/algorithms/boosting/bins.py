@@ -98,6 +98,11 @@ class Columns:
     def bins(self) -> int:
         return int(self.offsets[-1])
 
+    def between(self, first: int, last: int) -> Columns:
+        """Some of the columns, side by side."""
+        offsets = self.offsets[first : last + 1] - self.offsets[first]
+        return Columns(self.kinds[first:last], offsets, self.signs[first:last])
+
     def size(self, column: int) -> int:
         return int(self.offsets[column + 1] - self.offsets[column])
 
@@ -140,10 +145,30 @@ class Splits:
         """From (Σg, Σh) of every node and bin, or of those in `at`; `bounds`: what each node's values lie within,
         `light`: the Σh below which its sparse categories are left out."""
         at = np.arange(len(sums)) if at is None else at
-        count = len(at)
+        out = cls.none(len(at), rules)
+        out.search(sums, columns, allowed, unit, rules, bounds, light, at)
+        return out
+
+    @classmethod
+    def none(cls, nodes: int, rules: Array) -> Splits:
+        """Before any column was searched."""
+        found = np.full((nodes, 5), -1, np.int64)
+        return cls(np.full(nodes, rules[2]), found, np.empty((nodes, 256), np.uint8))
+
+    def search(
+        self,
+        sums: NDArray[np.int64],
+        columns: Columns,
+        allowed: NDArray[np.uint8],
+        unit: tuple[float, float],
+        rules: Array,
+        bounds: Array,
+        light: Array,
+        at: NDArray[np.int64],
+        first: int = 0,
+    ) -> None:
+        """Looks for better ones in further columns, whose numbers begin with `first`."""
         from tablepuppet.algorithms.boosting import kernels  # here: it loads the compiler
 
-        out = cls(np.empty(count), np.empty((count, 5), np.int64), np.empty((count, 256), np.uint8))
         how = (columns.offsets, columns.kinds, columns.signs, allowed, np.array(unit), rules, bounds, light)
-        kernels.best_splits(sums, at, *how, out.gain, out.found, out.order)
-        return out
+        kernels.best_splits(sums, at, *how, first, self.gain, self.found, self.order)

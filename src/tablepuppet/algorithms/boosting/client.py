@@ -5,7 +5,7 @@ It keeps nothing between rounds but its keys: every check brings all sums that i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,14 +15,17 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.ahead import is_worth_it, splits_ahead
-from tablepuppet.algorithms.boosting.bins import Codes, Key
+from tablepuppet.algorithms.boosting.bins import Codes, Columns, Key
 from tablepuppet.algorithms.boosting.exchange import Check, Complete, NewKey, Objections, Outline
-from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, Split
+from tablepuppet.algorithms.boosting.keys import Counted, KeyBook, Objection, Split, node_sums
 from tablepuppet.algorithms.boosting.packing import CHUNK, words_of
 from tablepuppet.algorithms.boosting.paths import Walk
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
+_FEW_BINS = 1 << 16  # of all nodes, whose sums stay in the cache
+_FEW_PAIRS = 1 << 18  # that are listed for the sake of it
+_DENSE = 6  # so many times the pairs may be spread over rows and cells
 
 
 @dataclass
@@ -39,8 +42,8 @@ class ClientHalf:
         self.book.add_unions(check.unions)
         is_first = not self.book.told
         self._check(check)
-        counted = [self._count(tree, self.goes_ahead and is_worth_it(tree, self.book.block)) for tree in check.trees]
-        objections = self.book.objections(check, [sums for sums, _ in counted])
+        counted = [self._counted(tree, self.goes_ahead and is_worth_it(tree, self.book.block)) for tree in check.trees]
+        objections = self.book.objections(check, [groups for groups, _ in counted])
         ahead = self._ahead(check, [listed for _, listed in counted], objections)
         later = [o for o in objections if (o.tree, o.node) not in ahead]
         kept, fresh = self.book.news(later, [split.key for split in ahead.values()])
@@ -59,7 +62,7 @@ class ClientHalf:
     def histograms(self, check: Check) -> list[Sums]:
         """Σ (g, h) per cell and bin, of every tree."""
         self._check(check)
-        return [self._count(outline)[0] for outline in check.trees]
+        return [self._count(outline, self.book.columns, is_listed=False)[0] for outline in check.trees]
 
     def _check(self, check: Check) -> None:
         if len(check.columns) != len(self.book.columns.kinds):
@@ -90,11 +93,38 @@ class ClientHalf:
         kernels.write_sides(self.held, column, right, len(self.train), bits)
         return NewKey(key.column, self.book.columns.is_missing(key), bits)
 
-    def _count(self, outline: Outline, is_listed: bool = False) -> tuple[Sums, Sums]:
+    def _counted(self, outline: Outline, is_listed: bool) -> tuple[Iterable[Counted], Sums]:
+        """Σ (g, h) per node and bin, a few columns at a time where all would not fit into the cache and most rows are
+        in many cells; and pairs, if they are to be listed or were."""
+        columns, cells = self.book.columns, int(np.count_nonzero(outline.left < 0))
+        pairs, width = sum(piece.size for piece in outline.pieces), -(-cells // 8) * 8
+        is_wide = len(outline.left) * columns.bins > _FEW_BINS and pairs <= _FEW_PAIRS
+        if is_wide and _DENSE * pairs >= len(self.train) * width:
+            _, listed = self._count(outline, columns.between(0, 0), is_listed=True)
+            spread, runs = np.zeros((len(self.train), width), np.int64), np.zeros(len(self.train) + 2, np.int64)
+            count = kernels.spread_listed(listed, spread, runs)
+            if count > 0:
+                return self._by_columns(outline, cells, spread, runs[: count + 1]), listed
+            is_listed = True
+        sums, listed = self._count(outline, columns, is_listed)
+        return [(0, len(columns.kinds), node_sums(outline, sums))], listed
+
+    def _by_columns(self, outline: Outline, cells: int, spread: Sums, runs: Sums) -> Iterator[Counted]:
+        """The columns one after the other, up to `_FEW_BINS` bins of all nodes together."""
+        columns, first = self.book.columns, 0
+        while first < len(columns.kinds):
+            most = columns.offsets[first] + _FEW_BINS // len(outline.left)
+            last = max(first + 1, int(np.searchsorted(columns.offsets, most, side="right")) - 1)
+            own = columns.between(first, last)
+            sums = np.zeros((cells, own.bins, 2), np.int64)
+            kernels.count_spread(spread, runs, self.train, first, own.offsets, sums)
+            yield first, last, node_sums(outline, sums)
+            first = last
+
+    def _count(self, outline: Outline, columns: Columns, is_listed: bool) -> tuple[Sums, Sums]:
         """Σ (g, h) per cell and bin; and of every pair its row, cell, g and h, if they are to be listed."""
         cells = int(np.count_nonzero(outline.left < 0))
         _check_outline(outline, cells)
-        columns = self.book.columns
         out = np.zeros((cells, columns.bins, 2), np.int64)
         listed = [np.zeros((4, 0), np.int64)]
         row, walk = -1, Walk.of(outline, self.book)

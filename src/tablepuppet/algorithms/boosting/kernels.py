@@ -12,11 +12,13 @@ from tablepuppet.models.compiler import is_installed
 
 if TYPE_CHECKING or is_installed():
     from tablepuppet.algorithms.boosting.compiled.bits import *  # noqa: F403
+    from tablepuppet.algorithms.boosting.compiled.columns import *  # noqa: F403
     from tablepuppet.algorithms.boosting.compiled.nodes import *  # noqa: F403
     from tablepuppet.algorithms.boosting.compiled.pairs import *  # noqa: F403
     from tablepuppet.algorithms.boosting.compiled.splits import *  # noqa: F403
 else:
     from tablepuppet.algorithms.boosting.plain.bits import *  # noqa: F403
+    from tablepuppet.algorithms.boosting.plain.columns import *  # noqa: F403
     from tablepuppet.algorithms.boosting.plain.nodes import *  # noqa: F403
     from tablepuppet.algorithms.boosting.plain.pairs import *  # noqa: F403
     from tablepuppet.algorithms.boosting.plain.splits import *  # noqa: F403

@@ -6,7 +6,7 @@ several clients has its histograms summed first; whoever holds the sum then does
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,7 @@ from tablepuppet.algorithms.boosting.exchange import (
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
+Counted = tuple[int, int, Sums]  # columns first ≤ f < last, and Σ(g, h) of every node per bin of theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,25 +198,35 @@ class KeyBook:
         missing = Key(column, border=self.columns.size(column) - 1)
         return [missing] if key == missing else [missing, key]
 
-    def objections(self, check: Check, histograms: Sequence[Sums]) -> list[Objection]:
+    def objections(self, check: Check, counted: Sequence[Iterable[Counted]]) -> list[Objection]:
         """Of every node that is asked about: the best split, where it comes before the one that it has."""
         found = []
         allowed = check.columns.astype(np.uint8)
-        for number, (outline, cells) in enumerate(zip(check.trees, histograms, strict=True)):
+        for number, (outline, groups) in enumerate(zip(check.trees, counted, strict=True)):
             asked = np.flatnonzero(outline.asks)
-            sums = node_sums(outline, cells)
             bounds = outline.bounds[asked] if len(outline.bounds) else outline.bounds
-            how = (outline.unit, self.rules, bounds, outline.light[asked])
-            splits = Splits.of(sums, self.columns, allowed, *how, asked)
+            how = (outline.unit, self.rules, bounds, outline.light[asked], asked)
+            splits, sets, own = Splits.none(len(asked), self.rules), self._own_sets(outline), {}
+            for first, last, sums in groups:
+                splits.search(sums, self.columns.between(first, last), allowed[first:last], *how, first)
+                for node, column in sets.items():
+                    if first <= column < last:
+                        start, stop = self.columns.offsets[column : column + 2] - self.columns.offsets[first]
+                        own[node] = sums[node, start:stop].copy()
             is_best = (splits.found[:, 0] >= 0) & (splits.gain >= outline.gain[asked])
             is_own = outline.block[asked] == self.block
             for place in np.flatnonzero(is_best | is_own).tolist():
-                objection = self._against(
-                    outline, number, int(asked[place]), self.best(splits, place), sums[asked[place]]
-                )
+                node = int(asked[place])
+                objection = self._against(outline, number, node, self.best(splits, place), own.get(node))
                 if objection is not None:
                     found.append(objection)
         return found
+
+    def _own_sets(self, outline: Outline) -> dict[int, int]:
+        """The nodes that are asked about and split by sets of this block, and their columns."""
+        nodes = np.flatnonzero(outline.asks & (outline.block == self.block))
+        columns = [self.key(number).column for number in outline.key[nodes].tolist()]
+        return {n: c for n, c in zip(nodes.tolist(), columns, strict=True) if int(self.columns.kinds[c]) in SETS}
 
     def best(self, splits: Splits, place: int) -> tuple[float, Split] | None:
         """The gain and the split that were found for a node."""
@@ -229,18 +240,14 @@ class KeyBook:
         return gain, Split(Key(column, left=tuple(left)))
 
     def _against(
-        self, outline: Outline, tree: int, node: int, best: tuple[float, Split] | None, sums: Sums
+        self, outline: Outline, tree: int, node: int, best: tuple[float, Split] | None, sums: Sums | None
     ) -> Objection | None:
         have, block = float(outline.gain[node]), int(outline.block[node])
         if block == self.block:
             own = Split(self.key(int(outline.key[node])), bool(outline.to_left[node]))
             if best is not None and best[1] == own:
                 return None
-            if (
-                int(self.columns.kinds[own.key.column]) in SETS
-                and not self.is_full
-                and not self._is_candidate(own, outline, node, sums)
-            ):
+            if sums is not None and not self.is_full and not self._is_candidate(own, outline, node, sums):
                 return Objection(tree, node, 0.0 if best is None else best[0], None if best is None else best[1], True)
             if best is not None and best[0] >= have:
                 return Objection(tree, node, *best, False)
@@ -249,10 +256,8 @@ class KeyBook:
             return None
         return Objection(tree, node, *best, False)
 
-    def _is_candidate(self, split: Split, outline: Outline, node: int, sums: Sums) -> bool:
-        """Whether a set is what sorting the categories of a node could give: the first few of them."""
-        first = int(self.columns.offsets[split.key.column])
-        own = sums[first : first + self.columns.size(split.key.column)]
+    def _is_candidate(self, split: Split, outline: Outline, node: int, own: Sums) -> bool:
+        """Whether a set is what sorting the categories of a node could give, whose sums are these: the first few."""
         least = outline.light[node] if self.columns.kinds[split.key.column] == SPARSE else self.rules[5]
         present = np.flatnonzero((own[:, 1] > 0) & (own[:, 1] * outline.unit[1] >= least))
         if not set(split.key.left) <= set(present.tolist()):

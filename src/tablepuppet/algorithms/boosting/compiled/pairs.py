@@ -24,7 +24,6 @@ from tablepuppet.algorithms.boosting.compiled.bits import (
 
 __all__ = [
     "add_children",
-    "count_listed",
     "count_pairs",
     "emit_cells",
     "less_followed",
@@ -343,13 +342,13 @@ def count_pairs(
             steps[t] = (gs[t] << 32) + hs[t]
         f: Any = np.uint64(0)
         while f < np.uint64(len(offsets) - 1):
-            f += _add_columns(rows[:count], node, steps, flat, firsts, f, folded)
+            f += add_columns(rows[:count], node, steps, flat, firsts, f, folded)
     unfold(folded, plain)
     return row if (at == borders[1:].astype(np.uint64)).all() else -1
 
 
 @exact
-def _add_columns(rows: Words, bases: Words, both: Sums, codes: Codes, firsts: Words, f: Any, folded: Sums) -> Any:
+def add_columns(rows: Words, bases: Words, both: Sums, codes: Codes, firsts: Words, f: Any, folded: Sums) -> Any:
     """folded[base + bin] += both for the next columns, up to four at a time, written out; how many they were."""
     left = np.uint64(len(firsts) - 1) - f
     a = firsts[f]
@@ -383,39 +382,3 @@ def _add_columns(rows: Words, bases: Words, both: Sums, codes: Codes, firsts: Wo
         folded[base + (c + codes[r + h])] += x
         folded[base + (d + codes[r + i])] += x
     return np.uint64(4)
-
-
-@exact
-def count_listed(listed: Sums, chunk: int, codes: Codes, offsets: Integers, out: Sums) -> None:
-    """out[cell, bin] += (g, h) for the bin of every column, of pairs that lie here."""
-    cells, bins = out.shape[0], out.shape[1]
-    plain, folded = out.reshape(cells * bins, 2), np.zeros(cells * bins, np.int64)
-    flat, stride, firsts = codes.reshape(codes.size), np.uint64(codes.shape[1]), offsets.astype(np.uint64)
-    rows, bases, both = np.empty(chunk, np.uint64), np.empty(chunk, np.uint64), np.empty(chunk, np.int64)
-    most_g, most_h = np.int64(0), np.int64(0)
-    for begin in range(0, listed.shape[1], chunk):
-        own = listed[:, begin : begin + chunk]
-        is_small, own_g, own_h = True, np.int64(0), np.int64(0)
-        n = np.uint64(own.shape[1])
-        for t in range(n):
-            g, h = own[2, t], own[3, t]
-            rows[t], bases[t], both[t] = np.uint64(own[0, t]) * stride, np.uint64(own[1, t] * bins), (g << 32) + h
-            is_small &= (g > -HALF) & (g < HALF) & (h >= 0) & (h < HALF)
-            own_g += abs(g)
-            own_h += h
-        if not is_small or own_g >= HALF or own_h >= HALF:
-            for t in range(n):
-                for e in range(np.uint64(len(offsets) - 1)):
-                    place = bases[t] + firsts[e] + flat[rows[t] + e]
-                    plain[place, 0] += own[2, t]
-                    plain[place, 1] += own[3, t]
-            continue
-        if most_g + own_g >= HALF or most_h + own_h >= HALF:
-            unfold(folded, plain)
-            most_g, most_h = np.int64(0), np.int64(0)
-        most_g += own_g
-        most_h += own_h
-        f: Any = np.uint64(0)
-        while f < np.uint64(len(offsets) - 1):
-            f += _add_columns(rows[:n], bases, both, flat, firsts, f, folded)
-    unfold(folded, plain)

@@ -11,6 +11,8 @@ from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, SORT
 
 __all__ = ["best_splits"]
 
+CLOSE = 1 - 1e-9  # more than products and quotients are rounded by
+
 
 @exact
 def best_splits(
@@ -24,12 +26,13 @@ def best_splits(
     rules: Array,
     bounds: Array,
     light: Array,
+    first: int,
     gain: Array,
     found: Sums,
     order: Codes,
 ) -> None:
-    """Of every node the split with the largest gain: gain[k], and found[k] = (column, bin, whether missing values go
-    left, Σg and Σh of the left side); column −1: none.
+    """Of every node the split with the largest gain, if that is more than gain[k] was: gain[k], and found[k] = (column,
+    counted from `first`, bin, whether missing values go left, Σg and Σh of the left side).
 
     `sums[at[k]]` are (Σg, Σh) per bin in fixed point, `unit` their units, `rules` λ, the least Σh of a side, the least
     gain, what λ is raised by for sorted categories, what smooths their order, and the least Σh of one that is sorted;
@@ -41,7 +44,8 @@ def best_splits(
     free = np.zeros(0)
     for k in range(len(at)):
         bound = bounds[k] if len(bounds) else free
-        gain[k] = _best(sums[at[k]], offsets, kinds, signs, allowed, unit, rules, bound, light[k], found[k], order[k])
+        how = (unit, rules, bound, light[k], first, gain[k])
+        gain[k] = _best(sums[at[k]], offsets, kinds, signs, allowed, *how, found[k], order[k])
 
 
 @exact
@@ -70,11 +74,12 @@ def _best(
     rules: Array,
     bound: Array,
     light: Any,
+    begin: int,
+    best: Any,
     found: Sums,
     order: Codes,
 ) -> Any:
-    penalty, least_h, best = rules[0], rules[1], rules[2]
-    found[0] = -1
+    penalty, least_h = rules[0], rules[1]
     total_g, total_h = np.int64(0), np.int64(0)
     if len(kinds):
         for b in range(offsets[0], offsets[1]):
@@ -102,6 +107,9 @@ def _best(
                     if min(HL, HR) < least_h or hl == total_h:
                         continue
                     GL, GR = gl * unit[0], (total_g - gl) * unit[0]
+                    whole = (HL + penalty) * (HR + penalty) * CLOSE * (best + base)
+                    if len(bound) == 0 and GL * GL * (HR + penalty) + GR * GR * (HL + penalty) < whole:
+                        continue  # surely less, without a division
                     gain = _worth(GL, HL + penalty, bound) + _worth(GR, HR + penalty, bound) - base
                     if gain > best:
                         if len(bound) and signs[f]:
@@ -109,7 +117,7 @@ def _best(
                             if rise * signs[f] < 0:
                                 continue
                         best = gain
-                        found[0], found[1], found[2], found[3], found[4] = f, b, left, gl, hl
+                        found[0], found[1], found[2], found[3], found[4] = begin + f, b, left, gl, hl
             continue
         is_sorted = kinds[f] == SORTED or kinds[f] == SPARSE
         least = light if kinds[f] == SPARSE else rules[5]
@@ -140,7 +148,7 @@ def _best(
             gain = _worth(GL, HL + ridge, bound) + _worth(GR, HR + ridge, bound) - base
             if gain > best:
                 best = gain
-                found[0], found[1], found[2], found[3], found[4] = f, (t + 1 if is_sorted else b), 0, gl, hl
+                found[0], found[1], found[2], found[3], found[4] = begin + f, (t + 1 if is_sorted else b), 0, gl, hl
                 if is_sorted:
                     for p in range(t + 1):
                         order[p] = places[p]

@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 
 from tablepuppet.algorithms.boosting.plain.bits import Cells, Codes, Integers, Sums, Words, add_up, parted, unpack
+from tablepuppet.algorithms.boosting.plain.columns import count_listed
 
 __all__ = [
     "add_children",
-    "count_listed",
     "count_pairs",
     "emit_cells",
     "less_followed",
@@ -189,15 +189,3 @@ def count_pairs(
         listed[:] = own
     count_listed(own, chunk, codes, offsets, out)
     return int(rows[-1])
-
-
-def count_listed(listed: Sums, chunk: int, codes: Codes, offsets: Integers, out: Sums) -> None:
-    cells, (rows, cell, g, h) = len(out), listed
-    for f in range(len(offsets) - 1):
-        bins = int(offsets[f + 1] - offsets[f])
-        places = cell * bins + codes[rows, f]
-        own = out[:, offsets[f] : offsets[f + 1]]
-        for place, values in enumerate((g, h)):
-            added = np.zeros(cells * bins, np.int64)
-            add_up(places, values, added)
-            own[:, :, place] += added.reshape(cells, bins)

@@ -22,12 +22,12 @@ def best_splits(
     rules: Array,
     bounds: Array,
     light: Array,
+    first: int,
     gain: Array,
     found: Sums,
     order: Codes,
 ) -> None:
     sums = sums[at]
-    gain[:], found[:, 0] = rules[2], -1
     if not len(kinds):
         return
     total = sums[:, offsets[0] : offsets[1]].sum(axis=1)
@@ -35,10 +35,10 @@ def best_splits(
         if allowed[f]:
             own = sums[:, offsets[f] : offsets[f + 1]]
             if kinds[f] == NUMBER:
-                _numbers(f, own, total, unit, rules, bounds, int(signs[f]), gain, found)
+                _numbers(first + f, own, total, unit, rules, bounds, int(signs[f]), gain, found)
             else:
                 least = light if kinds[f] == SPARSE else np.full(len(at), rules[5])
-                _categories(f, int(kinds[f]), own, total, unit, rules, bounds, least, gain, found, order)
+                _categories(first + f, int(kinds[f]), own, total, unit, rules, bounds, least, gain, found, order)
 
 
 def _value(G: Array, H: Array, bounds: Array) -> Array:

@@ -161,7 +161,7 @@ class TreeRounds:
                     raise TransportError(f"{clients_of(block)} hold vectors of different lengths; make them equal")
                 columns = list(zip(*sketches, strict=True))
                 if self.private is None:
-                    bins[number] = merged_bins(columns, self.options.bins, self.options.most_categories)
+                    bins[number] = merged_bins(columns, self.options)
                 else:
                     bins[number] = merged_public_bins(columns, self.private.bounds[number], self.options.bins)
         return bins

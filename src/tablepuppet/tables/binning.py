@@ -26,6 +26,7 @@ from tablepuppet.algorithms.boosting.bins import (
     number_bins,
 )
 from tablepuppet.algorithms.boosting.messages import CategorySketch, NumberSketch, Sketch, SplitRule
+from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import ModelError, SourceError, TransportError
 from tablepuppet.protocol import ColumnInfo
@@ -77,7 +78,7 @@ def raw_columns(columns: Sequence[pa.ChunkedArray], infos: Sequence[ColumnInfo])
 
 
 def sketch(column: RawColumn, weights: Array, most: int, least: int = 1) -> Sketch:
-    """At most `most` values with weights, from which number_bins makes what it would of them all; or categories.
+    """At most `most` values with weights, from which number_bins makes nearly what it would of them all; or categories.
 
     No name that fewer than `least` rows hold is among them, nor a value for every fewer rows.
     """
@@ -97,7 +98,7 @@ def sketch(column: RawColumn, weights: Array, most: int, least: int = 1) -> Sket
     return NumberSketch(values=distinct, weights=counts)
 
 
-def merged_bins(columns: Sequence[Sequence[Sketch]], bins: int, categories: int) -> list[Bins]:
+def merged_bins(columns: Sequence[Sequence[Sketch]], options: Boosting) -> list[Bins]:
     """The bins of columns that several clients hold, from a sketch of each; further ones of categories at the end."""
     first: list[Bins] = []
     further: list[Bins] = []
@@ -105,9 +106,9 @@ def merged_bins(columns: Sequence[Sequence[Sketch]], bins: int, categories: int)
         numbers_ = [s for s in sketches if isinstance(s, NumberSketch)]
         if len(numbers_) == len(sketches):
             values, weights = (np.concatenate([getattr(s, n) for s in numbers_]) for n in ("values", "weights"))
-            first.append(number_bins(values, weights, bins))
+            first.append(number_bins(values, weights, options.bins, options.min_bin_rows))
         else:
-            _add_categories(place, _total(sketches), bins, categories, first, further)
+            _add_categories(place, _total(sketches), options, first, further)
     return [*first, *further]
 
 
@@ -124,15 +125,16 @@ def _total(sketches: Sequence[Sketch]) -> tuple[list[str], Array, bool]:
     return names, np.array([total[n] for n in names]), is_cut
 
 
-def own_bins(columns: Sequence[RawColumn], weights: Array, bins: int, categories: int, least: int = 1) -> list[Bins]:
+def own_bins(columns: Sequence[RawColumn], weights: Array, options: Boosting, least: int = 1) -> list[Bins]:
     """The bins of columns that one client holds alone; further ones of categories at the end."""
     first: list[Bins] = []
     further: list[Bins] = []
     for place, column in enumerate(columns):
         if column.values is not None:
-            first.append(number_bins(column.values, weights, max(2, min(bins, len(weights) // least))))
+            most = max(2, min(options.bins, len(weights) // least))
+            first.append(number_bins(column.values, weights, most, options.min_bin_rows))
         else:
-            _add_categories(place, _categories(column, weights, least), bins, categories, first, further)
+            _add_categories(place, _categories(column, weights, least), options, first, further)
     return [*first, *further]
 
 
@@ -184,15 +186,14 @@ def _codes(column: RawColumn) -> NDArray[np.int32]:
 def _add_categories(
     place: int,
     counted: tuple[list[str], Array, bool],
-    bins: int,
-    in_all: int,
+    options: Boosting,
     first: list[Bins],
     further: list[Bins],
 ) -> None:
     names, weights, is_cut = counted
-    most = min(bins, in_all)
+    most = min(options.bins, options.most_categories)
     first.append(category_bins(names, weights, most, is_cut))
-    further += further_bins(place, names, weights, most, in_all, is_cut)
+    further += further_bins(place, names, weights, most, options.most_categories, is_cut)
 
 
 def columns_of(bins: Sequence[Bins], columns: Sequence[RawColumn]) -> list[RawColumn]:

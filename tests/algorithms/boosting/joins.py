@@ -154,7 +154,7 @@ def open_block(number: int, table: Table, options: Boosting) -> Block:
             codes.append(_category_codes(values, named))
             further += further_bins(place, *given, options.most_categories)
         else:
-            own = number_bins(values[: table.rows], weight, options.bins)
+            own = number_bins(values[: table.rows], weight, options.bins, options.min_bin_rows)
             codes.append(own.codes(values))
         bins.append(own)
     codes += [_category_codes(table.columns[own.further_of][0], own) for own in further]

@@ -22,7 +22,7 @@ from tablepuppet.errors import TransportError
 def _half() -> ClientHalf:
     values = np.arange(10.0)
     table = Table(np.arange(10, dtype=np.int32), np.zeros(2, np.int32), 10, [(np.append(values, [1.0, 2.0]), False)])
-    return open_block(0, table, Boosting()).parts[0]
+    return open_block(0, table, Boosting(min_bin_rows=1)).parts[0]
 
 
 def _piece(rows: int = 1, bits: int = 0, turns: tuple[int, ...] = ()) -> list[Pairs]:

@@ -41,6 +41,7 @@ def _options(rng: np.random.Generator, **given: Any) -> Boosting:
             "learning_rate": 0.3,
             "depth": int(rng.integers(1, 6)),
             "bins": int(rng.choice([8, 255])),
+            "min_bin_rows": int(rng.choice([1, 3])),
             "l2": float(rng.choice([0.0, 1.0])) + 1e-6,
             "min_child_weight": float(rng.choice([0.2, 1.0, 5.0])),
             "min_category_weight": [None, None, 0.0, 2.0, 6.0][rng.integers(0, 5)],

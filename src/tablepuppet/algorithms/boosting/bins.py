@@ -1,9 +1,9 @@
 """Bins: a client's columns as small whole numbers, and the keys that can be made of them.
 
 In: raw columns of a block's rows. Out: one code per row and column. Code 0 is "missing"; numbers have codes 1, 2, … by
-borders at midpoints between values (all of them if there are few, else join-weighted quantiles); categories one each,
-the rarest of too many sharing the last, unless further columns, which come after all others, tell them apart. The row
-after the training rows stands for those that an outer join did not find: all its values are missing.
+borders at midpoints between values, a few joined rows or more in each; categories one each, the rarest of too many
+sharing the last, unless further columns, which come after all others, tell them apart. The row after the training rows
+stands for those that an outer join did not find: all its values are missing.
 """
 
 from __future__ import annotations
@@ -34,20 +34,57 @@ __all__ = [
 ]
 
 
-def number_bins(values: Array, weights: Array, most: int) -> NumberBins:
-    """Borders between distinct values, weighted by how often they are joined; at most `most` bins.
+def number_bins(values: Array, weights: Array, most: int, least: int) -> NumberBins:
+    """Borders between distinct values: at most `most` bins with `least` joined rows or more, but for the last.
 
-    >>> number_bins(np.array([1.0, 2.0, 4.0, np.nan]), np.ones(4), 255).borders.tolist()
+    `weights` is how often each value is joined. Bins are LightGBM's, of all rows and without one of its own for zero.
+
+    >>> number_bins(np.array([1.0, 2.0, 4.0, np.nan]), np.ones(4), 255, least=1).borders.tolist()
     [1.5, 3.0]
     """
     present = ~np.isnan(values) & (weights > 0)
     distinct, where = np.unique(values[present], return_inverse=True)
-    if len(distinct) <= most:
-        return NumberBins(_middle(distinct[:-1], distinct[1:]))
-    cumulated = np.cumsum(np.bincount(where, weights[present]))
-    wanted = cumulated[-1] * np.arange(1, most) / most
-    places = np.unique(np.minimum(np.searchsorted(cumulated, wanted, side="left"), len(distinct) - 2))
-    return NumberBins(_middle(distinct[places], distinct[places + 1]))
+    counts = np.bincount(where, weights[present], len(distinct)).astype(np.float64)
+    ends = _shared_out(counts, most, least)
+    return NumberBins(_middle(distinct[ends], distinct[ends + 1]))
+
+
+def _shared_out(counts: Array, most: int, least: int) -> NDArray[np.int64]:
+    """Where bins of values that occur so often end, the last one's end aside.
+
+    If there are few values, a bin ends as soon as it has `least`. Else a value of more than an even share has a bin to
+    itself, and the others have even shares of what is left.
+    """
+    last = len(counts) - 1
+    if last < most and (last < 0 or counts.min() >= least):
+        return np.arange(max(0, last))
+    cumulated = np.cumsum(counts)
+    size, rest, heavy = float(least), 0, np.zeros(0, np.int64)
+    light = cumulated
+    if last >= most:
+        most = max(1, min(most, int(cumulated[-1] // max(least, 1))))
+        heavy = np.flatnonzero(counts >= cumulated[-1] / most)
+        light = np.cumsum(np.where(counts >= cumulated[-1] / most, 0.0, counts))
+        rest = most - len(heavy)
+        size = light[-1] / max(1, rest)
+    ends: list[int] = []
+    done = 0.0
+    while len(ends) < most - 1:
+        start = ends[-1] + 1 if ends else 0
+        end = int(cumulated.searchsorted(done + size))
+        own = int(heavy.searchsorted(start))  # the next heavy value: what is before it stays apart, if it is half a bin
+        if own < len(heavy) and end >= heavy[own]:
+            end = int(heavy[own])
+            if end > start and cumulated[end - 1] - done >= max(1.0, size / 2):
+                end -= 1
+        if end >= last:
+            break
+        ends.append(end)
+        done = float(cumulated[end])
+        if rest and not (own < len(heavy) and end == heavy[own]):
+            rest -= 1
+            size = float(light[-1] - light[end]) / max(1, rest)
+    return np.array(ends, np.int64)
 
 
 def category_bins(categories: Sequence[str], weights: Array, most: int, is_cut: bool = False) -> CategoryBins:

@@ -21,14 +21,15 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     """Gradient-boosted trees over the join (docs/boosting.md).
 
     `checks="strict"` gives the trees of the exact algorithm on the joined table; "lazy" asks clients about every
-    `every`-th tree only. A string has up to `categories` (8,000; or `bins`, if fewer than 255 are given). Those whose
-    Σh in a node is below `min_category_weight` go right unsorted; by default those of ten rows (forty where labels
-    are classes) in columns of many categories with few joined rows each. `leaves` grows each tree where it gains most,
-    to so many leaves; `depth` bounds it too (6, or 15 beside `leaves`). `monotone` names features in which scores never
-    fall (1) or never rise (−1). `forest` grows every tree on the first derivatives and takes the mean of them all.
-    `max_splits` caps the distinct splits that one table's owner tells the server of; later trees use those that are
-    known. `bits` is the precision of derivatives; below 16 they are rounded at random, right on average.
-    `splits="random"` draws every split from the seed: all bits are told in one round, whatever the number of trees.
+    `every`-th tree only. A bin of a number has `min_bin_rows` joined rows or more. A string has up to `categories`
+    (8,000; or `bins`, if fewer than 255 are given). Those whose Σh in a node is below `min_category_weight` go right
+    unsorted; by default those of ten rows (forty where labels are classes) in columns of many categories with few
+    joined rows each. `leaves` grows each tree where it gains most, to so many leaves; `depth` bounds it too (6, or 15
+    beside `leaves`). `monotone` names features in which scores never fall (1) or never rise (−1). `forest` grows every
+    tree on the first derivatives and takes the mean of them all. `max_splits` caps the distinct splits that one table's
+    owner tells the server of; later trees use those that are known. `bits` is the precision of derivatives; below 16
+    they are rounded at random, right on average. `splits="random"` draws every split from the seed: all bits are told
+    in one round, whatever the number of trees.
     """
 
     name: ClassVar[str] = "boosting"
@@ -37,6 +38,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     depth: int | None = None
     leaves: int | None = None
     bins: int = 255
+    min_bin_rows: int = 3
     l2: float = 1.0
     min_child_weight: float = 1.0
     min_gain: float = 1e-12
@@ -58,6 +60,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         self._check(1 <= self.levels <= _DEEPEST, f"depth must lie in 1..{_DEEPEST}")
         self._check(self.leaves is None or 2 <= self.leaves <= 2**_DEEPEST, f"leaves must lie in 2..{2**_DEEPEST}")
         self._check(2 <= self.bins <= _FINEST, f"bins must lie in 2..{_FINEST}")
+        self._check(self.min_bin_rows >= 1, "min_bin_rows must be at least 1")
         self._check(0 <= self.l2 < inf, "l2 must be a number from 0 up")
         self._check(0 <= self.min_child_weight < inf, "min_child_weight must be a number from 0 up")
         self._check(0 <= self.min_gain < inf, "min_gain must be a number from 0 up")

@@ -93,7 +93,7 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     if bins is None and request.bounds is not None:
         bins = public_bins(train, request.bounds, options.bins, least)
     elif bins is None:
-        bins = own_bins(train, weights, options.bins, options.most_categories, least)
+        bins = own_bins(train, weights, options, least)
     columns = columns_of(bins, train)
     known = bins if request.bins is None else without_rare(bins, columns, weights, own.policy.minimum_rows)
     codes, held_codes = (

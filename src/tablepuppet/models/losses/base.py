@@ -56,7 +56,6 @@ class Loss(ABC):
     is_in_label_units: ClassVar[bool]  # a score is an estimate of the label itself; by default that of a number is
     label_noise: ClassVar[LabelNoise] = "refused"  # "unbiased labels": the loss is linear in y, but for what has no a
     searches_constant: ClassVar[bool] = False  # training begins at what a subspace search finds, not at best_constant
-    caution: ClassVar[float] = 1.0  # what boosted trees multiply the curvature by
     diverged: ClassVar[float] = inf  # an objective that no model reaches but one that diverges
     epochs: ClassVar[Mapping[str, int]] = {}  # more than for other losses, by what of it an algorithm uses
 
@@ -76,6 +75,11 @@ class Loss(ABC):
     def outputs(self) -> int:
         """d_c, the number of scores per row."""
         return 1
+
+    @property
+    def caution(self) -> float:
+        """What boosted trees multiply the curvature by."""
+        return 1.0
 
     @property
     @abstractmethod

@@ -28,7 +28,6 @@ class Poisson(Loss):
     curvature_needs_labels: ClassVar[bool] = False
     is_in_label_units: ClassVar[bool] = False
     label_noise: ClassVar[LabelNoise] = "unbiased labels"
-    caution: ClassVar[float] = exp(0.7)  # eᵃ grows by so much where a leaf adds 0.7, as LightGBM and XGBoost have it
 
     largest: float = 1.0
     mean_label: float = 1.0
@@ -39,6 +38,10 @@ class Poisson(Loss):
             return cls()
         mean = float(label.shares @ label.values)
         return cls(max(float(label.values[-1]), _TINY), max(mean, _TINY))
+
+    @property
+    def caution(self) -> float:
+        return exp(0.7)  # eᵃ grows by so much where a leaf adds 0.7, as LightGBM and XGBoost have it
 
     @property
     def bound(self) -> float:

@@ -45,6 +45,10 @@ class Softmax(Loss):
         return self.classes
 
     @property
+    def caution(self) -> float:
+        return self.classes / max(1, self.classes - 1)  # as LightGBM has it: the trees of other classes move, too
+
+    @property
     def bound(self) -> float:
         return 0.5
 

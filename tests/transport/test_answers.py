@@ -153,9 +153,19 @@ OBJECTED: list[tuple[str, Callable[[Any], Any], str]] = [
     ("a column", lambda f: replace(f, keys=_changed(f.keys, column=77)), "found.keys.column is none"),
     ("bits", lambda f: replace(f, keys=_changed(f.keys, right=np.zeros(1, np.uint8))), "found.keys.right has shape"),
     ("missing", lambda f: replace(f, keys=[replace(k, is_missing=True) for k in f.keys * 2]), "found.keys.is_missing"),
+    ("borders", lambda f: replace(f, keys=_changed(f.keys, borders=0)), "found.keys.borders are not in"),
+    ("more borders", lambda f: replace(f, keys=_changed(f.keys, borders=255)), "found.keys.borders are not in"),
+    ("digits", lambda f: replace(f, keys=_changed(f.keys, digits=np.zeros((8, 1), np.uint8))), "digits has shape"),
+    ("bins", lambda f: replace(f, keys=[_changed_bins(k) for k in f.keys]), "NewColumn.digits holds a bin that"),
+    ("a column twice", lambda f: replace(f, keys=f.keys * 2), "found.keys.column is not of numbers, or was told"),
     ("complete", lambda f: replace(f, complete=[Complete(77, np.zeros((0, 0), np.uint8))]), "found.complete.column is"),
     ("an order", lambda f: replace(f, complete=[Complete(0, np.zeros(3, np.uint8))]), "found.complete.order has shape"),
 ]
+
+
+def _changed_bins(key: Any) -> Any:
+    """A column whose rows all lie in a bin beyond the last."""
+    return replace(key, digits=np.full_like(key.digits, 255))
 
 
 def _changed(keys: list[Any], **given: Any) -> list[Any]:
@@ -176,8 +186,9 @@ def test_a_lie_about_splits_of_trees_is_refused(what: str, lie: Callable[[Any], 
             federation._transport, "items", trees.TreeObjections, lambda a: trees.TreeObjections(found=lie(a.found))
         )
         federation._transport = objects  # type: ignore[assignment]
+        tells = "splits" if what in ("bits", "missing", "a large gain") else "columns"
         with pytest.raises(tp.TablePuppetError, match=f"client items.*{says}"):
-            federation.train(QUERY, label="y", algorithm="boosting", trees=2, depth=3)
+            federation.train(QUERY, label="y", algorithm="boosting", trees=2, depth=3, tells=tells)
 
 
 @pytest.mark.parametrize(("who", "kind", "lie", "says"), LIES, ids=lambda v: v if isinstance(v, str) else "")

@@ -14,7 +14,7 @@
                                  # budget; "held": only one whose part I hold
     identifiers = true           # key values may be shown beside predictions; by default not under the first two rules
     own_noise = true             # what I add to gradients is enough by itself, and no share of all clients' noise
-    max_splits = 50              # boosted trees may ask at most so many distinct splits of every row of a table
+    max_splits = 50              # boosted trees may ask so many distinct splits of a table's rows, and no column whole
     allow_reconstruction = false # no more predictions of a row, in training or after, than leave its features unknown
 
     [labels]

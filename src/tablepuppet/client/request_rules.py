@@ -14,7 +14,7 @@ import numpy as np
 
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.algorithms.boosting.exchange import NUMBER, CategoryBins, Check, NumberBins, Outline
+from tablepuppet.algorithms.boosting.exchange import NUMBER, WHOLE, CategoryBins, Check, NumberBins, Outline
 from tablepuppet.algorithms.registry import UPDATES
 from tablepuppet.client.state import ClientState, Part
 from tablepuppet.errors import TransportError
@@ -377,7 +377,9 @@ def _reveal_keys(own: ClientState, request: trees.RevealKeys) -> None:
         require(0 <= key.column < len(grown.bins), "keys.column", "is none of the part's")
         bins = grown.bins[key.column]
         if bins.kind == NUMBER:
-            require(1 <= key.border < bins.size and not key.left, "keys.border", "is none of the column's")
+            is_whole = key.border == WHOLE and bins.size > 2
+            is_border = is_whole or 1 <= key.border < bins.size
+            require(is_border and not key.left, "keys.border", "is none of the column's")
         else:
             is_inside = all(0 <= code < bins.size for code in key.left) and len(set(key.left)) == len(key.left)
             require(is_inside and key.border == -1, "keys.left", "holds what is no category of the column")

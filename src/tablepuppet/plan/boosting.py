@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.boosting.bins import Columns
-from tablepuppet.algorithms.boosting.exchange import NUMBER
+from tablepuppet.algorithms.boosting.exchange import NUMBER, digits_of
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, Shape
@@ -26,7 +26,6 @@ from tablepuppet.transport.meter import Told
 def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insight]:
     """Who learns what, party by party."""
     options = _own(job.options)
-    most = "" if options.max_splits is None else f", at most {options.max_splits} of each table"
     server = common_insights(mapping, job)
     for block in shape.blocks:
         if block.is_split:
@@ -42,11 +41,7 @@ def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insig
             server.append(
                 f"summed over the clients of {block.name}{masked}: the slopes of the loss per bin of every column"
             )
-    server.append(
-        f"for every distinct split that a tree uses{most}: which rows of its table go right, one bit each, test rows "
-        "included (of strings with many rare categories, at once which rows have the same one); after many trees these "
-        "bits are practically the binned table"
-    )
+    server.append(_of_rows(options))
     if options.is_random:
         server.append("how many bins each column has; how good a split is only the server finds, from bits and labels")
     else:
@@ -71,6 +66,23 @@ def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insig
             "; borders are public, and the sums of its leaves carry noise, which the server adds and is trusted with"
         )
     return [*found, *merging_insights(mapping), Insight("anyone else", (f"the model, if it is released{but}{noise}",))]
+
+
+def _of_rows(options: Boosting) -> str:
+    """What is told of rows."""
+    if options.tells_columns:
+        return (
+            f"of every column that a tree splits: which of up to {options.bins} bins, or categories, each row of its "
+            "table lies in, test rows included; what bins and categories stand for is not told before the model is "
+            'released (tells="splits", or max_splits, tells no more than the sides of splits that are used, in more '
+            "rounds)"
+        )
+    most = "" if options.max_splits is None else f", at most {options.max_splits} of each table"
+    return (
+        f"for every distinct split that a tree uses{most}: which rows of its table go right, one bit each, test rows "
+        "included (of strings with many rare categories, at once which rows have the same one); after many trees these "
+        "bits are practically the binned table"
+    )
 
 
 def _checked(options: Boosting) -> str:
@@ -126,8 +138,12 @@ def tree_exposures(shape: Shape, given: AlgorithmOptions) -> list[Exposure]:
     options = _own(given)
     found = []
     for block in shape.blocks:
-        borders = (block.numbers + block.strings) * (options.bins - 1)
-        found.append(Exposure(block.name, most_told(block, options), borders))
+        columns = block.numbers + block.strings
+        if options.tells_columns:
+            whole = columns * digits_of(options.bins - 1)
+            found.append(Exposure(block.name, whole, whole))
+        else:
+            found.append(Exposure(block.name, most_told(block, options), columns * (options.bins - 1)))
     return found
 
 
@@ -170,6 +186,15 @@ def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
         cost(shape, options.name, msgspec.structs.replace(options, checks=checks), options.trees)
         for checks in ("strict", "lazy")
     )
+    if options.tells_columns:
+        few = msgspec.structs.replace(options, tells="splits")
+        splits = cost(shape, options.name, few, options.trees)
+        return Advice(
+            options.name,
+            f"the trees of the exact algorithm take about {strict.rounds} rounds, {spelled(strict)} on US-UK, for an "
+            f'owner tells a column once; tells="splits" tells the server less, of the same trees, in about '
+            f"{splits.rounds} rounds, {spelled(splits)} (docs/boosting.md)",
+        )
     return Advice(
         options.name,
         f'checks="strict" grows the trees of the exact algorithm in about {strict.rounds} rounds, {spelled(strict)} '
@@ -187,11 +212,11 @@ def trees_cost(shape: Shape) -> Cost:
 def trees_beside(shape: Shape) -> str:
     """What boosted trees would cost, and tell, beside a model whose scores are sums."""
     options = Boosting()
-    strict, lazy = (cost(shape, options.name, Boosting(checks=checks), options.trees) for checks in ("strict", "lazy"))
+    strict = cost(shape, options.name, options, options.trees)
     return (
         f'model="boosted" learns what tables say together: {options.trees} trees take about {strict.rounds} rounds, '
-        f'{spelled(strict)} on US-UK (checks="lazy": {lazy.rounds} rounds, {spelled(lazy)}), and tell the server one '
-        "bit of every row for each of their splits (docs/boosting.md)"
+        f"{spelled(strict)} on US-UK, and tell the server the bin of every row in each column that they split "
+        "(docs/boosting.md)"
     )
 
 

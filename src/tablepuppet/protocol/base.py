@@ -160,7 +160,9 @@ def disclosures(message: Message) -> list[tuple[FieldDisclosure, int]]:
 
 
 def _numbers(value: Any) -> int:
-    """How many numbers, or bits, a field tells of each row: a list's entries tell one each; others may say it."""
+    """How many numbers, or bits, a field tells of each row: a list's entries tell one each, unless they say it."""
     if isinstance(value, np.ndarray):
         return int(value.shape[1]) if value.ndim > 1 else 1
-    return len(value) if isinstance(value, list) else int(getattr(value, "bits_of_a_row", 1))
+    if isinstance(value, list):
+        return sum(int(getattr(entry, "bits_of_a_row", 1)) for entry in value)
+    return int(getattr(value, "bits_of_a_row", 1))

@@ -7,7 +7,7 @@ one more round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.client import told
 from tablepuppet.algorithms.boosting.drawn import Drawable
-from tablepuppet.algorithms.boosting.exchange import Bins, Check, Key, NewKey, Objections
+from tablepuppet.algorithms.boosting.exchange import (
+    NUMBER,
+    Bins,
+    Check,
+    Codes,
+    Complete,
+    Key,
+    NewColumn,
+    NewKey,
+    Objections,
+)
 from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, node_sums
 from tablepuppet.algorithms.boosting.messages import (
     CheckTrees,
@@ -40,7 +50,6 @@ from tablepuppet.protocol import Message
 from tablepuppet.server.union import UnionOperator, clients_of
 from tablepuppet.tables.binning import merged_bins, merged_public_bins
 
-_Layouts = Mapping[int, Columns] | Sequence[Columns]
 _BITS = 1 << 29  # of an answer, that is 64 MB; more are told in further rounds
 
 
@@ -110,17 +119,18 @@ class TreeRounds:
         count = 0 if self.before is None or not block else self.before.blocks[number].splits
         if any(len(own) != count for own in told_):
             raise TransportError(f"{clients_of(block)} do not answer every split of the model")
-        return [_joined(block, [NewKey(0, False, own[k]) for own in told_], is_missing=False) for k in range(count)]
+        every = [_joined(block, [NewKey(0, False, own[k]) for own in told_]) for k in range(count)]
+        return [NewKey(0, False, np.packbits(own)) for own in every]
 
-    def tell(self, keys: Sequence[list[Key]]) -> list[list[NewKey]]:
+    def tell(self, keys: Sequence[list[Key]]) -> list[list[NewKey | NewColumn]]:
         """The bits of keys that were drawn, by block: in one round, unless a message would be very large."""
-        found: list[list[NewKey]] = [[] for _ in keys]
+        found: list[list[NewKey | NewColumn]] = [[] for _ in keys]
         while any(len(own) < len(wanted) for own, wanted in zip(found, keys, strict=True)):
             some = {}
             for number, (own, wanted) in enumerate(zip(found, keys, strict=True)):
                 rows = max((len(p.train_rows) + 1 + len(p.test_rows) for p in self.union.blocks[number]), default=1)
                 some[number] = wanted[len(own) : len(own) + max(1, _BITS // rows)]
-            for number, told_ in self._bits(some, [block.layout for block in self.drawable]).items():
+            for number, told_ in self._bits(some).items():
                 found[number] += told_
         return found
 
@@ -143,9 +153,9 @@ class TreeRounds:
             else:
                 found[number] = cast(TreeObjections, answers[block[0].number][0]).found
         asked_for = {number: keys for number, (_, keys) in pending.items()}
-        bits = self._bits(asked_for, {number: book.columns for number, book in self.books.items()})
+        bits = self._bits(asked_for)
         for number, (kept, _) in pending.items():
-            found[number] = told(self.books[number], kept, bits[number])
+            found[number] = told(self.books[number], kept, bits[number], self._complete(number, bits[number]))
         return [found[number] for number in range(len(self.union.blocks))]
 
     def _shared_bins(self) -> dict[int, list[Bins]]:
@@ -170,7 +180,15 @@ class TreeRounds:
         layout = Columns.of([b.kind for b in bins], [b.size for b in bins], self.signs[number])
         has_missing = np.any([s.has_missing for s in started], axis=0)
         limits = [s.limit for s in started if s.limit is not None]
-        return KeyBook(number, layout, has_missing, self.options.rules, limit=min(limits, default=None))
+        tells_columns = all(s.tells_columns for s in started)
+        return KeyBook(
+            number,
+            layout,
+            has_missing,
+            self.options.rules,
+            limit=min(limits, default=None),
+            tells_columns=tells_columns,
+        )
 
     def _objections(self, number: int, check: Check, answers: Sequence[Message]) -> tuple[list[Objection], list[Key]]:
         book = self.books[number]
@@ -185,7 +203,23 @@ class TreeRounds:
         counted = [[(0, columns, node_sums(outline, cells))] for outline, cells in zip(check.trees, total, strict=True)]
         return book.news(book.objections(check, counted))
 
-    def _bits(self, keys: dict[int, list[Key]], layouts: _Layouts) -> dict[int, list[NewKey]]:
+    def _complete(self, number: int, told_: Sequence[NewKey | NewColumn]) -> list[Complete]:
+        """Columns of categories of which everything was told just now."""
+        book, rows = self.books[number], sum(part.train.stop - part.train.start for part in self.union.blocks[number])
+        sides: dict[int, list[Codes]] = {}
+        for key in told_:
+            if isinstance(key, NewKey) and book.columns.kinds[key.column] != NUMBER:
+                sides.setdefault(key.column, []).append(np.unpackbits(key.right, count=rows))
+        found = [book.completed(column, book.occurring(column, own)) for column, own in sides.items()]
+        return [complete for complete in found if complete is not None]
+
+    def _told_as(self, number: int, key: Key, sides: Codes) -> NewKey | NewColumn:
+        book = self.books.get(number)
+        if book is not None:
+            return book.told_as(key, sides)
+        return NewKey(key.column, self.drawable[number].layout.is_missing(key), np.packbits(sides))
+
+    def _bits(self, keys: dict[int, list[Key]]) -> dict[int, list[NewKey | NewColumn]]:
         """The bits of new keys that the server asks for, put together in order of the block's rows."""
         asked = [
             (p, RevealKeys(job=self.union.job, part=p.number, keys=own))
@@ -198,27 +232,26 @@ class TreeRounds:
         for number, own in keys.items():
             block = self.union.blocks[number]
             told_ = [cast(RevealedKeys, answers[p.number][0]).keys for p in block] if own else []
-            columns = layouts[number]
-            found[number] = [
-                _joined(block, [keys_[k] for keys_ in told_], is_missing=columns.is_missing(key))
-                for k, key in enumerate(own)
-            ]
+            sides = [_joined(block, [keys_[k] for keys_ in told_]) for k in range(len(own))]
+            found[number] = [self._told_as(number, key, side) for key, side in zip(own, sides, strict=True)]
         return found
 
 
-def _joined(block: Sequence[Part], keys: Sequence[NewKey], *, is_missing: bool) -> NewKey:
-    """A key of a block, from those of its parts: training rows, the missed one, held-out rows."""
+def _joined(block: Sequence[Part], told_: Sequence[NewKey | NewColumn]) -> Codes:
+    """Where the rows of a block go, from what its parts tell: training rows, the missed one, held-out rows."""
     train, held = [], []
     missed = np.zeros(1, np.uint8)
-    for part, key in zip(block, keys, strict=True):
+    for part, key in zip(block, told_, strict=True):
         rows, others = part.train.stop - part.train.start, len(part.test_rows)
-        if len(key.right) != (rows + 1 + others + 7) // 8:
+        count = rows + 1 + others
+        sent = key.digits if isinstance(key, NewColumn) else key.right
+        if sent.shape[-1] != (count + 7) // 8:
             raise TransportError(f"client {part.client} does not tell a bit for every row")
-        bits = np.unpackbits(key.right, count=rows + 1 + others)
-        train.append(bits[:rows])
-        missed = bits[rows : rows + 1]
-        held.append(bits[rows + 1 :])
-    return NewKey(keys[0].column, is_missing, np.packbits(np.concatenate([*train, missed, *held])))
+        own = key.codes(count) if isinstance(key, NewColumn) else np.unpackbits(key.right, count=count)
+        train.append(own[:rows])
+        missed = own[rows : rows + 1]
+        held.append(own[rows + 1 :])
+    return np.concatenate([*train, missed, *held])
 
 
 def _drawable(answers: Sequence[TreesStarted], options: Boosting) -> Drawable:

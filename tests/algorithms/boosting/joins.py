@@ -20,7 +20,7 @@ from tablepuppet.algorithms.boosting.bins import (
 )
 from tablepuppet.algorithms.boosting.client import ClientHalf, told
 from tablepuppet.algorithms.boosting.drawn import Drawable, DrawnServer, Draws
-from tablepuppet.algorithms.boosting.exchange import Check, NewKey, Objections
+from tablepuppet.algorithms.boosting.exchange import NUMBER, Check, Codes, NewColumn, NewKey, Objections
 from tablepuppet.algorithms.boosting.fixed_point import Labels
 from tablepuppet.algorithms.boosting.keys import KeyBook, node_sums
 from tablepuppet.algorithms.boosting.known import KnownBlock
@@ -169,7 +169,9 @@ def open_block(number: int, table: Table, options: Boosting) -> Block:
     held_starts = [len(held) * k // table.parts for k in range(table.parts)]
 
     def book() -> KeyBook:
-        return KeyBook(number, layout, has_missing, options.rules, limit=options.max_splits)
+        return KeyBook(
+            number, layout, has_missing, options.rules, limit=options.max_splits, tells_columns=options.tells_columns
+        )
 
     parts = []
     for k in range(table.parts):
@@ -200,19 +202,27 @@ def answer(block: Block, checks: list[Check]) -> Objections:
     for half in block.parts:
         for key in fresh:
             half.book.add(key, is_told=True)
-    return told(block.book, kept, [_joined_key(block, key) for key in fresh])
+    known = [block.book.told_as(key, _sides(block, key)) for key in fresh]
+    sides: dict[int, list[Codes]] = {}
+    for new in known:
+        if isinstance(new, NewKey) and block.layout.kinds[new.column] != NUMBER:
+            sides.setdefault(new.column, []).append(np.unpackbits(new.right, count=len(block.train) - 1))
+    complete = [block.book.completed(column, block.book.occurring(column, own)) for column, own in sides.items()]
+    return told(block.book, kept, known, [c for c in complete if c is not None])
 
 
-def _joined_key(block: Block, key: Key) -> NewKey:
+def _sides(block: Block, key: Key) -> Codes:
+    """Where rows go, or their bins, from what the block's parts tell."""
     rows, missed, held = [], None, []
     for half in block.parts:
-        bits = np.unpackbits(half.reveal(key).right, count=len(half.train) + len(half.held))
+        new, count = half.reveal(key), len(half.train) + len(half.held)
+        own = new.codes(count) if isinstance(new, NewColumn) else np.unpackbits(new.right, count=count)
         size = len(half.train) - 1
-        rows.append(bits[:size])
-        missed = bits[size : size + 1]
-        held.append(bits[size + 1 :])
+        rows.append(own[:size])
+        missed = own[size : size + 1]
+        held.append(own[size + 1 :])
     assert missed is not None
-    return NewKey(key.column, block.layout.is_missing(key), np.packbits(np.concatenate([*rows, missed, *held])))
+    return np.concatenate([*rows, missed, *held])
 
 
 def train(join: Join, options: Boosting, seed: int = 0) -> tuple[BoostingServer, list[Block], int]:
@@ -248,7 +258,9 @@ def train(join: Join, options: Boosting, seed: int = 0) -> tuple[BoostingServer,
         for half in (block.book, *(half.book for half in block.parts)):
             for key in given["draws"].keys[number]:
                 half.add(key, is_told=True)
-        server.blocks[number].learn([_joined_key(block, key) for key in given["draws"].keys[number]])
+        server.blocks[number].learn(
+            [block.book.told_as(key, _sides(block, key)) for key in given["draws"].keys[number]]
+        )
     for _ in range(options.trees):
         growing = server.grow()
         checks = next(growing, None)

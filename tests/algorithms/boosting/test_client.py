@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,17 +12,17 @@ from tests.algorithms.boosting.joins import Table, open_block
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.client import ClientHalf
 from tablepuppet.algorithms.boosting.compiled import pairs as compiled
-from tablepuppet.algorithms.boosting.exchange import Check, Outline, Pairs, Union
+from tablepuppet.algorithms.boosting.exchange import Check, NewColumn, NewKey, Outline, Pairs, Union
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.packing import pack
 from tablepuppet.algorithms.boosting.plain import pairs as plain
 from tablepuppet.errors import TransportError
 
 
-def _half() -> ClientHalf:
+def _half(tells: Literal["columns", "splits"] = "splits") -> ClientHalf:
     values = np.arange(10.0)
     table = Table(np.arange(10, dtype=np.int32), np.zeros(2, np.int32), 10, [(np.append(values, [1.0, 2.0]), False)])
-    return open_block(0, table, Boosting(min_bin_rows=1)).parts[0]
+    return open_block(0, table, Boosting(min_bin_rows=1, tells=tells)).parts[0]
 
 
 def _piece(rows: int = 1, bits: int = 0, turns: tuple[int, ...] = ()) -> list[Pairs]:
@@ -66,7 +66,18 @@ def _outline(**change: Any) -> Outline:
 def test_a_client_answers_with_the_best_split_of_its_rows() -> None:
     found = _half().check(Check(np.array([True]), [], [_outline()]))
     assert found.node.tolist() == [0]
+    assert isinstance(found.keys[0], NewKey)
     assert np.unpackbits(found.keys[0].right, count=13).tolist() == [0] * 5 + [1] * 6 + [0, 0]
+
+
+def test_a_client_tells_the_bins_of_the_column_that_its_split_is_of() -> None:
+    half = _half("columns")
+    found = half.check(Check(np.array([True]), [], [_outline()]))
+    (told,) = found.keys
+    assert isinstance(told, NewColumn)
+    assert half.book.keys[found.key[0]].border == 5
+    assert told.codes(13).tolist() == [*range(1, 11), 0, 2, 3]
+    assert half.book.told == found.bits_of_a_row == 4
 
 
 def test_a_client_walks_by_its_own_splits_and_by_bits_where_others_split() -> None:

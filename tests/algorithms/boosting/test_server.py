@@ -51,6 +51,7 @@ def _options(rng: np.random.Generator, **given: Any) -> Boosting:
             "bits": int(rng.choice([4, 8, 16, 32])),
             "min_gain": float(rng.choice([1e-12, 0.5])),
             "leaves": None if rng.random() < 0.5 else int(rng.integers(2, 12)),
+            "tells": ["columns", "splits"][rng.integers(0, 2)],
             **given,
         }
     )
@@ -200,7 +201,7 @@ def test_a_table_that_has_most_splits_tells_the_next_ones_before_it_is_asked() -
     wide = Table(rng.integers(0, 200, 2000).astype(np.int32), np.zeros(1, np.int32), 200, rows)
     few = Table(rng.integers(0, 9, 2000).astype(np.int32), np.zeros(1, np.int32), 9, [(rng.normal(size=10), False)])
     join = Join([wide, few], rng.normal(size=200)[wide.train], None, Squared())
-    options = Boosting(trees=8, depth=5)
+    options = Boosting(trees=8, depth=5, tells="splits")
     server, _, rounds = train(join, options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "is_worth_it", lambda *_: False)

@@ -32,22 +32,28 @@ def _bytes(shape: Shape, options: tp.Boosting, tree: int) -> float:
 
 @pytest.mark.parametrize("checks", ["strict", "lazy"])
 def test_tables_of_few_values_have_told_all_after_some_trees_and_others_have_not(checks: Any) -> None:
-    options = tp.Boosting(trees=500, checks=checks)
+    options = tp.Boosting(trees=500, checks=checks, tells="splits")
     assert all(tree_waves(_FEW, options, tree) for tree in (0, 5))
     assert not any(tree_waves(_FEW, options, tree) for tree in range(450, 500))
     assert _bytes(_FLOATS, options, 100) > 10_000
 
 
+def test_tables_whose_columns_are_told_whole_are_asked_about_the_first_trees_alone() -> None:
+    options = tp.Boosting(trees=100)
+    assert all(tree_waves(_FLOATS, options, tree) for tree in (0, 5, 10))
+    assert not any(tree_waves(_FLOATS, options, tree) for tree in range(60, 100))
+
+
 def test_early_trees_cost_more_than_late_ones_and_samples_less_than_all_rows() -> None:
-    options = tp.Boosting()
+    options = tp.Boosting(tells="splits")
     costs = [sum(_bytes(_FLOATS, options, k) for k in range(t, t + 10)) for t in (1, 11, 31, 71)]
     assert costs == sorted(costs, reverse=True)
-    assert _bytes(_FLOATS, tp.Boosting(subsample=0.25), 20) < _bytes(_FLOATS, options, 20)
+    assert _bytes(_FLOATS, tp.Boosting(subsample=0.25, tells="splits"), 20) < _bytes(_FLOATS, options, 20)
 
 
 def test_a_cap_of_splits_bounds_what_is_told() -> None:
     shape = _shape(_FLOATS.blocks[0])
-    free, capped = tp.Boosting(trees=50), tp.Boosting(trees=50, max_splits=10)
+    free, capped = tp.Boosting(trees=50, tells="splits"), tp.Boosting(trees=50, max_splits=10)
     up = [sum(w.times * w.up for t in range(50) for w in tree_waves(shape, o, t)) for o in (free, capped)]
     told = 10 * (10_000 + 1) / 8
     assert up[0] > up[1] > told

@@ -8,7 +8,17 @@ import numpy as np
 
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.algorithms.boosting.exchange import FEW, NUMBER, ONE_HOT, SETS, Check, Objections
+from tablepuppet.algorithms.boosting.exchange import (
+    FEW,
+    NUMBER,
+    ONE_HOT,
+    SETS,
+    WHOLE,
+    Check,
+    NewColumn,
+    Objections,
+    digits_of,
+)
 from tablepuppet.protocol.rules import (
     LONGEST_TEXT,
     MOST_CATEGORIES,
@@ -131,6 +141,10 @@ def _learn(keys: list[Any], name: str, check: Check | None, part: Part | None) -
     for key in keys:
         before = [is_missing for column, is_missing in part.keys if column == key.column]
         kind = NUMBER if part.kinds is None else int(part.kinds[key.column])
+        if isinstance(key, NewColumn):
+            require(kind == NUMBER and not before, f"{name}.column", "is not of numbers, or was told before")
+            part.keys += [(key.column, True), *[(key.column, False)] * key.borders]
+            continue
         most = {NUMBER: _CODES - 1, ONE_HOT: FEW + 1}.get(kind)  # sets of categories may be many
         require(most is None or len(before) < most, f"{name}.column", f"has more than {most} splits")
         may_miss = kind == NUMBER and not any(before)
@@ -154,6 +168,8 @@ def _revealed(request: trees.RevealKeys, answer: trees.RevealedKeys, known: Know
     _bits_of(answer.keys, "keys", known.part(request))
     for asked, told in zip(request.keys, answer.keys, strict=True):
         require(told.column == asked.column, "keys.column", "is not that of the key that was asked for")
+        is_whole = asked.border == WHOLE
+        require(isinstance(told, NewColumn) == is_whole, "keys", "are not those that were asked for")
 
 
 @answered_by(trees.ReleaseSplits, trees.Splits)
@@ -193,5 +209,9 @@ def _bits_of(keys: list[Any], name: str, part: Part | None) -> None:
     rows = _bytes(part)
     width = MOST_COLUMNS if part is None or part.width is None else part.width
     for key in keys:
-        array(key.right, f"{name}.right", (rows,), kinds=_BYTES)
         require(0 <= key.column < width, f"{name}.column", "is none of the part's")
+        if isinstance(key, NewColumn):
+            require(1 <= key.borders < _CODES - 1, f"{name}.borders", f"are not in 1..{_CODES - 2}")
+            array(key.digits, f"{name}.digits", (digits_of(key.borders), rows), kinds=_BYTES)
+        else:
+            array(key.right, f"{name}.right", (rows,), kinds=_BYTES)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.ahead import is_worth_it, splits_ahead
 from tablepuppet.algorithms.boosting.bins import Codes, Columns, Key
-from tablepuppet.algorithms.boosting.exchange import Check, Complete, NewKey, Objections, Outline
+from tablepuppet.algorithms.boosting.exchange import Check, Complete, NewColumn, NewKey, Objections, Outline
 from tablepuppet.algorithms.boosting.keys import Counted, KeyBook, Objection, Split, node_sums
 from tablepuppet.algorithms.boosting.packing import CHUNK, words_of
 from tablepuppet.algorithms.boosting.paths import Walk
@@ -85,8 +85,10 @@ class ClientHalf:
                 found |= {(tree, node): split for node, split in ahead.items()}
         return found
 
-    def reveal(self, key: Key) -> NewKey:
-        """Of every row whether it goes right."""
+    def reveal(self, key: Key) -> NewKey | NewColumn:
+        """Of every row whether it goes right, or the bin of a column."""
+        if self.book.is_whole(key):
+            return self.book.told_as(key, np.concatenate([self.train[:, key.column], self.held[:, key.column]]))
         right, column = self.book.columns.right(key), np.uint64(key.column)
         bits = np.zeros((len(self.train) + len(self.held) + 7) // 8, np.uint8)
         kernels.write_sides(self.train, column, right, 0, bits)
@@ -143,7 +145,7 @@ class ClientHalf:
 
 
 def told(
-    book: KeyBook, objections: Sequence[Objection], keys: list[NewKey], complete: Sequence[Complete] = ()
+    book: KeyBook, objections: Sequence[Objection], keys: list[NewKey | NewColumn], complete: Sequence[Complete] = ()
 ) -> Objections:
     """Objections as they travel, keys by their numbers."""
     none = Split(Key(-1))

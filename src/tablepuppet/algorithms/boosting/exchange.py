@@ -9,6 +9,8 @@ in a set of categories. Keys are numbered as they become known, at the server an
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ Codes = NDArray[np.uint8]
 NUMBER, ONE_HOT, SORTED, KNOWN_ONE_HOT, SPARSE = 0, 1, 2, 3, 4  # how the bins of a column may be parted
 SETS = (SORTED, SPARSE)  # sorted categories; of sparse ones those that are light in a node are left out
 FEW = 4  # categories up to which each is tried against the rest
+WHOLE = 0  # the border of a key that stands for a column of numbers with all its borders
 
 
 class NumberBins(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -68,7 +71,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a key means: rows with a code above `border` go right; or those whose code is none of `left`."""
 
     column: int
-    border: int = -1  # of numbers; the last code: only missing values go right
+    border: int = -1  # of numbers; the last code: only missing values go right; WHOLE: all that the column has
     left: tuple[int, ...] = ()  # codes of categories
 
 
@@ -122,12 +125,52 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trees: list[Outline]
 
 
-class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """A key that becomes known: of every row, held-out ones included, whether it goes right."""
 
     column: int
     is_missing: bool  # the key is "has no value", of a column of numbers
     right: Bits
+    keys: ClassVar[int] = 1  # how many become known
+    bits_of_a_row: ClassVar[int] = 1
+
+
+class NewColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A column of numbers of which all keys become known: the bin of every row, held-out ones included.
+
+    They are numbered by their borders, after the key that says which values are missing, even if none is.
+    """
+
+    column: int
+    borders: int
+    has_missing: bool
+    digits: Bits  # (bits of a row, rows / 8), the lowest first; bin 0 has no value
+
+    @classmethod
+    def of(cls, column: int, borders: int, has_missing: bool, codes: Codes) -> NewColumn:
+        digits = range(digits_of(borders))
+        return cls(column, borders, has_missing, np.stack([np.packbits(codes >> d & 1) for d in digits]))
+
+    @property
+    def bits_of_a_row(self) -> int:
+        return len(self.digits)
+
+    @property
+    def keys(self) -> int:
+        """How many they are."""
+        return self.borders + 1
+
+    def codes(self, rows: int) -> Codes:
+        """The bins of so many rows."""
+        found = np.zeros(rows, np.uint8)
+        for d, digit in enumerate(self.digits):
+            found |= np.unpackbits(digit, count=rows) << np.uint8(d)
+        return found
+
+
+def digits_of(borders: int) -> int:
+    """Bits that tell a column's bins apart: one more than borders, and one of missing values."""
+    return (borders + 1).bit_length()
 
 
 class Complete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,7 +183,7 @@ class Complete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Objections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Splits that come before those of an outline."""
 
-    keys: list[NewKey]
+    keys: list[NewKey | NewColumn]
     tree: NDArray[np.int32]
     node: NDArray[np.int32]
     gain: NDArray[np.float64]  # 0: the node's split is not one of the client's candidates, and it has none
@@ -152,4 +195,4 @@ class Objections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def bits_of_a_row(self) -> int:
         """How many bits of every row it tells."""
-        return len(self.keys)
+        return sum(key.bits_of_a_row for key in self.keys)

@@ -18,10 +18,15 @@ from tablepuppet.algorithms.boosting.exchange import (
     ONE_HOT,
     SETS,
     SPARSE,
+    WHOLE,
     Check,
+    Codes,
     Complete,
+    NewColumn,
+    NewKey,
     Outline,
     Union,
+    digits_of,
 )
 from tablepuppet.errors import TransportError
 
@@ -56,31 +61,59 @@ class KeyBook:
     columns: Columns
     has_missing: NDArray[np.bool_]
     rules: NDArray[np.float64]
-    keys: list[Key] = field(default_factory=list)
+    entries: list[Key] = field(default_factory=list)  # keys, or columns of them
     is_told: list[bool] = field(default_factory=list)  # by a client; else a union that the server made
-    limit: int | None = None  # keys that may be told
+    limit: int | None = None  # bits of a row that may be told
+    tells_columns: bool = False  # whether a column is told whole once one of its splits is
 
     def __post_init__(self) -> None:
+        self.keys: list[Key] = []
         self.numbers: dict[Key, int] = {}
         self.told = 0
         self._codes: dict[int, tuple[int, dict[bytes, list[int]]]] = {}  # by column: of so many keys
         self._right: dict[int, NDArray[np.bool_]] = {}  # by key, as far as somebody looked
+        self._columns: set[int] = set()  # of which something was told
         self._marks: dict[int, list[NDArray[np.bool_]]] = {}  # by column: of keys that were told, which codes go right
-        for number, (key, is_told) in enumerate(zip(self.keys, self.is_told, strict=True)):
-            self._enter(number, key, is_told)
+        for entry, is_told in zip(self.entries, self.is_told, strict=True):
+            self._enter(entry, is_told)
 
-    def add(self, key: Key, *, is_told: bool) -> int:
-        """The number of a new key."""
-        self.keys.append(key)
+    def add(self, entry: Key, *, is_told: bool) -> None:
+        """A new key, or a column of them."""
+        self.entries.append(entry)
         self.is_told.append(is_told)
-        return self._enter(len(self.keys) - 1, key, is_told)
+        self._enter(entry, is_told)
 
-    def _enter(self, number: int, key: Key, is_told: bool) -> int:
+    def _enter(self, entry: Key, is_told: bool) -> None:
         if is_told:
-            self.told += 1
-            if self.columns.kinds[key.column] != NUMBER:
-                self._marks.setdefault(key.column, []).append(self.columns.right(key))
-        return self.numbers.setdefault(key, number)
+            self.told += self.bits(entry)
+            self._columns.add(entry.column)
+            if self.columns.kinds[entry.column] != NUMBER:
+                self._marks.setdefault(entry.column, []).append(self.columns.right(entry))
+        for key in self._meant(entry):
+            self.numbers.setdefault(key, len(self.keys))
+            self.keys.append(key)
+
+    def _meant(self, entry: Key) -> list[Key]:
+        if not self.is_whole(entry):
+            return [entry]
+        column = entry.column
+        borders = range(1, self.columns.borders(column) + 1)
+        return [self._missing(column), *(Key(column, border=b) for b in borders)]
+
+    def is_whole(self, entry: Key) -> bool:
+        """Whether it is a column with all its borders."""
+        return bool(self.columns.kinds[entry.column] == NUMBER) and entry.border == WHOLE
+
+    def bits(self, entry: Key) -> int:
+        """How many bits of a row tell it."""
+        return digits_of(self.columns.borders(entry.column)) if self.is_whole(entry) else 1
+
+    def may_tell(self, entries: Sequence[Key]) -> bool:
+        """Whether so many bits of a row are left to be told."""
+        return self.limit is None or self.told + sum(map(self.bits, entries)) <= self.limit
+
+    def _missing(self, column: int) -> Key:
+        return Key(column, border=self.columns.size(column) - 1)
 
     def key(self, number: int) -> Key:
         """What a number stands for; one that stands for nothing is refused."""
@@ -127,12 +160,11 @@ class KeyBook:
 
     def has_room(self, objections: Sequence[Objection]) -> bool:
         """Whether all of them may be told."""
-        wanted = sum(len(self._wanted(o.split.key)) for o in objections if o.split is not None)
-        return self.limit is None or self.told + wanted <= self.limit
+        return self.may_tell([key for o in objections if o.split is not None for key in self._wanted(o.split.key)])
 
     def news(self, objections: Sequence[Objection], ahead: Sequence[Key] = ()) -> tuple[list[Objection], list[Key]]:
-        """The objections that may be told, and the keys that must be for them, and those that are `ahead` of them as
-        far as there is room; they are known from now on."""
+        """The objections that may be told, and the keys, or columns, that must be for them, and those that are `ahead`
+        of them as far as there is room; they are known from now on."""
         fresh: list[Key] = []
         kept = []
         for objection in objections:
@@ -148,12 +180,27 @@ class KeyBook:
     def _tell(self, key: Key, fresh: list[Key]) -> bool:
         """Whether a key is known, from now on if need be."""
         wanted = self._wanted(key)
-        if self.limit is not None and self.told + len(wanted) > self.limit:
+        if not self.may_tell(wanted):
             return False
         for own in wanted:
             self.add(own, is_told=True)
             fresh.append(own)
         return True
+
+    def told_as(self, key: Key, sides: Codes) -> NewKey | NewColumn:
+        """A key as it becomes known, by whether rows go right; or a column, by their bins."""
+        column = key.column
+        if self.is_whole(key):
+            has_missing = bool(self.has_missing[column])
+            return NewColumn.of(column, self.columns.borders(column), has_missing, sides)
+        return NewKey(column, self.columns.is_missing(key), np.packbits(sides))
+
+    def occurring(self, column: int, sides: Sequence[Codes]) -> NDArray[np.int64]:
+        """The codes of a column of categories that rows have; `sides` are theirs at the keys that were told last."""
+        marks = np.packbits(np.stack(self._marks[column][-len(sides) :], axis=1), axis=1)
+        present = {row.tobytes() for row in np.unique(np.packbits(np.stack(sides, axis=1), axis=1), axis=0)}
+        codes = [code for code in range(self.columns.size(column)) if marks[code].tobytes() in present]
+        return np.array(sorted({*codes, *([0] if self.has_missing[column] else [])}), np.int64)
 
     def completed(self, column: int, occurs: NDArray[np.int64]) -> Complete | None:
         """A column, if all splits that can ever be found in it are known, or made of sets that are; `occurs` are the
@@ -179,23 +226,36 @@ class KeyBook:
         return self.limit is not None and self.told >= self.limit
 
     def _wanted(self, key: Key) -> list[Key]:
-        """Keys that must be told before a key is known. The first of sparse categories tells them all apart, where it
-        may: which of them are light in a node nobody could foresee else, and every level would be a round."""
+        """What must be told before a key is known: all of its column, where that may be.
+
+        Sparse categories are always told apart: which of them are light in a node nobody could foresee else, and every
+        level would be a round.
+        """
         wanted = [k for k in self._needed(key) if k not in self.numbers]
-        if not wanted or self.columns.kinds[key.column] != SPARSE or key.column in self._marks:
+        column = key.column
+        is_due = self.tells_columns or self.columns.kinds[column] == SPARSE
+        if not wanted or not is_due or column in self._columns:
             return wanted
-        size = self.columns.size(key.column)
+        every = self._whole(key)
+        return every if self.may_tell(every) else wanted
+
+    def _whole(self, key: Key) -> list[Key]:
+        """What tells all bins of a key's column apart, and the key."""
+        kind, size = self.columns.kinds[key.column], self.columns.size(key.column)
+        if kind == NUMBER:
+            return [Key(key.column, border=WHOLE)]
+        if kind == ONE_HOT:
+            return [Key(key.column, left=(code,)) for code in range(size)]
         codes, digits = np.arange(size), range(size.bit_length())  # a code that nobody knows has every digit
         sets = [Key(key.column, left=tuple(np.flatnonzero((codes >> d) & 1 == 0).tolist())) for d in digits]
-        every = list(dict.fromkeys([*sets, *wanted]))
-        return every if self.limit is None or self.told + len(every) <= self.limit else wanted
+        return list(dict.fromkeys([*sets, key]))
 
     def _needed(self, key: Key) -> list[Key]:
         """A key, after the one that says which values of its column are missing, where some are."""
         column = key.column
         if self.columns.kinds[column] != NUMBER or not self.has_missing[column]:
             return [key]
-        missing = Key(column, border=self.columns.size(column) - 1)
+        missing = self._missing(column)
         return [missing] if key == missing else [missing, key]
 
     def objections(self, check: Check, counted: Sequence[Iterable[Counted]]) -> list[Objection]:

@@ -1,7 +1,7 @@
 """What the server knows of a block's rows: the bits of keys that were told, as coarse bins.
 
-In: keys with a bit per row. Out: a code per row and column that tells apart what the keys do, and nothing finer; so the
-server finds the best split among keys that it knows as a client does among all (bins.Splits).
+In: keys with a bit per row, and whole columns. Out: a code per row and column that tells apart what the keys do, and
+nothing finer; so the server finds the best split among keys that it knows as a client does among all (bins.Splits).
 
     numbers             code 0 missing, then 1 + the number of known borders below
     one against rest    code c: the c-th category that was told, 0 all others
@@ -20,7 +20,16 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Codes, Columns, Splits
-from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, ONE_HOT, SETS, Complete, NewKey, Union
+from tablepuppet.algorithms.boosting.exchange import (
+    KNOWN_ONE_HOT,
+    NUMBER,
+    ONE_HOT,
+    SETS,
+    Complete,
+    NewColumn,
+    NewKey,
+    Union,
+)
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -89,16 +98,20 @@ class KnownBlock:
         self.layout = Columns.of([], [])
         self._active: list[int] = []  # known columns, ascending
 
-    def learn(self, keys: list[NewKey]) -> None:
+    def learn(self, keys: Sequence[NewKey | NewColumn]) -> None:
         """Takes in keys that a client told."""
         size = len(self.codes)
         apart: dict[int, Codes] = {}  # columns whose codes lie side by side while keys are taken in
         for new in keys:
             if not 0 <= new.column < len(self.kinds):
                 raise self._wrong("column", "is none of the part's")
+            column = self._column(new.column)
+            if isinstance(new, NewColumn):
+                apart.pop(new.column, None)
+                self._learn_whole(new, column)
+                continue
             if len(new.right) != (size + 7) // 8:
                 raise self._wrong("right", "does not have a bit for every row")
-            column = self._column(new.column)
             if new.column not in apart:
                 apart[new.column] = np.ascontiguousarray(self.codes[:, column.place])
             right = np.unpackbits(new.right, count=size).view(np.bool_)
@@ -112,6 +125,28 @@ class KnownBlock:
             known = [self.columns[number] for number in self._active]
             kinds = [KNOWN_ONE_HOT if c.kind == ONE_HOT else c.kind for c in known]
             self.layout = Columns.of(kinds, [c.bins for c in known], [self.signs[n] for n in self._active])
+
+    def _learn_whole(self, new: NewColumn, column: _Column) -> None:
+        """Takes in a column of numbers with all its borders."""
+        if column.kind != NUMBER or column.borders or column.missing >= 0:
+            raise self._wrong("column", "is not of numbers, or was told before", "NewColumn")
+        if new.digits.shape[1] != (len(self.codes) + 7) // 8:
+            raise self._wrong("digits", "does not have a bit for every row", "NewColumn")
+        codes = new.codes(len(self.codes))
+        if len(codes) and codes.max() > new.borders + 1:
+            raise self._wrong("digits", "holds a bin that there is not", "NewColumn")
+        first = len(self.keys)
+        if new.has_missing:
+            column.missing = first
+        else:
+            np.maximum(codes, 1, out=codes)
+        column.borders = list(range(first + 1, first + new.keys))
+        above = np.bincount(codes, minlength=new.borders + 2)[::-1].cumsum()[::-1]
+        column.above = above[2:].tolist()
+        self.codes[:, column.place] = codes
+        self.keys += [(new.column, True)] * new.keys
+        self.told += new.bits_of_a_row
+        self.complete.add(new.column)
 
     def close(self, complete: Sequence[Complete]) -> None:
         """Takes in that columns are complete: their categories are searched in their client's order from now on."""
@@ -170,8 +205,8 @@ class KnownBlock:
             self._active.insert(place, number)
         return self.columns[number]
 
-    def _wrong(self, field: str, what: str) -> TransportError:
-        return TransportError(f"{self.owner} tells of a split what cannot be: NewKey.{field} {what}")
+    def _wrong(self, field: str, what: str, message: str = "NewKey") -> TransportError:
+        return TransportError(f"{self.owner} tells of a split what cannot be: {message}.{field} {what}")
 
     def _learn(self, number: int, new: NewKey, column: _Column, codes: Codes, right: NDArray[np.bool_]) -> None:
         if column.kind == NUMBER and new.is_missing:

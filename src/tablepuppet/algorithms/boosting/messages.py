@@ -1,6 +1,7 @@
 """Boosted trees: bins, checks of trees, and the splits that a model is made of (docs/boosting.md).
 
-Of a part's rows the server is told one bit per split that it asks of all of them (`NewKey`), and how good splits are.
+Of a part's rows the server is told which bin each lies in, a column at a time (`NewColumn`), or one bit per split that
+is asked of all of them (`NewKey`); and how good splits are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.exchange import Bins, Check, Key, NewKey, Objections, Union
+from tablepuppet.algorithms.boosting.exchange import Bins, Check, Key, NewColumn, NewKey, Objections, Union
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.arrays import Array, RowNumbers
@@ -105,7 +106,8 @@ class TreesStarted(Message, frozen=True):
     )
     kinds: NDArray[np.uint8]  # of each column: numbers, or which categories
     has_missing: NDArray[np.bool_]  # where bins were given, or splits are drawn; else nothing
-    limit: int | None = None  # keys that the client will tell
+    limit: int | None = None  # bits of a row that the client will tell
+    tells_columns: bool = False  # whether it tells a column whole, once a tree splits it
     right: list[NDArray[np.uint8]] = msgspec.field(default_factory=list)  # of earlier splits, as NewKey has it
     sizes: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))  # of drawn splits: bins
 
@@ -129,7 +131,7 @@ class TreeSums(Message, frozen=True):
 
 
 class RevealKeys(_OfPart, frozen=True):
-    """Tell of these keys whether rows go right; the block's clients chose them together. → RevealedKeys"""
+    """Tell of these keys, or columns, where rows go; the block's clients chose them together. → RevealedKeys"""
 
     stage: ClassVar[Stage] = "check trees"
     keys: list[Key]
@@ -137,7 +139,7 @@ class RevealKeys(_OfPart, frozen=True):
 
 class RevealedKeys(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("keys", "splits", is_per_row=True),)
-    keys: list[NewKey]
+    keys: list[NewKey | NewColumn]
 
 
 class SplitRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

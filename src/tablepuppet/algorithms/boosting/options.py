@@ -26,10 +26,12 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     unsorted; by default those of ten rows (forty where labels are classes) in columns of many categories with few
     joined rows each. `leaves` grows each tree where it gains most, to so many leaves; `depth` bounds it too (6, or 15
     beside `leaves`). `monotone` names features in which scores never fall (1) or never rise (−1). `forest` grows every
-    tree on the first derivatives and takes the mean of them all. `max_splits` caps the distinct splits that one table's
-    owner tells the server of; later trees use those that are known. `bits` is the precision of derivatives; below 16
-    they are rounded at random, right on average. `splits="random"` draws every split from the seed: all bits are told
-    in one round, whatever the number of trees.
+    tree on the first derivatives and takes the mean of them all. With `tells="columns"` an
+    owner tells the server the bins of a column once a tree splits it, so that few trees need asking; with "splits", or
+    under `max_splits`, no more than the sides of the splits that are used. `max_splits` caps the distinct splits that
+    one table's owner tells; later trees use those that are known. `bits` is the precision of derivatives; below 16 they
+    are rounded at random, right on average. `splits="random"` draws every split from the seed: all bits are told in one
+    round, whatever the number of trees.
     """
 
     name: ClassVar[str] = "boosting"
@@ -52,6 +54,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     splits: Literal["best", "random"] = "best"
     checks: Literal["strict", "lazy"] = "strict"
     every: int = 5
+    tells: Literal["columns", "splits"] = "columns"
     max_splits: int | None = None
 
     def __post_init__(self) -> None:
@@ -118,6 +121,11 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         if self.is_random:  # each with the one that says what is missing
             return 2 * self.trees * (whole - 1)
         return 4 * self.trees * min(whole, 2 * (self.leaves or whole))  # growth by leaves looks beyond them
+
+    @property
+    def tells_columns(self) -> bool:
+        """Whether a column is told whole once a tree splits it."""
+        return self.tells == "columns" and self.max_splits is None and not self.is_random
 
     @property
     def most_checks(self) -> int:

@@ -160,7 +160,7 @@ class BoostingServer:
         found: list[dict[int, _Better]] = [{} for _ in plans]
         asked = [(place, numbers) for place, (_, numbers) in enumerate(plans) if numbers]
         for block, answer in enumerate(answers):
-            keys = len(self.blocks[block].keys) + len(answer.keys)
+            keys = len(self.blocks[block].keys) + sum(new.keys for new in answer.keys)
             columns = (answer.tree, answer.node, answer.gain, answer.key, answer.to_left, answer.is_void)
             for tree, node, gain, key, to_left, is_void in zip(*(c.tolist() for c in columns), strict=True):
                 if not (0 <= tree < len(asked) and 0 <= node < len(asked[tree][1]) and -1 <= key < keys):

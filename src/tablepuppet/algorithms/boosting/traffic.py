@@ -1,10 +1,11 @@
 """What a tree costs, from what is known before training: rows, kinds of columns and joined rows; never their values.
 
-A block has so many splits to tell. Every checked tree asks for some of them, most often for some that are known by now:
-after K wishes S·(1 − e^(−K/S)) of S are told, a bit per row each, and a tree that finds no new ones takes one round. A
-block that has told all is not asked any more. How many values an integer or a string has nobody says before training,
-so that a block of these is counted as asked less and less, not until some tree. The constants are those of runs
-(docs/decisions/0099-what-a-tree-costs-before-it-is-grown.md).
+A block has so many columns, or splits, to tell. Every checked tree asks for some of them, most often for some that are
+known by now: after K wishes S·(1 − e^(−K/S)) of S are told, and a tree that finds no new ones takes one round. A block
+that has told all is not asked any more. When a tree first splits by a column that says little, and how many values an
+integer or a string has, nobody knows before training, so that a block is counted as asked less and less, not until some
+tree. The constants are those of runs (docs/decisions/0099-what-a-tree-costs-before-it-is-grown.md and
+0120-a-column-is-told-once.md).
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _OF_FIRST = 0.75  # of the first tree's rows, that a round is about: branches en
 _MENDED, _EARLY = 0.35, 0.4  # of a tree, that rounds which mend are about; and more of it in the first few
 _LATE_PAIRS, _EARLY_PAIRS = 0.08, 0.35  # of the pairs of rows and cells that chance would make, in late trees and early
 _STEEP = 2  # how suddenly a block is no longer asked
+_WAIT, _WAIT_EACH = 170, 2.5  # wishes of a block, before a tree splits by the last of its columns
+_STEEPLY = 4  # how suddenly a block whose columns are told is no longer asked
+_NUMBER_BITS, _CATEGORY_BITS = 8, 5  # that tell a column's bins apart, most often
 _DITHER = (math.sqrt(5) - 1) / 2
 
 
@@ -39,8 +43,8 @@ def tree_waves(shape: Shape, options: Boosting, tree: int) -> list[Wave]:
     if options.checks == "lazy" and tree % options.every:
         return []
     before = tree if options.checks == "strict" else tree // options.every  # trees that were checked
-    asked = [1.0 if block.is_split else _asked(block, options, shape.outputs, before) for block in shape.blocks]
-    if max(asked, default=0.0) < 0.5:
+    asked = [_asked(block, options, shape.outputs, before) for block in shape.blocks]
+    if 1 - math.prod(1 - a for a in asked) < 0.5:
         return []
     new = [
         _told(block, options, shape.outputs, before + 1) - _told(block, options, shape.outputs, before)
@@ -60,8 +64,11 @@ def tree_waves(shape: Shape, options: Boosting, tree: int) -> list[Wave]:
 
 
 def _first_tree(shape: Shape, options: Boosting) -> list[Wave]:
-    """One round a level, of which growth by leaves has a few more than a balanced tree."""
+    """One round a level, of which growth by leaves has a few more than a balanced tree; fewer, where columns are told
+    whole, for the same columns split several levels."""
     levels = min(options.levels, math.ceil(1.5 * math.log2(options.most_leaves)))
+    if options.tells_columns:
+        levels = min(levels, round(2 + math.log2(max(1, sum(b.numbers + b.strings for b in shape.blocks))) / 2))
     new = [_told(block, options, shape.outputs, 1) / levels for block in shape.blocks]
     asked = [1.0] * len(new)
     cells = [min(2**level, max(1, options.most_leaves // 2)) for level in range(levels)]
@@ -86,8 +93,20 @@ def _together(tree: int) -> float:
     return _LATE_PAIRS + _EARLY_PAIRS * math.exp(-tree / 30)
 
 
+def _things(block: BlockShape, options: Boosting) -> int:
+    """S: what a block can tell: its columns, or their splits."""
+    return max(1, block.numbers + block.strings) if options.tells_columns else _splits(block, options)
+
+
+def _bits(block: BlockShape, options: Boosting) -> float:
+    """Of a row, that tell a column, or a split."""
+    if not options.tells_columns:
+        return 1.0
+    return (_NUMBER_BITS * block.numbers + _CATEGORY_BITS * block.strings) / _things(block, options)
+
+
 def _splits(block: BlockShape, options: Boosting) -> int:
-    """S: what a block can tell, as far as the kinds of its columns say."""
+    """The splits of a block, as far as the kinds of its columns say."""
     most = max(1, min(options.bins, sum(part.rows for part in block.parts)) - 1)
     others = block.numbers - block.integers - block.booleans
     few = block.integers * min(most, _INTEGERS) + block.strings * min(most, _CATEGORIES)
@@ -101,16 +120,19 @@ def _wishes(options: Boosting, outputs: int, checked: int) -> float:
 
 
 def _told(block: BlockShape, options: Boosting, outputs: int, checked: int) -> float:
-    splits = _splits(block, options)
-    told = splits * (1 - math.exp(-_wishes(options, outputs, checked) / splits))
+    things = _things(block, options)
+    told = things * (1 - math.exp(-_wishes(options, outputs, checked) / things))
     return told if options.max_splits is None else min(told, options.max_splits)
 
 
 def _asked(block: BlockShape, options: Boosting, outputs: int, checked: int) -> float:
     """How likely it is that a block is still asked."""
-    splits = _splits(block, options)
-    due = splits * math.log(2 * splits) + _SLOW
-    return 1 / (1 + (_wishes(options, outputs, checked) / due) ** _STEEP)
+    if block.is_split and not options.tells_columns:
+        return 1.0
+    things, wishes = _things(block, options), _wishes(options, outputs, checked)
+    if options.tells_columns:
+        return 1 / (1 + (wishes / (_WAIT + _WAIT_EACH * things)) ** _STEEPLY)
+    return 1 / (1 + (wishes / (things * math.log(2 * things) + _SLOW)) ** _STEEP)
 
 
 def _round(
@@ -127,7 +149,7 @@ def _round(
     for block, is_asked, keys in zip(shape.blocks, asked, new, strict=True):
         for part in block.parts:
             down, up = _sizes(shape, options, block, part, max(1, cells), together)
-            told = keys * (part.rows + part.test_rows + 1) / 8
+            told = keys * _bits(block, options) * (part.rows + part.test_rows + 1) / 8
             if block.is_split and keys >= 0.5:
                 bits.append((part.client, 0.0, told))
             sizes.append((part.client, is_asked * share * down, is_asked * share * up + (not block.is_split) * told))

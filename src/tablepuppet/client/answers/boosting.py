@@ -46,9 +46,9 @@ _SPEC = ModelSpec(kind="boosted")
 
 
 class TreesState(msgspec.Struct, frozen=True):
-    """The keys of a part, and which of them it has told."""
+    """The keys of a part, or columns of them, and which of them it has told."""
 
-    keys: list[Key] = []
+    entries: list[Key] = []
     is_told: list[bool] = []
 
 
@@ -62,6 +62,7 @@ class TreesPart:
     train: Codes
     held: Codes
     limit: int | None
+    tells_columns: bool
     before: tuple[trees.SplitRule, ...] = ()  # of trees that were there already
     halves: list[tuple[TreesState, ClientHalf]] = field(default_factory=list)  # of the last request, and what it left
 
@@ -113,13 +114,14 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     if most is not None and len(before) > most:
         raise PolicyError(f"no more than {most} splits of this table may be told (max_splits), and there are more")
     limit = limit if most is None else min(limit, most - len(before))
+    tells_columns = options.tells_columns and most is None
     if before and not isinstance(request.before, str) and own.owner.limits_scores:
         opened = part.request
         place = (own, request.job, opened.scan, opened.columns)
         table = own.tables.use(request.job, opened.scan).table
         own.owner.splits(table, reads(*place), before, partial(unknowns, *place))
     empty = [RawColumn(c.feature, c.entry, np.zeros(0) if c.is_number else None) for c in columns]
-    part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, limit, before)
+    part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, limit, tells_columns, before)
     part.state = TreesState()
     if request.peers:
         part.meet(request.peers)
@@ -131,7 +133,14 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     has_missing = half.book.has_missing if is_random or request.bins is not None else np.zeros(0, np.bool_)
     kinds, sizes = half.book.columns.kinds, sizes if is_random else np.zeros(0, np.int64)
     right = _earlier_bits(train, held, _told(own, part.request, before))
-    return trees.TreesStarted(kinds=kinds, has_missing=has_missing, limit=part.trees.limit, right=right, sizes=sizes)
+    return trees.TreesStarted(
+        kinds=kinds,
+        has_missing=has_missing,
+        limit=part.trees.limit,
+        tells_columns=half.book.tells_columns,
+        right=right,
+        sizes=sizes,
+    )
 
 
 def check_trees(own: ClientState, request: trees.CheckTrees) -> trees.TreeObjections:
@@ -160,7 +169,9 @@ def reveal_keys(own: ClientState, request: trees.RevealKeys) -> trees.RevealedKe
     for key in request.keys:
         if not 0 <= key.column < len(book.columns.kinds):
             raise TransportError("a key is of a column that there is not")
-        if book.is_full:
+        if book.is_whole(key) and not book.tells_columns:
+            raise PolicyError("columns of this table are not told whole: their splits are, one by one (max_splits)")
+        if not book.may_tell([key]):
             raise PolicyError(f"no more than {book.limit} splits of this table may be told (max_splits)")
         book.add(key, is_told=True)
     _keep(part, half)
@@ -285,13 +296,15 @@ def _half(part: Part) -> ClientHalf:
     has_missing = (own.train[:-1] == 0).any(axis=0) | (own.held == 0).any(axis=0) | own.request.is_outer
     has_missing |= own.request.bounds is not None  # under noise, whether any is missing is not looked at
     rules = own.request.algorithm.rules
-    book = KeyBook(own.request.block, layout, has_missing, rules, list(state.keys), list(state.is_told), own.limit)
-    return ClientHalf(book, own.train, own.held, own.request.algorithm.checks == "strict")
+    known = (list(state.entries), list(state.is_told))
+    book = KeyBook(own.request.block, layout, has_missing, rules, *known, own.limit, own.tells_columns)
+    goes_ahead = own.request.algorithm.checks == "strict" and not own.tells_columns
+    return ClientHalf(book, own.train, own.held, goes_ahead)
 
 
 def _keep(part: Part, half: ClientHalf) -> None:
     """What a request changed is the part's state from now on."""
-    part.state = TreesState(list(half.book.keys), list(half.book.is_told))
+    part.state = TreesState(list(half.book.entries), list(half.book.is_told))
     part.trees.halves.append((part.state, half))
 
 

@@ -153,7 +153,7 @@ def measure(name: str, title: str, folder: Path) -> Line:
     tables = {path.stem: pq.read_table(path) for path in sorted(folder.glob("*.table"))}
     run = LINES[title]
     if "boosting" in title:
-        _train(task, tables, algorithm=tp.Boosting(trees=2, depth=3))
+        _train(task, tables, algorithm=tp.Boosting(trees=2, depth=DEPTH))
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before, began = _memory("VmRSS"), time.process_time()
     line = run(task, tables)

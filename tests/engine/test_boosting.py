@@ -15,6 +15,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 from tests.scenarios import Scenario, scenarios, slices
 
 import tablepuppet as tp
+from tablepuppet.algorithms.boosting.exchange import NewColumn
+from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.client.policy import Policy
 from tablepuppet.engine import boosting
 from tablepuppet.errors import JobError, ModelError, PolicyError
@@ -277,6 +279,26 @@ def test_an_owner_tells_no_more_splits_than_its_policy_allows() -> None:
     result = federation.train(QUERY.format("y"), label="y", model="boosted", trees=20, depth=4)
     assert max(len(block.splits) for block in result.blocks) <= 3
     assert result.history[-1].residuals["splits"] <= 6
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize(
+    ("policy", "are_told"), [(Policy(), True), (Policy(max_splits=40), False), (Policy(minimum_rows=2), False)]
+)
+def test_columns_are_told_whole_unless_a_policy_counts_splits_or_rows(
+    policy: Policy, are_told: bool, clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn, whole = KnownBlock.learn, []
+
+    def noted(self: KnownBlock, keys: Any) -> None:
+        whole.extend(key for key in keys if isinstance(key, NewColumn))
+        learn(self, keys)
+
+    monkeypatch.setattr(KnownBlock, "learn", noted)
+    tables: Any = {name: table if clients == 1 else slices(table, clients) for name, table in shop().items()}
+    federation = tp.Federation(tables, policies=dict.fromkeys(tables, policy))
+    federation.train(QUERY.format("y"), label="y", model="boosted", trees=3, depth=3, min_child_weight=5)
+    assert bool(whole) == are_told
 
 
 @pytest.mark.parametrize("label", ["y", "late", "level"])

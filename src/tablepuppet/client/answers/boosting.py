@@ -114,7 +114,7 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     if most is not None and len(before) > most:
         raise PolicyError(f"no more than {most} splits of this table may be told (max_splits), and there are more")
     limit = limit if most is None else min(limit, most - len(before))
-    tells_columns = options.tells_columns and most is None
+    tells_columns = options.tells_columns and most is None and own.policy.minimum_rows <= 1  # a bin may have few rows
     if before and not isinstance(request.before, str) and own.owner.limits_scores:
         opened = part.request
         place = (own, request.job, opened.scan, opened.columns)
@@ -170,7 +170,9 @@ def reveal_keys(own: ClientState, request: trees.RevealKeys) -> trees.RevealedKe
         if not 0 <= key.column < len(book.columns.kinds):
             raise TransportError("a key is of a column that there is not")
         if book.is_whole(key) and not book.tells_columns:
-            raise PolicyError("columns of this table are not told whole: their splits are, one by one (max_splits)")
+            raise PolicyError(
+                "columns of this table are not told whole: their splits are, one by one (max_splits, minimum_rows)"
+            )
         if not book.may_tell([key]):
             raise PolicyError(f"no more than {book.limit} splits of this table may be told (max_splits)")
         book.add(key, is_told=True)

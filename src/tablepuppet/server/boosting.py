@@ -171,7 +171,7 @@ class TreeRounds:
                     raise TransportError(f"{clients_of(block)} hold vectors of different lengths; make them equal")
                 columns = list(zip(*sketches, strict=True))
                 if self.private is None:
-                    bins[number] = merged_bins(columns, self.options)
+                    bins[number] = merged_bins(columns, self.options.bin_rules)
                 else:
                     bins[number] = merged_public_bins(columns, self.private.bounds[number], self.options.bins)
         return bins

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.bins import (
+    BinRules,
     Bins,
     CategoryBins,
     Codes,
@@ -26,7 +27,6 @@ from tablepuppet.algorithms.boosting.bins import (
     number_bins,
 )
 from tablepuppet.algorithms.boosting.messages import CategorySketch, NumberSketch, Sketch, SplitRule
-from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import ModelError, SourceError, TransportError
 from tablepuppet.protocol import ColumnInfo
@@ -98,7 +98,7 @@ def sketch(column: RawColumn, weights: Array, most: int, least: int = 1) -> Sket
     return NumberSketch(values=distinct, weights=counts)
 
 
-def merged_bins(columns: Sequence[Sequence[Sketch]], options: Boosting) -> list[Bins]:
+def merged_bins(columns: Sequence[Sequence[Sketch]], rules: BinRules) -> list[Bins]:
     """The bins of columns that several clients hold, from a sketch of each; further ones of categories at the end."""
     first: list[Bins] = []
     further: list[Bins] = []
@@ -106,9 +106,9 @@ def merged_bins(columns: Sequence[Sequence[Sketch]], options: Boosting) -> list[
         numbers_ = [s for s in sketches if isinstance(s, NumberSketch)]
         if len(numbers_) == len(sketches):
             values, weights = (np.concatenate([getattr(s, n) for s in numbers_]) for n in ("values", "weights"))
-            first.append(number_bins(values, weights, options.bins, options.min_bin_rows))
+            first.append(number_bins(values, weights, rules.bins, rules.least))
         else:
-            _add_categories(place, _total(sketches), options, first, further)
+            _add_categories(place, _total(sketches), rules, first, further)
     return [*first, *further]
 
 
@@ -125,16 +125,16 @@ def _total(sketches: Sequence[Sketch]) -> tuple[list[str], Array, bool]:
     return names, np.array([total[n] for n in names]), is_cut
 
 
-def own_bins(columns: Sequence[RawColumn], weights: Array, options: Boosting, least: int = 1) -> list[Bins]:
+def own_bins(columns: Sequence[RawColumn], weights: Array, rules: BinRules, least: int = 1) -> list[Bins]:
     """The bins of columns that one client holds alone; further ones of categories at the end."""
     first: list[Bins] = []
     further: list[Bins] = []
     for place, column in enumerate(columns):
         if column.values is not None:
-            most = max(2, min(options.bins, len(weights) // least))
-            first.append(number_bins(column.values, weights, most, options.min_bin_rows))
+            most = max(2, min(rules.bins, len(weights) // least))
+            first.append(number_bins(column.values, weights, most, rules.least))
         else:
-            _add_categories(place, _categories(column, weights, least), options, first, further)
+            _add_categories(place, _categories(column, weights, least), rules, first, further)
     return [*first, *further]
 
 
@@ -186,14 +186,14 @@ def _codes(column: RawColumn) -> NDArray[np.int32]:
 def _add_categories(
     place: int,
     counted: tuple[list[str], Array, bool],
-    options: Boosting,
+    rules: BinRules,
     first: list[Bins],
     further: list[Bins],
 ) -> None:
     names, weights, is_cut = counted
-    most = min(options.bins, options.most_categories)
+    most = min(rules.bins, rules.categories)
     first.append(category_bins(names, weights, most, is_cut))
-    further += further_bins(place, names, weights, most, options.most_categories, is_cut)
+    further += further_bins(place, names, weights, most, rules.categories, is_cut)
 
 
 def columns_of(bins: Sequence[Bins], columns: Sequence[RawColumn]) -> list[RawColumn]:

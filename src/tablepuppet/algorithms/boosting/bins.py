@@ -34,6 +34,15 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class BinRules:
+    """How finely columns are told apart."""
+
+    bins: int  # of a column, at most
+    categories: int  # of a string, at most
+    least: int  # joined rows of a bin of numbers
+
+
 def number_bins(values: Array, weights: Array, most: int, least: int) -> NumberBins:
     """Borders between distinct values: at most `most` bins with `least` joined rows or more, but for the last.
 

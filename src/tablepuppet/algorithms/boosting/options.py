@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.boosting.bins import BinRules
 from tablepuppet.algorithms.options import AlgorithmOptions
 
 _DEEPEST = 15
@@ -142,6 +143,11 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         given = self.min_category_weight
         least = [0.0, 0.0, _LIGHT_ROWS] if given is None else [given, given, 0.0]
         return np.array([self.l2, self.min_child_weight, self.min_gain, 10.0, 10.0, *least])
+
+    @property
+    def bin_rules(self) -> BinRules:
+        """How finely columns are told apart."""
+        return BinRules(self.bins, self.most_categories, self.min_bin_rows)
 
     @property
     def most_categories(self) -> int:

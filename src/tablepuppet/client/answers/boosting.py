@@ -94,7 +94,7 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     if bins is None and request.bounds is not None:
         bins = public_bins(train, request.bounds, options.bins, least)
     elif bins is None:
-        bins = own_bins(train, weights, options, least)
+        bins = own_bins(train, weights, options.bin_rules, least)
     columns = columns_of(bins, train)
     known = bins if request.bins is None else without_rare(bins, columns, weights, own.policy.minimum_rows)
     codes, held_codes = (

@@ -288,7 +288,8 @@ def test_an_owner_tells_no_more_splits_than_its_policy_allows() -> None:
 def test_columns_are_told_whole_unless_a_policy_counts_splits_or_rows(
     policy: Policy, are_told: bool, clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learn, whole = KnownBlock.learn, []
+    whole: list[NewColumn] = []
+    learn = KnownBlock.learn
 
     def noted(self: KnownBlock, keys: Any) -> None:
         whole.extend(key for key in keys if isinstance(key, NewColumn))

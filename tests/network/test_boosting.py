@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from tests.network.parties import QUERY, in_process, running, tables
 from tests.network.test_faults import train_with_faults
 
@@ -22,20 +25,23 @@ def assert_same(network: Result, local: Result) -> None:
     assert network.traffic.rounds == local.traffic.rounds
 
 
-def test_trees_are_the_same_over_the_network_and_after_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("job", "killed"),
+    [
+        ({**JOB, "tells": "splits"}, {3: "store-us", 10: "server", 17: "supplier"}),
+        ({**JOB, "trees": 400}, {1: "server"}),  # no client is asked about later trees
+    ],
+    ids=["splits", "columns"],
+)
+def test_trees_are_the_same_over_the_network_and_after_kills(
+    job: dict[str, Any], killed: dict[int, str], tmp_path: Path
+) -> None:
     with in_process(tables()) as federation:
-        expected = federation.train(QUERY, **JOB)
+        expected = federation.train(QUERY, **job)
         answer = federation.predict(expected, QUERY)
     with running(tmp_path, tables()) as parties:
-        result = train_with_faults(
-            parties,
-            {
-                3: lambda: parties.restart("store-us"),
-                10: lambda: parties.restart("server"),
-                17: lambda: parties.restart("supplier"),
-            },
-            **JOB,
-        )
+        faults: dict[int, Callable[[], None]] = {tree: partial(parties.restart, p) for tree, p in killed.items()}
+        result = train_with_faults(parties, faults, **job)
         assert_same(result, expected)
         parties.await_clients()
         predicted = parties.connect().predict(result.model, QUERY)

@@ -12,7 +12,7 @@ from tests.attacks.meddler import QUERY, Meddler, shop
 import tablepuppet as tp
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.algorithms.boosting.exchange import Check, Key, Outline
+from tablepuppet.algorithms.boosting.exchange import WHOLE, Check, Key, Outline
 from tablepuppet.algorithms.registry import REQUESTS, UPDATES, algorithm_of
 from tablepuppet.algorithms.sgd.options import SgdUpdate
 from tablepuppet.client.contract_enforcement import ALLOWED, BEFORE, DECIDED
@@ -211,6 +211,36 @@ def test_a_contract_about_trees_says_how_many_splits_are_told_and_no_more_are() 
     html = seen[0]._repr_html_()
     assert seen[0].hash[:16] in html
     assert "<script" not in msgspec.structs.replace(seen[0], asker="<script>")._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "is_told"),
+    [
+        (Policy(), {}, True),
+        (Policy(), {"tells": "splits"}, False),
+        (Policy(), {"max_splits": 50}, False),
+        (Policy(max_splits=50), {}, False),
+        (Policy(minimum_rows=2), {}, False),
+    ],
+)
+def test_an_owner_that_counts_splits_or_rows_tells_no_column_whole_whatever_is_asked(
+    policy: Policy, options: dict[str, Any], is_told: bool
+) -> None:
+    whole = Key(0, border=WHOLE)
+    with tp.Federation(shop(), policies={"items": policy}) as federation:
+        meddler = Meddler(
+            federation,
+            "items",
+            trees.CheckTrees,
+            lambda job: [trees.RevealKeys(job=job, part=1, keys=[whole])],
+        )
+        try:
+            federation.train(QUERY, label="y", algorithm=tp.Boosting(trees=2, depth=2, min_child_weight=9, **options))
+        except tp.TablePuppetError:  # the owner has told a column that the honest server knows nothing of
+            assert is_told
+    (answer,) = meddler.answers
+    assert isinstance(answer, trees.RevealedKeys) == is_told
+    assert is_told or "not told whole" in answer.message
 
 
 def test_owners_whose_splits_are_drawn_are_told_no_sums_and_tell_no_more_bits_than_agreed() -> None:

@@ -55,12 +55,16 @@ class Part:
     test: slice
 
     @property
+    def rows(self) -> int:
+        """How many of its rows are trained on."""
+        return int(self.train.stop - self.train.start)
+
+    @property
     def train_rows(self) -> RowNumbers:
         """Row numbers in the client's scan, made anew where they are all: they are asked for before training alone."""
         if self.only is not None:
             return self.only
-        rows = self.train.stop - self.train.start
-        return fixed(np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64))
+        return fixed(np.arange(self.rows, dtype=np.int32 if self.rows < 2**31 else np.int64))
 
 
 @dataclass(frozen=True, slots=True)

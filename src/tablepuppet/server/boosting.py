@@ -128,7 +128,7 @@ class TreeRounds:
         while any(len(own) < len(wanted) for own, wanted in zip(found, keys, strict=True)):
             some = {}
             for number, (own, wanted) in enumerate(zip(found, keys, strict=True)):
-                rows = max((len(p.train_rows) + 1 + len(p.test_rows) for p in self.union.blocks[number]), default=1)
+                rows = max((p.rows + 1 + len(p.test_rows) for p in self.union.blocks[number]), default=1)
                 some[number] = wanted[len(own) : len(own) + max(1, _BITS // rows)]
             for number, told_ in self._bits(some).items():
                 found[number] += told_
@@ -205,7 +205,7 @@ class TreeRounds:
 
     def _complete(self, number: int, told_: Sequence[NewKey | NewColumn]) -> list[Complete]:
         """Columns of categories of which everything was told just now."""
-        book, rows = self.books[number], sum(part.train.stop - part.train.start for part in self.union.blocks[number])
+        book, rows = self.books[number], sum(part.rows for part in self.union.blocks[number])
         sides: dict[int, list[Codes]] = {}
         for key in told_:
             if isinstance(key, NewKey) and book.columns.kinds[key.column] != NUMBER:
@@ -242,7 +242,7 @@ def _joined(block: Sequence[Part], told_: Sequence[NewKey | NewColumn]) -> Codes
     train, held = [], []
     missed = np.zeros(1, np.uint8)
     for part, key in zip(block, told_, strict=True):
-        rows, others = part.train.stop - part.train.start, len(part.test_rows)
+        rows, others = part.rows, len(part.test_rows)
         count = rows + 1 + others
         sent = key.digits if isinstance(key, NewColumn) else key.right
         if sent.shape[-1] != (count + 7) // 8:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,6 +27,36 @@ def fixed(array: NDArray[Numbers]) -> NDArray[Numbers]:
 def floats(array: NDArray[Any]) -> Array:
     """The same numbers as float64: a copy, where they are others."""
     return array.astype(np.float64, copy=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """Values per row after a step along some directions, v + Σ c d: some rows at a time, as they are asked for."""
+
+    values: Array  # (n, k)
+    directions: Sequence[Array]
+    coefficients: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, some: slice) -> Array:
+        step = np.zeros_like(self.values[some])
+        for c, d in zip(self.coefficients, self.directions, strict=True):
+            step += c * d[some]
+        step += self.values[some]
+        return step
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """All rows at once, for whoever does not go over them in order."""
+        return self[:]
+
+
+PerRow = Array | Moved
 
 
 @dataclass(frozen=True, slots=True, eq=False)

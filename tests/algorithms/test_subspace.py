@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -221,3 +222,55 @@ def test_newton_ends_when_the_next_step_has_nothing_to_gain(decrements: list[flo
     for decrement in decrements:
         server._before, server._decrement = server._decrement, decrement
     assert server.is_converged() is is_over
+
+
+def star(rows: int, *, is_identity: bool = True) -> Problem:
+    """A table of facts, with a row for every joined row, and a dimension."""
+    rng = np.random.default_rng(2)
+    facts = RowIndex(rows, None if is_identity else np.arange(rows, dtype=np.int32), is_sorted=True)
+    joined = JoinedRows(
+        rows, (facts, RowIndex.of(rng.integers(0, 50, rows), 50)), facts, rng.integers(0, 2, rows).astype(np.float64)
+    )
+    counts = tuple(multiplicities(joined))
+    return Problem(Logistic(), 1e-3, joined, (rows, 50), (1, 1), counts, epochs=9, batch_size=None, seed=0)
+
+
+def drawn(tracker: Tracker, rng: np.random.Generator) -> dict[int, BlockAnswer]:
+    """A direction for every block, of parameters with length 1."""
+    kept = [1 + len(earlier) for earlier in tracker._earlier]
+    rows = tracker.problem.rows
+    return {i: BlockAnswer(rng.normal(size=(n, 1)), np.eye(1 + kept[i]).ravel()) for i, n in enumerate(rows)}
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_facts_that_walks_move_as_they_come_to_them_are_those_moved_at_once(in_place: bool) -> None:
+    found = []
+    for given in (star(50_000), star(50_000, is_identity=False)):
+        rng, tracker = np.random.default_rng(1), Tracker(given, [1, 1], in_place=in_place)
+        tracker.begin(given.zeros(), [False, False])
+        for _ in range(3):
+            before = tracker.predictions[0]
+            tracker.search(drawn(tracker, rng))
+            assert in_place == (tracker.predictions[0] is before) or not given.joined.indices[0].is_identity
+        found.append([*tracker.predictions, *tracker.derivatives().signals])
+    for one, same in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, same)
+
+
+def test_a_search_over_facts_makes_no_array_of_them_but_derivatives() -> None:
+    rows = 1 << 20
+    given = star(rows)
+    rng, tracker = np.random.default_rng(1), Tracker(given, [0, 4], in_place=True)
+    tracker.begin(given.zeros(), [False, False])
+    for _ in range(2):
+        tracker.expect(range(2))
+        answers = drawn(tracker, rng)
+        tracemalloc.start()
+        try:
+            tracker.search(answers)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 1.4 * 16 * rows  # and what shards take
+    tracker.expect([0])
+    assert not tracker._slots[0]  # the facts' one direction goes before the next comes

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.private import PrivateGradient
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array, PerRow, RowNumbers
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.linear import Model
 from tablepuppet.models.losses import Loss
@@ -43,7 +43,7 @@ class Walkable(Protocol):
     def run(
         self,
         step: Callable[..., Any],
-        per_row: Sequence[Array],
+        per_row: Sequence[PerRow],
         *,
         columns: Sequence[Array] = ...,
         signals: int = ...,
@@ -100,7 +100,7 @@ class Problem:
     sum_l2: float | None = None  # of the outputs that a head sums beside what it makes of all; None: as of the others
     l1: float = 0.0
     signs: tuple[tuple[int, ...], ...] = ()  # of each block's encoded columns; empty: any
-    last_look: Callable[[Sequence[Array], Array], dict[str, Any]] | None = None  # all sums of a finished model
+    last_look: Callable[[Sequence[PerRow], Array], dict[str, Any]] | None = None  # all sums of a finished model
 
     @property
     def blocks(self) -> int:

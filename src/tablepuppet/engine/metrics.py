@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Walkable
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array, PerRow, RowNumbers
 from tablepuppet.engine.curves import BINS, Curves, Ranking, curves_of, labelled, rank, rank_rows
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.losses import Loss
@@ -101,7 +101,7 @@ def measure(
 
 def look(
     joined: Walkable,
-    per_row: Sequence[Array],
+    per_row: Sequence[PerRow],
     loss: Loss,
     intercept: Array,
     *,

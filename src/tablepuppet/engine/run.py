@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from tablepuppet.algorithms.base import Problem, Server
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, PerRow
 from tablepuppet.engine.convergence import Patience, judge
 from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import agree_on_encoders, ids_of, widths_of
@@ -78,7 +78,7 @@ def _trained(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | No
     problem = make_problem(plan, mapping, union, encoders)
     if job.patience is None and problem.head is None and problem.channel is None:  # the last epoch is the model
 
-        def last_look(per_row: Sequence[Array], intercept: Array) -> Tally:
+        def last_look(per_row: Sequence[PerRow], intercept: Array) -> Tally:
             return look_at_all(mapping.train, per_row, problem.loss, intercept, moment=Moment.FINISHED)
 
         problem = replace(problem, last_look=last_look)

@@ -92,7 +92,7 @@ class NewtonServer(Server):
         self._again = small_blocks(*given, has_curvature=varies)  # who takes a second step in the first epoch
         self._asked: Collection[int] = range(problem.blocks)
         memory = [kept_directions(self.options.memory, width * loss.outputs) for width in problem.widths]
-        self._tracker = Tracker(problem, memory)
+        self._tracker = Tracker(problem, memory, in_place=True)
         sizes = zip(problem.widths, problem.clients, strict=True)
         self._is_full = [is_full(loss.outputs, width, clients) for width, clients in sizes]
         self._curvatures: list[Array] | None = None  # over all pairs of outputs, where a block gets them
@@ -116,6 +116,7 @@ class NewtonServer(Server):
         """The derivatives where the last search ended: no walk over joined rows is needed for them."""
         self._asked = range(self.problem.blocks)
         self._look_around()
+        self._tracker.expect(self._asked)
         return [self._update(i, c) for i, c in enumerate(self._tracker.take_pending())]
 
     def _look_around(self) -> None:
@@ -130,6 +131,7 @@ class NewtonServer(Server):
         self._asked, self._again = sorted(self._again), frozenset()
         pending = self._tracker.take_pending(self._asked)
         self._look_around()
+        self._tracker.expect(self._asked)
         return [self._update(i, c) if i in self._asked else None for i, c in enumerate(pending)]
 
     def _update(self, block: int, coefficients: Array | None) -> BlockUpdate:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.numerics.linear_systems import eigenvalues
-from tablepuppet.arrays import Array, fixed
+from tablepuppet.arrays import Array, Moved, PerRow, fixed
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.tally import Tally, tally
 from tablepuppet.privacy.labels import Channel
@@ -84,7 +84,7 @@ def derivative_step(
 
 
 def derivatives(
-    problem: Problem, predictions: Sequence[Array], intercept: Array, *, wants_curvature: bool
+    problem: Problem, predictions: Sequence[PerRow], intercept: Array, *, wants_curvature: bool
 ) -> Derivatives:
     """One walk over all joined rows."""
     joined, loss = problem.joined, problem.loss
@@ -145,7 +145,7 @@ def _labels(shard: Any, loss: Loss) -> Array:
 
 
 def minimise(
-    evaluate: Callable[[list[Array], Array], Derivatives],
+    evaluate: Callable[[Sequence[PerRow], Array], Derivatives],
     vectors: Sequence[Sequence[Array]],
     products: Sequence[Array],
     intercept: Array,
@@ -155,14 +155,17 @@ def minimise(
     rows: int,
     *,
     is_quadratic: bool,
-    look: Callable[[list[Array], Array], Derivatives] | None = None,
+    look: Callable[[Sequence[PerRow], Array], Derivatives] | None = None,
     is_last: Callable[[float, float], bool] | None = None,
+    in_walks: Sequence[bool] = (),
+    in_place: bool = False,
 ) -> Found:
     """min over α of F(θ + Σ α s), one α for every direction of every block, and the intercept.
 
     `vectors[i]` holds h_i and its directions, newest first; `start` gives up the derivatives at h and their slopes, so
     that they go as soon as others are known; `hessian` is that of the mean loss. Where the decrement and F say that no
-    search will follow (`is_last`), it is one step, and `look` finds F there without derivatives.
+    search will follow (`is_last`), it is one step, and `look` finds F there without derivatives. Blocks marked
+    `in_walks` are moved as walks come to their rows; `in_place`: what they end with is written over h.
     """
     here, along = start()
     sizes = [len(block) - 1 for block in vectors]
@@ -190,7 +193,8 @@ def minimise(
         hessian[a:b, a:b] += l2 * gram[1:, 1:]
     alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(outputs, np.bool_)])
     point = np.zeros(borders[-1] + outputs)
-    moved: list[Array] = []  # h at the point, once it is known
+    moved: list[PerRow] = []  # h at the point, once it is known
+    in_walks = in_walks or [False] * len(vectors)
     value, slope = total(point, here.loss, along)
     at: Derivatives | None = here
     del here
@@ -207,7 +211,8 @@ def minimise(
         for halving in range(_HALVINGS):  # the full Newton step, halved until F falls
             new = point + step / 2**halving
             at, moved = None, []  # as large as the tables, and rarely wanted again
-            moved = [_combined(block, c) for block, c in zip(vectors, split(new), strict=True)]
+            steps = [Moved(block[0], block[1:], c) for block, c in zip(vectors, split(new), strict=True)]
+            moved = [step if later else _written(step) for step, later in zip(steps, in_walks, strict=True)]
             at = (look if look is not None and ends else evaluate)(moved, intercept + new[borders[-1] :])
             reached, new_slope = total(new, at.loss, along if ends else slopes(vectors, at))
             if reached <= max(value - 1e-4 * expected / 2**halving, value + 1e-15 * abs(value)):
@@ -222,23 +227,23 @@ def minimise(
             break
     chosen, found = intercept + point[borders[-1] :], split(point)
     if not moved:
-        moved = [_combined(block, c) if c.any() else block[0] for block, c in zip(vectors, found, strict=True)]
-    return Found(found, chosen, moved, at or evaluate(moved, chosen), value, decrement)
+        moved = [
+            Moved(block[0], block[1:], c) if c.any() else block[0] for block, c in zip(vectors, found, strict=True)
+        ]
+    h = [_written(step, in_place=in_place) if isinstance(step, Moved) else step for step in moved]
+    return Found(found, chosen, h, at or evaluate(h, chosen), value, decrement)
 
 
-def _combined(block: Sequence[Array], coefficients: Array) -> Array:
-    """h of a block after a step."""
-    out = np.empty_like(block[0])
+def _written(moved: Moved, *, in_place: bool = False) -> Array:
+    """h of a block after a step, over what it was before or beside it."""
+    out = moved.values if in_place else np.empty_like(moved.values)
 
-    def add(here: slice) -> None:
+    def write(here: slice) -> None:
         for start in range(here.start, here.stop, _PIECE):  # what is summed stays in the cache
             some = slice(start, min(start + _PIECE, here.stop))
-            step = np.zeros_like(out[some])
-            for c, v in zip(coefficients, block[1:], strict=True):
-                step += c * v[some]
-            np.add(block[0][some], step, out=out[some])
+            out[some] = moved[some]
 
-    over_rows(add, len(out), 16 * _PIECE)
+    over_rows(write, len(out), 16 * _PIECE)
     return out
 
 

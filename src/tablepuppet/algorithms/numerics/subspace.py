@@ -28,7 +28,7 @@ from tablepuppet.algorithms.numerics.search import (
     minimise,
     slopes,
 )
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, PerRow
 from tablepuppet.models.tally import Tally
 
 _SMALL = 1 << 24  # numbers, of all rows, outputs and directions
@@ -76,9 +76,10 @@ class Tracker:
     joined rows moves M + 1 vectors.
     """
 
-    def __init__(self, problem: Problem, memory: Sequence[int]) -> None:
+    def __init__(self, problem: Problem, memory: Sequence[int], *, in_place: bool = False) -> None:
         self.problem = problem
         self.memory = memory  # of each block
+        self._in_place = in_place  # whether nobody else keeps the predictions of an earlier model
         self._varies = problem.loss.outputs == 1 and not problem.loss.is_quadratic
         self._constant_curvatures: list[Array] | None = None  # collapse_i(∂²ℓ/∂a²), where it is the same everywhere
         self.predictions: list[Array] = []
@@ -122,8 +123,7 @@ class Tracker:
         measures the finished model.
         """
         for i, answer in answers.items():
-            own = self._own[i]
-            free = next(s for s in range(own, own + self.memory[i] + 1) if s not in self._earlier[i])
+            free = self._free_slot(i)
             self._slots[i][free] = answer.values
             self._orders[i] = [free, *self._constants[i], *self._earlier[i]]
             self._earlier[i] = [free, *self._earlier[i]][: self.memory[i]]
@@ -153,6 +153,11 @@ class Tracker:
         found = [c if i in taken else None for i, c in enumerate(self.pending)]
         self.pending = [None if i in taken else c for i, c in enumerate(self.pending)]
         return found
+
+    def expect(self, blocks: Collection[int]) -> None:
+        """Some blocks are asked for directions: those whose place they take go before they come."""
+        for i in blocks:
+            self._slots[i].pop(self._free_slot(i), None)
 
     def settle(self) -> list[dict[str, Any] | None]:
         return [None if c is None else {"coefficients": c} for c in self.take_pending()]
@@ -186,12 +191,17 @@ class Tracker:
         """How many slots each block has."""
         return [own + kept + 1 for own, kept in zip(self._own, self.memory, strict=True)]
 
+    def _free_slot(self, block: int) -> int:
+        """Where a block's next direction goes."""
+        own = self._own[block]
+        return next(s for s in range(own, own + self.memory[block] + 1) if s not in self._earlier[block])
+
     def _constant(self, output: int, rows: int) -> Array:
         """What predicts 1 for one output."""
         unit = np.eye(self.problem.loss.outputs)[output]
         return np.broadcast_to(unit, (rows, len(unit)))
 
-    def _evaluate(self, predictions: list[Array], intercept: Array) -> Derivatives:
+    def _evaluate(self, predictions: Sequence[PerRow], intercept: Array) -> Derivatives:
         return derivatives(self.problem, predictions, intercept, wants_curvature=self._varies)
 
     def _refresh(self, fresh: Sequence[Sequence[int]]) -> None:
@@ -275,9 +285,11 @@ class Tracker:
             is_quadratic=problem.loss.is_quadratic,
             look=None if problem.last_look is None else self._look,
             is_last=is_last,
+            in_walks=[index.is_identity for index in problem.joined.indices],
+            in_place=self._in_place,
         )
 
-    def _look(self, predictions: list[Array], intercept: Array) -> Derivatives:
+    def _look(self, predictions: Sequence[PerRow], intercept: Array) -> Derivatives:
         """F of the finished model, and all that is measured of it."""
         assert self.problem.last_look is not None
         sums = self.problem.last_look(predictions, intercept)

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array, Moved, PerRow, RowNumbers
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, Place, loops
 from tablepuppet.models.compiler import COMPILED_FROM
 
@@ -57,10 +57,10 @@ class RowIndex:
         loops().number_by_appearance(index, np.full(self.rows, -1, order.dtype), order)
         return replace(self, index=index, order=order)
 
-    def arrange(self, values: Array) -> Array:
-        """Values per row in the order of walks."""
+    def arrange(self, values: PerRow) -> PerRow:
+        """Values per row in the order of walks: as they are where joined rows have them in order, else written out."""
         if self.order is None:
-            return values
+            return values if self.index is None and isinstance(values, Moved) else np.ascontiguousarray(values)
         out = np.empty(values.shape)
         loops().gather(out, np.ascontiguousarray(values), self.order)
         return out
@@ -92,20 +92,20 @@ class RowIndex:
             return slice(start, stop)
         return gather_scatter.place(self.index[start:stop], is_partial=self.is_partial)
 
-    def expand(self, gather_scatter: GatherScatter, values: Array, place: Place, joined_rows: int) -> Array:
+    def expand(self, gather_scatter: GatherScatter, values: PerRow, place: Place, joined_rows: int) -> Array:
         """v[p_i(j)] of so many joined rows: (n_i, k) → (joined rows, k)."""
         if isinstance(place, slice):
             return values[place]
         out = np.empty((joined_rows, values.shape[1]))
-        gather_scatter.gather(out, values, place)
+        gather_scatter.gather(out, np.asarray(values), place)
         return out
 
-    def expand_add(self, gather_scatter: GatherScatter, out: Array, values: Array, place: Place) -> None:
+    def expand_add(self, gather_scatter: GatherScatter, out: Array, values: PerRow, place: Place) -> None:
         """out[j] += v[p_i(j)]."""
         if isinstance(place, slice):
             out += values[place]
         else:
-            gather_scatter.gather_add(out, values, place)
+            gather_scatter.gather_add(out, np.asarray(values), place)
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """The rows that joined rows start ≤ j < stop can come from."""

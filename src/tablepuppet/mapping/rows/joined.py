@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers, floats
+from tablepuppet.arrays import Array, PerRow, RowNumbers, floats
 from tablepuppet.mapping.rows.index import FAR, RowIndex, count_rows, distinct, moved_rows, pieces, rises
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, empty_sums, gather_scatter_for
 from tablepuppet.mapping.walk.lane import (
@@ -69,7 +69,7 @@ class JoinedRows:
     def run(
         self,
         step: JoinStep,
-        per_row: Sequence[Array],
+        per_row: Sequence[PerRow],
         *,
         columns: Sequence[Array] = (),
         signals: int = 0,
@@ -101,7 +101,7 @@ class JoinedRows:
     def walk(
         self,
         work: Work,
-        per_row: Sequence[Array],
+        per_row: Sequence[PerRow],
         columns: Sequence[Array],
         each: Callable[[Callable[[Lane], LaneResult], Sequence[Lane]], Iterable[LaneResult]] = map,
         totals: Sequence[Array | None] = (),
@@ -109,17 +109,16 @@ class JoinedRows:
     ) -> Iterator[LaneResult]:
         """What every lane gives, in order, as it comes; `totals` (of a fused step) and `shared_totals`, if any, are
         written into instead."""
-        values, columns = (
-            [np.ascontiguousarray(p.arrange(v)) for p, v in zip(self.indices, given, strict=False)]
-            for given in (per_row, columns)
-        )
+        values = [p.arrange(v) for p, v in zip(self.indices, per_row, strict=True)]
+        columns = [np.asarray(p.arrange(v)) for p, v in zip(self.indices, columns, strict=False)]
 
         def one(lane: Lane) -> LaneResult:
             with np.errstate(over="ignore", invalid="ignore"):  # divergence is the engine's to notice
                 if work.fused is None:
                     return walk_lane(self, lane, work, values, columns, shared_totals)
                 targets = totals or [None] * len(self.indices)
-                view, collapsed = lane_view(self, lane[0][0], lane[-1][1], values, work.writes, work.own, targets)
+                given = [np.asarray(v) for v in values]
+                view, collapsed = lane_view(self, lane[0][0], lane[-1][1], given, work.writes, work.own, targets)
                 return [collapsed], work.fused(view, **work.given)
 
         with one_blas_thread:  # lanes already keep all cores busy

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Triangles, floats
+from tablepuppet.arrays import Array, Moved, PerRow, Triangles, floats
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, Place, empty_sums, loops
 from tablepuppet.models.compiler import is_installed, wins
@@ -87,7 +87,7 @@ def walk_lane(
     rows: JoinedRows,
     lane: Lane,
     work: Work,
-    values: Sequence[Array],
+    values: Sequence[PerRow],
     columns: Sequence[Array],
     shared_totals: SharedTotals | None = None,
 ) -> LaneResult:
@@ -106,7 +106,7 @@ def walk_lane(
     return collapsed.collapsed, add_sums(totals)
 
 
-def walk_batch(rows: JoinedRows, work: Work, values: Sequence[Array]) -> Pass | None:
+def walk_batch(rows: JoinedRows, work: Work, values: Sequence[PerRow]) -> Pass | None:
     """The same for a batch of one shard, without what shares work out; None: its signals are not one for all blocks."""
     stop = rows.rows
     places = [p.place(rows.gather_scatter, 0, stop) for p in rows.indices]
@@ -125,7 +125,7 @@ def walk_batch(rows: JoinedRows, work: Work, values: Sequence[Array]) -> Pass | 
 
 def _shard(
     rows: JoinedRows,
-    values: Sequence[Array],
+    values: Sequence[PerRow],
     columns: Sequence[Array],
     places: Sequence[Place],
     start: int,
@@ -137,7 +137,8 @@ def _shard(
     for name, kept in state.items():
         kept.flags.writeable = name in writes
     expanded = rows.indices[0].expand(gather_scatter, values[0], places[0], size)
-    scores = expanded.copy() if isinstance(places[0], slice) else expanded  # the step's to overwrite
+    is_view = isinstance(places[0], slice) and not isinstance(values[0], Moved)
+    scores = expanded.copy() if is_view else expanded  # the step's to overwrite
     for p, v, place in zip(rows.indices[1:], values[1:], places[1:], strict=True):
         p.expand_add(gather_scatter, scores, v, place)
     beside = [
@@ -153,7 +154,7 @@ def _shard(
     return Shard(scores, beside, state, partial(of_label_rows, rows.labels), weights)
 
 
-def _less(rows: JoinedRows, signal: Signal, own: float, values: Sequence[Array], places: Sequence[Place]) -> Signal:
+def _less(rows: JoinedRows, signal: Signal, own: float, values: Sequence[PerRow], places: Sequence[Place]) -> Signal:
     """A signal, less `own` times each block's own values."""
     assert isinstance(signal, np.ndarray)
     return [

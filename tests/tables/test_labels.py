@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tablepuppet.errors import JobError, MappingError
 from tablepuppet.protocol import ColumnInfo, Labels, LabelSummary
+from tablepuppet.tables import labels as module
 from tablepuppet.tables.columns import column_info
 from tablepuppet.tables.labels import describe_labels, read_labels
 from tablepuppet.tables.split import Split, split
@@ -50,6 +51,14 @@ def test_few_distinct_numbers_can_be_classes_or_numbers(kind: pa.DataType) -> No
     assert values_of(column, [1.0, 3.0, 5.0]) == [2, 0, -9, 1, 2]
     assert values_of(column, [5.0, 1.0, 3.0]) == [0, 1, -9, 2, 0]
     assert values_of(column, None) == [5, 1, -9, 3, 5]
+
+
+def test_labels_read_piece_by_piece_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK", 3)
+    column = labels([7, None, 5, 7, 7, 9, 5, None], pa.int16())
+    assert values_of(column, [5.0, 7.0, 9.0]) == [1, -9, 0, 1, 1, 2, 0, -9]
+    with pytest.raises(MappingError):
+        values_of(column, [5.0, 7.0])
 
 
 def test_nan_is_a_missing_label() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.protocol import CategoryStatistics, ColumnInfo, NumberStatistics
+from tablepuppet.tables import statistics as module
 from tablepuppet.tables.statistics import Statistics, merge, statistics
 
 NUMBER = ColumnInfo("price", "float", "DOUBLE")
@@ -151,3 +152,23 @@ def test_clients_that_disagree_are_refused() -> None:
         merge([number, text])
     with pytest.raises(TransportError, match="vectors of different lengths"):
         merge([number, pair])
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("takes_some", [False, True])
+def test_columns_looked_at_piece_by_piece_have_the_same_statistics(
+    monkeypatch: pytest.MonkeyPatch, is_weighted: bool, takes_some: bool
+) -> None:
+    rng = np.random.default_rng(3)
+    values = [None if x < -1.5 else x for x in rng.normal(5.0, 1.0, 40).tolist()]
+    rows = np.array([3, -1, *range(5, 40)]) if takes_some else None
+    weights = rng.uniform(1, 3, 40 if rows is None else len(rows)) if is_weighted else None
+    whole = statistics(column(values, NUMBER), NUMBER, rows, weights)
+    monkeypatch.setattr(module, "_CHUNK", 7)
+    pieces = statistics(column(values, NUMBER), NUMBER, rows, weights)
+    assert isinstance(whole, NumberStatistics)
+    assert isinstance(pieces, NumberStatistics)
+    for name in ("weight", "missing", "mean", "spread"):
+        np.testing.assert_allclose(getattr(pieces, name), getattr(whole, name), rtol=1e-13)
+    with pytest.raises(SourceError, match="infinity"):
+        statistics(column([1.0] * 20 + [math.inf], NUMBER), NUMBER, None, None)

@@ -11,6 +11,7 @@ choice stays. Blocks are capped one after the other, and dropping a joined row n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW, BranchJoin, Span
 from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.keys.labels import LabelSpace, Task, read_labels
 from tablepuppet.mapping.mapping import LabelRows, Part, Placement, RelationStats, TableMapping
+from tablepuppet.mapping.rows.index import pieces
 from tablepuppet.mapping.rows.materialize import Writer, can_build_on_workers
 from tablepuppet.memory import free_memory, give_back
 from tablepuppet.privacy.options import Privacy
@@ -116,6 +118,7 @@ def map_tables(
         [max_joined_rows] * 2 if max_joined_rows else [default_limit(None if any(caps) else cluster), default_limit()]
     )
     keys, client_rows = gather_keys(bound, link, job, privacy, seed)
+    give_back()  # in one process, what owners freed while others were still at work
     merged = tuple(scan.merged for scan in keys)
     joins: list[BranchJoin] = []
     for branch in bound.branches:
@@ -130,7 +133,7 @@ def map_tables(
     train, held = (_side(joins, of_labels, marks) for marks in (~is_held, is_held))
     counts = [_counts(train), _counts(held)]
     fits = _fits(bound, counts, client_rows)
-    _check_labels(bound, labels, of_labels.total(counts[0]) + of_labels.total(counts[1]))
+    _check_labels(bound, labels, [of_labels.total(own) for own in counts])
     if test_fraction < 1 and not _rows(train):
         is_tested = not bool(labels.is_validation[of_labels.total(counts[1]) > 0].any())
         raise MappingError(_nothing_left(_rows(held), is_tested))
@@ -230,18 +233,27 @@ def _within_caps(
     return [side.only(own - end) for side, own, end in zip(listed, inside, ends[:-1].tolist(), strict=True)]
 
 
-def _check_labels(bound: BoundQuery, labels: LabelSpace, counts: Counts) -> None:
-    """Every joined row has a label, and a weight where the job has any; `counts` are joined rows per label row."""
-    missing = int(counts[np.isnan(labels.values)].sum())
+def _check_labels(bound: BoundQuery, labels: LabelSpace, counts: Sequence[Counts]) -> None:
+    """Every joined row has a label, and a weight where the job has any; `counts`: of both sides, joined rows per label
+    row."""
+
+    def without(values: NDArray[Any] | None) -> int:
+        if values is None or values.dtype == np.int8:
+            return 0
+        rows = np.flatnonzero(np.isnan(values))
+        return sum(int(own[rows].sum()) for own in counts)
+
+    total = sum(int(own.sum()) for own in counts)
+    missing = without(labels.values)
     if missing:
         raise MappingError(
-            f"label {bound.label} is NULL in {missing:,} of {int(counts.sum()):,} joined rows; "
+            f"label {bound.label} is NULL in {missing:,} of {total:,} joined rows; "
             f"add WHERE {bound.label} IS NOT NULL (on the table's own column)"
         )
-    missing = 0 if labels.weights is None else int(counts[np.isnan(labels.weights)].sum())
+    missing = without(labels.weights)
     if missing:
         raise MappingError(
-            f"the weight is NULL in {missing:,} of {int(counts.sum()):,} joined rows; "
+            f"the weight is NULL in {missing:,} of {total:,} joined rows; "
             'leave such rows out by WHERE, or give them one: weight = "coalesce(w, 1)"'
         )
 
@@ -264,11 +276,15 @@ def _fits(
         anti = {join.relation for join in branch.joins if join.is_anti}
         for i, relation in enumerate(branch.relations):
             scan = bound.scans[relation.scan]
-            joined = counts[0][number][i] + counts[1][number][i]
-            rows = len(joined)
+            sides = [counts[0][number][i], counts[1][number][i]]
+            rows = len(sides[0])
             if i in anti:  # no joined row has a row of it
-                rows, joined = sum(client_rows[relation.scan].values()), joined[:0]
-            matched = int(np.count_nonzero(joined))
+                rows, sides = sum(client_rows[relation.scan].values()), [own[:0] for own in sides]
+            matched = most = total = 0
+            for here in pieces(len(sides[0])):
+                joined = sides[0][here] + sides[1][here]
+                matched, total = matched + int(np.count_nonzero(joined)), total + int(joined.sum())
+                most = max(most, int(joined.max()))
             fits.append(
                 RelationStats(
                     alias=relation.alias,
@@ -276,8 +292,8 @@ def _fits(
                     clients=len(scan.clients),
                     rows=rows,
                     matched=matched,
-                    max_fan_out=int(joined.max(initial=0)),
-                    mean_fan_out=int(joined.sum()) / matched if matched else 0.0,
+                    max_fan_out=most,
+                    mean_fan_out=total / matched if matched else 0.0,
                     is_outer=i in outer,
                     is_anti=i in anti,
                 )

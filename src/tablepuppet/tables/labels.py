@@ -30,6 +30,8 @@ from tablepuppet.tables.columns import (
 )
 from tablepuppet.tables.split import Split
 
+_CHUNK = 1 << 18  # rows that are looked at together
+
 MAX_NUMBER_CLASSES = 1000
 MAX_STRING_CLASSES = 10_000
 
@@ -106,10 +108,12 @@ def read_labels(
     elif info.kind in STRING_KINDS:
         values = _string_classes(column, info, classes)
     elif pa.types.is_integer(column.type) and len(column):
-        encoded = in_one_piece(column.dictionary_encode())
-        distinct = _number_classes(_label_numbers(pa.chunked_array([encoded.dictionary]), info), info, classes)
-        codes = numpy_of(encoded.indices, missing=-1)
-        values = np.append(distinct, np.nan).take(codes, mode="wrap")  # −1: the last
+        values = np.empty(len(column))
+        for start in range(0, len(column), _CHUNK):  # codes need not be there for all rows at once
+            encoded = in_one_piece(column.slice(start, _CHUNK).dictionary_encode())
+            distinct = _number_classes(_label_numbers(pa.chunked_array([encoded.dictionary]), info), info, classes)
+            codes = numpy_of(encoded.indices, missing=-1)
+            np.append(distinct, np.nan).take(codes, mode="wrap", out=values[start : start + _CHUNK])  # −1: the last
     else:
         values = _number_classes(_label_numbers(column, info), info, classes)
     if noise is not None:

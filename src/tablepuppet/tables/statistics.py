@@ -13,7 +13,7 @@ counts and moments of all rows, once categories and lengths of vectors are agree
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -40,6 +40,8 @@ from tablepuppet.tables.columns import (
 
 __all__ = ["Statistics"]
 
+_CHUNK = 1 << 18  # rows that are looked at together
+
 
 def statistics(
     column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, weights: NDArray[Any] | None, least: int = 1
@@ -50,17 +52,17 @@ def statistics(
     are not said to be where they are fewer.
     """
     taken = None if rows is None or all_in_order(rows, len(column)) else rows
-    count = len(column) if taken is None else len(taken)
-    multiplicity = np.ones(count) if weights is None else np.asarray(weights, np.float64)
+    multiplicity = None if weights is None else np.asarray(weights, np.float64)
     if taken is not None and int(taken.min(initial=0)) < 0:
         exists = taken >= 0
-        taken, multiplicity = taken[exists], multiplicity[exists]
+        taken, multiplicity = taken[exists], None if multiplicity is None else multiplicity[exists]
     if info.kind in NUMBER_KINDS:
         values = numbers(column, info)
-        of_numbers = _of_numbers(values if taken is None else values[taken], multiplicity, info)
+        of_numbers = _of_numbers(values, taken, multiplicity, info)
         return of_numbers if least <= 1 else _without_few(of_numbers, values, taken, least)
     if info.kind in STRING_KINDS:
         distinct, codes = strings(column)
+        multiplicity = np.ones(len(codes) if taken is None else len(taken)) if multiplicity is None else multiplicity
         found = _of_categories(distinct, codes if taken is None else codes[taken], multiplicity)
         if least <= 1:
             return found
@@ -98,22 +100,40 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     )
 
 
-def _of_numbers(values: Array, weights: Array, info: ColumnInfo) -> NumberStatistics:
-    if np.isinf(values).any():
-        raise SourceError(f"column {info.name} contains infinity, which has no mean; filter such rows out, or use NULL")
-    is_missing = missing_rows(values)
-    missing = float(weights[is_missing].sum())
-    if is_missing.any():
-        values, weights = values[~is_missing], weights[~is_missing]
-    weight = float(weights.sum())
+def _of_numbers(values: Array, taken: RowNumbers | None, weights: Array | None, info: ColumnInfo) -> NumberStatistics:
+    """Some rows at a time, added up in order: nothing on the way is as long as the column."""
+    rows = len(values) if taken is None else len(taken)
+    once = np.ones(min(rows, _CHUNK))
+
+    def pieces() -> Iterator[tuple[Array, Array]]:
+        for start in range(0, rows, _CHUNK):
+            here = slice(start, min(start + _CHUNK, rows))
+            some = values[here] if taken is None else values[taken[here]]
+            yield some, once[: len(some)] if weights is None else weights[here]
+
+    def present() -> Iterator[tuple[Array, Array]]:
+        for some, heavy in pieces():
+            is_there = ~missing_rows(some) if has_missing else None
+            yield (some, heavy) if is_there is None or is_there.all() else (some[is_there], heavy[is_there])
+
+    def total(summed: Callable[[Array, Array], Array]) -> Array:
+        return sum((summed(some, heavy) for some, heavy in present()), np.zeros(values.shape[1]))
+
+    missing, has_missing = 0.0, False
+    for some, heavy in pieces():
+        if np.isinf(some).any():
+            raise SourceError(
+                f"column {info.name} contains infinity, which has no mean; filter such rows out, or use NULL"
+            )
+        is_missing = missing_rows(some)
+        missing, has_missing = missing + float(heavy[is_missing].sum()), has_missing or bool(is_missing.any())
+    weight = sum(float(heavy.sum()) for _, heavy in present())
     if weight == 0:
         return _no_values(missing, values.shape[1])
     with np.errstate(over="ignore", invalid="ignore"):  # looked at below, with a better message
-        mean = weights @ values / weight
-        centred = values - mean
-        mean += weights @ centred / weight  # takes back the rounding of the first pass
-        np.subtract(values, mean, out=centred)
-        spread = weights @ np.square(centred, out=centred)
+        mean = total(lambda some, heavy: heavy @ some) / weight
+        mean += total(lambda some, heavy: heavy @ (some - mean)) / weight  # takes back the rounding of the first pass
+        spread = total(lambda some, heavy: heavy @ np.square(some - mean))
     if not np.isfinite(spread).all():
         raise SourceError(f"column {info.name} has numbers too large to square; divide it by a power of ten")
     return NumberStatistics(weight=weight, missing=missing, mean=mean, spread=spread)

@@ -247,7 +247,7 @@ class TreeSide:
         counts: list[Counts] = [np.zeros(size, np.int32 if self.rows < 2**31 else np.int64) for size in join.sizes]
         below = join.below[join.root]
         if below is None and len(self.roots) == len(counts[join.root]):
-            counts[join.root][:] = 1
+            counts[join.root] = np.broadcast_to(counts[join.root].dtype.type(1), len(self.roots))
         else:
             counts[join.root][self.roots] = 1 if below is None else below[self.roots]
         for edge in join.edges:

@@ -42,7 +42,7 @@ from tablepuppet.threads import one_blas_thread, pool, sort
 
 __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]
 
-SHARD = 1 << 15
+SHARD = 1 << 16
 LANES = 16
 _LANE = 1 << 24  # joined rows beyond which 16 lanes would be too few: a lane lies on one machine
 _FEW_LABELS = 1 << 10

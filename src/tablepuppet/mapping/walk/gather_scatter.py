@@ -25,7 +25,7 @@ from tablepuppet.models.compiler import is_installed, wins
 
 _PIECE = 1 << 20  # joined rows that are looked at together
 _MANY = 1 << 12  # rows that are worth it to leave the interpreter to others meanwhile
-_STARTS, _ONES = np.arange((1 << 15) + 2), np.ones((1 << 15) + 1)  # of a one-hot matrix with the rows of a shard
+_MOST = 1 << 16  # rows of a shard
 _FEW = 3  # columns up to which NumPy adds one after the other; more are added row by row, as by a sparse product
 
 Place = Any  # row numbers as one way of moving wants them; of a block in order, a slice
@@ -85,17 +85,17 @@ def _try_out() -> None:
 class _Found(NamedTuple):
     """Row numbers, and which of them are there; None: all."""
 
-    rows: NDArray[np.intp]
+    rows: RowNumbers
     is_there: NDArray[np.bool_] | None
 
 
 class NumpyGatherScatter:
-    """Gather and scatter by NumPy alone, as fast as compiled loops while values lie in one column."""
+    """Gather and scatter by NumPy and SciPy's loops over one-hot matrices, as fast as compiled loops while values lie in
+    one column."""
 
     def place(self, index: RowNumbers, *, is_partial: bool) -> _Found:
-        found = index.astype(np.intp, copy=False)  # which NumPy would do in every call
-        is_there = found >= 0 if is_partial else None
-        return _Found(found, None if is_there is None or bool(is_there.all()) else is_there)
+        is_there = index >= 0 if is_partial else None
+        return _Found(index, None if is_there is None or bool(is_there.all()) else is_there)
 
     def gather(self, out: Array, values: Array, place: _Found) -> None:
         if not len(values):
@@ -109,6 +109,14 @@ class NumpyGatherScatter:
             out[~place.is_there] = 0.0
 
     def gather_add(self, out: Array, values: Array, place: _Found) -> None:
+        count = len(out)
+        if place.is_there is None and out.shape[1] == 1 and _is_for_loops(count) and len(values):
+            starts, ones = _one_hot(place.rows.dtype)
+            flat = np.ascontiguousarray(values).reshape(-1)
+            _sparse_loops().csr_matvec(
+                count, len(flat), starts[: count + 1], place.rows, ones[:count], flat, out.reshape(-1)
+            )
+            return
         found = np.empty_like(out)
         self.gather(found, values, place)
         out += found
@@ -129,15 +137,25 @@ class NumpyGatherScatter:
                 _add_at(next(into), index, column)
 
 
-def _add_at(out: Array, index: NDArray[np.intp], values: Array) -> None:
+def _is_for_loops(count: int) -> bool:
+    """Whether so many rows are worth it to leave the interpreter to others meanwhile."""
+    return _MANY <= count <= _MOST
+
+
+@cache
+def _one_hot(dtype: np.dtype[Any]) -> tuple[RowNumbers, Array]:
+    """Where the rows of a one-hot matrix begin, and its ones."""
+    return np.arange(_MOST + 1, dtype=dtype), np.ones(_MOST)
+
+
+def _add_at(out: Array, index: RowNumbers, values: Array) -> None:
     """out[index[j]] += values[j], in order. NumPy's own holds the interpreter's lock: many rows go by SciPy's loop."""
     count = len(index)
-    if not _MANY <= count < len(_ONES) or not out.flags.c_contiguous:
+    if not _is_for_loops(count) or not out.flags.c_contiguous:
         np.add.at(out, index, values)
         return
-    _sparse_loops().csc_matvec(
-        len(out), count, _STARTS[: count + 1], index, _ONES[:count], np.ascontiguousarray(values), out
-    )
+    numbers, ones = _one_hot(index.dtype)
+    _sparse_loops().coo_matvec(count, index, numbers[:count], ones[:count], np.ascontiguousarray(values), out)
 
 
 @cache
@@ -154,10 +172,10 @@ def _sparse_loops() -> Any:
     return loops
 
 
-def _add_rows(out: Array, index: NDArray[np.intp], values: Array) -> None:
+def _add_rows(out: Array, index: RowNumbers, values: Array) -> None:
     """out[index[j]] += values[j], in order: SciPy's loop of a product with a one-hot matrix, which adds in place."""
     count, columns = values.shape
-    starts, ones = np.arange(count + 1, dtype=np.intp), np.ones(count)
+    starts, ones = np.arange(count + 1, dtype=index.dtype), np.ones(count)
     _sparse_loops().csc_matvecs(len(out), count, columns, starts, index, ones, values.reshape(-1), out.reshape(-1))
 
 

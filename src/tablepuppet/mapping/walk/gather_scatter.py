@@ -90,8 +90,7 @@ class _Found(NamedTuple):
 
 
 class NumpyGatherScatter:
-    """Gather and scatter by NumPy and SciPy's loops over one-hot matrices, as fast as compiled loops while values lie in
-    one column."""
+    """Gather and scatter by NumPy and by SciPy's loops over one-hot matrices: as fast as compiled ones for a column."""
 
     def place(self, index: RowNumbers, *, is_partial: bool) -> _Found:
         is_there = index >= 0 if is_partial else None

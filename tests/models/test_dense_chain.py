@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,30 +12,60 @@ from torch import nn
 
 from tablepuppet.models.dense_chain import DenseChain
 from tablepuppet.models.features import Features
+from tablepuppet.models.inputs import Inputs
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def _inputs(rows: int, numbers: int, sizes: tuple[int, ...], dtype: str) -> Inputs:
+    """Rows with string columns of so many categories, some without any; a few rows that a join did not find."""
+    rng = np.random.default_rng(rows)
+    starts = numbers + np.cumsum([0, *sizes])
+    codes = tuple(rng.integers(-1, size, rows).astype(np.int32) for size in sizes)
+    columns = tuple(slice(int(a), int(b)) for a, b in pairwise(starts))
+    features = Features(rng.normal(size=(rows, numbers)), codes, np.arange(numbers), columns, int(starts[-1]))
+    return Inputs.of(features, dtype, rng.random(rows) < 0.1 if sizes else None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("bend", [nn.ReLU, nn.Tanh, nn.Sigmoid])
-@pytest.mark.parametrize("sizes", [(3, 1), (5, 16, 1), (30, 64, 32, 4), (1, 7, 7, 2)])
-def test_the_chain_has_the_bits_of_autograd(dtype: torch.dtype, bend: type[nn.Module], sizes: tuple[int, ...]) -> None:
-    torch.manual_seed(len(sizes))
+@pytest.mark.parametrize(
+    ("numbers", "sizes", "later"),
+    [
+        (3, (), (1,)),
+        (5, (), (16, 1)),
+        (30, (), (64, 32, 4)),
+        (1, (), (7, 7, 2)),
+        (2, (5, 300), (7, 5, 1)),
+        (0, (4,), (1,)),
+    ],
+)
+def test_the_chain_has_the_bits_of_autograd(
+    dtype: str, bend: type[nn.Module], numbers: int, sizes: tuple[int, ...], later: tuple[int, ...]
+) -> None:
+    torch.manual_seed(len(later))
     layers: list[nn.Module] = []
-    for before, after in pairwise(sizes):
+    for before, after in pairwise((numbers + sum(sizes), *later)):
         layers += [nn.Linear(before, after), bend()]
-    module = nn.Sequential(*layers[:-1]).to(dtype)
+    module = nn.Sequential(*layers[:-1]).to(getattr(torch, dtype))
     chain = DenseChain.of(module)
     assert chain is not None
-    for rows in (1, 33, 250, 1500):
-        x, signal = torch.randn(rows, sizes[0], dtype=dtype), torch.randn(rows, sizes[-1], dtype=dtype)
-        out = module(x)
-        expected = torch.autograd.grad(out, list(module.parameters()), signal)
-        with torch.no_grad():
-            found, given = chain.forward(x)
-            slopes = chain.backward(given, signal)
-        assert torch.equal(found, out.detach())
-        assert torch.equal(slopes, torch.cat([g.reshape(-1) for g in expected]))
+    for count in (1, 33, 250, 1500, 33):  # the last in memory that was used before
+        inputs = _inputs(count, numbers, sizes, dtype)
+        rows = np.random.default_rng(count).permutation(count)
+        signal = np.random.default_rng(1).normal(size=(count, later[-1])).astype(dtype)
+        for chosen in (rows, slice(0, count)):
+            index = torch.from_numpy(rows) if chosen is rows else slice(0, count)
+            first: Any = module[0]
+            out = inputs.linear(index, first.weight, first.bias) if sizes else module(inputs.dense[index])
+            for layer in layers[1:-1] if sizes else []:
+                out = layer(out)
+            out = out if inputs.exists is None else out * inputs.exists[index]
+            expected = torch.autograd.grad(out, list(module.parameters()), torch.tensor(signal))
+            passed = chain.forward(inputs, chosen)
+            np.testing.assert_array_equal(passed.out, out.detach().numpy())
+            slopes = chain.backward(passed, signal)
+            np.testing.assert_array_equal(slopes, torch.cat([g.reshape(-1) for g in expected]).numpy())
 
 
 def test_modules_that_are_more_than_dense_layers_are_left_to_autograd() -> None:
@@ -82,3 +113,9 @@ def test_a_gradient_after_its_prediction_has_the_bits_of_one_alone(between: nn.M
     np.testing.assert_array_equal(after.gradient(theta, signal, rows, 3), expected)
     after.predict(theta, rows, 3)
     np.testing.assert_array_equal(after.gradient(other, signal, rows, 3), alone.gradient(other, signal, rows, 3))
+    after.predict(theta, rows, 3)
+    after.predict(other, rows[::-1].copy(), 4)  # as many other rows, in the same memory
+    after.predict(theta, None, 3)
+    np.testing.assert_array_equal(after.predict(other), alone.predict(other))
+    np.testing.assert_array_equal(after.predict(theta), alone.predict(theta))
+    np.testing.assert_array_equal(after.gradient(theta, signal, rows, 3), expected)

@@ -34,8 +34,29 @@ def test_a_kind_of_request_that_is_quick_says_nothing_of_another() -> None:
         return found
 
     quick = rounds(CloseJob(job="j"), 40)
-    slow = rounds(Evaluate(job="j", part=0, train=False), 3)
+    slow = rounds(Evaluate(job="j", part=0, train=False), 2)
     transport.close()
     assert here not in quick[0]
     assert all(names == {here} for names in quick[1:])
     assert all(here not in names for names in slow)
+
+
+def test_threads_that_are_no_faster_are_left_out_of_rounds_that_take_long() -> None:
+    answered_by: list[str] = []
+
+    def answer(frame: Frame) -> Frame:
+        answered_by.append(threading.current_thread().name)
+        until = time.thread_time() + 0.01
+        while time.thread_time() < until:  # in the interpreter: threads take turns
+            pass
+        return encode(Done())
+
+    transport = LocalTransport({"a": answer, "b": answer})
+    here = threading.current_thread().name
+    found = []
+    for _ in range(6):
+        answered_by.clear()
+        transport.exchange({client: [encode(Evaluate(job="j", part=0, train=False))] for client in "ab"})
+        found.append(set(answered_by) == {here})
+    transport.close()
+    assert found == [False, False, True, True, True, True]

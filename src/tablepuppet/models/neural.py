@@ -4,9 +4,6 @@ In: encoded rows, θ, a signal Y. Out: predictions, and Σ_k (∂h_k/∂θ)ᵀ Y
 every algorithm needs. Rows pass in chunks, so that memory does not grow with the table. A row that
 an outer join did not find predicts 0, whatever the module's biases. The unit u is the label's (ModelSpec.unit): h, θ
 and gradients are in it, as those of a linear model are, while the module itself works on numbers near 1.
-
-Encoded rows become torch input whole or one first layer at a time: W x + b picks columns of W by code, so that wide
-one-hot columns are never written out.
 """
 
 from __future__ import annotations
@@ -22,9 +19,10 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import TransportError
-from tablepuppet.models.dense_chain import DenseChain
+from tablepuppet.models.dense_chain import DenseChain, Pass
 from tablepuppet.models.features import Features
 from tablepuppet.models.ghost_clipping import clipped_sums
+from tablepuppet.models.inputs import Inputs
 from tablepuppet.models.modules import need_torch, one_torch_thread, torch_random
 from tablepuppet.models.spec import ModelSpec
 
@@ -33,67 +31,17 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Inputs:
-    """The rows of one side (train or test) of a part."""
-
-    dense: Tensor  # (n, p)
-    dense_columns: Tensor
-    codes: tuple[Tensor, ...]  # the zero vector has the code behind the last category
-    code_columns: tuple[slice, ...]
-    width: int
-
-    @classmethod
-    def of(cls, features: Features, dtype: str) -> Inputs:
-        torch = need_torch()
-        codes = []
-        for given, columns in zip(features.codes, features.code_columns, strict=True):
-            size = columns.stop - columns.start
-            codes.append(torch.from_numpy(np.where(given < 0, size, given).astype(np.int64)))
-        return cls(
-            torch.from_numpy(np.ascontiguousarray(features.dense, dtype=dtype)),
-            torch.from_numpy(features.dense_columns.astype(np.int64)),
-            tuple(codes),
-            features.code_columns,
-            features.width,
-        )
-
-    def __len__(self) -> int:
-        return len(self.dense)
-
-    def matrix(self, rows: Any) -> Tensor:
-        """X of some rows (an index tensor or a slice)."""
-        dense = self.dense[rows]
-        if not self.codes:
-            return dense
-        out = dense.new_zeros(len(dense), self.width)
-        out[:, self.dense_columns] = dense
-        one = dense.new_ones(())
-        for codes, columns in zip(self.codes, self.code_columns, strict=True):
-            size = columns.stop - columns.start
-            wide = dense.new_zeros(len(dense), size + 1)
-            wide.scatter_(1, codes[rows][:, None], one.expand(len(dense), 1))
-            out[:, columns] = wide[:, :size]
-        return out
-
-    def linear(self, rows: Any, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """X Wᵀ + b of some rows."""
-        F = need_torch().nn.functional
-        out: Tensor = F.linear(self.dense[rows], weight[:, self.dense_columns], bias)
-        for codes, columns in zip(self.codes, self.code_columns, strict=True):
-            picked = F.pad(weight[:, columns], (0, 1)).t()
-            out = out + F.embedding(codes[rows], picked)
-        return out
-
-
 _CHUNK = 1 << 15  # rows
 
 
-class Passed(NamedTuple):
-    """What went forth through a module, and can be gone back through."""
+class Kept(NamedTuple):
+    """The last pass of a batch: at which θ, of which rows, with which draw."""
 
-    out: Tensor
-    given: list[Tensor] | None  # to each layer of a chain; None: autograd knows
+    theta: Array
+    rows: RowNumbers | None
+    draw: int
+    passed: Pass | Tensor
+    number: int = 0  # of a chain's pass, whose memory may since have been used again
 
 
 @dataclass(eq=False)
@@ -104,7 +52,6 @@ class NeuralModel:
     train: Inputs
     test: Inputs
     outputs: int
-    exists: tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]  # train and test rows; None: all
     stream: int  # where this part's random numbers begin
     unit: float = 1.0  # u
 
@@ -120,16 +67,8 @@ class NeuralModel:
         missing: tuple[NDArray[np.bool_], NDArray[np.bool_]],
         stream: int,
     ) -> NeuralModel:
-        exists = tuple(None if not m.any() else ~m for m in missing)
-        return cls(
-            module,
-            Inputs.of(train, spec.dtype),
-            Inputs.of(test, spec.dtype),
-            outputs,
-            (exists[0], exists[1]),
-            stream,
-            spec.unit,
-        )
+        sides = [Inputs.of(f, spec.dtype, m) for f, m in zip((train, test), missing, strict=True)]
+        return cls(module, sides[0], sides[1], outputs, stream, spec.unit)
 
     def __post_init__(self) -> None:
         torch = need_torch()
@@ -148,9 +87,8 @@ class NeuralModel:
         self._is_direct = type(first) is torch.nn.Linear and not first._forward_hooks and bool(self.train.codes)
         self._is_random = self._draws()
         self._has_buffers = any(True for _ in self.module.buffers())  # which a pass may change: it is not left out
-        self._passed: tuple[Array, RowNumbers, int, Passed] | None = None  # θ, rows and draw of the last batch
-        is_plain = self.exists[0] is None and not self.train.codes
-        self._chain = DenseChain.of(self.module) if is_plain else None
+        self._kept: Kept | None = None
+        self._chain = DenseChain.of(self.module)
 
     @property
     def width(self) -> int:
@@ -163,31 +101,35 @@ class NeuralModel:
     def predict(self, theta: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
         """h of some (or all) train rows; `draw` numbers a draw of dropout masks, None: none.
 
-        Of a batch, the pass is kept: its gradient is what is asked for next.
+        Of a batch, the pass is kept: its gradient is what is asked for next, and of all rows their evaluation.
         """
-        if rows is None or draw is None or self._has_buffers or not 0 < len(rows) <= _CHUNK:
-            return self._predict(self.train, self.exists[0], theta, rows, draw)
+        kept = self._kept if self._chain is not None else None  # a chain says in training what it says otherwise
+        if rows is None and kept is not None and kept.theta is theta and kept.rows is None and _is_there(kept):
+            return self._scaled(kept.passed)
+        count = len(self.train) if rows is None else len(rows)
+        if draw is None or self._has_buffers or not 0 < count <= _CHUNK:
+            return self._predict(self.train, theta, rows, draw)
         self._check_size(theta)
         self._load(theta)
         with self._mode(draw):
-            passed = self._pass(need_torch().from_numpy(rows.astype(np.int64)))
-        self._passed = (theta, rows, draw, passed)
-        return np.asarray(self.unit * passed.out.detach().numpy())
+            passed = self._pass(self.train, slice(0, count) if rows is None else rows)
+        self._kept = Kept(theta, rows, draw, passed, passed.number if isinstance(passed, Pass) else 0)
+        return self._scaled(passed)
 
     def predict_test(self, theta: Array) -> Array:
-        return self._predict(self.test, self.exists[1], theta, None, None)
+        return self._predict(self.test, theta, None, None)
 
     def gradient(self, theta: Array, signal: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
         self._load(theta)
-        total = np.zeros_like(theta)
-        given = need_torch().tensor(np.asarray(signal, theta.dtype))
-        passed, self._passed = self._passed, None
-        if passed is not None and passed[0] is theta and passed[1] is rows and passed[2] == draw:
+        kept, self._kept = self._kept, None
+        is_of_it = kept is not None and kept.theta is theta and kept.rows is rows and kept.draw == draw
+        if kept is not None and is_of_it and _is_there(kept):
             with one_torch_thread():
-                return total + self._backward(passed[3], given)
+                return 0.0 + self._backward(kept.passed, signal)
+        total = np.zeros_like(theta)
         with self._mode(draw):
             for place, chunk in self._chunks(self.train, rows):
-                total += self._backward(self._pass(chunk), given[place])
+                total += self._backward(self._pass(self.train, chunk), signal[place])
         return total
 
     def clipped_gradient(
@@ -207,82 +149,74 @@ class NeuralModel:
         given = torch.tensor(np.asarray(signal, theta.dtype))
         with self._mode(draw):
             for place, chunk in self._chunks(self.train, rows):
+                chosen = chunk if isinstance(chunk, slice) else torch.from_numpy(chunk.astype(np.int64, copy=False))
                 weighted = given[place]
-                if self.exists[0] is not None:
-                    weighted = weighted * torch.from_numpy(self.exists[0])[chunk][:, None]
-                sums = clipped_sums(self.module, parameters, self.train.matrix(chunk), weighted, clip, reach)
+                if self.train.exists is not None:
+                    weighted = weighted * self.train.exists[chosen]
+                sums = clipped_sums(self.module, parameters, self.train.matrix(chosen), weighted, clip, reach)
                 total += torch.cat([s.reshape(-1) for s in sums])
         return np.asarray(total.numpy())
 
     def slope(self, theta: Array, signal: Array, quadratic: Array, rows: RowNumbers, draw: int | None) -> Array:
-        """∂/∂θ of Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] over a batch of rows: one pass forth, one back."""
-        torch = need_torch()
+        """∂/∂θ of Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] over a batch of rows: one pass forth, one back. The next one may be
+        written over it."""
         self._load(theta)
         with self._mode(draw):
-            passed = self._pass(torch.from_numpy(rows.astype(np.int64)))
-            h = self.unit * passed.out.detach().numpy()
-            pull = np.asarray(signal + quadratic[:, None] * h, theta.dtype)
-            return self._backward(passed, torch.tensor(pull))
+            passed = self._pass(self.train, rows)
+            return self._backward(passed, signal + quadratic[:, None] * self._scaled(passed))
 
-    def _predict(
-        self, inputs: Inputs, exists: NDArray[np.bool_] | None, theta: Array, rows: RowNumbers | None, draw: int | None
-    ) -> Array:
-        torch = need_torch()
+    def _predict(self, inputs: Inputs, theta: Array, rows: RowNumbers | None, draw: int | None) -> Array:
         self._check_size(theta)
         self._load(theta)
         out = np.zeros((len(inputs) if rows is None else len(rows), self.outputs), theta.dtype)
-        with self._mode(draw), torch.no_grad():
+        with self._mode(draw), need_torch().no_grad():
             for place, chunk in self._chunks(inputs, rows):
-                out[place] = self._forward(inputs, exists, chunk).numpy()
-        return out if self.unit == 1.0 else self.unit * out
+                out[place] = self._scaled(self._pass(inputs, chunk))
+        return out
 
     def _check_size(self, theta: Array) -> None:
         if len(theta) != self.width:
             raise TransportError(f"{len(theta)} parameters were sent for a module that has {self.width}")
 
-    def _forward(self, inputs: Inputs, exists: NDArray[np.bool_] | None, rows: Any) -> Tensor:
-        """module(T; θ/u) = h/u at the parameters that were loaded last."""
+    def _pass(self, inputs: Inputs, rows: RowNumbers | slice) -> Pass | Tensor:
+        """module(T; θ/u) = h/u of some rows at the parameters that were loaded last, to be gone back through."""
+        if self._chain is not None:
+            return self._chain.forward(inputs, rows)
+        chosen = rows if isinstance(rows, slice) else need_torch().from_numpy(rows.astype(np.int64, copy=False))
         out: Tensor
         if self._is_direct:
             layers: Any = self.module
-            out = inputs.linear(rows, layers[0].weight, layers[0].bias)
+            out = inputs.linear(chosen, layers[0].weight, layers[0].bias)
             for layer in layers[1:]:
                 out = layer(out)
         else:
-            out = self.module(inputs.matrix(rows))
-        if exists is not None:
-            out = out * need_torch().from_numpy(exists)[rows][:, None]
-        return out
+            out = self.module(inputs.matrix(chosen))
+        return out if inputs.exists is None else out * inputs.exists[chosen]
 
-    def _pass(self, rows: Any) -> Passed:
-        """h/u of some train rows, to be gone back through."""
-        if self._chain is None:
-            return Passed(self._forward(self.train, self.exists[0], rows), None)
-        with need_torch().no_grad():
-            return Passed(*self._chain.forward(self.train.dense[rows]))
+    def _scaled(self, passed: Pass | Tensor) -> Array:
+        """h."""
+        return np.asarray(self.unit * (passed.out if isinstance(passed, Pass) else passed.detach().numpy()))
 
-    def _backward(self, passed: Passed, signal: Tensor) -> Array:
-        """Σ_k (∂h_k/∂θ)ᵀ Y_k: the unit of h and that of θ cancel."""
-        torch = need_torch()
-        if passed.given is not None:
+    def _backward(self, passed: Pass | Tensor, signal: Array) -> Array:
+        """Σ_k (∂h_k/∂θ)ᵀ Y_k of train rows: the unit of h and that of θ cancel. The next pass may write over it."""
+        if isinstance(passed, Pass):
             assert self._chain is not None
-            with torch.no_grad():
-                return np.asarray(self._chain.backward(passed.given, signal).numpy())
-        out = passed.out
+            return self._chain.backward(passed, signal)
+        torch = need_torch()
+        given = torch.tensor(np.asarray(signal, self._own.dtype))
         trained = list(self._trained.values())
-        found = torch.autograd.grad(out, trained, signal, allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(passed, trained, given, allow_unused=True, materialize_grads=True)
         return np.asarray(torch.cat([g.reshape(-1) for g in found]).numpy())
 
     def _load(self, theta: Array) -> None:
         np.divide(theta, self.unit, out=self._own, casting="same_kind")
 
-    def _chunks(self, inputs: Inputs, rows: RowNumbers | None) -> Iterator[tuple[slice, Any]]:
+    def _chunks(self, inputs: Inputs, rows: RowNumbers | None) -> Iterator[tuple[slice, RowNumbers | slice]]:
         """Where each chunk lies in the answer, and its rows."""
         count = len(inputs) if rows is None else len(rows)
-        index = None if rows is None else need_torch().from_numpy(rows.astype(np.int64))
         for start in range(0, count, _CHUNK):
             place = slice(start, min(start + _CHUNK, count))
-            yield place, place if index is None else index[place]
+            yield place, place if rows is None else rows[place]
 
     @contextmanager
     def _mode(self, draw: int | None) -> Iterator[None]:
@@ -305,6 +239,11 @@ class NeuralModel:
             self.module.train()
             self.module(torch.zeros(2, self.train.width, dtype=self.train.dense.dtype))
             return not bool(torch.equal(before, torch.get_rng_state()))
+
+
+def _is_there(kept: Kept) -> bool:
+    """Whether nothing else has gone through the memory of a pass."""
+    return not isinstance(kept.passed, Pass) or kept.passed.number == kept.number
 
 
 def flat_parameters(module: Module) -> Array:

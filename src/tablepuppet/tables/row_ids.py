@@ -15,6 +15,7 @@ are the same however the table is split.
 from __future__ import annotations
 
 import hmac
+from itertools import pairwise
 
 import duckdb
 import numpy as np
@@ -23,10 +24,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import RowNumbers
+from tablepuppet.arrays import RowNumbers, sparse_loops
 from tablepuppet.tables.guard import check_expression
 from tablepuppet.tables.source import Source
-from tablepuppet.threads import over_rows
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _UNCLEAR = ("other", "vector")  # whose text differs between databases, or does not exist
@@ -121,58 +121,44 @@ def in_order(bits: NDArray[np.uint64]) -> RowNumbers:
     >>> in_order(np.array([5, 1, 5, 0], np.uint64)).tolist()
     [3, 1, 0, 2]
     """
-    # A row's place takes the lowest bits, and one sort of numbers does: several times faster than an argsort. Rows
-    # whose bits are equal but for those, a handful in millions, are put in order among themselves.
-    places = np.uint64(max(1, len(bits)).bit_length())
-    lowest = (np.uint64(1) << places) - np.uint64(1)
-    order: RowNumbers = np.empty(len(bits), np.int32 if len(bits) < 2**31 else np.int64)
+    if not _FEW <= len(bits) < 2**31:
+        order: RowNumbers = np.argsort(bits, kind="stable")
+        return order.astype(np.int32) if len(bits) < 2**31 else order
+    starts, order, rest = _buckets(bits)
     is_tied = np.zeros(len(bits) + 1, np.bool_)
-
-    def write(here: slice, packed: NDArray[np.uint64]) -> None:
-        order[here] = packed & lowest
-        packed >>= places
+    for first in range(0, len(starts) - 1, _TOGETHER):
+        borders = starts[first : first + _TOGETHER + 1]
+        here = slice(borders[0], borders[-1])
+        # A row's place takes the lowest bits, and sorts of numbers do, several times faster than an argsort: of few
+        # numbers, by networks in a processor's registers.
+        packed = rest[here].astype(np.uint64)
+        packed <<= _HALF
+        packed |= order[here].view(np.uint32)
+        for start, stop in pairwise(borders):
+            packed[start - borders[0] : stop - borders[0]].sort()
+        order[here] = packed & _LOWEST
+        packed >>= _HALF
         np.equal(packed[1:], packed[:-1], out=is_tied[here.start + 1 : here.stop])
-
-    buckets = _buckets(bits) if len(bits) >= _MANY else None
-    if buckets is None:
-        packed = bits >> places << places
-        packed |= np.arange(len(bits), dtype=np.uint64)
-        packed.sort()
-        write(slice(0, len(bits)), packed)
-    else:
-        by_bucket, counts = buckets
-        ends, width = np.cumsum(counts), int(counts.max())
-        step = max(1, _MANY // max(1, int(counts.mean())))
-
-        def some(which: slice) -> None:
-            """Short rows of a matrix, one for each bucket, are sorted by networks in a processor's registers."""
-            own = counts[which]
-            here = slice(int(ends[which.start] - own[0]), int(ends[which.stop - 1]))
-            rows = by_bucket[here]
-            packed = bits[rows] << _BUCKET_BITS >> places << places
-            packed |= rows.view(np.uint64)
-            inside = np.repeat(width * np.arange(len(own)) - np.cumsum(own) + own, own) + np.arange(len(rows))
-            matrix = np.full((len(own), width), ~np.uint64(0))
-            matrix.reshape(-1)[inside] = packed
-            matrix.sort(axis=1)
-            write(here, matrix.reshape(-1)[inside])
-
-        over_rows(some, len(counts), step)
+    # Rows whose bits are equal but for the last, a handful in millions, are put in order among themselves.
     tied = np.flatnonzero(is_tied[1:] | is_tied[:-1])
     rows = order[tied]
     order[tied] = rows[np.lexsort((rows, bits[rows]))]
     return order
 
 
-_MANY = 1 << 18  # rows from which on they are first shared out to buckets
-_BUCKET_BITS = np.uint64(16)
-_WIDEST = 4096  # rows of a bucket, up to which buckets are the faster way; up to 256 they take two nanoseconds each
+_FEW = 1 << 10  # rows that are not worth buckets
+_BUCKET = 1 << 8  # rows of a bucket, about: as many as a processor's registers sort
+_TOGETHER = 1 << 8  # buckets that are made ready together: they stay in the cache
+_HALF, _LOWEST = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
-def _buckets(bits: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Rows by the highest bits, and how many have each; None where some have far too many."""
-    highest = (bits >> (np.uint64(64) - _BUCKET_BITS)).astype(np.uint16)
-    counts = np.zeros(1 << int(_BUCKET_BITS), np.int64)
-    for start in range(0, len(bits), _CHUNK):
-        counts += np.bincount(highest[start : start + _CHUNK], minlength=len(counts))
-    return None if counts.max() > _WIDEST else (np.argsort(highest, kind="stable"), counts)
+def _buckets(bits: NDArray[np.uint64]) -> tuple[list[int], NDArray[np.int32], NDArray[np.uint32]]:
+    """The rows by their highest bits: where those with each begin, which rows they are, and 32 bits that follow."""
+    count = (len(bits) // _BUCKET).bit_length()
+    highest = (bits >> np.uint64(64 - count)).astype(np.int32)
+    following = (bits << np.uint64(count) >> _HALF).astype(np.uint32)
+    starts, rows, rest = np.empty((1 << count) + 1, np.int32), np.empty_like(highest), np.empty_like(following)
+    places = np.arange(len(bits), dtype=np.int32)
+    # A sparse matrix with a row for each bucket: SciPy puts its entries in order by counting, and keeps theirs.
+    sparse_loops().coo_tocsr(1 << count, len(bits), len(bits), highest, places, following, starts, rows, rest)
+    return starts.tolist(), rows, rest

@@ -11,16 +11,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import cache
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array, RowNumbers, sparse_loops
 from tablepuppet.models.compiler import is_installed, wins
 
 _PIECE = 1 << 20  # joined rows that are looked at together
@@ -112,7 +108,7 @@ class NumpyGatherScatter:
         if place.is_there is None and out.shape[1] == 1 and _is_for_loops(count) and len(values):
             starts, ones = _one_hot(place.rows.dtype)
             flat = np.ascontiguousarray(values).reshape(-1)
-            _sparse_loops().csr_matvec(
+            sparse_loops().csr_matvec(
                 count, len(flat), starts[: count + 1], place.rows, ones[:count], flat, out.reshape(-1)
             )
             return
@@ -154,28 +150,14 @@ def _add_at(out: Array, index: RowNumbers, values: Array) -> None:
         np.add.at(out, index, values)
         return
     numbers, ones = _one_hot(index.dtype)
-    _sparse_loops().coo_matvec(count, index, numbers[:count], ones[:count], np.ascontiguousarray(values), out)
-
-
-@cache
-def _sparse_loops() -> Any:
-    """SciPy's loops over sparse matrices, without the package around them: that takes a tenth of a second to load."""
-    folder = Path(scipy.__path__[0]) / "sparse"
-    found = PathFinder.find_spec("_sparsetools", [str(folder)])
-    if found is None or found.loader is None:
-        from scipy.sparse import _sparsetools
-
-        return _sparsetools
-    loops = module_from_spec(found)
-    found.loader.exec_module(loops)
-    return loops
+    sparse_loops().coo_matvec(count, index, numbers[:count], ones[:count], np.ascontiguousarray(values), out)
 
 
 def _add_rows(out: Array, index: RowNumbers, values: Array) -> None:
     """out[index[j]] += values[j], in order: SciPy's loop of a product with a one-hot matrix, which adds in place."""
     count, columns = values.shape
     starts, ones = np.arange(count + 1, dtype=index.dtype), np.ones(count)
-    _sparse_loops().csc_matvecs(len(out), count, columns, starts, index, ones, values.reshape(-1), out.reshape(-1))
+    sparse_loops().csc_matvecs(len(out), count, columns, starts, index, ones, values.reshape(-1), out.reshape(-1))
 
 
 class NumpyLoops:

@@ -61,6 +61,15 @@ def test_labels_read_piece_by_piece_are_those_of_the_whole(monkeypatch: pytest.M
         values_of(column, [5.0, 7.0])
 
 
+def test_whole_numbers_of_many_rows_are_looked_up_and_those_of_no_class_are_found() -> None:
+    drawn = np.random.default_rng(0).choice([-3, 0, 5], 1 << 17)
+    column = labels(drawn.tolist(), pa.int16())
+    assert describe_labels(*column) == LabelSummary(kind="number", classes=[-3.0, 0.0, 5.0], missing=0)
+    assert values_of(column, [0.0, 5.0, -3.0]) == np.array([2, -1, -1, 0, -1, -1, -1, -1, 1])[drawn + 3].tolist()
+    with pytest.raises(MappingError, match="not among the classes"):
+        values_of(column, [0.0, 5.0])
+
+
 def test_nan_is_a_missing_label() -> None:
     column = labels([1.5, math.nan, None], pa.float64())
     assert describe_labels(*column) == LabelSummary(kind="number", classes=[1.5], missing=2)

@@ -7,8 +7,9 @@ ones and one code per row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,9 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import SourceError
 from tablepuppet.protocol import ColumnInfo, Kind
+from tablepuppet.threads import over_rows
+
+T = TypeVar("T", bound=np.generic)
 
 _SCALARS: Final[tuple[tuple[Callable[[pa.DataType], bool], Kind], ...]] = (
     (pa.types.is_boolean, "boolean"),
@@ -74,6 +78,9 @@ _DTYPES: Final = {
     "double": np.dtype(np.float64),
 }
 _PIECE: Final = 1 << 16  # row numbers that are looked at together
+_SHARE: Final = 4 * _PIECE  # of a thread, at a time
+_MANY: Final = 1 << 16  # numbers that are worth a table of all numbers among them
+_CLOSE: Final = 8  # numbers in such a table for each that is there, at the most
 _PER_DAY: Final = {"s": 86_400.0, "ms": 86_400e3, "us": 86_400e6, "ns": 86_400e9}
 
 
@@ -119,6 +126,57 @@ def _coded_strings(encoded: pa.DictionaryArray) -> tuple[pa.Array, Codes]:
         return names, out
     number = np.append(np.cumsum(occurs[:-1]) - 1, -1).astype(np.int32)
     return names.take(arrow(np.flatnonzero(occurs[:-1]))), number[out]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CloseNumbers:
+    """Many whole numbers that lie close together, as ids and classes do: tables of all numbers among them are made and
+    looked up in a fraction of the time that hashing takes."""
+
+    values: NDArray[np.integer[Any]]
+    lowest: int
+    size: int  # of a table of all numbers from the lowest to the highest
+
+    @classmethod
+    def of(cls, column: pa.ChunkedArray) -> CloseNumbers | None:
+        """None: they are few, others, far apart, or some are missing."""
+        if len(column) < _MANY or column.null_count or not pa.types.is_integer(column.type):
+            return None
+        bounds = pc.min_max(column)
+        lowest, highest = bounds["min"].as_py(), bounds["max"].as_py()
+        if highest >= 2**63 or highest - lowest >= _CLOSE * len(column):
+            return None
+        return cls(numpy_of(column), lowest, highest - lowest + 1)
+
+    def different(self) -> NDArray[np.int64]:
+        """Which of them occur, ascending, less the lowest."""
+        occurs = np.zeros(self.size, np.bool_)
+
+        def mark(rows: slice) -> None:
+            for places in self._places(rows):
+                occurs[places] = True
+
+        over_rows(mark, len(self.values), _SHARE)
+        return np.flatnonzero(occurs)
+
+    def look_up(self, table: NDArray[T]) -> NDArray[T]:
+        """What a table of all numbers from the lowest on says of each."""
+        out = np.empty(len(self.values), table.dtype)
+
+        def find(rows: slice) -> None:
+            start = rows.start
+            for places in self._places(rows):
+                np.take(table, places, out=out[start : start + len(places)], mode="clip")
+                start += len(places)
+
+        over_rows(find, len(self.values), _SHARE)
+        return out
+
+    def _places(self, rows: slice) -> Iterator[NDArray[np.int64]]:
+        for start in range(rows.start, rows.stop, _PIECE):
+            here = self.values[start : min(start + _PIECE, rows.stop)].astype(np.int64)
+            here -= self.lowest
+            yield here
 
 
 def as_before(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -174,5 +174,5 @@ def _taken(column: pa.ChunkedArray, order: RowNumbers) -> pa.ChunkedArray:
             some = slice(start, min(start + _TAKEN, rows.stop))
             np.take(held, order[some], out=out[some], mode="clip")
 
-    over_rows(take, len(order), 16 * _TAKEN)
+    over_rows(take, len(order), 4 * _TAKEN)
     return pa.chunked_array([_array(out, kind)])

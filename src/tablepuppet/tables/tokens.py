@@ -32,7 +32,6 @@ import hmac
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import duckdb
 import numpy as np
@@ -48,18 +47,14 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import PolicyError, SourceError
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol import ColumnInfo
-from tablepuppet.tables.columns import arrow, as_before, in_one_piece, numpy_of
+from tablepuppet.tables.columns import CloseNumbers, arrow, as_before, in_one_piece, numpy_of
 from tablepuppet.tables.duckdb_source import silence
 from tablepuppet.tables.row_ids import in_order
-from tablepuppet.threads import over_rows
 
 SIZE = 16
 TOKEN = pa.binary(SIZE)
 _BLOCK = 64  # of SHA-256
 _WHOLE = pa.decimal128(38, 0)  # 16 bytes, little-endian, two's complement
-_MANY = 1 << 16  # keys that are worth a table of all numbers among them
-_CLOSE = 8  # numbers per key, up to which they are close together
-_PIECE = 1 << 16  # keys that are looked up at a time: they stay in the cache
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
@@ -88,8 +83,8 @@ def tokens(column: pa.ChunkedArray, info: ColumnInfo, mode: KeyMode, key: bytes,
     column = as_before(column)
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-    if mode != "sha256" and info.kind == "integer" and (lowest := _lowest_of_close(column)) is not None:
-        return _close_tokens(numpy_of(column), lowest, key, prefix(domain, "integer"))
+    if mode != "sha256" and info.kind == "integer" and (close := CloseNumbers.of(column)) is not None:
+        return _close_tokens(close, key, prefix(domain, "integer"))
     encoded = in_one_piece(column.dictionary_encode())
     if isinstance(encoded, pa.ChunkedArray):  # no chunk at all
         return pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), pa.array([], TOKEN))
@@ -109,42 +104,14 @@ def sorted_tokens(indices: pa.Array, tokens: pa.Array) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(ranked, tokens.take(arrow(order)))
 
 
-def _lowest_of_close(column: pa.ChunkedArray) -> int | None:
-    """The least of many whole numbers that lie close together, as ids do: they need not be hashed to find the different
-    ones; None: they are few, others, far apart, or some are missing."""
-    if len(column) < _MANY or column.null_count or not pa.types.is_integer(column.type) or column.type.bit_width < 32:
-        return None
-    bounds = pc.min_max(column)
-    lowest, highest = bounds["min"].as_py(), bounds["max"].as_py()
-    return lowest if highest < 2**63 and highest - lowest < _CLOSE * len(column) else None
-
-
-def _close_tokens(numbers: NDArray[Any], lowest: int, key: bytes, start: bytes) -> pa.DictionaryArray:
+def _close_tokens(numbers: CloseNumbers, key: bytes, start: bytes) -> pa.DictionaryArray:
     """What `sorted_tokens` gives of the same numbers."""
-    size = int(numbers.max()) - lowest + 1
-    place = np.zeros(size, np.int32)  # of each number's token
-
-    def above(some: slice) -> NDArray[np.int64]:
-        return numbers[some].astype(np.int64) - lowest
-
-    def mark(rows: slice) -> None:
-        for start in range(rows.start, rows.stop, _PIECE):
-            place[above(slice(start, min(start + _PIECE, rows.stop)))] = 1
-
-    over_rows(mark, len(numbers), 16 * _PIECE)
-    different = np.flatnonzero(place)
-    found = _whole_numbers(arrow(different + lowest), key, start)
+    different = numbers.different()
+    found = _whole_numbers(arrow(different + numbers.lowest), key, start)
     order = _order(found)
+    place = np.zeros(numbers.size, np.int32)  # of each number's token
     place[different[order]] = np.arange(len(order), dtype=np.int32)
-    indices = np.empty(len(numbers), np.int32)
-
-    def find(rows: slice) -> None:
-        for start in range(rows.start, rows.stop, _PIECE):
-            some = slice(start, min(start + _PIECE, rows.stop))
-            np.take(place, above(some), out=indices[some], mode="clip")
-
-    over_rows(find, len(numbers), 16 * _PIECE)
-    return pa.DictionaryArray.from_arrays(arrow(indices), found.take(arrow(order)))
+    return pa.DictionaryArray.from_arrays(arrow(numbers.look_up(place)), found.take(arrow(order)))
 
 
 def _order(tokens: pa.Array) -> RowNumbers:

@@ -6,8 +6,8 @@ And how freed memory goes back. glibc learns from what is freed: after the first
 memory of all later ones for itself, once for every thread, and at the same time it gives the few hundred kilobytes of a
 shard back after every step, only to ask for them again, page by page. Fixed thresholds do the opposite: long arrays
 return to the system at once, shards stay (docs/decisions/0023-numpy-before-the-compiler.md), and so do vectors over a
-table of a million rows, whose pages took a tenth of the time of a run. They hold for the whole process; other C
-libraries are left alone.
+table of a million rows, whose pages took a quarter of the time of a run
+(docs/decisions/0127-what-owners-need-not-do.md). They hold for the whole process; other C libraries are left alone.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _cached(folder: Path) -> int:
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 _LARGE = 12 << 20  # bytes from which an array is the system's
-_SPARE = 16 << 20  # bytes that may stay behind, unused, for the next small arrays
+_SPARE = 64 << 20  # bytes that may stay behind, unused, for the next small arrays: a page anew takes microseconds
 
 
 @cache
@@ -122,11 +122,26 @@ def fix_thresholds() -> None:
 
 
 def give_back() -> None:
-    """Returns what was freed to the system: between stages, the next of which needs other arrays."""
+    """Returns what was freed to the system, if it is much: between stages, the next of which needs other arrays."""
     pa.default_memory_pool().release_unused()
     trim = _of_glibc("malloc_trim")
-    if trim is not None:
+    if trim is not None and _unused() > _SPARE:
         trim(0)
+
+
+class _Heap(ctypes.Structure):
+    """What glibc knows of its memory: `mallinfo2` of malloc.h."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in (*(f"other_{i}" for i in range(8)), "unused", "top"))
+
+
+def _unused() -> int:
+    """Bytes that were freed and not returned; as if all were, where glibc is too old to say."""
+    ask = _of_glibc("mallinfo2")
+    if ask is None:
+        return memory_limit()
+    ask.restype = _Heap
+    return int(ask().unused)
 
 
 def _of_glibc(name: str) -> Any:

@@ -42,6 +42,7 @@ from tablepuppet.tables.columns import (
     strings,
 )
 from tablepuppet.tables.statistics import Statistics, merge, statistics
+from tablepuppet.threads import over_rows
 
 __all__ = ["encode", "encoder", "merge", "statistics"]
 
@@ -49,7 +50,7 @@ __all__ = ["encode", "encoder", "merge", "statistics"]
 # A column is constant if its deviation is this small beside its mean. Two-pass moments of a
 # constant leave about 1e-16; there is no absolute bound, for a column may be in tiny units.
 _CONSTANT = 1e-12
-_CHUNK = 1 << 15  # rows that are encoded at a time
+_CHUNK, _LEAST = 1 << 17, 1 << 12  # numbers that are encoded at a time, and rows at the least
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,15 +155,19 @@ def _encode_numbers(
     size = feature.mean.size
     if info.kind == "vector":  # an owner without a single vector does not know their size
         info = msgspec.structs.replace(info, size=size)
-    raw = numbers(column, info)
-    for start in range(0, len(out), _CHUNK):
-        here = out[start : start + _CHUNK]
-        if rows is None:
-            here[...] = _encoded(raw[start : start + _CHUNK], info, feature)
-        else:
-            numbered = rows[start : start + _CHUNK]
-            exists = numbered >= 0
-            here[exists] = _encoded(raw[numbered[exists]], info, feature)
+    if not len(out):
+        return
+    raw = None if rows is None else numbers(column, info)
+
+    def write(some: slice) -> None:
+        if rows is None or raw is None:  # read where they are encoded: what is made on the way stays in the cache
+            out[some] = _encoded(numbers(column[some], info), info, feature)
+            return
+        numbered = rows[some]
+        exists = numbered >= 0
+        out[some][exists] = _encoded(raw[numbered[exists]], info, feature)
+
+    over_rows(write, len(out), max(_LEAST, _CHUNK // max(1, size)))
 
 
 def _encoded(raw: Array, info: ColumnInfo, feature: NumberEncoder) -> Array:
@@ -171,11 +176,13 @@ def _encoded(raw: Array, info: ColumnInfo, feature: NumberEncoder) -> Array:
     if np.isinf(values).any():
         raise SourceError(f"column {info.name} contains infinity; filter such rows out, or use NULL")
     is_missing = missing_rows(values)
-    values[is_missing] = feature.fill
+    if is_missing.any():
+        values[is_missing] = feature.fill
     values -= feature.mean
     varies = feature.scale > 0
     values /= np.where(varies, feature.scale, 1.0)
-    values[:, ~varies] = 0.0
+    if not varies.all():
+        values[:, ~varies] = 0.0
     return np.column_stack([values, is_missing]) if feature.has_missing else values
 
 

@@ -13,7 +13,7 @@ counts and moments of all rows, once categories and lengths of vectors are agree
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Codes, RowNumbers
+from tablepuppet.arrays import Array, Codes, RowNumbers, floats
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.models.features import count_by_code
 from tablepuppet.protocol import CategoryStatistics, ColumnInfo, IdStatistics, NumberStatistics, Statistics
@@ -37,6 +37,7 @@ from tablepuppet.tables.columns import (
     numpy_of,
     strings,
 )
+from tablepuppet.threads import pool
 
 __all__ = ["Statistics"]
 
@@ -52,18 +53,17 @@ def statistics(
     are not said to be where they are fewer.
     """
     taken = None if rows is None or all_in_order(rows, len(column)) else rows
-    multiplicity = None if weights is None else np.asarray(weights, np.float64)
+    multiplicity = None if weights is None else np.asarray(weights)
     if taken is not None and int(taken.min(initial=0)) < 0:
         exists = taken >= 0
         taken, multiplicity = taken[exists], None if multiplicity is None else multiplicity[exists]
     if info.kind in NUMBER_KINDS:
-        values = numbers(column, info)
-        of_numbers = _of_numbers(values, taken, multiplicity, info)
-        return of_numbers if least <= 1 else _without_few(of_numbers, values, taken, least)
+        of_numbers = _of_numbers(column, taken, multiplicity, info)
+        return of_numbers if least <= 1 else _without_few(of_numbers, numbers(column, info), taken, least)
     if info.kind in STRING_KINDS:
         distinct, codes = strings(column)
-        multiplicity = np.ones(len(codes) if taken is None else len(taken)) if multiplicity is None else multiplicity
-        found = _of_categories(distinct, codes if taken is None else codes[taken], multiplicity)
+        heavy = np.ones(len(codes) if taken is None else len(taken)) if multiplicity is None else floats(multiplicity)
+        found = _of_categories(distinct, codes if taken is None else codes[taken], heavy)
         if least <= 1:
             return found
         return _without_rare(found, distinct, codes if taken is None else codes[np.unique(taken)], least)
@@ -100,43 +100,53 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     )
 
 
-def _of_numbers(values: Array, taken: RowNumbers | None, weights: Array | None, info: ColumnInfo) -> NumberStatistics:
-    """Some rows at a time, added up in order: nothing on the way is as long as the column."""
-    rows = len(values) if taken is None else len(taken)
-    once = np.ones(min(rows, _CHUNK))
+def _of_numbers(
+    column: pa.ChunkedArray, taken: RowNumbers | None, weights: NDArray[Any] | None, info: ColumnInfo
+) -> NumberStatistics:
+    """Some rows at a time, by several threads, added up in order: nothing on the way is as long as the column."""
+    rows = len(column) if taken is None else len(taken)
+    views = [slice(start, min(start + _CHUNK, rows)) for start in range(0, rows, _CHUNK)]
+    values, once = None if taken is None else numbers(column, info), np.ones(min(rows, _CHUNK))
+    missing, has_missing = 0.0, False
 
-    def pieces() -> Iterator[tuple[Array, Array]]:
-        for start in range(0, rows, _CHUNK):
-            here = slice(start, min(start + _CHUNK, rows))
-            some = values[here] if taken is None else values[taken[here]]
-            yield some, once[: len(some)] if weights is None else weights[here]
-
-    def present() -> Iterator[tuple[Array, Array]]:
-        for some, heavy in pieces():
-            is_there = ~missing_rows(some) if has_missing else None
-            yield (some, heavy) if is_there is None or is_there.all() else (some[is_there], heavy[is_there])
+    def present(here: slice) -> tuple[Array, Array]:
+        some = numbers(column[here], info) if taken is None or values is None else values[taken[here]]
+        heavy = once[: len(some)] if weights is None else floats(weights[here])
+        is_there = ~missing_rows(some) if has_missing else None
+        return (some, heavy) if is_there is None or is_there.all() else (some[is_there], heavy[is_there])
 
     def total(summed: Callable[[Array, Array], Array]) -> Array:
-        return sum((summed(some, heavy) for some, heavy in present()), np.zeros(values.shape[1]))
+        def of_view(here: slice) -> Array:
+            with np.errstate(over="ignore", invalid="ignore"):  # looked at below, with a better message
+                return summed(*present(here))
 
-    missing, has_missing = 0.0, False
-    for some, heavy in pieces():
-        if np.isinf(some).any():
-            raise SourceError(
-                f"column {info.name} contains infinity, which has no mean; filter such rows out, or use NULL"
-            )
-        is_missing = missing_rows(some)
-        missing, has_missing = missing + float(heavy[is_missing].sum()), has_missing or bool(is_missing.any())
-    weight = sum(float(heavy.sum()) for _, heavy in present())
+        return sum((pool().map if len(views) > 1 else map)(of_view, views), np.zeros(1))
+
+    def first(some: Array, heavy: Array) -> Array:
+        return np.append(heavy @ some, heavy.sum())
+
+    found = total(first)
+    if not np.isfinite(found).all():  # else nothing is missing, or infinite
+        missing = float(total(lambda some, heavy: _without_value(some, heavy, info))[0])
+        has_missing = True
+        found = total(first)
+    weight = float(found[-1])
     if weight == 0:
-        return _no_values(missing, values.shape[1])
-    with np.errstate(over="ignore", invalid="ignore"):  # looked at below, with a better message
-        mean = total(lambda some, heavy: heavy @ some) / weight
+        return _no_values(missing, numbers(column[:0], info).shape[1])
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = found[:-1] / weight
         mean += total(lambda some, heavy: heavy @ (some - mean)) / weight  # takes back the rounding of the first pass
         spread = total(lambda some, heavy: heavy @ np.square(some - mean))
     if not np.isfinite(spread).all():
         raise SourceError(f"column {info.name} has numbers too large to square; divide it by a power of ten")
     return NumberStatistics(weight=weight, missing=missing, mean=mean, spread=spread)
+
+
+def _without_value(values: Array, weights: Array, info: ColumnInfo) -> Array:
+    """The weight of some rows that have no number."""
+    if np.isinf(values).any():
+        raise SourceError(f"column {info.name} contains infinity, which has no mean; filter such rows out, or use NULL")
+    return np.array([weights[missing_rows(values)].sum()])
 
 
 def _of_categories(distinct: pa.Array, codes: Codes, weights: Array) -> CategoryStatistics:

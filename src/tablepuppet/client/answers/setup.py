@@ -176,9 +176,8 @@ def open_part(own: ClientState, request: m.OpenPart) -> m.FeatureStatistics | m.
     if columns and all_in_order(request.train_rows, len(columns[0][0])):
         request = replace(request, train_rows=None)  # which need not be kept
     part = own.parts[request.job, request.part] = Part(request)
-    weights = None if request.multiplicity is None else request.multiplicity.astype(np.float64)
     wanted = columns if request.wants_statistics else []
-    found = [_statistics(own, part, place, column, weights) for place, column in enumerate(wanted)]
+    found = [_statistics(own, part, place, column) for place, column in enumerate(wanted)]
     part.statistics = found if request.wants_moments else [without_moments(s) for s in found]
     give_back()
     if not request.wants_key:
@@ -189,14 +188,12 @@ def open_part(own: ClientState, request: m.OpenPart) -> m.FeatureStatistics | m.
     return m.FeatureNames(columns=[names_only(s) for s in part.statistics], key=part.sealing.offer())
 
 
-def _statistics(
-    own: ClientState, part: Part, place: int, column: Column, weights: NDArray[np.float64] | None
-) -> m.Statistics:
+def _statistics(own: ClientState, part: Part, place: int, column: Column) -> m.Statistics:
     """A feature's statistics over the part's rows: of ids only how many, and their names are kept here."""
     request = part.request
     if not are_ids(own, request, place, column):
-        return statistics(*column, request.train_rows, weights, own.policy.minimum_rows)
-    found = statistics(*column, request.train_rows, weights)
+        return statistics(*column, request.train_rows, request.multiplicity, own.policy.minimum_rows)
+    found = statistics(*column, request.train_rows, request.multiplicity)
     assert isinstance(found, m.CategoryStatistics)
     part.ids[place] = found.categories
     return id_statistics(own, request, place, found)

@@ -94,7 +94,7 @@ def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 _BLOCK = 8  # numbers in a block of ChaCha20, which its nonce begins to count at
-_CHUNK = 1 << 20
+_CHUNK = 1 << 15  # numbers that are made together: they stay in the cache
 
 
 def order_bits(key: bytes, scan: str, seed: int, offset: int, rows: int) -> NDArray[np.uint64]:
@@ -155,8 +155,11 @@ _HALF, _LOWEST = np.uint64(32), np.uint64(0xFFFFFFFF)
 def _buckets(bits: NDArray[np.uint64]) -> tuple[list[int], NDArray[np.int32], NDArray[np.uint32]]:
     """The rows by their highest bits: where those with each begin, which rows they are, and 32 bits that follow."""
     count = (len(bits) // _BUCKET).bit_length()
-    highest = (bits >> np.uint64(64 - count)).astype(np.int32)
-    following = (bits << np.uint64(count) >> _HALF).astype(np.uint32)
+    highest, following = np.empty(len(bits), np.int32), np.empty(len(bits), np.uint32)
+    for start in range(0, len(bits), _CHUNK):
+        here = slice(start, start + _CHUNK)
+        highest[here] = bits[here] >> np.uint64(64 - count)
+        following[here] = bits[here] << np.uint64(count) >> _HALF
     starts, rows, rest = np.empty((1 << count) + 1, np.int32), np.empty_like(highest), np.empty_like(following)
     places = np.arange(len(bits), dtype=np.int32)
     # A sparse matrix with a row for each bucket: SciPy puts its entries in order by counting, and keeps theirs.

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array, RowNumbers, sparse_loops
 from tablepuppet.catalog.bound import Branch
 from tablepuppet.mapping.join.duckdb_join import SLICE, Counts, Marks
 from tablepuppet.mapping.keys.gather import ScanKeys
 from tablepuppet.mapping.rows.index import counts_up, pieces
-from tablepuppet.threads import over_rows
+from tablepuppet.threads import over_rows, pool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +79,11 @@ class TreeJoin:
         below = self.below[self.root]
         return len(self.order) if below is None else int(below[:-1].sum())
 
+    def is_all_in_order(self, rows: RowNumbers) -> bool:
+        """Whether these are the root's rows 0, 1, 2, …, all of them."""
+        inside = pieces(len(rows))
+        return len(rows) == self.sizes[self.root] and all(counts_up(rows[piece], piece.start) for piece in inside)
+
     def side(self, marks: Marks | None) -> TreeSide:
         """The joined rows whose row of the root is marked; None: all."""
         if marks is None or bool(marks.all()):
@@ -90,24 +95,34 @@ class TreeJoin:
         found = {self.root: rows}
         for edge in self.edges:
             if edge.only is not None:
-                here = edge.only[found[edge.parent]]
+                here = edge.only.take(found[edge.parent], mode="wrap")  # unlike brackets, for several threads at once
                 if not edge.is_outer and len(here) and int(here.min()) < 0:
                     is_there = here >= 0
                     found = {i: known[is_there] for i, known in found.items()}
                     here = here[is_there]
                 found[edge.relation] = here
                 continue
-            group = edge.group[found[edge.parent]]
-            starts = edge.starts[group]
-            counts = edge.starts[group + 1] - starts
+            group = edge.group.take(found[edge.parent], mode="wrap")
+            starts = edge.starts.take(group)
+            counts = edge.starts.take(group + 1) - starts
             copies = np.maximum(counts, 1) if edge.is_outer else counts
-            ends = np.cumsum(copies)
-            place = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + copies, copies)
+            above = _repeated(copies)
+            place = (starts - np.cumsum(copies) + copies).take(above)
+            place += np.arange(len(place))
             if edge.is_outer:
-                place[np.repeat(counts == 0, copies)] = -1
-            found = {i: np.repeat(known, copies) for i, known in found.items()}
-            found[edge.relation] = edge.grouped[place]
+                place[(counts == 0).take(above)] = -1
+            found = {i: known.take(above) for i, known in found.items()}
+            found[edge.relation] = edge.grouped.take(place, mode="wrap")
         return found
+
+
+def _repeated(copies: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, 2, …, each as often as it says: what np.repeat gives, several times faster."""
+    ends = np.zeros(len(copies) + 1, np.int64)
+    np.cumsum(copies, out=ends[1:])
+    found = np.empty(ends[-1], np.int64)
+    sparse_loops().expandptr(len(copies), ends, found)
+    return found
 
 
 def _tree(branch: Branch) -> dict[int, tuple[int, str, list[tuple[int, int]]]] | None:
@@ -233,7 +248,10 @@ class TreeSide:
     @classmethod
     def of(cls, join: TreeJoin, roots: RowNumbers) -> TreeSide:
         below = join.below[join.root]
-        return cls(join, roots, None if below is None else np.cumsum(below[roots]).astype(np.int64))
+        if below is None:
+            return cls(join, roots, None)
+        found = below[:-1] if join.is_all_in_order(roots) else below[roots]
+        return cls(join, roots, np.cumsum(found, dtype=np.int64))
 
     @property
     def rows(self) -> int:
@@ -245,9 +263,13 @@ class TreeSide:
         """From the root to the leaves: what is known of a row's joined rows is shared out among those that it finds."""
         join = self.join
         counts: list[Counts] = [np.zeros(size, np.int32 if self.rows < 2**31 else np.int64) for size in join.sizes]
+        if not len(self.roots):
+            return counts
         below = join.below[join.root]
         if below is None and len(self.roots) == len(counts[join.root]):
             counts[join.root] = np.broadcast_to(counts[join.root].dtype.type(1), len(self.roots))
+        elif below is not None and join.is_all_in_order(self.roots):
+            counts[join.root][:] = below[:-1]
         else:
             counts[join.root][self.roots] = 1 if below is None else below[self.roots]
         for edge in join.edges:
@@ -257,16 +279,16 @@ class TreeSide:
             elif edge.parent == join.root and below is None:
                 _add_up(here, edge.only, None if len(self.roots) == len(above) else self.roots, None)
             else:
-                _add_up(here, edge.only, np.flatnonzero(above), above)
+                _add_up(here, edge.only, None if above.all() else np.flatnonzero(above), above)
         return counts
 
     def whole(self) -> dict[int, RowNumbers] | None:
         """All joined rows at once, as they are held already; None: they must be made."""
         join = self.join
-        is_every = self.ends is None and self.roots is join.order and len(join.order) == join.sizes[join.root]
+        is_every = self.ends is None and self.roots is join.order
         if not is_every or not all(_finds_one(edge) and edge.parent == join.root for edge in join.edges):
             return None
-        if not all(counts_up(self.roots[piece], piece.start) for piece in pieces(len(self.roots))):
+        if not join.is_all_in_order(self.roots):
             return None
         found = {edge.relation: edge.only[:-1] for edge in join.edges if edge.only is not None}
         return {join.root: self.roots, **found}
@@ -274,13 +296,14 @@ class TreeSide:
     def read(self, start: int, stop: int) -> Iterator[Mapping[int, RowNumbers]]:
         """Joined rows start ≤ j < stop, a slice of the roots at a time."""
         if self.ends is None:
-            for first in range(start, stop, SLICE):
-                yield self.join.expand(self.roots[first : min(first + SLICE, stop)])
+            slices = [self.roots[first : min(first + SLICE, stop)] for first in range(start, stop, SLICE)]
+            yield from (pool().map if len(slices) > 1 else map)(self.join.expand, slices)
             return
         inner = np.searchsorted(self.ends, np.arange(start, stop, SLICE), side="right")
         borders = np.unique(np.append(inner, np.searchsorted(self.ends, stop) + 1)) if stop > start else inner
-        for first, last in itertools.pairwise(borders.tolist()):
-            found = self.join.expand(self.roots[first:last])
+        spans = list(itertools.pairwise(borders.tolist()))
+        made = (pool().map if len(spans) > 1 else map)(self.join.expand, [self.roots[a:b] for a, b in spans])
+        for (first, last), found in zip(spans, made, strict=True):
             begin = int(self.ends[first - 1]) if first else 0
             end = int(self.ends[last - 1])
             if begin < start or end > stop:
@@ -290,8 +313,8 @@ class TreeSide:
 
 
 def _add_up(here: Counts, only: RowNumbers, rows: RowNumbers | None, above: Counts | None) -> None:
-    """Each row has the joined rows of those that find it; None: all rows, one each. In pieces: NumPy copies what it
-    counts."""
+    """Each row has the joined rows of those that find it; None: of all rows, one of each. In pieces: NumPy copies what
+    it counts."""
     step = max(1 << 20, len(here) // 8)
     size = len(only) - 1 if rows is None else len(rows)
     for start in range(0, size, step):

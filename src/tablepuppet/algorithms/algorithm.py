@@ -26,6 +26,7 @@ from tablepuppet.protocol import Done, Message
 FLOAT = 8  # bytes
 _LOSS, _MOVED = 18e-9, 9e-9  # CPU seconds for a joined row in a walk: its loss, and each block's value there and back
 _CELL = 6e-9  # for an encoded number of a table: predictions and a gradient
+_EPOCH = 2e-3  # whatever the rows
 
 
 _Options = TypeVar("_Options", bound=AlgorithmOptions)
@@ -212,12 +213,13 @@ class Algorithm(ABC, Generic[_Options]):
     walks: ClassVar[float] = 2.0  # over the joined rows, of an epoch
     row_seconds: ClassVar[float] = 0.0  # of CPU time that an epoch takes for a joined row besides walks
 
-    def cpu(self, shape: Shape, options: _Options, batches: int = 1) -> float:
-        """CPU seconds of an epoch, of the server and all clients, messages apart: as measured where docs/performance.md
-        was. `batches`: how many an epoch has."""
+    def cpu(self, shape: Shape, options: _Options, epoch: int, batches: int = 1) -> float:
+        """CPU seconds of the epoch of this number, of the server and all clients, messages apart: as measured where
+        docs/performance.md was. `batches`: how many it has."""
         given = sum(block.outputs for block in shape.blocks)
         moved = self.walks * (_LOSS * shape.outputs + _MOVED * given) + self.row_seconds
-        return shape.joined * moved + _CELL * sum(block.rows * block.entries * block.outputs for block in shape.blocks)
+        cells = sum(block.rows * block.entries * block.outputs for block in shape.blocks)
+        return _EPOCH + shape.joined * moved + _CELL * cells
 
     def server_memory(self, shape: Shape, options: _Options) -> int:
         """Bytes of vectors over the rows of all blocks."""

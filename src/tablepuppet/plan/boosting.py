@@ -188,12 +188,14 @@ def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
     )
     if options.tells_columns:
         few = msgspec.structs.replace(options, tells="splits")
-        splits = cost(shape, options.name, few, options.trees)
+        splits, first = cost(shape, options.name, few, options.trees), cost(shape, options.name, options, 1).rounds
         return Advice(
             options.name,
             f"the trees of the exact algorithm take about {strict.rounds} rounds, {spelled(strict)} on US-UK, for an "
-            f'owner tells a column once; tells="splits" tells the server less, of the same trees, in about '
-            f"{splits.rounds} rounds, {spelled(splits)} (docs/boosting.md)",
+            f"owner tells a column once: {first} if the first tree splits every column, and one for each tree that "
+            "follows until another splits the last of them; "
+            f'tells="splits" tells the server less, of the same trees, in about {splits.rounds} rounds, '
+            f"{spelled(splits)} (docs/boosting.md)",
         )
     return Advice(
         options.name,

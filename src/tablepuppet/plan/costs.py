@@ -97,10 +97,10 @@ def cost(
     own = shape.expanded if is_expanded(algorithm) else shape
     numbers = range(1) if declared.is_pooled else range(after, after + epochs)
     waves = [wave for epoch in numbers for wave in declared.traffic(own, options, epoch, batch_size)]
-    agreed = agreement(shape) if after == 0 and not declared.is_pooled else []
-    is_measured = shape.is_linear and not (declared.is_pooled or declared.own_model or is_network(shape.head))
+    agreed = agreement(shape) if after == 0 and not (declared.is_pooled or declared.own_model) else []
+    is_measured = bool(declared.own_model) or (shape.is_linear and not is_network(shape.head))
     batches = 1 if batch_size is None or not declared.uses_batches else -(-shape.joined // max(1, batch_size))
-    computing = epochs * declared.cpu(own, options, batches) if is_measured else None
+    computing = sum(declared.cpu(own, options, epoch, batches) for epoch in numbers) if is_measured else None
     return Cost(algorithm, epochs, (*waves, *agreed), computing)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.algorithms.boosting.traffic import tree_waves
+from tablepuppet.algorithms.boosting.traffic import tree_seconds, tree_waves
 from tablepuppet.algorithms.shape import BlockShape, Fan, PartShape, Shape
 
 
@@ -23,6 +23,7 @@ def _shape(*blocks: BlockShape) -> Shape:
 
 
 _FLOATS = _shape(_block("f", 10_000, 10_000, numbers=3), _block("d", 100, 10_000, numbers=2))
+_ONE = _block("f", 10_000, 10_000, numbers=1)
 _FEW = _shape(_block("f", 10_000, 10_000, numbers=1, booleans=1), _block("d", 100, 10_000, numbers=0, strings=2))
 
 
@@ -38,10 +39,36 @@ def test_tables_of_few_values_have_told_all_after_some_trees_and_others_have_not
     assert _bytes(_FLOATS, options, 100) > 10_000
 
 
-def test_tables_whose_columns_are_told_whole_are_asked_about_the_first_trees_alone() -> None:
+def test_columns_that_are_told_whole_are_asked_for_longer_where_some_may_say_little() -> None:
     options = tp.Boosting(trees=100)
-    assert all(tree_waves(_FLOATS, options, tree) for tree in (0, 5, 10))
-    assert not any(tree_waves(_FLOATS, options, tree) for tree in range(60, 100))
+    floats, few = ([bool(tree_waves(shape, options, tree)) for tree in range(100)] for shape in (_FLOATS, _FEW))
+    assert floats[0]
+    assert few[0]
+    assert sum(floats) < 5 < sum(few)
+    assert not any(floats[60:])
+    assert not any(few[60:])
+
+
+def test_shallow_trees_take_longer_to_split_every_column() -> None:
+    rounds = [sum(bool(tree_waves(_FLOATS, tp.Boosting(depth=d), tree)) for tree in range(100)) for d in (2, 4, 8)]
+    assert rounds == sorted(rounds, reverse=True)
+    assert rounds[0] > 2 * rounds[2]
+
+
+def test_a_block_of_one_column_has_told_it_at_the_first_root() -> None:
+    waves = [wave for tree in range(50) for wave in tree_waves(_shape(_ONE), tp.Boosting(trees=50), tree)]
+    assert sum(wave.down > 0 for wave in waves) == 1
+
+
+def test_cpu_time_of_a_tree_grows_with_rows_columns_depth_and_checks() -> None:
+    usual = tp.Boosting()
+    base = tree_seconds(_FLOATS, usual, 50)
+    wide = _shape(_block("f", 10_000, 10_000, numbers=30), _FLOATS.blocks[1])
+    assert tree_seconds(wide, usual, 50) > base
+    assert tree_seconds(_FLOATS, tp.Boosting(depth=9), 50) > 1.3 * base
+    assert tree_seconds(_FLOATS, tp.Boosting(tells="splits"), 50) > 1.3 * base
+    assert tree_seconds(_FLOATS, tp.Boosting(splits="random"), 50) < 0.5 * base
+    assert tree_seconds(_FLOATS, usual, 0) > base  # bins are made once
 
 
 def test_early_trees_cost_more_than_late_ones_and_samples_less_than_all_rows() -> None:

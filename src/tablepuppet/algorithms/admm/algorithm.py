@@ -68,10 +68,10 @@ class AdmmAlgorithm(Algorithm[Admm]):
 
     # -- what it costs ---------------------------------------------------------------------
 
-    def cpu(self, shape: Shape, options: Admm, batches: int = 1) -> float:
+    def cpu(self, shape: Shape, options: Admm, epoch: int, batches: int = 1) -> float:
         """A proximal map that iterates takes long until it is compiled."""
         is_slow = shape.curvature_varies and not wins(shape.joined, is_dear=True)
-        return super().cpu(shape, options, batches) + shape.joined * is_slow * _ITERATED
+        return super().cpu(shape, options, epoch, batches) + shape.joined * is_slow * _ITERATED
 
     def traffic(self, shape: Shape, options: Admm, epoch: int, batch_size: int | None) -> list[Wave]:
         """Down Y, up predictions; inner rounds by consensus, or one with second moments."""

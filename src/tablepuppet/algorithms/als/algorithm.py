@@ -13,8 +13,14 @@ from tablepuppet.algorithms.als.server import AlsServer
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
 
-_SUMMED, _SOLVED = 8e-9, 50e-9  # CPU seconds: an entry of M for a joined row, and for a row of a table
+# CPU seconds of an entry of M: for a joined row; for a row of a table that is an id; in the products of others.
+_SUMMED, _SOLVED, _MULTIPLIED = 8e-9, 50e-9, 15e-9
 _SOLVER_STEPS = 10  # that conjugate gradients usually take
+
+
+def _is_id(block: BlockShape) -> bool:
+    """Whether a row has one entry, so that no step solves for several."""
+    return block.numbers == 0 and block.strings == 1
 
 
 class AlsAlgorithm(Algorithm[Als]):
@@ -54,18 +60,21 @@ class AlsAlgorithm(Algorithm[Als]):
 
     # -- what it costs ---------------------------------------------------------------------
 
-    def cpu(self, shape: Shape, options: Als, batches: int = 1) -> float:
-        """M of every row is summed over joined rows, then solved and inverted."""
-        summed = shape.joined * sum(packed_width(block.outputs) for block in shape.blocks)
-        solved = sum(block.rows * block.outputs**2 for block in shape.blocks)
-        return super().cpu(shape, options, batches) + _SUMMED * summed + _SOLVED * solved
+    def cpu(self, shape: Shape, options: Als, epoch: int, batches: int = 1) -> float:
+        """M of every row is summed over joined rows, then solved and inverted, or multiplied by a few times."""
+        seconds = super().cpu(shape, options, epoch, batches)
+        for block in shape.blocks:
+            width = packed_width(block.outputs)
+            own = _SOLVED * block.outputs**2 if _is_id(block) else _MULTIPLIED * width
+            seconds += _SUMMED * width * shape.joined + own * block.rows
+        return seconds
 
     def traffic(self, shape: Shape, options: Als, epoch: int, batch_size: int | None) -> list[Wave]:
         """A round for each block: down s and M of its rows, up h; where it has several clients, what they sum."""
 
         def inner(block: BlockShape) -> list[tuple[float, float]]:
             triangles = block.width * packed_width(block.outputs)
-            steps = 0 if block.numbers == 0 and block.strings == 1 else _SOLVER_STEPS
+            steps = 0 if _is_id(block) else _SOLVER_STEPS
             products = [(float(block.parameters), float(block.parameters))] * steps
             return [(block.parameters + triangles, block.parameters), *products]
 

@@ -9,7 +9,7 @@ from tablepuppet.algorithms.algorithm import Algorithm, Disclosure
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
 from tablepuppet.algorithms.boosting import messages
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.traffic import tree_waves
+from tablepuppet.algorithms.boosting.traffic import tree_seconds, tree_waves
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape, Wave
 from tablepuppet.errors import TransportError
 from tablepuppet.models.spec import ModelSpec
@@ -58,6 +58,9 @@ class BoostingAlgorithm(Algorithm[Boosting]):
     def traffic(self, shape: Shape, options: Boosting, epoch: int, batch_size: int | None) -> list[Wave]:
         """The rounds of one tree; `epoch` is its number."""
         return tree_waves(shape, options, epoch)
+
+    def cpu(self, shape: Shape, options: Boosting, epoch: int, batches: int = 1) -> float:
+        return tree_seconds(shape, options, epoch)
 
     def server_memory(self, shape: Shape, options: Boosting) -> int:
         """Scores, the order of rows and room to part them, derivatives; then the bins that are known."""

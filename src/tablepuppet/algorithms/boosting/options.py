@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import ceil, inf, log2
 from typing import ClassVar, Literal, Self
 
 import msgspec
@@ -107,6 +107,11 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         """The leaves of a tree, at the most."""
         whole = int(2**self.levels)
         return min(whole, self.leaves or whole)
+
+    @property
+    def deep_levels(self) -> int:
+        """The levels that a tree has most often: growth by leaves takes a few more than a balanced tree."""
+        return min(self.levels, ceil(1.5 * log2(self.most_leaves)))
 
     @property
     def rate(self) -> float:

@@ -4,75 +4,140 @@ A block has so many columns, or splits, to tell. Every checked tree asks for som
 known by now: after K wishes S·(1 − e^(−K/S)) of S are told, and a tree that finds no new ones takes one round. A block
 that has told all is not asked any more. When a tree first splits by a column that says little, and how many values an
 integer or a string has, nobody knows before training, so that a block is counted as asked less and less, not until some
-tree. The constants are those of runs (docs/decisions/0099-what-a-tree-costs-before-it-is-grown.md and
-0120-a-column-is-told-once.md).
+tree. Which column says little is guessed from its kind: of two values it is likely, of many it is not. The constants
+are those of runs (docs/decisions/0099-what-a-tree-costs-before-it-is-grown.md, 0120-a-column-is-told-once.md and
+0125-every-algorithm-says-what-it-computes.md).
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape, Wave
 
 _NODE = 40  # bytes that a node takes, down and up
-_KEY = 8  # bytes of a split that is asked for by name
+_KEY, _ANSWER = 24, 70  # bytes of a split that is asked for by name, and of one that is told, besides its rows' bits
 _BIN = 16  # bytes of Σg and Σh
 _SPARE = 3  # bits of a derivative that few rows need
 _REST = 4  # bits of what rounding leaves of h where it follows from g
 _COUNT = 5  # bits of a pair's row and of how many joined rows it has
 _INTEGERS, _CATEGORIES = 30, 8  # splits of a column that hold all it can tell, most often
 _FIRST, _LATER = 1.5, 0.16  # splits that a tree asks a block for, by inner node
+_ROWS_OF_LEAF = 100  # joined rows, fewer of which have no leaf of their own, most often
 _SLOW = 300  # wishes of a block of few splits, before it has told the last one
 _OF_FIRST = 0.75  # of the first tree's rows, that a round is about: branches end
 _MENDED, _EARLY = 0.35, 0.4  # of a tree, that rounds which mend are about; and more of it in the first few
 _LATE_PAIRS, _EARLY_PAIRS = 0.08, 0.35  # of the pairs of rows and cells that chance would make, in late trees and early
 _STEEP = 2  # how suddenly a block is no longer asked
-_WAIT, _WAIT_EACH = 170, 2.5  # wishes of a block, before a tree splits by the last of its columns
+_POOR_BOOLEAN, _POOR_STRING, _POOR_NUMBER = 0.8, 0.15, 0.015  # how likely a column says little, by its kind
+_OF_COLUMNS = 0.35  # columns that a later tree asks a block for, by inner node
+_SOON, _WAIT = 40, 420  # wishes of a block, before a tree splits by the last of its columns: any, or one of little use
 _STEEPLY = 4  # how suddenly a block whose columns are told is no longer asked
 _NUMBER_BITS, _CATEGORY_BITS = 8, 5  # that tell a column's bins apart, most often
 _DITHER = (math.sqrt(5) - 1) / 2
+
+# CPU seconds (docs/performance.md).
+_SORTED = 150e-9  # of a number of a table: its bin, once
+_ROW, _SIDE, _RECORDED = 30e-9, 6e-9, 150e-9  # of a joined row in a tree; on each level; where the model is measured
+_READ = 1.8e-9  # of a bin that a level reads
+_LEAF, _DRAWN_LEAF = 100e-6, 20e-6
+_GATHERED, _PAIR_COLUMN = 30e-9, 4e-9  # of a joined row in a check; and of a row and a cell, for each column
+_NODE_COLUMN = 9e-6  # of a node that a check is about, for each column: its best split
+_RECORDS = 10  # of a run
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A round that is about a share of a tree."""
+
+    asked: list[float]  # by block: how likely it is asked
+    cells: int
+    together: float
+    share: float
+    new: list[float]  # by block: columns, or splits, that it tells
 
 
 def tree_waves(shape: Shape, options: Boosting, tree: int) -> list[Wave]:
     """The rounds of the tree of this number."""
     if options.is_random:
         return _all_bits(shape, options) if tree == 0 else []
+    return [wave for one in _rounds(shape, options, tree) for wave in _round(shape, options, one)]
+
+
+def tree_seconds(shape: Shape, options: Boosting, tree: int) -> float:
+    """CPU seconds of the tree of this number, messages apart: what the server grows, and what owners are asked."""
+    columns = {block.name: block.numbers + block.strings for block in shape.blocks}
+    binned = _SORTED * sum((p.rows + p.test_rows) * columns[b.name] for b, p in shape.parts) * (tree == 0)
+    records = min(1.0, _RECORDS / options.trees)
+    sampled, levels = options.subsample * shape.joined, options.deep_levels
+    rows = shape.joined * (shape.outputs * (_ROW + _SIDE * levels) + records * _RECORDED)
+    if options.is_random:
+        return binned + rows + shape.outputs * _DRAWN_LEAF * options.most_leaves
+    read = sum(
+        columns[b.name] * sum(min(sampled / 2, b.rows * 2.0 ** (level - 1)) for level in range(levels))
+        for b in shape.blocks
+    )
+    leaves = min(options.most_leaves, sampled / _ROWS_OF_LEAF)
+    grown = shape.outputs * (_READ * read + _LEAF * leaves)
+    return binned + rows + grown + sum(_checked(shape, options, one) for one in _rounds(shape, options, tree))
+
+
+def _checked(shape: Shape, options: Boosting, one: _Round) -> float:
+    """CPU seconds of a round, for the server and all who are asked."""
+    seconds = 0.0
+    for block, is_asked in zip(shape.blocks, one.asked, strict=True):
+        columns = block.numbers + block.strings
+        for part in block.parts:
+            pairs, _ = _pairs(options, part, one.cells, one.together)
+            counted = columns * (_PAIR_COLUMN * pairs + _NODE_COLUMN * 2 * one.cells)
+            gathered = _GATHERED * options.subsample * part.joined
+            seconds += is_asked * one.share * shape.outputs * (gathered + counted)
+    return seconds
+
+
+def _rounds(shape: Shape, options: Boosting, tree: int) -> list[_Round]:
+    """The rounds of a tree whose splits are searched."""
     if tree == 0:
         return _first_tree(shape, options)
     if options.checks == "lazy" and tree % options.every:
         return []
     before = tree if options.checks == "strict" else tree // options.every  # trees that were checked
     asked = [_asked(block, options, shape.outputs, before) for block in shape.blocks]
-    if 1 - math.prod(1 - a for a in asked) < 0.5:
+    is_asked = 1 - math.prod(1 - a for a in asked)
+    chance = tree * _DITHER % 1
+    if is_asked < (chance if options.tells_columns else 0.5):
         return []
+    asked = [a / is_asked for a in asked] if options.tells_columns else asked
     new = [
         _told(block, options, shape.outputs, before + 1) - _told(block, options, shape.outputs, before)
         for block in shape.blocks
     ]
-    whole = _round(shape, options, asked, options.most_leaves // 2, _together(tree), 1.0, new)
+    cells, together = max(1, options.most_leaves // 2), _together(tree)
+    whole = _Round(asked, cells, together, 1.0, new)
     if options.checks == "lazy":
-        return whole
+        return [whole]
     found = sum(new)
     more = 1 - math.exp(-found / 2) + found / 40  # rounds that mend
-    times = math.floor(more + tree * _DITHER % 1)
     share = (_MENDED + _EARLY * math.exp(-tree / 5)) / max(more, 0.2)
-    mending = _round(
-        shape, options, asked, options.most_leaves // 2, _together(tree), min(1.0, share), [0.0] * len(new)
-    )
-    return [*whole, *(wave for _ in range(times) for wave in mending)]
+    mending = _Round(asked, cells, together, min(1.0, share), [0.0] * len(new))
+    return [whole, *[mending] * math.floor(more + chance)]
 
 
-def _first_tree(shape: Shape, options: Boosting) -> list[Wave]:
+def _first_tree(shape: Shape, options: Boosting) -> list[_Round]:
     """One round a level, of which growth by leaves has a few more than a balanced tree; fewer, where columns are told
-    whole, for the same columns split several levels."""
-    levels = min(options.levels, math.ceil(1.5 * math.log2(options.most_leaves)))
+    whole, for the same columns split several levels. A block's first column is told at the root."""
+    levels, most = options.deep_levels, max(1, options.most_leaves // 2)
+    cells = [min(2**level, most) for level in range(levels)]
+    again = [1.0] * len(shape.blocks)
     if options.tells_columns:
-        levels = min(levels, round(2 + math.log2(max(1, sum(b.numbers + b.strings for b in shape.blocks))) / 2))
-    new = [_told(block, options, shape.outputs, 1) / levels for block in shape.blocks]
-    asked = [1.0] * len(new)
-    cells = [min(2**level, max(1, options.most_leaves // 2)) for level in range(levels)]
-    return [w for k in cells for w in _round(shape, options, asked, k, _together(0), _OF_FIRST, new)]
+        columns = max(1, sum(b.numbers + b.strings for b in shape.blocks))
+        cells = [1, *[most] * (min(levels, round(1.3 + math.log2(columns) / 2)) - 1)]
+        again = [float(_things(block, options) > 1) for block in shape.blocks]
+    new = [_told(block, options, shape.outputs, 1) / len(cells) for block in shape.blocks]
+    asked = [[1.0] * len(new), *[again] * (len(cells) - 1)]
+    return [_Round(a, k, _together(0), _OF_FIRST, new) for a, k in zip(asked, cells, strict=True)]
 
 
 def _all_bits(shape: Shape, options: Boosting) -> list[Wave]:
@@ -84,7 +149,7 @@ def _all_bits(shape: Shape, options: Boosting) -> list[Wave]:
         splits = _splits(block, options)
         told = splits * (1 - math.exp(-draws * block.width / columns / splits))
         told = told if options.max_splits is None else min(told, options.max_splits)
-        sizes += [(p.client, _KEY * told, told * (p.rows + p.test_rows + 1) / 8) for p in block.parts]
+        sizes += [(p.client, _KEY * told, told * _answer(p, 1.0)) for p in block.parts]
     return [_wave(sizes)]
 
 
@@ -105,6 +170,11 @@ def _bits(block: BlockShape, options: Boosting) -> float:
     return (_NUMBER_BITS * block.numbers + _CATEGORY_BITS * block.strings) / _things(block, options)
 
 
+def _answer(part: PartShape, bits: float) -> float:
+    """Bytes that tell a column, or a split, by so many bits of every row."""
+    return _ANSWER + bits * (part.rows + part.test_rows + 1) / 8
+
+
 def _splits(block: BlockShape, options: Boosting) -> int:
     """The splits of a block, as far as the kinds of its columns say."""
     most = max(1, min(options.bins, sum(part.rows for part in block.parts)) - 1)
@@ -114,9 +184,10 @@ def _splits(block: BlockShape, options: Boosting) -> int:
 
 
 def _wishes(options: Boosting, outputs: int, checked: int) -> float:
-    """K: the splits that so many checked trees ask a block for, known ones among them."""
+    """K: the columns, or splits, that so many checked trees ask a block for, known ones among them."""
     nodes = math.sqrt(outputs) * (options.most_leaves - 1)  # trees of one time are alike
-    return nodes * (_FIRST + _LATER * (checked - 1)) if checked else 0.0
+    later = _OF_COLUMNS if options.tells_columns else _LATER
+    return nodes * (_FIRST + later * (checked - 1)) if checked else 0.0
 
 
 def _told(block: BlockShape, options: Boosting, outputs: int, checked: int) -> float:
@@ -127,46 +198,55 @@ def _told(block: BlockShape, options: Boosting, outputs: int, checked: int) -> f
 
 def _asked(block: BlockShape, options: Boosting, outputs: int, checked: int) -> float:
     """How likely it is that a block is still asked."""
-    if block.is_split and not options.tells_columns:
-        return 1.0
     things, wishes = _things(block, options), _wishes(options, outputs, checked)
     if options.tells_columns:
-        return 1 / (1 + (wishes / (_WAIT + _WAIT_EACH * things)) ** _STEEPLY)
+        if things == 1:
+            return 0.0
+        of_number = max(_POOR_NUMBER, min(_POOR_BOOLEAN, 4 / max(1, block.rows) ** 2))  # few rows: columns part alike
+        kinds = (
+            (_POOR_BOOLEAN, block.booleans),
+            (_POOR_STRING, block.strings),
+            (of_number, block.numbers - block.booleans),
+        )
+        rich = math.prod((1 - poor) ** count for poor, count in kinds)
+        soon = _SOON + things * math.log(1.5 * things)  # where all columns are as good: until each was wished for
+        late = max(soon, _WAIT)
+        return sum(p / (1 + (wishes / at) ** _STEEPLY) for p, at in ((rich, soon), (1 - rich, late)))
+    if block.is_split:
+        return 1.0
     return 1 / (1 + (wishes / (things * math.log(2 * things) + _SLOW)) ** _STEEP)
 
 
-def _round(
-    shape: Shape,
-    options: Boosting,
-    asked: list[float],
-    cells: int,
-    together: float,
-    share: float,
-    new: list[float],
-) -> list[Wave]:
-    """A round that is about this share of a tree; where clients share a block, it takes one more, for bits."""
+def _round(shape: Shape, options: Boosting, one: _Round) -> list[Wave]:
+    """Its messages; where clients share a block, it takes one more round, for bits."""
     sizes, bits = [], []
-    for block, is_asked, keys in zip(shape.blocks, asked, new, strict=True):
+    for block, is_asked, keys in zip(shape.blocks, one.asked, one.new, strict=True):
         for part in block.parts:
-            down, up = _sizes(shape, options, block, part, max(1, cells), together)
-            told = keys * _bits(block, options) * (part.rows + part.test_rows + 1) / 8
+            down, up = _sizes(shape, options, block, part, one.cells, one.together)
+            told = keys * _answer(part, _bits(block, options))
             if block.is_split and keys >= 0.5:
                 bits.append((part.client, 0.0, told))
-            sizes.append((part.client, is_asked * share * down, is_asked * share * up + (not block.is_split) * told))
+            about = is_asked * one.share
+            sizes.append((part.client, about * down, about * up + (not block.is_split) * told))
     return [_wave(sizes), _wave(bits)] if bits else [_wave(sizes)]
+
+
+def _pairs(options: Boosting, part: PartShape, cells: int, together: float) -> tuple[float, float]:
+    """Pairs of a row and a cell of a tree, and the joined rows of each."""
+    joined = part.joined * options.subsample
+    rows = min(part.rows, joined)
+    places = max(1.0, rows * cells)
+    by_chance = places * (1 - math.exp(-joined / places))
+    pairs = joined if part.joined <= part.rows else rows + together * max(0.0, by_chance - rows)
+    return pairs, max(1.0, joined / max(1.0, pairs))
 
 
 def _sizes(
     shape: Shape, options: Boosting, block: BlockShape, part: PartShape, cells: int, together: float
 ) -> tuple[float, float]:
     """Bytes down and up of one part."""
-    joined = part.joined * options.subsample
-    rows = min(part.rows, joined)
-    places = max(1.0, rows * cells)
+    pairs, fan = _pairs(options, part, cells, together)
     is_once = part.joined <= part.rows
-    by_chance = places * (1 - math.exp(-joined / places))
-    pairs = joined if is_once else rows + together * max(0.0, by_chance - rows)
-    fan = max(1.0, joined / max(1.0, pairs))
     each = max(2, options.bits - _SPARE)
     per_h = (_REST if is_once else each + 2) if shape.curvature_varies or shape.outputs > 1 else 0
     others = 1 - block.width / max(1, sum(b.width for b in shape.blocks))  # whose turns the owner does not know

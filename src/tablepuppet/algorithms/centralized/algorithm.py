@@ -16,6 +16,7 @@ import scipy
 from tablepuppet.algorithms.centralized.by_torch import train
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.pooled import Optimum, Pooled, PooledAlgorithm, Trained
+from tablepuppet.algorithms.shape import Shape
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
@@ -37,6 +38,12 @@ class Centralized(AlgorithmOptions, frozen=True, tag="centralized"):
 
 
 _ITERATIONS = 100
+
+# CPU seconds (docs/performance.md): of an encoded number of a table, which is read, encoded and pooled; of a joined row
+# and of each of its columns; of a row in an iteration, for each output; and of an entry of the Hessian.
+_POOLED, _JOINED, _COLUMN, _ITERATED, _SQUARED = 130e-9, 400e-9, 30e-9, 180e-9, 0.3e-9
+_START = 5e-3
+_NEWTON_STEPS, _LBFGS_STEPS = 5, 30  # looks at F, most often
 
 
 def minimise(features: Array, labels: Array, loss: Loss, l2: float, tolerance: float) -> Optimum:
@@ -125,6 +132,14 @@ class CentralizedAlgorithm(PooledAlgorithm[Centralized]):
 
     def train(self, pooled: Pooled, options: Centralized) -> Trained:
         return train(pooled, options.learning_rate)
+
+    def cpu(self, shape: Shape, options: Centralized, epoch: int, batches: int = 1) -> float:
+        """All of it, where F is convex."""
+        width = 1 + sum(block.width for block in shape.blocks)
+        cells = sum((part.rows + part.test_rows) * block.entries for block, part in shape.parts)
+        steps = _LBFGS_STEPS if shape.outputs > 1 else _NEWTON_STEPS if shape.curvature_varies else 1
+        iterated = _ITERATED * shape.outputs + (_SQUARED * width**2 if shape.outputs == 1 else 0.0)
+        return _START + _POOLED * cells + shape.joined * (_JOINED + _COLUMN * width + steps * iterated)
 
     def why_not_private(self, options: Centralized) -> str:
         return "the centralised baseline pools all features; it has no private form"

@@ -26,6 +26,7 @@ class ElasticAlgorithm(Algorithm[Elastic]):
     takes_kinks = True
     takes_start = True
     epochs = 100
+    walks = 3.5
 
     def server(self, problem: Problem, options: Elastic) -> ElasticServer:
         return ElasticServer(problem, options)

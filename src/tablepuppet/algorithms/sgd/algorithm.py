@@ -72,10 +72,10 @@ class SgdAlgorithm(Algorithm[Sgd]):
 
     # -- what it costs ---------------------------------------------------------------------
 
-    def cpu(self, shape: Shape, options: Sgd, batches: int = 1) -> float:
+    def cpu(self, shape: Shape, options: Sgd, epoch: int, batches: int = 1) -> float:
         """Every batch moves all parameters: those of many ids take longer than its rows."""
         stepped = batches * sum(block.parameters for block in shape.blocks)
-        return super().cpu(shape, options, batches) + _STEPPED * stepped
+        return super().cpu(shape, options, epoch, batches) + _STEPPED * stepped
 
     def traffic(self, shape: Shape, options: Sgd, epoch: int, batch_size: int | None) -> list[Wave]:
         """Down Y of a batch and the row numbers of the next, up their predictions; one more answer to begin with."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import PathFinder
@@ -19,6 +19,8 @@ RowNumbers = NDArray[np.signedinteger[Any]]  # int32 where it fits, else int64
 Codes = NDArray[np.int32]  # of categories
 Integers = NDArray[np.int64]  # fixed point
 
+
+_PIECE = 1 << 15
 
 Numbers = TypeVar("Numbers", bound=np.generic)
 
@@ -62,6 +64,29 @@ class Moved:
 
 
 PerRow = Array | Moved
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Following:
+    """Numbers that follow from others, row by row: some rows at a time, as they are asked for."""
+
+    values: Array
+    follow: Callable[[Array], Array]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, some: slice) -> Array:
+        return self.follow(self.values[some])
+
+    def pieces(self) -> Iterator[tuple[slice, Array]]:
+        """All of them, so many rows at a time that they stay in the cache."""
+        for start in range(0, len(self), _PIECE):
+            here = slice(start, min(start + _PIECE, len(self)))
+            yield here, self[here]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self[:]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

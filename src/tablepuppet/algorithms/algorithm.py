@@ -46,6 +46,7 @@ class Disclosure:
     again: int = 0  # of both: in further rounds of an epoch
     sums: str = "the gradient"  # what the clients of a table send in every round to be summed
     features: bool = False  # whether the server sees every encoded feature
+    curvature_follows: bool = False  # from slopes, so that nobody is told
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,10 @@ class Walkable(Protocol):
     def indices(self) -> Sequence[Any]:
         """For each block, what is known of p_i: its rows, whether it is the identity."""
 
+    @property
+    def weights(self) -> Array | None:
+        """Of the rows' losses; None: all one."""
+
     def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = ...) -> None: ...
 
     def run(
@@ -65,9 +69,6 @@ class LabelRows(Walkable, Protocol):
 
     @property
     def labels(self) -> Array: ...
-
-    @property
-    def weights(self) -> Array | None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +111,11 @@ class Problem:
     def ridges(self) -> list[float]:
         """β of each block."""
         return [self.l2] * self.blocks if isinstance(self.l2, int | float) else list(self.l2)
+
+    @property
+    def slopes_tell_curvature(self) -> bool:
+        """Whether ∂²ℓ/∂a² of a joined row follows from ∂ℓ/∂a: labels are as they are, and weigh the same."""
+        return self.loss.slope_tells_curvature and self.channel is None and self.joined.weights is None
 
     def by_output(self, block: int) -> list[float]:
         """β of each output of a block; empty: one for all."""

@@ -125,6 +125,7 @@ class Shape:
     value_bytes: int = 8
     model_bytes: int = 8  # of predictions and parameters: a network's own precision
     has_kinks: bool = False  # of the loss, whose slope at a kink must be kept
+    slopes_tell_curvature: bool = False  # ∂²ℓ/∂a² of a joined row follows from ∂ℓ/∂a
 
     @property
     def parts(self) -> list[tuple[BlockShape, PartShape]]:

@@ -62,7 +62,8 @@ def parts_of_block(block: int, places: Sequence[Place], train: RowNumbers, test:
     parts: list[Part] = []
     start = 0
     for client, scan, columns, stop in places:
-        inside = [slice(*np.searchsorted(rows, [start, stop]).tolist()) for rows in (train, test)]
+        ends = np.array([start, stop], dtype=train.dtype)  # of another type, NumPy would make wide numbers of all rows
+        inside = [slice(*np.searchsorted(rows, ends).tolist()) for rows in (train, test)]
         if any(s.stop > s.start for s in inside):
             dtype = np.int32 if stop - start < 2**31 else np.int64
             held: RowNumbers = fixed(np.subtract(test[inside[1]], start, dtype=dtype))

@@ -19,7 +19,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Codes, RowNumbers
+from tablepuppet.arrays import Array, Codes, Following, RowNumbers
 from tablepuppet.errors import TrainingError
 
 _PICKED = 1 << 15  # rows picked at a time: they stay in the cache
@@ -131,7 +131,7 @@ class Features:
             squares += codes >= 0
         return np.asarray(np.sqrt(squares))
 
-    def gram(self, weights: Array) -> Array:
+    def gram(self, weights: Array | Following) -> Array:
         """Xᵀ diag(w) X as a dense (d, d) matrix, for d up to GRAM_LIMIT."""
         if self.width > GRAM_LIMIT:
             raise TrainingError(
@@ -141,6 +141,7 @@ class Features:
             )
         out = np.zeros((self.width, self.width))
         out[np.ix_(self.dense_columns, self.dense_columns)] = _dense_gram(self.dense, weights)
+        weights = np.asarray(weights) if self.codes else np.zeros(0)  # for what follows
         for i, (codes, columns) in enumerate(self._categories()):
             position = np.arange(columns.start, columns.stop)
             out[position, position] = count_by_code(codes, weights, _size(columns))
@@ -208,10 +209,10 @@ def _chunks(dense: Array) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
-def _dense_gram(dense: Array, weights: Array) -> Array:
+def _dense_gram(dense: Array, weights: Array | Following) -> Array:
     out = np.zeros((dense.shape[1], dense.shape[1]))
     # AᵀA of one array with itself is symmetric and takes half the work of AᵀB.
-    is_square = bool((weights >= 0).all())
+    is_square = isinstance(weights, Following) or bool((weights >= 0).all())
     for chunk in _chunks(dense):
         root = np.sqrt(weights[chunk]) if is_square else weights[chunk]
         weighted = root[:, None] * dense[chunk]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array, Following, RowNumbers
 from tablepuppet.models.features import Features
 from tablepuppet.privacy.gaussian import clip_scale
 
@@ -88,7 +88,7 @@ class LinearModel:
     def predict_test(self, theta: Array) -> Array:
         return self.test.dot(theta)
 
-    def gram(self, weights: Array) -> Array:
+    def gram(self, weights: Array | Following) -> Array:
         """Tᵀ diag(w) T."""
         return self.train.gram(weights)
 

@@ -114,6 +114,7 @@ def shape_of(
     epochs: int,
     *,
     head: HeadSpec,
+    has_weights: bool = False,
 ) -> Shape:
     """The shape of a job over a mapping."""
     blocks = []
@@ -159,6 +160,7 @@ def shape_of(
         value_bytes=value_bytes,
         model_bytes=value_bytes if spec.is_linear or spec.dtype == "float64" else 4,
         has_kinks=not loss.is_smooth,
+        slopes_tell_curvature=loss.slope_tells_curvature and mapping.label.channel is None and not has_weights,
     )
 
 

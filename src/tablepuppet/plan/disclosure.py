@@ -165,9 +165,10 @@ def _of_part(account: Account, part: PartSummary, shape: Shape, job: Job, asked:
     block, subject = shape.blocks[part.block], f"part {part.number}"
     outputs = block.outputs
     algorithm = algorithm_of(job.options)
-    again = algorithm.disclosure(shape, job.options, block, 1).again
-    kind = algorithm.figures
+    declared = algorithm.disclosure(shape, job.options, block, 1)
+    kind, again = algorithm.figures, declared.again
     steps = asked.steps + again
+    curvature = outputs * (outputs + 1) // 2 if asked.curvature_is_full else int(not declared.curvature_follows)
     inner = steps * asked.inner if block.is_split else 0
     figure = int(asked.sums_figure and block.is_masked)
     account.client(
@@ -175,7 +176,7 @@ def _of_part(account: Account, part: PartSummary, shape: Shape, job: Job, asked:
         subject,
         summed_weights=int(job.weight is not None or job.class_weight is not None),
         signals=steps * outputs,
-        curvatures=steps * asked.sends_curvature * (outputs * (outputs + 1) // 2 if asked.curvature_is_full else 1),
+        curvatures=steps * asked.sends_curvature * curvature,
         agreed_values=inner,
     )
     account.server(

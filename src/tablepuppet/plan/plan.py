@@ -83,7 +83,8 @@ class Plan:
         value_bytes = 4 if self.job.wire.startswith("float32") else 8  # before compression
         job = self.job
         given = (self.mapping, self.loss, job.spec, self.widths, value_bytes, job.privacy, job.epochs)
-        return shape_of(*given, head=self.head)
+        has_weights = job.weight is not None or job.class_weight is not None
+        return shape_of(*given, head=self.head, has_weights=has_weights)
 
     def cost(self, algorithm: str, epochs: int, *, after: int = 0) -> Cost:
         """Rounds and bytes of some epochs: with this job's options where it is its algorithm."""

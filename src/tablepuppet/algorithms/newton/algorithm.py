@@ -89,7 +89,13 @@ class NewtonAlgorithm(Algorithm[Newton]):
     def disclosure(self, shape: Shape, options: Newton, block: BlockShape, batches: int) -> Disclosure:
         again = int(block.name in _small(shape))
         times = shape.epochs + again
-        return Disclosure(predictions=times, slopes=times, again=again, sums="the gradient and second moments")
+        return Disclosure(
+            predictions=times,
+            slopes=times,
+            again=again,
+            sums="the gradient and second moments",
+            curvature_follows=_follows(shape, block),
+        )
 
     def exchanges(self, options: Newton, run: RunShape) -> Exchanges:
         return Exchanges(run.epochs, sends_curvature=run.curvature_varies)
@@ -135,7 +141,14 @@ def _by(shape: Shape) -> str:
 
 def _curvatures(shape: Shape, block: BlockShape) -> int:
     """How many numbers about the curvature go down for each row."""
-    return pairs(shape.outputs) if _is_full(shape, block) else int(shape.curvature_varies)
+    if _is_full(shape, block):
+        return pairs(shape.outputs)
+    return int(shape.curvature_varies and not _follows(shape, block))
+
+
+def _follows(shape: Shape, block: BlockShape) -> bool:
+    """Whether the curvature of a block's rows follows from their slopes: each is in one joined row."""
+    return shape.slopes_tell_curvature and block.is_identity
 
 
 def _round(shape: Shape, options: Newton, small: Collection[str], epoch: int, again: int = 0) -> OuterRound:

@@ -24,9 +24,10 @@ from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFig
 from tablepuppet.algorithms.newton.together import directions
 from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum, packed
 from tablepuppet.algorithms.numerics.subspace import Trail, kept_directions
-from tablepuppet.arrays import Array, fixed
+from tablepuppet.arrays import Array, Following, fixed
 from tablepuppet.errors import TransportError
 from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.losses.logistic import curvature_of_slopes
 from tablepuppet.protocol import Combined, Done, Move, Partial, Predictions
 
 _CLOSE = 1e-4  # residual of a wide block's direction
@@ -78,8 +79,8 @@ def client_step(
     if message.curvature is not None and message.curvature.shape[1] > 1:
         return _full_step(setup, state, message.curvature, ridge, gradient)
     if setup.model.train.width > WIDE:
-        return _wide_step(setup, state, _weights(setup, message), ridge, gradient)
-    is_constant = message.curvature is None
+        return _wide_step(setup, state, np.asarray(_weights(setup, message)), ridge, gradient)
+    is_constant = message.curvature is None and not message.follows
     is_known = is_constant and state.values is not None
     if setup.clients > 1:
         if is_known:
@@ -181,8 +182,10 @@ def _extended(
     return msgspec.structs.replace(state, basis=np.concatenate([basis, added[:, :count]], axis=1)), answer
 
 
-def _weights(setup: PartSetup, message: NewtonUpdate) -> Array:
-    """The curvature of each row: collapsed by the server, or its bound times the row's weight."""
+def _weights(setup: PartSetup, message: NewtonUpdate) -> Array | Following:
+    """The curvature of each row: collapsed by the server, what follows from its slope, or a bound times its weight."""
+    if message.follows:
+        return Following(message.signal[:, 0], curvature_of_slopes)
     return message.bound * setup.weights if message.curvature is None else message.curvature[:, 0]
 
 

@@ -34,7 +34,10 @@ class Newton(AlgorithmOptions, frozen=True, tag="newton"):
 
 
 class NewtonUpdate(Message, frozen=True):
-    """Y and the collapsed curvature (None where the client can know it). → Predictions | Partial | Masked"""
+    """Y and the collapsed curvature (None where the client can know it). → Predictions | Partial | Masked
+
+    The curvature is `bound` times a row's weight, or, of rows that are in one joined row each, follows from Y.
+    """
 
     stage: ClassVar[Stage] = "step"
     keeps_trail: ClassVar[bool] = True
@@ -46,8 +49,9 @@ class NewtonUpdate(Message, frozen=True):
     part: int
     signal: Array
     curvature: Array | None
-    bound: float  # the curvature per joined row where `curvature` is None
+    bound: float  # the curvature per joined row where `curvature` is None and does not follow from Y
     coefficients: Array | None
+    follows: bool = False  # whether the curvature does
 
 
 class BasisUpdate(Message, frozen=True):

@@ -38,7 +38,7 @@ from tablepuppet.algorithms.newton.full_curvature import (
 from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.numerics.linear_systems import Spectrum, unpacked
 from tablepuppet.algorithms.numerics.subspace import Tracker, kept_directions
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Following
 from tablepuppet.models.tally import Tally
 
 HEAVY = 1_000_000  # values of a full round: what US-UK (0.9 million) and US-US (1.2 million) carry within a latency
@@ -136,9 +136,11 @@ class NewtonServer(Server):
 
     def _update(self, block: int, coefficients: Array | None) -> BlockUpdate:
         at = self._tracker.derivatives()
-        known = self._curvatures if self._is_full[block] else at.curvatures
+        known: Sequence[Array | Following] | None = self._curvatures if self._is_full[block] else at.curvatures
         curvature = None if known is None else known[block]
-        common = {"coefficients": coefficients, "bound": self.problem.loss.bound}
+        follows = isinstance(curvature, Following)
+        common = {"coefficients": coefficients, "bound": self.problem.loss.bound, "follows": follows}
+        curvature = None if isinstance(curvature, Following) else curvature
         return BlockUpdate(NewtonUpdate, {"signal": at.signals[block], "curvature": curvature}, common)
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.numerics.linear_systems import eigenvalues
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array, Following, RowNumbers
 
 _SAMPLE = 1 << 18  # joined rows at the least
 _APART = 0.2  # the least eigenvalue of the directions' correlations with which a sample will do
@@ -52,6 +52,27 @@ def are_apart(hessian: Array) -> bool:
     return not len(own) or bool(eigenvalues(own)[0].min() >= _APART)
 
 
+def summed(weights: Array | Following, vector: Array | None = None) -> float:
+    """Σ w, or Σ w v, over a block's rows."""
+    if isinstance(weights, Following):
+        return sum(float(w.sum() if vector is None else w[:, 0] @ vector[here, 0]) for here, w in weights.pieces())
+    return float(weights.sum() if vector is None else weights[:, 0] @ vector[:, 0])
+
+
+def images(weights: Array | Following, columns: Array, vectors: Sequence[Array]) -> tuple[Array, Array]:
+    """Of each vector v, Σ w u v of every column u, and Σ w v: what the curvature of a block's rows makes of them."""
+    if isinstance(weights, np.ndarray):
+        bent = weights * columns
+        return np.array([bent.T @ v[:, 0] for v in vectors]), np.array([weights.T @ v[:, 0] for v in vectors])
+    own, constant = np.zeros((len(vectors), columns.shape[1])), np.zeros((len(vectors), 1))
+    for here, w in weights.pieces():
+        bent = w * columns[here]
+        for number, v in enumerate(vectors):
+            own[number] += bent.T @ v[here, 0]
+            constant[number] += w.T @ v[here, 0]
+    return own, constant
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HessianSample:
     """A sample where a model stands."""
@@ -68,7 +89,7 @@ class HessianSample:
         joined: Any,
         rows: list[RowNumbers],
         problem: Problem,
-        known: Sequence[Array],
+        known: Sequence[Array | Following],
         slots: Sequence[tuple[int, Mapping[int, Array]]],
         size: int,
     ) -> HessianSample | None:
@@ -77,13 +98,14 @@ class HessianSample:
         None: F is flat where the model stands, or no number.
         """
         scale, complete = 1.0 / problem.joined.rows, _complete(problem)
-        curvature = scale * float(known[complete.index(True)].sum())
+        every = [weights for weights, is_complete in zip(known, complete, strict=True) if is_complete]
+        curvature = scale * summed(next((weights for weights in every if isinstance(weights, np.ndarray)), every[0]))
         if not 0.0 < curvature < np.inf:
             return None
         sums, means = np.zeros((2, size))
         for weights, is_complete, (first, own) in zip(known, complete, slots, strict=True):
             for slot, vector in own.items():
-                sums[first + slot] = scale * float(weights[:, 0] @ vector[:, 0])
+                sums[first + slot] = scale * summed(weights, vector)
                 means[first + slot] = sums[first + slot] / curvature if is_complete else 0.0
         return cls(joined, rows, curvature, means, sums - means * curvature)
 

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.numerics.linear_systems import eigenvalues
-from tablepuppet.arrays import Array, Moved, PerRow, fixed
+from tablepuppet.arrays import Array, Following, Moved, PerRow, fixed
 from tablepuppet.models.losses import Loss
+from tablepuppet.models.losses.logistic import curvature_of_slopes
 from tablepuppet.models.tally import Tally, tally
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.threads import over_rows
@@ -44,7 +45,7 @@ class Derivatives:
 
     loss: float
     signals: list[Array]  # collapse_i(∂ℓ/∂a); none, once they were given up for the slopes along directions
-    curvatures: list[Array] | None  # collapse_i(∂²ℓ/∂a²), where it was asked for
+    curvatures: list[Array | Following] | None  # collapse_i(∂²ℓ/∂a²), where it was asked for
     residual: Array  # Σ ∂ℓ/∂a over joined rows
     tally: Tally  # what metrics are made of
 
@@ -68,19 +69,27 @@ class Found:
 
 
 def derivative_step(
-    shard: Any, *, loss: Loss, intercept: Array, channel: Channel | None, wants_curvature: bool, apart: Sequence[bool]
+    shard: Any,
+    *,
+    loss: Loss,
+    intercept: Array,
+    channel: Channel | None,
+    wants_curvature: bool,
+    apart: Sequence[bool],
+    follows: bool,
 ) -> tuple[Sequence[Any], dict[str, Any]]:
     """∂ℓ/∂a, and ∂²ℓ/∂a² where it is asked for; and what metrics are made of, now that the scores are at hand.
 
-    Blocks get both side by side, for a row that is far away is then fetched once; those marked `apart` one by one.
+    Blocks get both side by side, for a row that is far away is then fetched once; those marked `apart` one by one, or
+    the first alone where the second `follows` from it.
     """
     scores = np.add(shard.scores, intercept, out=shard.scores)
     total, gradient, curvature = loss.derivatives(scores, shard.labels, wants_curvature=wants_curvature)
     sums = tally(loss, scores, shard.labels, channel, total) | {"residual": gradient.sum(axis=0)}
     if curvature is None:
         return (gradient,), sums
-    both = (gradient, curvature)
-    return [[gradient if alone else both for alone in apart], [curvature if alone else () for alone in apart]], sums
+    both, second = (gradient, curvature), () if follows else curvature
+    return [[gradient if alone else both for alone in apart], [second if alone else () for alone in apart]], sums
 
 
 def derivatives(
@@ -90,14 +99,16 @@ def derivatives(
     joined, loss = problem.joined, problem.loss
     given: dict[str, Any] = {"loss": loss, "channel": problem.channel, "wants_curvature": wants_curvature}
     apart = [index.is_identity for index in joined.indices]  # as large as the joined table: nothing is to be copied
-    done = joined.run(
-        derivative_step, predictions, signals=1 + wants_curvature, intercept=intercept, apart=apart, **given
-    )
+    follows = problem.slopes_tell_curvature
+    given |= {"apart": apart, "follows": follows}
+    done = joined.run(derivative_step, predictions, signals=1 + wants_curvature, intercept=intercept, **given)
     signals, curvatures = done.signals[0], done.signals[1] if wants_curvature else None
     for i, alone in enumerate(apart):
         if alone:
             for found in done.signals:
                 fixed(found[i])
+            if curvatures is not None and follows:
+                curvatures[i] = Following(signals[i], curvature_of_slopes)
         elif curvatures is not None:
             signals[i], curvatures[i] = np.ascontiguousarray(signals[i].T).reshape(2, -1, loss.outputs)
     sums = done.sums

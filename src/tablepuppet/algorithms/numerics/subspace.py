@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, Problem
-from tablepuppet.algorithms.numerics.hessian_sample import HessianSample, are_apart, draw_rows
+from tablepuppet.algorithms.numerics.hessian_sample import HessianSample, are_apart, draw_rows, images
 from tablepuppet.algorithms.numerics.search import (
     Derivatives,
     Found,
@@ -28,7 +28,7 @@ from tablepuppet.algorithms.numerics.search import (
     minimise,
     slopes,
 )
-from tablepuppet.arrays import Array, PerRow
+from tablepuppet.arrays import Array, Following, PerRow
 from tablepuppet.models.tally import Tally
 
 _SMALL = 1 << 24  # numbers, of all rows, outputs and directions
@@ -81,7 +81,9 @@ class Tracker:
         self.memory = memory  # of each block
         self._in_place = in_place  # whether nobody else keeps the predictions of an earlier model
         self._varies = problem.loss.outputs == 1 and not problem.loss.is_quadratic
-        self._constant_curvatures: list[Array] | None = None  # collapse_i(∂²ℓ/∂a²), where it is the same everywhere
+        self._constant_curvatures: list[Array | Following] | None = (
+            None  # collapse_i(∂²ℓ/∂a²), where it is the same everywhere
+        )
         self.predictions: list[Array] = []
         self.intercept: Array = np.zeros(problem.loss.outputs)
         self.pending: list[Array | None] = [None] * problem.blocks
@@ -228,17 +230,21 @@ class Tracker:
         for i, (a, slots) in enumerate(zip(first, self._slots, strict=False)):
             found = np.array([*new, *last])
             if known is not None:
-                found = np.concatenate([*rows[:i], *rows[i + 1 :], rows[i], last])
-            for number, image in enumerate(_images(i, done.signals, known, columns)):
+                found = np.concatenate([*rows[:i], *rows[i + 1 :]])
+            for image in _images(i, done.signals):
                 here, found = np.split(found, [image.shape[1] // outputs])
                 for slot, vector in slots.items():
                     products: Any
-                    if sample is not None and number == 0:
+                    if sample is not None:
                         products = sample.products(i, image, vector, here, a + slot)
                     else:
                         products = scale * (image.T @ vector[:, 0] if outputs == 1 else np.vdot(image, vector))
                     hessian[here, a + slot] = hessian[a + slot, here] = products
                 del image
+            if known is not None:  # a block's own directions and the intercept need no walk
+                for here, own in zip((rows[i], last), images(known[i], columns[i], list(slots.values())), strict=True):
+                    for slot, products in zip(slots, scale * own, strict=True):
+                        hessian[here, a + slot] = hessian[a + slot, here] = products
         if sample is None:
             place = np.ix_([*new, *last], last)
             hessian[place] = scale * done.sums["intercept"]
@@ -249,7 +255,7 @@ class Tracker:
             self._sampled = None
             self._refresh(fresh)
 
-    def _sample(self, known: Sequence[Array] | None) -> HessianSample | None:
+    def _sample(self, known: Sequence[Array | Following] | None) -> HessianSample | None:
         """What some joined rows tell of the Hessian where the model stands; None: all are to be looked at."""
         if self._sampled is None or known is None:
             return None
@@ -317,17 +323,12 @@ def _moved(gram: Array, coefficients: Array) -> Array:
     return change @ gram @ change.T
 
 
-def _images(
-    block: int, signals: Sequence[list[Array]], known: Sequence[Array] | None, columns: Sequence[Array]
-) -> Iterator[Array]:
+def _images(block: int, signals: Sequence[list[Array]]) -> Iterator[Array]:
     """What the Hessian makes of new directions and the intercept, per row of a block: one by one, for each is as large
-    as the table. A block's own directions and the intercept need no walk where the curvature of its rows is known."""
+    as the table."""
     for signal in signals:
         yield signal[block]
         signal[block] = signal[block][:0].copy()
-    if known is not None:
-        yield known[block] * columns[block]
-        yield known[block]
 
 
 def _beside(vectors: Sequence[Array], like: Array) -> Array:

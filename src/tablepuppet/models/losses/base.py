@@ -53,6 +53,7 @@ class Loss(ABC):
     is_costly: ClassVar[bool] = False  # several exponentials a row: compiled loops win sooner
     proximal_iterates: ClassVar[bool] = True  # False: the proximal map is in closed form
     curvature_needs_labels: ClassVar[bool] = True
+    slope_tells_curvature: ClassVar[bool] = False  # of a label as it is: `curvature_of_slopes`
     is_in_label_units: ClassVar[bool]  # a score is an estimate of the label itself; by default that of a number is
     label_noise: ClassVar[LabelNoise] = "refused"  # "unbiased labels": the loss is linear in y, but for what has no a
     searches_constant: ClassVar[bool] = False  # training begins at what a subspace search finds, not at best_constant

@@ -91,6 +91,20 @@ def pool() -> Pool:
     return Pool(os.cpu_count() or 1)
 
 
+@cache
+def _aside() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="tablepuppet-aside")
+
+
+os.register_at_fork(after_in_child=pool.cache_clear)  # threads stay behind
+os.register_at_fork(after_in_child=_aside.cache_clear)
+
+
+def later(function: Callable[[Item], Result], item: Item) -> Future[Result]:
+    """What the function gives, which is computed aside."""
+    return _aside().submit(function, item)
+
+
 def over_rows(function: Callable[[slice], None], rows: int, step: int) -> None:
     """Calls the function for all rows, `step` at a time, several calls at once.
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes, Following, RowNumbers
 from tablepuppet.errors import TrainingError
+from tablepuppet.threads import pool
 
 _PICKED = 1 << 15  # rows picked at a time: they stay in the cache
 # Up to this many columns, one bincount for each is faster than a sparse product for all.
@@ -111,7 +112,8 @@ class Features:
 
     def dot(self, theta: Array, rows: RowNumbers | None = None) -> Array:
         """X θ: (d, k) → (n, k); with `rows`, of these rows only, in their order."""
-        out: Array = self._dense(rows) @ theta[self.dense_columns]
+        dense, own = self._dense(rows), theta[self.dense_columns]
+        out: Array = dense * own if len(own) == 1 else dense @ own  # of one column, without the work of a library
         for codes, columns in self._categories():
             add_picked(out, theta[columns], codes if rows is None else codes.take(rows))
         return out
@@ -210,11 +212,13 @@ def _chunks(dense: Array) -> Iterator[slice]:
 
 
 def _dense_gram(dense: Array, weights: Array | Following) -> Array:
-    out = np.zeros((dense.shape[1], dense.shape[1]))
     # AᵀA of one array with itself is symmetric and takes half the work of AᵀB.
     is_square = isinstance(weights, Following) or bool((weights >= 0).all())
-    for chunk in _chunks(dense):
+
+    def of_chunk(chunk: slice) -> Array:
         root = np.sqrt(weights[chunk]) if is_square else weights[chunk]
         weighted = root[:, None] * dense[chunk]
-        out += weighted.T @ (weighted if is_square else dense[chunk])
-    return out
+        return np.asarray(weighted.T @ (weighted if is_square else dense[chunk]))
+
+    chunks = list(_chunks(dense))  # added in order, whoever is first
+    return sum((pool().map if len(chunks) > 1 else map)(of_chunk, chunks), np.zeros((dense.shape[1], dense.shape[1])))

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Codes, RowNumbers
+from tablepuppet.arrays import Array, Codes, RowNumbers, floats
 from tablepuppet.errors import SourceError
 from tablepuppet.protocol import ColumnInfo, Kind
 from tablepuppet.threads import over_rows
@@ -253,6 +253,8 @@ def arrow_texts(values: Sequence[str]) -> pa.Array:
 
 
 def _floats(column: pa.ChunkedArray) -> Array:
+    if not column.null_count and str(column.type) in _DTYPES:  # without Arrow's memory, which it asks for anew
+        return floats(numpy_of(column)).reshape(-1, 1)
     # safe=False: an integer past 2⁵³ becomes the nearest float64.
     cast = pc.cast(column, pa.float64(), safe=False)
     return numpy_of(cast, missing=np.nan).reshape(-1, 1)

@@ -161,29 +161,31 @@ def _encode_numbers(
 
     def write(some: slice) -> None:
         if rows is None or raw is None:  # read where they are encoded: what is made on the way stays in the cache
-            out[some] = _encoded(numbers(column[some], info), info, feature)
+            _write(numbers(column[some], info), info, feature, out[some])
             return
         numbered = rows[some]
         exists = numbered >= 0
-        out[some][exists] = _encoded(raw[numbered[exists]], info, feature)
+        found = np.empty((np.count_nonzero(exists), out.shape[1]))
+        _write(raw[numbered[exists]], info, feature, found)
+        out[some][exists] = found
 
     over_rows(write, len(out), max(_LEAST, _CHUNK // max(1, size)))
 
 
-def _encoded(raw: Array, info: ColumnInfo, feature: NumberEncoder) -> Array:
+def _write(raw: Array, info: ColumnInfo, feature: NumberEncoder, out: Array) -> None:
     """Some rows of a number or vector, encoded."""
-    values = raw.copy()
-    if np.isinf(values).any():
+    if np.isinf(raw).any():
         raise SourceError(f"column {info.name} contains infinity; filter such rows out, or use NULL")
-    is_missing = missing_rows(values)
+    is_missing, varies = missing_rows(raw), feature.scale > 0
+    values = out[:, : raw.shape[1]]
+    np.subtract(raw, feature.mean, out=values)
     if is_missing.any():
-        values[is_missing] = feature.fill
-    values -= feature.mean
-    varies = feature.scale > 0
+        values[is_missing] = feature.fill - feature.mean
     values /= np.where(varies, feature.scale, 1.0)
     if not varies.all():
         values[:, ~varies] = 0.0
-    return np.column_stack([values, is_missing]) if feature.has_missing else values
+    if feature.has_missing:
+        out[:, -1] = is_missing
 
 
 def _categories(feature: Encoder | KnownIds | KnownNames) -> KnownNames:

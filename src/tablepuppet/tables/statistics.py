@@ -37,7 +37,6 @@ from tablepuppet.tables.columns import (
     numpy_of,
     strings,
 )
-from tablepuppet.threads import pool
 
 __all__ = ["Statistics"]
 
@@ -103,50 +102,49 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
 def _of_numbers(
     column: pa.ChunkedArray, taken: RowNumbers | None, weights: NDArray[Any] | None, info: ColumnInfo
 ) -> NumberStatistics:
-    """Some rows at a time, by several threads, added up in order: nothing on the way is as long as the column."""
+    """Some rows at a time, added up in order: nothing on the way is as long as the column."""
     rows = len(column) if taken is None else len(taken)
-    views = [slice(start, min(start + _CHUNK, rows)) for start in range(0, rows, _CHUNK)]
     values, once = None if taken is None else numbers(column, info), np.ones(min(rows, _CHUNK))
-    missing, has_missing = 0.0, False
+    has_missing = column.null_count > 0
 
-    def present(here: slice) -> tuple[Array, Array]:
-        some = numbers(column[here], info) if taken is None or values is None else values[taken[here]]
-        heavy = once[: len(some)] if weights is None else floats(weights[here])
-        is_there = ~missing_rows(some) if has_missing else None
-        return (some, heavy) if is_there is None or is_there.all() else (some[is_there], heavy[is_there])
-
-    def total(summed: Callable[[Array, Array], Array]) -> Array:
-        def of_view(here: slice) -> Array:
+    def total(summed: Callable[[Array, Array, float], Array]) -> Array:
+        """`summed`: of some rows that have a number, with their weights; and the weight of those that have none."""
+        found = np.zeros(1)
+        for start in range(0, rows, _CHUNK):
+            here = slice(start, min(start + _CHUNK, rows))
+            some = numbers(column[here], info) if taken is None or values is None else values[taken[here]]
+            heavy, without = once[: len(some)] if weights is None else floats(weights[here]), 0.0
+            if has_missing:
+                is_there = ~missing_rows(some)
+                without = float(heavy[~is_there].sum())
+                some, heavy = (some, heavy) if is_there.all() else (some[is_there], heavy[is_there])
             with np.errstate(over="ignore", invalid="ignore"):  # looked at below, with a better message
-                return summed(*present(here))
+                found = found + summed(some, heavy, without)
+        return found
 
-        return sum((pool().map if len(views) > 1 else map)(of_view, views), np.zeros(1))
-
-    def first(some: Array, heavy: Array) -> Array:
-        return np.append(heavy @ some, heavy.sum())
+    def first(some: Array, heavy: Array, without: float) -> Array:
+        return np.concatenate([heavy @ some, [heavy.sum(), without]])
 
     found = total(first)
-    if not np.isfinite(found).all():  # else nothing is missing, or infinite
-        missing = float(total(lambda some, heavy: _without_value(some, heavy, info))[0])
+    if not np.isfinite(found).all():  # NaN, which is missing, too; or infinite
         has_missing = True
+        if total(lambda some, *_: np.isinf(some).sum(axis=0)).any():
+            raise SourceError(
+                f"column {info.name} contains infinity, which has no mean; filter such rows out, or use NULL"
+            )
         found = total(first)
-    weight = float(found[-1])
+    *sums, weight, missing = found if rows else np.zeros(2)
     if weight == 0:
-        return _no_values(missing, numbers(column[:0], info).shape[1])
+        return _no_values(float(missing), numbers(column[:0], info).shape[1])
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = found[:-1] / weight
-        mean += total(lambda some, heavy: heavy @ (some - mean)) / weight  # takes back the rounding of the first pass
-        spread = total(lambda some, heavy: heavy @ np.square(some - mean))
+        mean = np.array(sums) / weight
+        mean += (
+            total(lambda some, heavy, _: heavy @ (some - mean)) / weight
+        )  # takes back the rounding of the first pass
+        spread = total(lambda some, heavy, _: heavy @ np.square(some - mean))
     if not np.isfinite(spread).all():
         raise SourceError(f"column {info.name} has numbers too large to square; divide it by a power of ten")
-    return NumberStatistics(weight=weight, missing=missing, mean=mean, spread=spread)
-
-
-def _without_value(values: Array, weights: Array, info: ColumnInfo) -> Array:
-    """The weight of some rows that have no number."""
-    if np.isinf(values).any():
-        raise SourceError(f"column {info.name} contains infinity, which has no mean; filter such rows out, or use NULL")
-    return np.array([weights[missing_rows(values)].sum()])
+    return NumberStatistics(weight=float(weight), missing=float(missing), mean=mean, spread=spread)
 
 
 def _of_categories(distinct: pa.Array, codes: Codes, weights: Array) -> CategoryStatistics:

@@ -17,8 +17,8 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import tablepuppet.protocol.table_rules
@@ -32,6 +32,7 @@ from tablepuppet.memory import memory_limit
 from tablepuppet.protocol import CloseJob, Failure, Message
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
 from tablepuppet.protocol.rules import Known, WrongError, check
+from tablepuppet.threads import later
 from tablepuppet.transport.meter import Meter, Phase
 
 _LINES = "\n"  # an error may show a line of SQL below its message
@@ -145,7 +146,7 @@ class LocalTransport:
         size = sum(frame.size for given in frames.values() for frame in given)
         if size > _SMALL:
             return dict(zip(frames, self._pool.map(self._served, frames, frames.values()), strict=True))
-        kind = b" ".join(_kind(frame) for frame in next(iter(frames.values()), ()))
+        kind = b" ".join(frame.kind for frame in next(iter(frames.values()), ()))
         way = self._ways.setdefault((kind, size.bit_length()), _Way())
         each = map if way.is_plain else self._pool.map
         if way.untimed:
@@ -199,12 +200,6 @@ class _Way:
             self.is_plain, self.untimed, self._tried = self._in_threads >= _WON * cpu, _LONG, 0
 
 
-def _kind(frame: Frame) -> bytes:
-    """The name of a message: behind the wire's byte, a map's and the key `type`; names have less than 32 letters."""
-    header = frame.header
-    return header[8 : 8 + (header[7] & 31)] if len(header) > 8 else b""
-
-
 _FIXED = (m.OpenScan, m.CountRows, m.SendKeys, m.DescribeLabels, m.SendLabels, m.SendWeights)
 _ROW = 16  # bytes that the server needs for a row, at least
 
@@ -216,7 +211,7 @@ class AnswerChecks:
         self.memory = memory_limit() if memory is None else memory
         self.unpacked = max(self.memory // 4, 1 << 26)  # bytes of one message's arrays
         self._known: dict[str, Known] = {}
-        self._digests: dict[tuple[str, bytes], bytes] = {}
+        self._digests: dict[tuple[str, bytes], Future[bytes]] = {}
 
     def round(
         self,
@@ -268,19 +263,17 @@ class AnswerChecks:
         for request, asked, answered, answer in zip(requests, down, up, answers, strict=True):
             if not isinstance(request, _FIXED) or isinstance(answer, m.Failure):
                 continue
-            digest = _digest([answered])
-            first = self._digests.setdefault((client, _digest([asked])), digest)
-            if first != digest:
+            digest = later(_digest, answered)  # while the answer is made use of: nobody asks again soon
+            first = self._digests.setdefault((client, _digest(asked)), digest)
+            if first is not digest and first.result() != digest.result():
                 raise errors.TransportError(
                     f"client {client} answers {type(request).__name__} otherwise than before in the same run: its "
                     "table changed, or it does not tell the truth; start the run again"
                 )
 
 
-def _digest(frames: Iterable[Frame]) -> bytes:
-    found = hashlib.sha256()  # which processors have instructions for
-    for frame in frames:
-        found.update(frame.header)
-        for buffer in frame.buffers:
-            found.update(buffer)
+def _digest(frame: Frame) -> bytes:
+    found = hashlib.sha256(frame.header)  # which processors have instructions for
+    for buffer in frame.buffers:
+        found.update(buffer)
     return found.digest()

@@ -69,7 +69,7 @@ def pairs_of(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed
     def look(pair: tuple[int, int]) -> Interaction:
         i, k = pair
         there = (rows[i] >= 0) & (rows[k] >= 0)
-        sides = (residual, half & there, ~half & there)
+        sides = (residual, np.flatnonzero(half & there), np.flatnonzero(~half & there))
         vectors = 0.0
         if 5 * (len(values[i]) + len(values[k])) < len(residual):
             vectors = _explained(_vectors(rows[i], rows[k], len(values[i]), len(values[k]), seed), *sides)
@@ -117,14 +117,14 @@ def together(plan: Plan, found: Interaction) -> str:
     )
 
 
-Fit = Callable[[Array, NDArray[np.bool_]], Array]  # residuals, and rows to learn from → what is expected of every row
+# Rows to learn from with their residuals, and rows to judge → what is expected of those.
+Fit = Callable[[Rows, Array, Rows], Array]
 
 
-def _explained(fit: Fit, residual: Array, learnt: NDArray[np.bool_], judged: NDArray[np.bool_]) -> float:
-    if not learnt.any() or not judged.any():
+def _explained(fit: Fit, residual: Array, learnt: Rows, judged: Rows) -> float:
+    if not len(learnt) or not len(judged):
         return 0.0
-    expected = fit(residual, learnt)[judged]
-    there = residual[judged]
+    expected, there = fit(learnt, residual.take(learnt), judged), residual.take(judged)
     return float(1.0 - np.square(there - expected).mean() / np.square(there).mean())
 
 
@@ -143,24 +143,25 @@ def _bins(values: Array) -> Rows:
 
 
 def _cells(left: Rows, right: Rows) -> Fit:
-    def fit(residual: Array, learnt: NDArray[np.bool_]) -> Array:
+    def fit(learnt: Rows, residual: Array, judged: Rows) -> Array:
         cell = left * _BINS + right
-        counts = np.bincount(cell[learnt], minlength=_BINS * _BINS)
-        sums = np.bincount(cell[learnt], residual[learnt], _BINS * _BINS)
-        return (sums / (counts + _SHRUNK))[np.where((left >= 0) & (right >= 0), cell, 0)]
+        known = cell.take(learnt)
+        counts = np.bincount(known, minlength=_BINS * _BINS)
+        sums = np.bincount(known, residual, _BINS * _BINS)
+        return np.asarray((sums / (counts + _SHRUNK)).take(cell.take(judged)))
 
     return fit
 
 
 def _vectors(left: Rows, right: Rows, n: int, m: int, seed: int) -> Fit:
-    def fit(residual: Array, learnt: NDArray[np.bool_]) -> Array:
-        i, k, r = left[learnt], right[learnt], residual[learnt]
+    def fit(learnt: Rows, residual: Array, judged: Rows) -> Array:
+        i, k = (rows.take(learnt).astype(np.intp) for rows in (left, right))
         b = np.random.default_rng((seed, 3)).standard_normal(m)
         for _ in range(_SWEEPS):
-            a = _solved(i, r, b[k], n)
-            a /= np.sqrt(np.square(a[i]).mean()) or 1.0
-            b = _solved(k, r, a[i], m)
-        return np.asarray(a[left] * b[right])
+            a = _solved(i, residual, b.take(k), n)
+            a /= np.sqrt(np.square(a.take(i)).mean()) or 1.0
+            b = _solved(k, residual, a.take(i), m)
+        return np.asarray(a.take(left.take(judged)) * b.take(right.take(judged)))
 
     return fit
 

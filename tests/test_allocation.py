@@ -56,3 +56,33 @@ def test_what_smaller_arrays_took_goes_between_stages_if_it_is_much(megabytes: i
     call = [sys.executable, "-c", _GIVEN_BACK, str(megabytes)]
     done = subprocess.run(call, capture_output=True, text=True, check=True)
     assert least <= int(done.stdout) <= most
+
+
+_LONG = """
+import numpy as np
+import pyarrow as pa
+from tablepuppet.memory import fix_thresholds, give_back
+from tablepuppet.tables.long_columns import put_together
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
+
+fix_thresholds()
+values = np.arange(1 << 17, dtype=np.int64)
+batch = pa.record_batch({"a": values, "b": values, "c": values})
+table = put_together([batch] * 36, batch.schema)
+kept = [np.ones(1 << 12) for _ in range(64)]  # smaller arrays that stay, behind the table's
+del table
+give_back(1 << 23)
+before = resident()
+array = np.ones(5 << 20)
+del array
+print((resident() - before) * 4096 >> 20)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_long_arrays_do_not_lie_where_a_long_table_was() -> None:
+    done = subprocess.run([sys.executable, "-c", _LONG], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 8

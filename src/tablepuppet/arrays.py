@@ -79,11 +79,12 @@ class Following:
     def __getitem__(self, some: slice) -> Array:
         return self.follow(self.values[some])
 
+    def slices(self) -> Iterator[slice]:
+        """All rows, so many at a time that they stay in the cache."""
+        return (slice(start, min(start + _PIECE, len(self))) for start in range(0, len(self), _PIECE))
+
     def pieces(self) -> Iterator[tuple[slice, Array]]:
-        """All of them, so many rows at a time that they stay in the cache."""
-        for start in range(0, len(self), _PIECE):
-            here = slice(start, min(start + _PIECE, len(self)))
-            yield here, self[here]
+        return ((here, self[here]) for here in self.slices())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return self[:]

@@ -110,6 +110,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 _LARGE = 12 << 20  # bytes from which an array is the system's
 _SPARE = 64 << 20  # bytes that may stay behind, unused, for the next small arrays: a page anew takes microseconds
 
+_MANY = 1 << 22  # rows
+
 
 @cache
 def fix_thresholds() -> None:
@@ -121,11 +123,14 @@ def fix_thresholds() -> None:
         mallopt(_ARENA_MAX, 1)
 
 
-def give_back() -> None:
-    """Returns what was freed to the system, if it is much: between stages, the next of which needs other arrays."""
+def give_back(rows: int = 0) -> None:
+    """Returns what was freed to the system, if it is much: between stages, the next of which needs other arrays.
+
+    Where tables or their join have many `rows`, all of it: pages anew take little beside what is done to them.
+    """
     pa.default_memory_pool().release_unused()
     trim = _of_glibc("malloc_trim")
-    if trim is not None and _unused() > _SPARE:
+    if trim is not None and (rows >= _MANY or _unused() > _SPARE):
         trim(0)
 
 

@@ -72,7 +72,6 @@ def _trained(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | No
     job, private = plan.job, plan.private
     union = UnionOperator(link, job_id, mapping, plan.head.widths, job.privacy)
     encoders = agree_on_encoders(union, mapping, job)
-    give_back()  # what mapping and statistics took
     if private.is_noisy:
         check_exposure(replace(plan, widths=widths_of(encoders)).shape, job, plan.loss)
     problem = make_problem(plan, mapping, union, encoders)
@@ -84,6 +83,7 @@ def _trained(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | No
         problem = replace(problem, last_look=last_look)
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
     server = plan.algorithm.server(problem, job.options)
+    give_back(mapping.train.rows)  # what mapping and statistics took
     training = Run(prepared, union, problem, server, on_round, patience)
     training.start()
     training.loop()

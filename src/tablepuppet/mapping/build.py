@@ -119,7 +119,7 @@ def map_tables(
         [max_joined_rows] * 2 if max_joined_rows else [default_limit(None if any(caps) else cluster), default_limit()]
     )
     keys, client_rows = gather_keys(bound, link, job, privacy, seed)
-    give_back()  # in one process, what owners freed while others were still at work
+    give_back(max(sum(own.values()) for own in client_rows))  # in one process, what owners freed while others worked
     merged = tuple(scan.merged for scan in keys)
     joins: list[BranchJoin] = []
     for branch in bound.branches:

@@ -220,5 +220,6 @@ def _dense_gram(dense: Array, weights: Array | Following) -> Array:
         weighted = root[:, None] * dense[chunk]
         return np.asarray(weighted.T @ (weighted if is_square else dense[chunk]))
 
-    chunks = list(_chunks(dense))  # added in order, whoever is first
+    chunks = list(weights.slices() if isinstance(weights, Following) else _chunks(dense))
+    # added in order, whoever is first
     return sum((pool().map if len(chunks) > 1 else map)(of_chunk, chunks), np.zeros((dense.shape[1], dense.shape[1])))

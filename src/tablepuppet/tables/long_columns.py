@@ -1,10 +1,10 @@
 """Long columns: put together from batches as they are read, and put in another order.
 
 A database hands rows out in small batches, and takes a batch's memory back when the last of its columns is let go. The
-columns of a long table are therefore copied into memory of their own, pieces of a million rows: each column can
-then go by itself, and what a batch took is used again by the next. Texts that repeat become codes on the way, so that
-nobody hashes them again. NumPy asks for large pages, with which an array of megabytes is had in a fraction of the time;
-Arrow's pool does not (docs/decisions/0107-a-scan-is-let-go-once-it-is-encoded.md).
+columns of a long table are therefore copied into memory of their own, a piece of a million rows and then larger ones:
+each column can then go by itself, and what a batch took is used again by the next. Texts that repeat become codes on
+the way, so that nobody hashes them again. NumPy asks for large pages, with which an array of megabytes is had in a
+fraction of the time; Arrow's pool does not (docs/decisions/0107-a-scan-is-let-go-once-it-is-encoded.md).
 
 Short tables stay as they come.
 """
@@ -25,6 +25,8 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.threads import over_rows
 
 PIECE = 1 << 20  # rows
+_FURTHER = 1 << 24  # bytes of those that follow: the system's (memory.py). Smaller ones, freed, leave room in the heap
+# that long arrays are put into, and when these go, their pages stay
 _BATCHES = 8  # of a few thousand rows, that are copied together: they stay in the cache
 _LOOK = 1 << 13  # rows of a text that tell whether it repeats
 _REPEATS = 8  # times, from which codes are the shorter way
@@ -98,12 +100,13 @@ class _Column:
         values, self._kind = _values(chunk), chunk.type
         while len(values):
             if self._open is None:
-                self._open, self._filled = np.empty(PIECE, values.dtype), 0
-            some = values[: PIECE - self._filled]
+                size = max(PIECE, _FURTHER // values.itemsize) if self._pieces else PIECE
+                self._open, self._filled = np.empty(size, values.dtype), 0
+            some = values[: len(self._open) - self._filled]
             self._open[self._filled : self._filled + len(some)] = some
             self._filled += len(some)
             values = values[len(some) :]
-            if self._filled == PIECE:
+            if self._filled == len(self._open):
                 self._close()
 
     def _close(self) -> None:

@@ -77,7 +77,7 @@ def send_keys(own: ClientState, request: m.SendKeys) -> m.Keys:
             points = blinded(points_of(found.dictionary), blinding_key(own.secret, request.job, domain))
             found = sorted_tokens(found.indices, to_array(points))
         columns[f"c{column}"] = found
-    give_back()
+    give_back(table.num_rows)
     check = key_check(key) if key else b""
     return m.Keys(rows=table.num_rows, columns=pa.table(columns), order=order, check=check)
 
@@ -226,7 +226,7 @@ def encode_features(own: ClientState, request: m.EncodeFeatures) -> m.Encoded:
             if training.limits_predictions(own, each):
                 training.count_unknowns(own, each)
         own.tables.let_go(opened.job, opened.scan)
-    give_back()  # before training: what encoding took would stay with Arrow's pool
+    give_back(part.train.rows)  # before training: what encoding took would stay with Arrow's pool
     return m.Encoded(width=part.train.width)
 
 

@@ -230,8 +230,12 @@ def numpy_of(column: pa.Array | pa.ChunkedArray, missing: float = 0) -> NDArray[
     values = np.frombuffer(held, _DTYPES[str(array.type)], stop)[array.offset :]
     if not array.null_count:
         return values
-    is_valid = np.unpackbits(np.frombuffer(validity, np.uint8), count=stop, bitorder="little")[array.offset :]
-    return np.where(is_valid.view(np.bool_), values, values.dtype.type(missing))
+    first, inside = divmod(array.offset, 8)
+    bits = np.frombuffer(validity, np.uint8)[first:]
+    is_valid = np.unpackbits(bits, count=inside + len(array), bitorder="little")[inside:]
+    filled = values.copy()
+    filled[np.flatnonzero(is_valid == 0)] = missing  # by places: several times faster than by a mask without a pattern
+    return filled
 
 
 def missing_rows(values: Array) -> NDArray[np.bool_]:

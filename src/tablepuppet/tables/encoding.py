@@ -179,8 +179,7 @@ def _write(raw: Array, info: ColumnInfo, feature: NumberEncoder, out: Array) -> 
     is_missing, varies = missing_rows(raw), feature.scale > 0
     values = out[:, : raw.shape[1]]
     np.subtract(raw, feature.mean, out=values)
-    if is_missing.any():
-        values[is_missing] = feature.fill - feature.mean
+    values[np.flatnonzero(is_missing)] = feature.fill - feature.mean
     values /= np.where(varies, feature.scale, 1.0)
     if not varies.all():
         values[:, ~varies] = 0.0

@@ -107,23 +107,23 @@ def _of_numbers(
     values, once = None if taken is None else numbers(column, info), np.ones(min(rows, _CHUNK))
     has_missing = column.null_count > 0
 
-    def total(summed: Callable[[Array, Array, float], Array]) -> Array:
-        """`summed`: of some rows that have a number, with their weights; and the weight of those that have none."""
+    def total(summed: Callable[[Array, Array, Array], Array]) -> Array:
+        """`summed`: of some rows that have a number, with their weights; and the weights of those that have none."""
         found = np.zeros(1)
         for start in range(0, rows, _CHUNK):
             here = slice(start, min(start + _CHUNK, rows))
             some = numbers(column[here], info) if taken is None or values is None else values[taken[here]]
-            heavy, without = once[: len(some)] if weights is None else floats(weights[here]), 0.0
-            if has_missing:
-                is_there = ~missing_rows(some)
-                without = float(heavy[~is_there].sum())
-                some, heavy = (some, heavy) if is_there.all() else (some[is_there], heavy[is_there])
+            heavy, without = once[: len(some)] if weights is None else floats(weights[here]), once[:0]
+            if has_missing:  # taken by their places: several times faster than by a mask without a pattern
+                is_missing = missing_rows(some)
+                there, without = np.flatnonzero(~is_missing), heavy.take(np.flatnonzero(is_missing))
+                some, heavy = some.take(there, axis=0), heavy.take(there)
             with np.errstate(over="ignore", invalid="ignore"):  # looked at below, with a better message
                 found = found + summed(some, heavy, without)
         return found
 
-    def first(some: Array, heavy: Array, without: float) -> Array:
-        return np.concatenate([heavy @ some, [heavy.sum(), without]])
+    def first(some: Array, heavy: Array, without: Array) -> Array:
+        return np.concatenate([heavy @ some, [heavy.sum(), without.sum()]])
 
     found = total(first)
     if not np.isfinite(found).all():  # NaN, which is missing, too; or infinite

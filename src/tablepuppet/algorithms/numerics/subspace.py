@@ -230,7 +230,7 @@ class Tracker:
         for i, (a, slots) in enumerate(zip(first, self._slots, strict=False)):
             found = np.array([*new, *last])
             if known is not None:
-                found = np.concatenate([*rows[:i], *rows[i + 1 :]])
+                found = np.concatenate([new[:0], *rows[:i], *rows[i + 1 :]])
             for image in _images(i, done.signals):
                 here, found = np.split(found, [image.shape[1] // outputs])
                 for slot, vector in slots.items():

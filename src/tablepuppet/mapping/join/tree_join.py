@@ -37,13 +37,20 @@ class Edge:
     is_outer: bool
     only: RowNumbers | None  # for each row of the parent (and −1) its one row here, or −1; None: there may be several
     group: RowNumbers  # where there may be several: the group that each row of the parent (and −1) finds
-    starts: NDArray[np.int64]  # of each group in `grouped`, and the end; the last group is empty
+    starts: RowNumbers  # of each group in `grouped`, and the end; the last group is empty
     grouped: RowNumbers  # rows here, group by group, in order within a group; then −1
 
     def per_group(self, values: Array) -> Array:
         """The sum over the rows of each group."""
         running = np.concatenate([[0.0], np.cumsum(values[self.grouped[:-1]])])
         return np.diff(running[self.starts])
+
+    def of_groups(self, groups: RowNumbers, count: int) -> RowNumbers:
+        """All rows of some groups, `count` of them: as SciPy takes rows of a sparse matrix, whose columns these are."""
+        found, values = np.empty(count, self.grouped.dtype), np.empty(count, np.int8)
+        given = self.grouped, self.grouped.view(np.int8)  # it takes the values along, whatever they are
+        sparse_loops().csr_row_index(len(groups), groups, self.starts, *given, found, values)
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,11 +114,13 @@ class TreeJoin:
             counts = edge.starts.take(group + 1) - starts
             copies = np.maximum(counts, 1) if edge.is_outer else counts
             above = _repeated(copies)
+            found = {i: known.take(above) for i, known in found.items()}
+            if not edge.is_outer:
+                found[edge.relation] = edge.of_groups(group, len(above))
+                continue
             place = (starts - np.cumsum(copies) + copies).take(above)
             place += np.arange(len(place))
-            if edge.is_outer:
-                place[(counts == 0).take(above)] = -1
-            found = {i: known.take(above) for i, known in found.items()}
+            place[(counts == 0).take(above)] = -1
             found[edge.relation] = edge.grouped.take(place, mode="wrap")
         return found
 
@@ -175,9 +184,9 @@ def _edge(parent: int, relation: int, is_outer: bool, columns: list[tuple[int, i
         over_rows(find, len(above), 1 << 20)
         only[-1] = -1
         return Edge(parent, relation, is_outer, only, only[:0], np.zeros(0, np.int64), only[:0])
-    starts = np.concatenate([[0], np.cumsum(counts[1:]), [len(here) - counts[0]]])
+    starts = np.concatenate([[0], np.cumsum(counts[1:]), [len(here) - counts[0]]]).astype(order.dtype)
     grouped = order[np.argsort(here, kind="stable")][counts[0] :]
-    group = np.append(np.where(above < 0, groups, above), groups).astype(np.int32)
+    group = np.append(np.where(above < 0, groups, above), groups).astype(order.dtype)
     return Edge(parent, relation, is_outer, None, group, starts, np.append(grouped, grouped.dtype.type(-1)))
 
 

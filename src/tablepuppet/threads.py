@@ -59,8 +59,7 @@ def _controller() -> ThreadpoolController:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_FEW, _LONG = 1 << 19, 1 << 22  # rows that are not worth a second thread, and those that are not copied
-_APART = 1 << 10  # rows of which one is looked at
+_FEW = 1 << 19  # rows that are not worth a second thread
 
 
 class Pool:
@@ -115,28 +114,13 @@ def over_rows(function: Callable[[slice], None], rows: int, step: int) -> None:
         pass
 
 
-def in_order(values: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
-    """A long array's values in ascending order, NaN last, as threads have sorted them; they change places."""
+def sort(values: NDArray[Any]) -> None:
+    """Sorts a long array where it is, each thread some of it."""
     threads = os.cpu_count() or 1
     if len(values) < _FEW or threads == 1:
         values.sort()
-        yield values
-    elif len(values) > _LONG:  # no room for a copy
-        borders = [len(values) * k // threads for k in range(threads + 1)]
-        values.partition(borders[1:-1])
-        for _ in pool().map(np.ndarray.sort, [values[a:b] for a, b in pairwise(borders)]):
-            pass
-        yield values
-    else:
-        sample = np.sort(values[::_APART])
-        sample = sample[~np.isnan(sample)]
-        first = np.unique(sample[[len(sample) * k // threads for k in range(len(sample) and 1, threads)]])
-
-        def sorted_part(number: int) -> NDArray[np.float64]:
-            is_below = values < first[number] if number < len(first) else np.True_
-            is_above = ~(values < first[number - 1]) if number else np.True_
-            part = np.compress(np.broadcast_to(is_below & is_above, values.shape), values)
-            part.sort()
-            return part
-
-        yield from pool().map(sorted_part, range(len(first) + 1))
+        return
+    borders = [len(values) * k // threads for k in range(threads + 1)]
+    values.partition(borders[1:-1])
+    for _ in pool().map(np.ndarray.sort, [values[a:b] for a, b in pairwise(borders)]):
+        pass

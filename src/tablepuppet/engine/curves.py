@@ -22,7 +22,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.losses import Loss
-from tablepuppet.threads import in_order, pool
+from tablepuppet.threads import pool, sort
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -192,7 +192,8 @@ def rank_rows(count: int, rows: Iterable[tuple[Array, NDArray[Any]]]) -> Ranking
         ordered[start : start + len(scores)] = labelled(scores, labels)
         start += len(scores)
         positives += int(np.count_nonzero(labels > 0.5))
-    return rank(in_order(ordered), count, positives)
+    sort(ordered)
+    return rank([ordered], count, positives)
 
 
 def labelled(scores: Array, labels: NDArray[Any]) -> Array:

@@ -38,7 +38,7 @@ from tablepuppet.mapping.walk.lane import (
     walk_lane,
 )
 from tablepuppet.mapping.walk.lane_view import lane_view, whole
-from tablepuppet.threads import in_order, one_blas_thread, pool
+from tablepuppet.threads import one_blas_thread, pool, sort
 
 __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]
 
@@ -186,7 +186,9 @@ class JoinedRows:
 
     def ordered(self, name: str) -> Iterator[Array]:
         """The values that a walk left in the state, which gives them up, in ascending order, a view at a time."""
-        yield from in_order(self.state.pop(name).reshape(-1))
+        values = self.state.pop(name).reshape(-1)
+        sort(values)
+        yield values
 
     @cached_property
     def gather_scatter(self) -> GatherScatter:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import get_args, get_origin
 
 import msgspec
@@ -92,3 +94,30 @@ def test_every_message_type_is_on_exactly_one_list() -> None:
     declared = {t for a in ALGORITHMS for t in (*a.requests, *a.own_requests, *a.answers)}
     assert not requests & responses
     assert requests | responses == common | declared
+
+
+THREADS = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+import msgspec
+from tablepuppet.protocol.codec import Frame, decode
+
+sys.setswitchinterval(1e-6)
+for number in range(100):
+    fields = [(f"f{k}", "dict[str, list[int | None]]") for k in range(12)]
+    inner = [msgspec.defstruct(f"Inner{number}_{k}", fields) for k in range(4)]
+    kinds = msgspec.defstruct(f"Outer{number}", [(k.__name__, k | None, None) for k in inner], tag=True)
+    gate = threading.Barrier(4)
+
+    def read(_):
+        gate.wait()
+        return decode(Frame(b"\\x01" + msgspec.msgpack.encode(kinds()), ()), kinds)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(read, range(4))) == [kinds()] * 4
+"""
+
+
+def test_threads_may_be_the_first_to_read_a_kind_of_message_at_the_same_time() -> None:
+    """In a process of its own: to study a type in two threads would end it."""
+    subprocess.run([sys.executable, "-c", THREADS], check=True, timeout=120)

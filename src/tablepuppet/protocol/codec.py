@@ -244,14 +244,17 @@ class _Decoders:
 
     def of(self, name: bytes) -> msgspec.msgpack.Decoder[Any]:
         found = self._made.get(name)
-        if found is None:
-            kind = self._kinds.get(name)
-            name, kind = (b"", self.types) if kind is None else (name, kind)
-            found = self._made.get(name) or msgspec.msgpack.Decoder(kind, dec_hook=_beside_header)
-            self._made[name] = found
-        return found
+        if found is not None:
+            return found
+        kind = self._kinds.get(name)
+        name, kind = (b"", self.types) if kind is None else (name, kind)
+        with _STUDYING:  # a type that another thread has half studied ends the process
+            if name not in self._made:
+                self._made[name] = msgspec.msgpack.Decoder(kind, dec_hook=_beside_header)
+            return self._made[name]
 
 
+_STUDYING = threading.Lock()
 # By the types' id, for to hash their union takes long; they are kept inside, so that no other object ever has the id.
 _KNOWN: dict[int, _Decoders] = {}
 

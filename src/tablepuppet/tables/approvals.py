@@ -42,6 +42,10 @@ class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return datetime.fromisoformat(self.until) < now
 
 
+# Made before any thread asks: two threads that study a type at once would end the process.
+_CONTRACT, _DECISIONS = msgspec.json.Decoder(Contract), msgspec.json.Decoder(list[Decision])
+
+
 class Approvals:
     """One owner's decisions; without a folder they last as long as the process."""
 
@@ -101,7 +105,7 @@ class Approvals:
         found = dict(self._waiting)
         if self._folder is not None:
             for path in sorted((self._folder / "contracts").glob("*.json")):
-                found[path.stem] = msgspec.json.decode(path.read_bytes(), type=Contract)
+                found[path.stem] = _CONTRACT.decode(path.read_bytes())
         now = datetime.now(UTC)
         decided = [d for d in self._read() if not d.is_over(now)]
         return [c for c in found.values() if not any(self._decides(d, c) for d in decided)]
@@ -119,7 +123,7 @@ class Approvals:
         known = dict(self._waiting)
         if self._folder is not None:
             for path in (self._folder / "contracts").glob(f"{name}*.json"):
-                known[path.stem] = msgspec.json.decode(path.read_bytes(), type=Contract)
+                known[path.stem] = _CONTRACT.decode(path.read_bytes())
         matching = [contract for full, contract in known.items() if full.startswith(name)]
         if len(matching) != 1:
             raise PolicyError(
@@ -149,7 +153,7 @@ class Approvals:
         if not path.exists():
             return []
         try:
-            return msgspec.json.decode(path.read_bytes(), type=list[Decision])
+            return _DECISIONS.decode(path.read_bytes())
         except (OSError, msgspec.MsgspecError):
             raise PolicyError(f"{path} cannot be read, and nothing is approved without it; restore it") from None
 

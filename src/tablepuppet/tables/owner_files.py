@@ -51,6 +51,10 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(self, hash=""), order="sorted")).hexdigest()
 
 
+# Made before any thread asks: two threads that study a type at once would end the process.
+_ENTRY, _ACCOUNT = msgspec.json.Decoder(Entry), msgspec.json.Decoder(Account)
+
+
 class OwnerLog:
     """One owner's log; without a path it lasts as long as the process."""
 
@@ -97,7 +101,7 @@ def read_log(path: Path) -> list[Entry]:
     """All lines of a log."""
     try:
         lines = path.read_bytes().splitlines()
-        return [msgspec.json.decode(line, type=Entry) for line in lines if line.strip()]
+        return [_ENTRY.decode(line) for line in lines if line.strip()]
     except (OSError, msgspec.MsgspecError):
         raise PolicyError(f"the log {path} cannot be read, or a line of it is damaged; restore it") from None
 
@@ -162,7 +166,7 @@ def own_secret(path: Path) -> bytes:
 
 def _read(path: Path) -> Account:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Account)
+        return _ACCOUNT.decode(path.read_bytes())
     except (OSError, msgspec.MsgspecError):
         raise PolicyError(
             f"the account {path} of what was spent cannot be read; without it, nothing is answered. Restore it"

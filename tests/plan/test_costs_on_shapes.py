@@ -23,6 +23,9 @@ from tablepuppet.tables.encoding import encoded_width
 ROWS, TREE_ROWS, TIMED_ROWS = 3_000, 30_000, 150_000
 
 
+WALK, CALL = 2.8e-9, 8.7e-7  # seconds, there
+
+
 def shared(rows: int) -> Case:
     """A star whose facts lie with three clients."""
     case = star(rows)
@@ -43,18 +46,23 @@ SHAPES: dict[str, Callable[[int], Case]] = {"star": star, "chain": chain, "many"
 
 
 def speed() -> float:
-    """How much longer this core takes than the one that the model of cost was measured on, for work of that kind."""
+    """How much longer this core takes than the one that the model of cost was measured on, for work of that kind: walks
+    over arrays, and Python's own around small ones."""
     rng = np.random.default_rng(0)
     index, values = rng.integers(0, 10_000, 1 << 15), rng.normal(size=10_000)
     out, sums = np.empty(len(index)), np.zeros(len(values))
-    taken = []
-    for _ in range(60):
+    walks, calls = [], []
+    for _ in range(40):
         began = time.process_time()
         np.take(values, index, out=out, mode="clip")
         np.exp(out, out=out)
         np.add.at(sums, index, out)
-        taken.append(time.process_time() - began)
-    return float(np.median(taken)) / len(index) / 2.8e-9
+        walks.append(time.process_time() - began)
+        began = time.process_time()
+        for k in range(400):
+            sums[k : k + 10] += {"signal": out[k : k + 10]}["signal"]
+        calls.append(time.process_time() - began)
+    return float(np.sqrt(np.median(walks) / (1 << 15) / WALK * np.median(calls) / 400 / CALL))
 
 
 # What explain can price: one job of every algorithm, and of every kind of model that it trains.
@@ -69,6 +77,11 @@ JOBS: dict[str, dict[str, Any]] = {
     "als": {"model": "linear", "algorithm": "als", "head": "factor", "rank": 4, "epochs": 3},
     "factors": {"model": "linear", "algorithm": "sgd", "head": "factor", "rank": 4, "epochs": 3},
     "centralized": {"model": "logistic", "algorithm": "centralized"},
+    "network": {"model": "mlp", "algorithm": "sgd", "epochs": 3},
+    "network-admm": {"model": "mlp", "algorithm": "admm", "epochs": 3},
+    "network-vfl-sgd": {"model": "mlp", "algorithm": "vfl-sgd", "epochs": 2},
+    "perceptron": {"model": "logistic", "algorithm": "sgd", "head": "mlp", "epochs": 3},
+    "network-centralized": {"model": "mlp", "algorithm": "centralized", "epochs": 2},
     "columns": {"model": "boosted", "algorithm": tp.Boosting(trees=TREES)},
     "splits": {"model": "boosted", "algorithm": tp.Boosting(trees=TREES, tells="splits")},
     "lazy": {"model": "boosted", "algorithm": tp.Boosting(trees=TREES, checks="lazy")},
@@ -133,8 +146,8 @@ def test_an_epoch_takes_the_cpu_time_that_explain_names_within_a_factor_of_two(
         for _ in range(3):
             clock, before = Clock(monkeypatch), speed()
             result = federation.train(case.query, label=case.label, on_round=clock, **JOBS[job])
-            slower.append(clock.measured(result) / said(result) / (0.5 * (before + speed())))
-    assert 0.5 <= np.median(slower) <= 2.0, slower
+            slower.append(clock.measured(result) / said(result) / min(before, speed()))
+    assert 0.5 <= min(slower) <= 2.0, slower  # what else a machine does only adds
 
 
 def test_every_algorithm_has_a_job_whose_cpu_time_is_measured() -> None:
@@ -214,5 +227,5 @@ def test_an_epoch_over_many_ids_takes_the_cpu_time_that_explain_names(
         for _ in range(3):
             clock, before = Clock(monkeypatch), speed()
             result = federation.train(case.query, on_round=clock, **given)
-            slower.append(clock.measured(result) / said(result) / (0.5 * (before + speed())))
-    assert 0.4 <= np.median(slower) <= 2.5, slower
+            slower.append(clock.measured(result) / said(result) / min(before, speed()))
+    assert 0.5 <= min(slower) <= 2.0, slower

@@ -46,6 +46,20 @@ def test_after_training_the_counted_figures_stand_beside_the_estimates() -> None
     check("newton-trained", result.explain())
 
 
+def test_what_trees_cost_is_told_of_the_run_for_no_two_are_alike() -> None:
+    label, query = LABELS["logistic"]
+    with shop(1) as federation:
+        plan = federation.explain(query, label=label, model="boosted", algorithm=tp.Boosting(trees=30))
+    titles, head, line = str(plan).split("Estimated cost (▸ is this job)\n")[1].splitlines()[:3]
+    assert [part.strip() for part in titles.split("│")] == ["", "30 trees", "memory"]
+    run = plan.cost("boosting", 30)
+    assert line.split("│")[1].split()[0] == str(run.rounds)
+    assert head.split("│")[1].split() == ["rounds", "bytes", "CPU", "US-UK", "US-US"]
+    page = plan._repr_html_()
+    assert "CPU of 30 trees" in page
+    assert "epochs" not in page.split("Estimated cost")[1].split("</table>")[0]
+
+
 def test_the_documentation_quotes_plans_as_they_are() -> None:
     page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text(encoding="utf-8").splitlines()
     quoted = [line[4:] for line in page if line.startswith("    ") and line.strip()]

@@ -27,6 +27,12 @@ FLOAT = 8  # bytes
 _LOSS, _MOVED = 18e-9, 9e-9  # CPU seconds for a joined row in a walk: its loss, and each block's value there and back
 _CELL = 6e-9  # for an encoded number of a table: predictions and a gradient
 _EPOCH = 2e-3  # whatever the rows
+_CALLED, _PASSED, _WEIGHED = 0.08e-3, 80e-9, 0.3e-9  # a network's step, each row there and back, each parameter of it
+
+
+def network_seconds(rows: float, parameters: int, steps: float = 0.0) -> float:
+    """CPU seconds of a network that so many rows go through, there and back, in so many steps."""
+    return _CALLED * steps + rows * (_PASSED + _WEIGHED * parameters)
 
 
 _Options = TypeVar("_Options", bound=AlgorithmOptions)
@@ -219,8 +225,13 @@ class Algorithm(ABC, Generic[_Options]):
         docs/performance.md was. `batches`: how many it has."""
         given = sum(block.outputs for block in shape.blocks)
         moved = self.walks * (_LOSS * shape.outputs + _MOVED * given) + self.row_seconds
-        cells = sum(block.rows * block.entries * block.outputs for block in shape.blocks)
-        return _EPOCH + shape.joined * moved + _CELL * cells
+        tables = sum(
+            _CELL * block.rows * block.entries * block.outputs
+            if shape.is_linear
+            else network_seconds(block.rows, block.parameters) / 2
+            for block in shape.blocks
+        )
+        return _EPOCH + shape.joined * moved + tables
 
     def server_memory(self, shape: Shape, options: _Options) -> int:
         """Bytes of vectors over the rows of all blocks."""

@@ -122,6 +122,8 @@ class Shape:
     has_widths: bool  # whether widths are known, or strings were counted as one column
     epochs: int = 1  # that the job plans at most
     head: HeadKind = "sum"
+    head_parameters: int = 0  # of a network's
+    has_module: bool = False  # a network of the user's own, of which nobody knows what it computes
     value_bytes: int = 8
     model_bytes: int = 8  # of predictions and parameters: a network's own precision
     has_kinks: bool = False  # of the loss, whose slope at a kink must be kept

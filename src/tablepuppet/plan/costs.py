@@ -27,7 +27,6 @@ from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW
 from tablepuppet.mapping.mapping import MappingSummary, Placement
 from tablepuppet.models.features import GRAM_LIMIT
 from tablepuppet.models.heads.base import HeadSpec
-from tablepuppet.models.heads.kinds import is_network
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import Privacy
@@ -46,7 +45,7 @@ class Cost:
     algorithm: str
     epochs: int
     waves: tuple[Wave, ...]
-    computing: float | None = None  # CPU seconds besides messages; None: nobody has measured them
+    computing: float | None = None  # CPU seconds besides messages; None: of a network that nobody knows
 
     @property
     def cpu(self) -> float | None:
@@ -98,9 +97,11 @@ def cost(
     numbers = range(1) if declared.is_pooled else range(after, after + epochs)
     waves = [wave for epoch in numbers for wave in declared.traffic(own, options, epoch, batch_size)]
     agreed = agreement(shape) if after == 0 and not (declared.is_pooled or declared.own_model) else []
-    is_measured = bool(declared.own_model) or (shape.is_linear and not is_network(shape.head))
-    batches = 1 if batch_size is None or not declared.uses_batches else -(-shape.joined // max(1, batch_size))
-    computing = sum(declared.cpu(own, options, epoch, batches) for epoch in numbers) if is_measured else None
+    size = shape.joined if batch_size is None else min(batch_size, shape.joined)
+    batches = -(-shape.joined // max(1, size)) if declared.uses_batches or declared.is_pooled else 1
+    is_solved = declared.is_pooled and shape.is_linear and shape.head == "sum"  # at once, whatever the epochs
+    computed = numbers if is_solved else range(after, after + epochs)
+    computing = None if shape.has_module else sum(declared.cpu(own, options, epoch, batches) for epoch in computed)
     return Cost(algorithm, epochs, (*waves, *agreed), computing)
 
 
@@ -157,6 +158,8 @@ def shape_of(
         has_widths=widths is not None,
         epochs=epochs,
         head=head.kind,
+        head_parameters=_layers(_given(head), head.hidden, head.outputs) if head.kind == "mlp" else 0,
+        has_module="module" in (spec.kind, head.kind),
         value_bytes=value_bytes,
         model_bytes=value_bytes if spec.is_linear or spec.dtype == "float64" else 4,
         has_kinks=not loss.is_smooth,
@@ -168,8 +171,17 @@ def _parameters(spec: ModelSpec, width: int, outputs: int) -> int:
     """|θ| of a block; a module of the user's own is taken for a linear one, for only its owner can build it."""
     if spec.kind != "mlp":
         return width * outputs
-    layers = (width, *spec.hidden, outputs)
-    return sum((a + 1) * b for a, b in pairwise(layers))
+    return _layers(width, spec.hidden, outputs)
+
+
+def _layers(width: int, hidden: Sequence[int], outputs: int) -> int:
+    """The parameters of a perceptron."""
+    return sum((a + 1) * b for a, b in pairwise((width, *hidden, outputs)))
+
+
+def _given(head: HeadSpec) -> int:
+    """The numbers that a network head is given: all, but those of the sum beside it."""
+    return sum(head.widths) - (len(head.widths) * head.outputs if head.sum_weight else 0)
 
 
 _INDEX = 4  # bytes of a row number

@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tablepuppet.formatting import folded, fragment, items, lines, seconds, size, table
+from tablepuppet.formatting import folded, fragment, items, lines, plural, seconds, size, table
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
-from tablepuppet.plan.explain import title_lines, tree_lines
+from tablepuppet.plan.explain import cpu_text, title_lines, tree_lines
 from tablepuppet.plan.gains import gain_lines
 
 if TYPE_CHECKING:
@@ -109,28 +109,18 @@ def _rows(plan: Plan) -> str:
 
 def _costs(plan: Plan) -> str:
     """One line per algorithm; this job's is marked."""
-    head = [
-        "",
-        "rounds an epoch",
-        "bytes an epoch",
-        f"US-UK, {RUN_EPOCHS} epochs",
-        f"US-US, {RUN_EPOCHS} epochs",
-        "memory of the server",
-        "of a client",
-    ]
+    algorithm = plan.algorithm
+    run = plural(algorithm.run_epochs(plan.job.options, RUN_EPOCHS), algorithm.epoch)
+    each = f"of {run}" if algorithm.own_model else "an epoch"  # no two trees are alike
+    head = ["", f"rounds {each}", f"bytes {each}", f"CPU {each}", f"US-UK, {run}", f"US-US, {run}"]
+    head += ["memory of the server", "of a client"]
     costs = plan.costs
-    rows = [
-        [
-            row.algorithm,
-            f"{row.epoch.rounds:,}",
-            size(row.epoch.bytes),
-            seconds(row.run.seconds("us-uk")),
-            seconds(row.run.seconds("us-us")),
-            size(row.server_memory),
-            size(row.client_memory),
-        ]
-        for row in costs
-    ]
+    rows = []
+    for row in costs:
+        shown = row.run if algorithm.own_model else row.epoch
+        cells = [row.algorithm, f"{shown.rounds:,}", size(shown.bytes), cpu_text(shown)]
+        cells += [seconds(row.run.seconds(network)) for network in ("us-uk", "us-us")]
+        rows.append([*cells, size(row.server_memory), size(row.client_memory)])
     names = [row.algorithm for row in costs]
     own = names.index(plan.job.algorithm) if plan.job.algorithm in names else -1
     return table(head, rows, caption="Estimated cost (bold: this job)", marked=own)

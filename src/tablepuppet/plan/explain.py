@@ -147,20 +147,27 @@ def _rows(plan: Plan) -> list[str]:
 
 
 def _costs(plan: Plan) -> list[str]:
-    """One line per algorithm: an epoch, a run, memory."""
+    """One line per algorithm: an epoch, a run, memory. No two trees are alike: of these, the run alone."""
     names = [[""]]
-    epoch = [["rounds", "bytes", "CPU", "US-UK", "US-US"]]
+    one = [["rounds", "bytes", "CPU", "US-UK", "US-US"]]
     run = [["US-UK", "US-US"]]
     memory = [["server", "client"]]
     for row in plan.costs:
         names.append([("▸ " if row.algorithm == plan.job.algorithm else "  ") + row.algorithm])
-        cpu = "–" if row.epoch.cpu is None else seconds(row.epoch.cpu)
-        epoch.append([f"{row.epoch.rounds:,}", size(row.epoch.bytes), cpu, *_times(row.epoch)])
+        shown = row.run if plan.algorithm.own_model else row.epoch
+        one.append([f"{shown.rounds:,}", size(shown.bytes), cpu_text(shown), *_times(shown)])
         run.append(_times(row.run))
         memory.append([size(row.server_memory), size(row.client_memory)])
-    unit, run_epochs = plan.algorithm.epoch, plan.algorithm.run_epochs(plan.job.options, RUN_EPOCHS)
-    titles = ["", f"one {unit}", plural(run_epochs, unit), "memory"]
-    return ["Estimated cost (▸ is this job)", *groups(titles, [names, epoch, run, memory])]
+    unit = plan.algorithm.epoch
+    epochs = plural(plan.algorithm.run_epochs(plan.job.options, RUN_EPOCHS), unit)
+    titled = [(epochs, one)] if plan.algorithm.own_model else [(f"one {unit}", one), (epochs, run)]
+    titles, tables = zip(("", names), *titled, ("memory", memory), strict=True)
+    return ["Estimated cost (▸ is this job)", *groups(list(titles), list(tables))]
+
+
+def cpu_text(of: Cost) -> str:
+    """CPU seconds, or a dash where a network that nobody knows is trained."""
+    return "–" if of.cpu is None else seconds(of.cpu)
 
 
 def _times(of: Cost | Account) -> list[str]:

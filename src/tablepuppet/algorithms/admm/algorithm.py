@@ -6,9 +6,18 @@ from math import inf, isfinite, sqrt
 from typing import Any
 
 from tablepuppet.algorithms.admm import linear, neural
+from tablepuppet.algorithms.admm.local import local_epochs
 from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate
 from tablepuppet.algorithms.admm.server import AdmmServer
-from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit, PrivateForm
+from tablepuppet.algorithms.algorithm import (
+    FLOAT,
+    Algorithm,
+    Disclosure,
+    FiguresBy,
+    Merit,
+    PrivateForm,
+    network_seconds,
+)
 from tablepuppet.algorithms.base import Answer, PartSetup, Problem
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
@@ -69,9 +78,15 @@ class AdmmAlgorithm(Algorithm[Admm]):
     # -- what it costs ---------------------------------------------------------------------
 
     def cpu(self, shape: Shape, options: Admm, epoch: int, batches: int = 1) -> float:
-        """A proximal map that iterates takes long until it is compiled."""
+        """A proximal map that iterates takes long until it is compiled; local steps of networks take longest."""
         is_slow = shape.curvature_varies and not wins(shape.joined, is_dear=True)
-        return super().cpu(shape, options, epoch, batches) + shape.joined * is_slow * _ITERATED
+        seconds = super().cpu(shape, options, epoch, batches) + shape.joined * is_slow * _ITERATED
+        if not shape.is_linear:
+            for block, part in shape.parts:
+                size, epochs = local_epochs(part.rows, len(block.parts), options)
+                passes = epochs * (options.inner_rounds if block.is_split else 1)
+                seconds += network_seconds(passes * part.rows, block.parameters, passes * -(-part.rows // size))
+        return seconds
 
     def traffic(self, shape: Shape, options: Admm, epoch: int, batch_size: int | None) -> list[Wave]:
         """Down Y, up predictions; inner rounds by consensus, or one with second moments."""
@@ -82,7 +97,7 @@ class AdmmAlgorithm(Algorithm[Admm]):
 
         def answer(block: BlockShape, part: PartShape) -> float:
             directions = 2 + (min(epoch, options.memory) if options.averages else 0)
-            return update(block, part) * precision + directions**2
+            return update(block, part) * precision + (directions**2 if shape.is_linear else 1)
 
         def inner(block: BlockShape) -> list[tuple[float, float]]:
             values = block.parameters * precision

@@ -41,10 +41,10 @@ def solve(
     """θ after some epochs, starting where it stands."""
     model, rows = setup.model, len(setup.multiplicity)
     assert isinstance(model, NeuralModel)
-    size = options.local_batch_size or min(max(rows // _BATCHES, _BATCH[0]), _BATCH[1])
+    size, epochs = local_epochs(rows, setup.clients, options)
     descent = Rule(options.local_optimizer)
     quadratic = factor * setup.multiplicity
-    for _ in range(options.local_epochs or _epochs(setup, options, -(-rows // size))):
+    for _ in range(epochs):
         order = np.random.default_rng((setup.seed, moments.step)).permutation(rows)
         signals, squares = signal[order], quadratic[order]  # at once: a batch has few rows
         for start in range(0, rows, size):
@@ -57,10 +57,13 @@ def solve(
     return theta, moments
 
 
-def _epochs(setup: PartSetup, options: Admm, batches: int) -> int:
-    """Two epochs in an outer round, more for a small table; the inner rounds of a consensus share them."""
-    shared = options.inner_rounds if setup.clients > 1 else 1
-    return max(1, -(-max(_STEPS, 2 * batches) // (batches * shared)))
+def local_epochs(rows: int, clients: int, options: Admm) -> tuple[int, int]:
+    """The rows of a batch, and the epochs of a call: two in an outer round, more for a small table; the inner rounds of
+    a consensus share them."""
+    size = options.local_batch_size or min(max(rows // _BATCHES, _BATCH[0]), _BATCH[1])
+    batches, shared = -(-rows // size), options.inner_rounds if clients > 1 else 1
+    usual = max(1, -(-max(_STEPS, 2 * batches) // (max(1, batches) * shared)))
+    return size, options.local_epochs or usual
 
 
 @dataclass(frozen=True, slots=True, eq=False)

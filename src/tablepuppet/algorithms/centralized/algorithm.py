@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 import scipy
 
+from tablepuppet.algorithms.algorithm import network_seconds
 from tablepuppet.algorithms.centralized.by_torch import train
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.pooled import Optimum, Pooled, PooledAlgorithm, Trained
@@ -43,6 +44,7 @@ _ITERATIONS = 100
 # and of each of its columns; of a row in an iteration, for each output; and of an entry of the Hessian.
 _POOLED, _JOINED, _COLUMN, _ITERATED, _SQUARED = 130e-9, 400e-9, 30e-9, 180e-9, 0.3e-9
 _START = 5e-3
+_BATCH_STEPS = 5  # of a network, that torch's own takes as long as
 _NEWTON_STEPS, _LBFGS_STEPS = 5, 30  # looks at F, most often
 
 
@@ -134,12 +136,17 @@ class CentralizedAlgorithm(PooledAlgorithm[Centralized]):
         return train(pooled, options.learning_rate)
 
     def cpu(self, shape: Shape, options: Centralized, epoch: int, batches: int = 1) -> float:
-        """All of it, where F is convex."""
+        """All of it, where F is convex; else an epoch of torch's, and the first pools."""
         width = 1 + sum(block.width for block in shape.blocks)
         cells = sum((part.rows + part.test_rows) * block.entries for block, part in shape.parts)
+        pooled = _START + _POOLED * cells + shape.joined * _JOINED
+        if not shape.is_linear or shape.head != "sum":
+            networks = [block.parameters for block in shape.blocks] + [shape.head_parameters]
+            passed = sum(network_seconds(shape.joined, size, _BATCH_STEPS * batches) for size in networks)
+            return passed + (pooled if epoch == 0 else 0.0)
         steps = _LBFGS_STEPS if shape.outputs > 1 else _NEWTON_STEPS if shape.curvature_varies else 1
         iterated = _ITERATED * shape.outputs + (_SQUARED * width**2 if shape.outputs == 1 else 0.0)
-        return _START + _POOLED * cells + shape.joined * (_JOINED + _COLUMN * width + steps * iterated)
+        return pooled + shape.joined * (_COLUMN * width + steps * iterated)
 
     def why_not_private(self, options: Centralized) -> str:
         return "the centralised baseline pools all features; it has no private form"

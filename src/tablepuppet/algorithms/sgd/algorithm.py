@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit, PrivateForm
+from tablepuppet.algorithms.algorithm import (
+    FLOAT,
+    Algorithm,
+    Disclosure,
+    FiguresBy,
+    Merit,
+    PrivateForm,
+    network_seconds,
+)
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
 from tablepuppet.algorithms.sgd.client import client_start, client_step
 from tablepuppet.algorithms.sgd.options import Sgd, SgdFigures, SgdUpdate
@@ -24,7 +32,9 @@ from tablepuppet.algorithms.shape import (
 )
 from tablepuppet.privacy.options import FeaturePrivacy
 
-_STEPPED = 25e-9  # CPU seconds to move one parameter
+# CPU seconds: to move one parameter; of a row in a batch, to find it, and for each of its outputs.
+_STEPPED, _FOUND, _GIVEN = 25e-9, 40e-9, 20e-9
+_HEAD_STEPS = 5  # times as long as a table's, but for rows
 
 
 class SgdAlgorithm(Algorithm[Sgd]):
@@ -44,7 +54,7 @@ class SgdAlgorithm(Algorithm[Sgd]):
     uses_batches = True
     can_omit_intercept = True
     stops_when_flat = True
-    row_seconds = 150e-9  # to draw a row and find it in its tables
+    row_seconds = 150e-9  # to draw it
 
     def chooses_steps(self, options: Sgd, *, is_linear: bool, features: FeaturePrivacy | None) -> bool:
         return options.learning_rate is None
@@ -73,9 +83,18 @@ class SgdAlgorithm(Algorithm[Sgd]):
     # -- what it costs ---------------------------------------------------------------------
 
     def cpu(self, shape: Shape, options: Sgd, epoch: int, batches: int = 1) -> float:
-        """Every batch moves all parameters: those of many ids take longer than its rows."""
+        """Every batch moves all parameters: those of many ids take longer than its rows. A row goes through its network
+        once in each batch that it is in, and every joined row through the head's."""
         stepped = batches * sum(block.parameters for block in shape.blocks)
-        return super().cpu(shape, options, epoch, batches) + _STEPPED * stepped
+        seconds = super().cpu(shape, options, epoch, batches) + _STEPPED * stepped
+        if shape.head_parameters:
+            seconds += network_seconds(shape.joined, shape.head_parameters, _HEAD_STEPS * batches)
+        for block, part in shape.parts:
+            rows = part.rows if batches == 1 else batches * part.fan.expected_rows(1 / batches)
+            seconds += rows * (_FOUND + _GIVEN * block.outputs)
+            if not shape.is_linear:
+                seconds += network_seconds(1.5 * rows, block.parameters, batches)  # there, then there and back
+        return seconds
 
     def traffic(self, shape: Shape, options: Sgd, epoch: int, batch_size: int | None) -> list[Wave]:
         """Down Y of a batch and the row numbers of the next, up their predictions; one more answer to begin with."""

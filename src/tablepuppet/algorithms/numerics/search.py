@@ -110,7 +110,8 @@ def derivatives(
             if curvatures is not None and follows:
                 curvatures[i] = Following(signals[i], curvature_of_slopes)
         elif curvatures is not None:
-            signals[i], curvatures[i] = np.ascontiguousarray(signals[i].T).reshape(2, -1, loss.outputs)
+            both = fixed(np.ascontiguousarray(fixed(signals[i]).T))  # which messages carry as they are
+            signals[i], curvatures[i] = both.reshape(2, -1, loss.outputs)
     sums = done.sums
     total = sums["weighted"] if "weighted" in sums else sums["loss"]
     return Derivatives(total / joined.rows, signals, curvatures, sums.pop("residual"), sums)

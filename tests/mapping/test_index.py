@@ -13,7 +13,7 @@ from tests.mapping.counted import multiplicities
 from tablepuppet.mapping.cluster.partitions import Storage, load, partition_specs, write_labels
 from tablepuppet.mapping.rows import index as module
 from tablepuppet.mapping.rows import joined as joined_module
-from tablepuppet.mapping.rows.index import FAR, moved_rows
+from tablepuppet.mapping.rows.index import FAR, distinct, moved_rows
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.mapping.rows.materialize import make_partition
 
@@ -96,3 +96,14 @@ def test_joined_rows_count_twice_where_a_large_block_is_met_in_no_order() -> Non
     near, far = RowIndex(FAR - 1, index), RowIndex(FAR, index)
     assert moved_rows(10, [near, RowIndex(FAR, index, is_sorted=True), RowIndex(10, None, is_sorted=True)]) == 10
     assert moved_rows(10, [near, far]) == 20
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize(("rows", "size"), [(1 << 16, 1 << 15), (1 << 16, 1 << 22), (300, 200), (300, 1 << 20)])
+def test_the_different_rows_of_a_batch_are_found_whatever_their_order(rows: int, size: int, is_sorted: bool) -> None:
+    drawn = np.random.default_rng(0).integers(-1, size, rows).astype(np.int32)
+    drawn = np.sort(drawn) if is_sorted else drawn
+    found, where = distinct(drawn, size)
+    expected, inverse = np.unique(drawn, return_inverse=True)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(where, inverse)

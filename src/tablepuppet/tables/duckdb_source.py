@@ -53,6 +53,7 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoload_known_extensions": False,
     "temp_directory": "",  # nothing of the owner's is ever spilled to disk
     "arrow_output_version": "1.5",  # in which a decimal of up to 18 digits takes 8 bytes, not 16
+    "allocator_bulk_deallocation_flush_threshold": "1MB",  # of what it read and freed, less stays: half of 512 MB's
 }
 # Errors about the query's own text and types; all others may quote a row's value.
 _SAFE_ERRORS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from tablepuppet.errors import PolicyError, SourceError, TransportError
 from tablepuppet.protocol import ColumnInfo, OpenScan
+from tablepuppet.tables import store
 from tablepuppet.tables.source import Source, open_source
 from tablepuppet.tables.store import ClientTables
 
@@ -175,3 +177,20 @@ def test_a_file_that_has_changed_is_not_read_again(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="changed since the job began"):
         tables.scan("j", 0)
     tables.shutdown()
+
+
+def test_a_fingerprint_does_not_depend_on_how_columns_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_PIECE", 16)
+    columns = {
+        "n": pa.array([None if i % 7 == 0 else i for i in range(50)], pa.int32()),
+        "b": pa.array([None if i % 5 == 0 else i % 3 == 0 for i in range(50)]),
+        "t": pa.array([None if i % 11 == 0 else "x" * (i % 4) for i in range(50)]),
+    }
+    whole = pa.table(columns)
+    for cuts in ([20, 50], [3, 17, 31, 50], [16, 32, 48, 50]):
+        parts = [whole.slice(a, b - a) for a, b in itertools.pairwise([0, *cuts])]
+        assert store._checksum(pa.concat_tables(parts)) == store._checksum(whole)
+    for name in columns:
+        backwards = whole.column(name).take(pa.array(range(49, -1, -1)))
+        turned = whole.set_column(whole.column_names.index(name), name, backwards)
+        assert store._checksum(turned) != store._checksum(whole)

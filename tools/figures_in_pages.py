@@ -23,7 +23,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from tablepuppet.bench import figures, processes
+from tablepuppet.bench import epochs, figures, processes
 from tablepuppet.bench.figures import Provenance
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -73,6 +73,8 @@ def _shown(document: dict[str, Any]) -> list[str]:
         rows = [[str(run), *(f"{value:.2f}" for value in row)] for run, row in enumerate(runs, 1)]
         rows.append(["median", "", "", f"{found['median']:.2f}"])
         return [*said, "", *_table(("run", "in process ms", "over the network ms", "added ms"), rows)]
+    if "torch" in found[0]:
+        return [*said, "", *_table(epochs.HEADINGS, [epochs.cells(epochs.Epochs(**f)) for f in found])]
     if "mapping_cpu" in found[0]:
         return [*said, "", *_table(processes.HEADINGS, [processes.cells(processes.Apart(**f)) for f in found])]
     return [*said, "", *_table(figures.HEADINGS, [figures.cells(figures.Figures(**f)) for f in found])]

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from tablepuppet.algorithms.registry import OF_SUMS
+from tablepuppet.bench import epochs as epoch_figures
 from tablepuppet.bench import processes as apart_figures
 from tablepuppet.bench.cases import SYNTHETIC, make_case, make_files
 from tablepuppet.bench.figures import HEADINGS, Beginning, Figures, cells
@@ -42,6 +43,9 @@ def bench(
     processes: Annotated[
         bool, typer.Option("--processes", help="The server's own memory, with its clients in other processes, instead.")
     ] = False,
+    torch: Annotated[
+        bool, typer.Option("--torch", help="Epochs of sgd and admm beside torch's over the materialised join, instead.")
+    ] = False,
     data: Annotated[Path | None, typer.Option(help="MovieLens' folder, or where TPC-H is kept.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
     as_json: JsonOption = False,
@@ -53,7 +57,8 @@ def bench(
 
     With --network, a server and so many clients are started on this machine, and one job runs over them and in one
     process by turns. With --processes, server and clients are processes of their own, too, and each case is trained
-    once: the table shows bytes and CPU nanoseconds per joined row, the server's apart.
+    once: the table shows bytes and CPU nanoseconds per joined row, the server's apart. With --torch, epochs of linear
+    models and networks are compared with a plain torch loop, by CPU time, on generated tables of few rows.
 
     [bold]Example:[/bold] tablepuppet bench star many --rows 5000000 --algorithm admm --algorithm sklearn
     """
@@ -70,6 +75,14 @@ def bench(
             overhead = measure_network(network)
         screen.show(_overhead(overhead))
         _finish(screen, out, beginning, asdict(overhead) | {"added": overhead.added, "median": overhead.median})
+        return
+    if torch:
+        epochs_found = []
+        for size in rows or epoch_figures.ROWS:
+            with screen.progress(f"{size:,} rows beside torch"):
+                epochs_found += epoch_figures.measure_epochs(size)
+        screen.show_figures(epoch_figures.HEADINGS, [epoch_figures.cells(f) for f in epochs_found], keys=4)
+        _finish(screen, out, beginning, [asdict(f) for f in epochs_found])
         return
     if processes and (pooled := [name for name in algorithm or () if name in FITS]):
         raise JobError(f"{pooled[0]} pools the tables and has no server; leave it out, or leave --processes out")

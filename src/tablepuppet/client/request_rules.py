@@ -231,7 +231,8 @@ def _update(own: ClientState, request: Any) -> None:
     assert part.setup is not None
     batch = getattr(part.state, "rows", None)
     rows, outputs = part.train.rows if batch is None else len(batch), part.setup.outputs
-    for disclosed in type(request).discloses or ():
+    kind = type(request)
+    for disclosed in kind.discloses or ():
         value = getattr(request, disclosed.field)
         if value is not None and disclosed.is_per_row:
             array(value, disclosed.field, (rows, None))
@@ -239,20 +240,21 @@ def _update(own: ClientState, request: Any) -> None:
             width = value.shape[1]
             if width not in due:
                 raise WrongError(disclosed.field, f"has {width} numbers a row where {due[-1]} are due")
-    for name in request.__struct_fields__:
+    fields = kind.__struct_fields__
+    for name in fields:
         value = getattr(request, name)
-        if isinstance(value, float):
-            require(math.isfinite(value), name, "is not finite")
-    if getattr(request, "next_rows", None) is not None:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise WrongError(name, "is not finite")
+    if "next_rows" in fields and request.next_rows is not None:
         _row_numbers(request.next_rows, "next_rows", part.train.rows, least=0)
-    if getattr(request, "signal", None) is not None and hasattr(request, "count"):
+    if "count" in fields and getattr(request, "signal", None) is not None:
         _within(request.count, "count", 1, _MOST_ROWS)
-    if hasattr(request, "ridge"):
+    if "ridge" in fields:
         is_one_each = len(request.ridge) == outputs and all(math.isfinite(r) and r >= 0 for r in request.ridge)
         require(is_one_each, "ridge", f"is not {outputs} numbers from 0 up")
-    if hasattr(request, "union_rho"):
+    if "union_rho" in fields:
         require(request.union_rho > 0 or part.setup.clients == 1, "union_rho", "is not positive")
-    if getattr(request, "coefficients", None) is not None:
+    if "coefficients" in fields and request.coefficients is not None:
         _coefficients(part, request.coefficients)
 
 

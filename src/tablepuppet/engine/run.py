@@ -196,13 +196,13 @@ class Run:
     def record(self, epoch: int) -> EpochRecord:
         """The end of an epoch: test rows predicted, objective and metrics measured."""
         objective, metrics = self.evaluate(is_last=False)
-        traffic = self.union.link.meter.account("training")
+        rounds, size = self.union.link.meter.so_far("training")
         record = EpochRecord(
             epoch=epoch,
             objective=objective,
             metrics=metrics,
-            rounds=traffic.rounds,
-            bytes=traffic.bytes,
+            rounds=rounds,
+            bytes=size,
             seconds=time.perf_counter() - self.began,
             residuals=dict(self.server.residuals()),
         )

@@ -34,7 +34,7 @@ def add_picked(out: Array, theta: Array, codes: Codes) -> None:
     for start in range(0, len(codes), _PICKED):
         chunk = slice(start, start + _PICKED)
         # "wrap" takes code −1 to the last row, the zeros; it is also faster than checking the bounds.
-        out[chunk] += np.take(padded, codes[chunk], axis=0, mode="wrap")
+        out[chunk] += padded.take(codes[chunk], axis=0, mode="wrap")
 
 
 def sum_by_code(codes: Codes, signal: Array, size: int, weights: Array | None = None) -> Array:

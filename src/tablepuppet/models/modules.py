@@ -46,19 +46,20 @@ def torch_random(seed: int) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
+class one_torch_thread:  # noqa: N801  as its neighbours; a generator would take longer than some passes
     """Torch computes in its caller's thread alone, so that its bits do not depend on how many threads there are."""
-    torch = need_torch()
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        torch = need_torch()
+        self._before: int = torch.get_num_threads()
+        if self._before != 1:
+            torch.set_num_threads(1)
+
+    def __exit__(self, *failure: object) -> None:
+        if self._before != 1:
+            need_torch().set_num_threads(self._before)
 
 
 def build_module(

@@ -218,9 +218,12 @@ class NeuralModel:
             place = slice(start, min(start + _CHUNK, count))
             yield place, place if rows is None else rows[place]
 
-    @contextmanager
-    def _mode(self, draw: int | None) -> Iterator[None]:
+    def _mode(self, draw: int | None) -> AbstractContextManager[None]:
         """Training or evaluation, in one thread; the same number always draws the same masks."""
+        return one_torch_thread() if self._chain is not None else self._random_in_one(draw)
+
+    @contextmanager
+    def _random_in_one(self, draw: int | None) -> Iterator[None]:
         with one_torch_thread(), self._random(draw):
             yield
 

@@ -138,6 +138,9 @@ class Failure(Message, frozen=True):
     message: str
 
 
+_MANY = (np.ndarray, list, dict)
+
+
 def disclosures(message: Message) -> list[tuple[FieldDisclosure, int]]:
     """What a message tells, each with how many numbers it tells of each row (or, where it is not per row, one).
 
@@ -147,9 +150,7 @@ def disclosures(message: Message) -> list[tuple[FieldDisclosure, int]]:
     found = []
     for disclosed in message.discloses or ():
         value = getattr(message, disclosed.field)
-        if value is None or (
-            isinstance(value, np.ndarray | list | dict) and not len(value) and not disclosed.is_per_row
-        ):
+        if value is None or (not disclosed.is_per_row and isinstance(value, _MANY) and not len(value)):
             if disclosed.if_empty:
                 found.append((disclosed, 1))
             continue

@@ -7,7 +7,7 @@ curvatures of theirs. Under masks nothing can be read in it but its shape and sc
 from __future__ import annotations
 
 from itertools import pairwise
-from math import isqrt
+from math import isfinite, isqrt
 from typing import Any
 
 import numpy as np
@@ -131,8 +131,8 @@ def _combined(request: m.Combined, answer: Any, known: Known) -> None:
 
 def _update(request: Any, answer: Any, known: Known) -> None:
     """An algorithm's step: predictions of the rows that it asked for, or a summand."""
-    is_one = isinstance(answer, _STEP_ANSWERS) or not is_ruled(type(answer))
-    require(is_one, type(answer).__name__, "is no answer to such a request")
+    if not isinstance(answer, _STEP_ANSWERS) and is_ruled(type(answer)):
+        raise WrongError(type(answer).__name__, "is no answer to such a request")
     part = known.part(request)
     if part is not None and not isinstance(request, m.Combined):
         wanted = getattr(request, "next_rows", None)
@@ -150,8 +150,11 @@ def _update(request: Any, answer: Any, known: Known) -> None:
     array(products, "products", (None,), kinds=_FLOATS)
     if not 0 < products.size <= 100_000:
         raise WrongError("products", f"are {products.size:,} numbers")
-    finite(products, "products", diverged=True)
-    require(bool(products[0] >= 0), "products", "begin with a negative square")
+    first = float(products[0])
+    if products.size > 1 or not isfinite(first):
+        finite(products, "products", diverged=True)
+    if first < 0:
+        raise WrongError("products", "begin with a negative square")
     if part is not None and part.has_trail:
         _vectors(products.size, part)
     elif part is not None:

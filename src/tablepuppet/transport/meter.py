@@ -210,6 +210,11 @@ class Meter:
                 per_client[client] = per_client.get(client, 0) + size
         count.rounds.append(Round(max(per_client.values(), default=0), sum(per_client.values())))
 
+    def so_far(self, phase: Phase) -> tuple[int, int]:
+        """Rounds and bytes."""
+        count = self._counts[phase]
+        return len(count.rounds), count.up + count.down
+
     def account(self, phase: Phase) -> Account:
         return Account(**self._counts[phase].fields())
 
@@ -233,10 +238,12 @@ class _Count:
 
     def tell(self, client: str, request: Message, message: Message, to: Literal["server", "client"]) -> None:
         """Counts what a message tells; an answer is about the part or scan that its request names."""
-        if request.repeats:
+        if not message.discloses or request.repeats:
             return
-        for tells, numbers in disclosures(message):
-            told = Told(client, _subject(request), tells.what, to)
+        found = disclosures(message)
+        subject = _subject(request) if found else ""
+        for tells, numbers in found:
+            told = Told(client, subject, tells.what, to)
             self.told[told] = self.told.get(told, 0) + numbers
 
     def add(self, client: str, message: Message, size: int) -> None:
@@ -259,6 +266,7 @@ class _Count:
 
 def _subject(request: Message) -> str:
     for name in ("part", "scan"):
-        if hasattr(request, name):
-            return f"{name} {getattr(request, name)}"
+        number = getattr(request, name, None)
+        if number is not None:
+            return f"{name} {number}"
     return ""

@@ -19,6 +19,7 @@ from tablepuppet.algorithms.numerics.optimizers import Moments, Optimizer, Rule,
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import Model
+from tablepuppet.models.modules import one_torch_thread
 from tablepuppet.models.neural import NeuralModel
 
 _BATCHES = 64  # an epoch, where the user did not choose their size
@@ -44,16 +45,17 @@ def solve(
     size, epochs = local_epochs(rows, setup.clients, options)
     descent = Rule(options.local_optimizer)
     quadratic = factor * setup.multiplicity
-    for _ in range(epochs):
-        order = np.random.default_rng((setup.seed, moments.step)).permutation(rows)
-        signals, squares = signal[order], quadratic[order]  # at once: a batch has few rows
-        for start in range(0, rows, size):
-            here = slice(start, start + size)
-            batch = order[here]
-            slope = model.slope(theta, signals[here], squares[here], batch, moments.step)
-            slope *= rows / (len(batch) * setup.joined_rows)
-            slope += pull * (theta - anchor)
-            theta, moments = descend(theta, slope, moments, learning_rate, descent, setup.unit)
+    with one_torch_thread():
+        for _ in range(epochs):
+            order = np.random.default_rng((setup.seed, moments.step)).permutation(rows)
+            signals, squares = signal[order], quadratic[order]  # at once: a batch has few rows
+            for start in range(0, rows, size):
+                here = slice(start, start + size)
+                batch = order[here]
+                slope = model.slope(theta, signals[here], squares[here], batch, moments.step)
+                slope *= rows / (len(batch) * setup.joined_rows)
+                slope += pull * (theta - anchor)
+                theta, moments = descend(theta, slope, moments, learning_rate, descent, setup.unit)
     return theta, moments
 
 

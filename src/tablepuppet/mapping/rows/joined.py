@@ -34,8 +34,8 @@ from tablepuppet.mapping.walk.lane import (
     Sums,
     Work,
     add_sums,
-    walk_batch,
     walk_lane,
+    walk_shard,
 )
 from tablepuppet.mapping.walk.lane_view import lane_view, whole
 from tablepuppet.threads import one_blas_thread, pool, sort
@@ -87,11 +87,9 @@ class JoinedRows:
         A signal (arrays side by side) is collapsed to every block; a list says what is collapsed to each of them.
         """
         work = Work(step, signals, tuple(writes), given, own, None if self.weights is not None else fused)
-        if self._is_small_batch and not columns and not own and work.fused is None:
+        if self._is_small and work.fused is None:
             with one_blas_thread, np.errstate(over="ignore", invalid="ignore"):
-                passed = walk_batch(self, work, per_row)
-            if passed is not None:
-                return passed
+                return walk_shard(self, work, per_row, columns)
         totals = whole(self.indices) if work.fused is not None else []
         shared_totals = SharedTotals(self.indices, self.moved_rows)
         each = pool().map if len(self.lanes_of_shards) > 1 else map
@@ -125,9 +123,10 @@ class JoinedRows:
             yield from each(one, self.lanes_of_shards)
 
     @property
-    def _is_small_batch(self) -> bool:
-        """Whether all of it is one shard of rows as they are, of which no value is kept."""
-        return self.whole is not None and 0 < self.rows <= SHARD and self.lanes is None and not self.state
+    def _is_small(self) -> bool:
+        """Whether all of it is one shard of rows as they are."""
+        is_one = 0 < self.rows <= SHARD and self.lanes is None
+        return is_one and (self.whole is not None or all(p.order is None for p in self.indices))
 
     def collect(self, name: str) -> Array:
         """A value per joined row that a walk left in the state, which gives it up."""

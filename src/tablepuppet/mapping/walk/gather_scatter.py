@@ -97,9 +97,9 @@ class NumpyGatherScatter:
             out[...] = 0.0
             return
         if out.shape[1] == 1:
-            np.take(values.reshape(-1), place.rows, out=out.reshape(-1), mode="clip")
+            values.reshape(-1).take(place.rows, out=out.reshape(-1), mode="clip")
         else:
-            np.take(values, place.rows, axis=0, out=out, mode="clip")
+            values.take(place.rows, axis=0, out=out, mode="clip")
         if place.is_there is not None:
             out[~place.is_there] = 0.0
 

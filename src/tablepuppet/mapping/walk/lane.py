@@ -14,14 +14,14 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Moved, PerRow, Triangles, floats
 from tablepuppet.mapping.rows.index import RowIndex
-from tablepuppet.mapping.walk.gather_scatter import GatherScatter, Place, empty_sums, loops
+from tablepuppet.mapping.walk.gather_scatter import Place, empty_sums, loops
 from tablepuppet.models.compiler import is_installed, wins
 from tablepuppet.models.losses.weighted import Weighted
 
@@ -92,7 +92,7 @@ def walk_lane(
     shared_totals: SharedTotals | None = None,
 ) -> LaneResult:
     """Values are summed over blocks, columns are not; sums of blocks in order go to `shared_totals`, if any."""
-    collapsed = LaneSums(rows.indices, rows.gather_scatter, rows.moved_rows, lane[0][0], lane[-1][1], shared_totals)
+    collapsed = LaneSums(rows, lane[0][0], lane[-1][1], shared_totals)
     totals: list[Sums] = []
     for start, stop in lane:
         places = [p.place(rows.gather_scatter, start, stop) for p in rows.indices]
@@ -106,19 +106,25 @@ def walk_lane(
     return collapsed.collapsed, add_sums(totals)
 
 
-def walk_batch(rows: JoinedRows, work: Work, values: Sequence[PerRow]) -> Pass | None:
-    """The same for a batch of one shard, without what shares work out; None: its signals are not one for all blocks."""
+def walk_shard(rows: JoinedRows, work: Work, per_row: Sequence[PerRow], columns: Sequence[Array]) -> Pass:
+    """The same for few joined rows, one shard, without what shares work out."""
     stop = rows.rows
+    values = [p.arrange(v) for p, v in zip(rows.indices, per_row, strict=True)]
+    columns = [np.asarray(p.arrange(v)) for p, v in zip(rows.indices, columns, strict=False)]
     places = [p.place(rows.gather_scatter, 0, stop) for p in rows.indices]
-    shard = _shard(rows, values, (), places, 0, stop, work.writes)
+    shard = _shard(rows, values, columns, places, 0, stop, work.writes)
     outcome, sums = work.step(shard, **_weighted(shard, work.given))
+    signals = outcome[: work.signals]
+    if work.own:
+        signals = [_less(rows, signal, work.own, values, places) for signal in signals]
     found = []
-    for signal in outcome[: work.signals]:
-        if not isinstance(signal, np.ndarray):
-            return None
-        totals = [empty_sums(p.rows, signal.shape[1], rows.all_rows) for p in rows.indices]
-        for p, total, place in zip(rows.indices, totals, places, strict=True):
-            p.collapse_add(rows.gather_scatter, total, 0, (signal,), place)
+    for signal in signals:
+        totals = []
+        for i, (p, place) in enumerate(zip(rows.indices, places, strict=True)):
+            given = _columns(signal[i] if isinstance(signal, list) else signal)
+            total = empty_sums(p.rows, sum(c.shape[1] for c in given), rows.all_rows)
+            _collapse(rows, p, total, 0, given, place, 0)
+            totals.append(total)
         found.append(totals)
     return Pass(found, sums)
 
@@ -216,14 +222,12 @@ class LaneSums:
 
     def __init__(
         self,
-        indices: Sequence[RowIndex],
-        gather_scatter: GatherScatter,
-        joined_rows: int,
+        rows: JoinedRows,
         start: int,
         stop: int,
         shared_totals: SharedTotals | None,
     ) -> None:
-        self._indices, self._gather_scatter, self._joined_rows = indices, gather_scatter, joined_rows
+        self._rows, self._indices = rows, rows.indices
         self._start, self._stop, self._shared_totals = start, stop, shared_totals
         self._targets: list[list[_Target]] = []
 
@@ -254,7 +258,7 @@ class LaneSums:
     def _target(self, p: RowIndex, width: int, whole: Array | None) -> _Target:
         low, high = p.span(self._start, self._stop)
         if whole is None:
-            return _Target(low, empty_sums(high - low, width, self._joined_rows))
+            return _Target(low, empty_sums(high - low, width, self._rows.moved_rows))
         if p.index is None or not self._start:
             return _Target(0, whole, edge=whole[:0])
         shared = int(np.searchsorted(p.index[self._start : self._stop], low, side="right"))
@@ -266,31 +270,40 @@ class LaneSums:
         middle = min(max(start, target.shared), stop)
         if middle > start and target.edge is not None:
             first = tuple(c[: middle - start] for c in columns)
-            self._collapse(p, target.edge, target.low, first, p.place(self._gather_scatter, start, middle), start)
-            columns, place = tuple(c[middle - start :] for c in columns), p.place(self._gather_scatter, middle, stop)
+            gather_scatter = self._rows.gather_scatter
+            there = p.place(gather_scatter, start, middle)
+            _collapse(self._rows, p, target.edge, target.low, first, there, start)
+            columns, place = tuple(c[middle - start :] for c in columns), p.place(gather_scatter, middle, stop)
         if middle < stop and columns:
-            self._collapse(p, target.out, target.base, columns, place, middle)
+            _collapse(self._rows, p, target.out, target.base, columns, place, middle)
 
-    def _collapse(
-        self, p: RowIndex, out: Array, base: int, columns: tuple[Column, ...], place: Place, start: int
-    ) -> None:
-        """Adds columns of joined rows from `start` on; triangles behind them as they are made."""
-        whole = tuple(c for c in columns if isinstance(c, np.ndarray))
-        last = columns[-1] if columns else None
-        if not isinstance(last, Triangles):
-            p.collapse_add(self._gather_scatter, out, base, whole, place)
-            return
-        rows = len(last.z)
-        if p.index is not None and is_installed() and wins(self._joined_rows, is_dear=True):
-            before = np.ascontiguousarray(np.concatenate(whole, axis=1))
-            index = p.index[start : start + rows]
-            loops().add_triangles(out, base, index, before, last.scale * last.z, last.z)
-            return
-        for first in range(0, rows, _PIECE):
-            some = slice(first, min(first + _PIECE, rows))
-            piece = (*(c[some] for c in whole), last[some].written_out())
-            here = p.place(self._gather_scatter, start + some.start, start + some.stop)
-            p.collapse_add(self._gather_scatter, out, base, piece, here)
+
+def _collapse(
+    rows: JoinedRows,
+    p: RowIndex,
+    out: Array,
+    base: int,
+    columns: tuple[Column, ...],
+    place: Place,
+    start: int,
+) -> None:
+    """Adds columns of joined rows from `start` on; triangles behind them as they are made."""
+    last = columns[-1] if columns else None
+    if not isinstance(last, Triangles):
+        p.collapse_add(rows.gather_scatter, out, base, cast(tuple[Array, ...], columns), place)
+        return
+    whole = tuple(c for c in columns if isinstance(c, np.ndarray))
+    count = len(last.z)
+    if p.index is not None and is_installed() and wins(rows.moved_rows, is_dear=True):
+        before = np.ascontiguousarray(np.concatenate(whole, axis=1))
+        index = p.index[start : start + count]
+        loops().add_triangles(out, base, index, before, last.scale * last.z, last.z)
+        return
+    for first in range(0, count, _PIECE):
+        some = slice(first, min(first + _PIECE, count))
+        piece = (*(c[some] for c in whole), last[some].written_out())
+        here = p.place(rows.gather_scatter, start + some.start, start + some.stop)
+        p.collapse_add(rows.gather_scatter, out, base, piece, here)
 
 
 def _columns(signal: Columns) -> tuple[Column, ...]:

@@ -63,12 +63,14 @@ class NetworkHead:
         return [0.0] * self._summed + [1.0] * (self.spec.widths[block] - self._summed)
 
     def combine(self, own: Array, h: Sequence[Array]) -> Array:
+        if self._is_written_out:
+            return self._scores(self._through_perceptron(own, h)[0], h)
         torch = need_torch()
         with one_torch_thread(), torch.no_grad():
             return self._scores(self._call(self._split(own), self._inputs(h)), h)
 
     def differentiate(self, own: Array, h: Sequence[Array]) -> tuple[Array, PullBack]:
-        if self.spec.kind == "mlp" and self.spec.activation in _BACK:
+        if self._is_written_out:
             out, back = self._through_perceptron(own, h)
         else:
             out, back = self._through_module(own, h)
@@ -129,6 +131,10 @@ class NetworkHead:
             return given, slopes[::-1]
 
         return out, back
+
+    @property
+    def _is_written_out(self) -> bool:
+        return self.spec.kind == "mlp" and self.spec.activation in _BACK
 
     @property
     def _summed(self) -> int:

@@ -244,6 +244,8 @@ class _Training:
         return record
 
     def _measure(self, *, is_last: bool) -> tuple[float, dict[str, Metrics]]:
+        if is_last:
+            self.server.finish()
         loss, channel = self.plan.loss, self.plan.mapping.label.channel
         names = ("train", "test", "validation")
         scores = (self.server.scores, *(held.scores for held in self.server.held))

@@ -198,6 +198,10 @@ class BoostingServer:
             everyone = np.arange(len(side.scores), dtype=np.int32)
             self._route(tree, everyone, side.indices, side.scores[:, output], is_held=True)
 
+    def finish(self) -> None:
+        """Gives up what only a further tree would need."""
+        self._orders, self._spare, self._given, self._scratch = [], self._spare[:0].copy(), [], Scratch()
+
     def cut(self, trees: int, starts: Sequence[Array]) -> None:
         """Forgets all but the first trees; scores, which begin with `starts`, are added up anew."""
         del self.trees[trees:]

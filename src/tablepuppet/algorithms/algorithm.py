@@ -25,7 +25,8 @@ from tablepuppet.protocol import Done, Message
 
 FLOAT = 8  # bytes
 _LOSS, _MOVED = 18e-9, 9e-9  # CPU seconds for a joined row in a walk: its loss, and each block's value there and back
-_CELL = 6e-9  # for an encoded number of a table: predictions and a gradient
+_CELL = 1.7e-9  # for an encoded number of a table: predictions and a gradient
+_PRODUCT = 0.04e-9  # for a product of two of them, in second moments
 _EPOCH = 2e-3  # whatever the rows
 _CALLED, _PASSED, _WEIGHED = 0.08e-3, 80e-9, 0.3e-9  # a network's step, each row there and back, each parameter of it
 
@@ -33,6 +34,11 @@ _CALLED, _PASSED, _WEIGHED = 0.08e-3, 80e-9, 0.3e-9  # a network's step, each ro
 def network_seconds(rows: float, parameters: int, steps: float = 0.0) -> float:
     """CPU seconds of a network that so many rows go through, there and back, in so many steps."""
     return _CALLED * steps + rows * (_PASSED + _WEIGHED * parameters)
+
+
+def moments_seconds(block: BlockShape, matrices: int = 1) -> float:
+    """CPU seconds of a block's second moments, under so many weights."""
+    return _PRODUCT * block.rows * block.entries**2 * matrices
 
 
 _Options = TypeVar("_Options", bound=AlgorithmOptions)
@@ -219,12 +225,15 @@ class Algorithm(ABC, Generic[_Options]):
 
     walks: ClassVar[float] = 2.0  # over the joined rows, of an epoch
     row_seconds: ClassVar[float] = 0.0  # of CPU time that an epoch takes for a joined row besides walks
+    class_seconds: ClassVar[tuple[float, float]] = (0.0, 0.0)  # more for one of several classes, and for each of them
 
     def cpu(self, shape: Shape, options: _Options, epoch: int, batches: int = 1) -> float:
         """CPU seconds of the epoch of this number, of the server and all clients, messages apart: as measured where
         docs/performance.md was. `batches`: how many it has."""
         given = sum(block.outputs for block in shape.blocks)
         moved = self.walks * (_LOSS * shape.outputs + _MOVED * given) + self.row_seconds
+        if shape.outputs > 1:
+            moved += self.class_seconds[0] + self.class_seconds[1] * shape.outputs
         tables = sum(
             _CELL * block.rows * block.entries * block.outputs
             if shape.is_linear

@@ -46,6 +46,7 @@ class AdmmAlgorithm(Algorithm[Admm]):
     uses_proximal_map = True
     epochs = 30
     walks = 2.5
+    class_seconds = 2e-6, 0.3e-6
 
     def refusal(self, options: Admm, spec: ModelSpec) -> str | None:
         if spec.is_linear or options.union != "exact":

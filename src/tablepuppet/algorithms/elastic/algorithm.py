@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Merit
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Merit, moments_seconds
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
 from tablepuppet.algorithms.elastic.client import client_start, client_step
 from tablepuppet.algorithms.elastic.options import Elastic, ElasticUpdate
@@ -27,6 +27,7 @@ class ElasticAlgorithm(Algorithm[Elastic]):
     takes_start = True
     epochs = 100
     walks = 3.5
+    class_seconds = 8e-6, 0.15e-6  # the intercepts of several classes are found in many looks
 
     def server(self, problem: Problem, options: Elastic) -> ElasticServer:
         return ElasticServer(problem, options)
@@ -55,6 +56,11 @@ class ElasticAlgorithm(Algorithm[Elastic]):
             shape,
             OuterRound(lambda _, part: part.rows * (c + varies), lambda _, part: part.rows * c + 3, inner),
         )
+
+    def cpu(self, shape: Shape, options: Elastic, epoch: int, batches: int = 1) -> float:
+        """Second moments are formed anew where the curvature varies."""
+        varying = [block for block in shape.blocks if shape.curvature_varies and block.width <= WIDE]
+        return super().cpu(shape, options, epoch, batches) + sum(map(moments_seconds, varying))
 
     def server_memory(self, shape: Shape, options: Elastic) -> int:
         return 8 * FLOAT * sum(block.rows for block in shape.blocks) * (shape.outputs + shape.curvature_varies)

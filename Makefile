@@ -66,6 +66,7 @@ bench: $(VENV)/.dev ## measure all of docs/performance.md's tables (15 minutes, 
 	@test -z "$(DATA)" || $(BIN)/tablepuppet bench movielens --data "$(DATA)" $(POOLED) --algorithm sklearn --out docs/figures/bench-movielens.json
 	@$(BIN)/tablepuppet bench chain many $(POOLED) --algorithm sgd --algorithm admm --out docs/figures/bench-joins.json
 	@$(BIN)/tablepuppet bench --network 10 --out docs/figures/bench-network.json
+	@$(BIN)/tablepuppet bench --torch --out docs/figures/bench-torch.json
 	@$(BIN)/python tools/figures_in_pages.py
 
 evaluation: $(VENV)/.dev ## re-run the paper's evaluation: make evaluation DATA=folder (half an hour; RESUME=1: go on with an interrupted one)

@@ -193,7 +193,13 @@ def test_rounds_and_bytes_are_those_that_explain_names(shape: str, job: str) -> 
         assert estimate.rounds >= result.traffic.rounds  # conjugate gradients may end before
         assert named == pytest.approx(counted_arrays, rel=0.02)
         return
-    assert estimate.rounds == result.traffic.rounds
+    again = result.traffic.rounds - estimate.rounds
+    if again and job == "classes":  # masked sums whose scale no longer fits are asked for again
+        assert again == 1
+        assert any(block.is_masked for block in plan.shape.blocks)
+        assert named == pytest.approx(counted_arrays, rel=0.002)
+        return
+    assert again == 0
     if plan.algorithm.uses_batches:  # which rows a batch meets is drawn
         assert named == pytest.approx(counted_arrays, rel=0.02)
     else:

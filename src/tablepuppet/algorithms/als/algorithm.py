@@ -14,7 +14,7 @@ from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
 
 # CPU seconds of an entry of M: for a joined row; for a row of a table that is an id; in the products of others.
-_SUMMED, _SOLVED, _MULTIPLIED = 8e-9, 50e-9, 15e-9
+_SUMMED, _SOLVED, _MULTIPLIED = 8e-9, 40e-9, 15e-9
 _SOLVER_STEPS = 10  # that conjugate gradients usually take
 
 
@@ -38,6 +38,7 @@ class AlsAlgorithm(Algorithm[Als]):
     takes_turns = True
     learns_shrinkage = True
     stops_when_flat = True
+    row_seconds = 250e-9
 
     @property
     def uses(self) -> Literal["bound"]:

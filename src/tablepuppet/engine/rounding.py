@@ -245,15 +245,17 @@ class Shown:
         return replace(found, fits=fits)
 
     def comparison(self, found: Comparison, first: Measured, second: Measured) -> Comparison:
-        """A difference that few rows make is none: it is rounded as the losses themselves are."""
+        """A difference that few rows make is none: it is rounded as the losses themselves are, and one step of that,
+        which chance adds one time in four, is less than its error says."""
         rows = self.sides["train"]
         unit = self.figures.unit(first.loss, rows)
+        error = self.figures.rounding.number("error", math.hypot(found.standard_error, unit / 2), unit / 2)
         return replace(
             found,
             first=self.measured(first).metrics,
             second=self.measured(second).metrics,
             difference=self.figures.rounding.number("difference", found.difference, unit),
-            standard_error=self.figures.rounding.number("error", math.hypot(found.standard_error, unit / 2), unit / 2),
+            standard_error=max(error, unit),
         )
 
     def rises(self, found: list[dict[str, Any]], loss: float) -> list[dict[str, Any]]:

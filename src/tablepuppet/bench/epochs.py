@@ -3,8 +3,8 @@
 In: a number of joined rows. Out: Epochs, one for each model and batch size. Epochs of both are taken by turns in one
 process and compared by their medians, so that whatever else the machine does is done to both. Ours has all that an
 epoch is in one process: messages of three clients, their checks, figures of train and test rows. torch's has one
-thread, rows that are encoded and joined already, and takes no figures. A network is one perceptron a table; `admm`
-takes its own local steps, torch batches of 64.
+thread, rows that are encoded and joined already, and takes no figures. A network is one perceptron a table; where an
+algorithm takes local steps of its own, torch takes batches of 64.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tablepuppet.algorithms.algorithm import Algorithm
+from tablepuppet.algorithms.registry import FEDERATED
 from tablepuppet.api import Federation
 from tablepuppet.arrays import Array
 from tablepuppet.bench.cases import Case
@@ -30,7 +32,7 @@ from tablepuppet.tables.columns import arrow
 
 ROWS = (582, 5000, 20_000)
 BATCHES = (64, 256, 1024, None)  # None: all rows
-KINDS = ("linear", "mlp", 'head="mlp"', "admm")
+MODELS = ("linear", "mlp", 'head="mlp"')
 _STEPS, _EPOCHS = 400, (7, 40)
 _HIDDEN, _HEAD = 16, (64, 32)
 _TESTED = 7  # every so many rows one is for the test
@@ -61,15 +63,15 @@ def measure_epochs(rows: int) -> list[Epochs]:
         return pool.submit(measured, rows).result()
 
 
-def measured(rows: int, kinds: Sequence[str] = KINDS) -> list[Epochs]:
-    """The same here."""
+def measured(rows: int) -> list[Epochs]:
+    """The same here: all models by algorithms that take batches, and networks by the others that train them."""
     case, encoded, labels = _sales(rows)
-    found = []
+    able = [algorithm for algorithm in FEDERATED if not algorithm.requires_linear]
+    sizes = [size for size in BATCHES if size is None or size < len(labels)]
+    jobs = [(model, a, size) for a in able if a.uses_batches for model in MODELS for size in sizes]
+    jobs += [("mlp", a, BATCHES[0]) for a in able if not a.uses_batches]
     with one_torch_thread():
-        for kind in kinds:
-            for size in (64,) if kind == "admm" else (b for b in BATCHES if b is None or b < len(labels)):
-                found.append(_measured(case, encoded, labels, kind, size))
-    return found
+        return [_measured(case, encoded, labels, *job) for job in jobs]
 
 
 def _sales(rows: int) -> tuple[Case, list[Array], Array]:
@@ -104,12 +106,13 @@ def _table(numbers: dict[str, Any], **texts: Any) -> pa.Table:
     return pa.table(columns | {name: pa.array([f"{name} {code}" for code in codes]) for name, codes in texts.items()})
 
 
-def _measured(case: Case, encoded: Sequence[Array], labels: Array, kind: str, size: int | None) -> Epochs:
+def _measured(
+    case: Case, encoded: Sequence[Array], labels: Array, kind: str, algorithm: Algorithm[Any], size: int | None
+) -> Epochs:
     batches = 1 if size is None else -(-len(labels) // size)
     epochs = min(max(_STEPS // batches, _EPOCHS[0]), _EPOCHS[1])
-    algorithm = "admm" if kind == "admm" else "sgd"
     given: dict[str, Any] = {"head": "mlp"} if kind.startswith("head") else {}
-    given |= {"batch_size": size} if algorithm == "sgd" else {}
+    given |= {"batch_size": size} if algorithm.uses_batches else {}
     beside = _torch_epoch(encoded, labels, kind, size)
     ours: list[float] = []
     theirs: list[float] = []
@@ -131,16 +134,15 @@ def _measured(case: Case, encoded: Sequence[Array], labels: Array, kind: str, si
             case.query,
             label=case.label,
             model=model,
-            algorithm=algorithm,
+            algorithm=algorithm.name,
             epochs=epochs,
             test_where="is_test = 1",
             on_round=on_round,
             progress=False,
             **given,
         )
-    named = "mlp" if kind == "admm" else kind
     found = (1e3 * median(times[2:]) for times in (ours, theirs))
-    return Epochs(len(labels), named, algorithm, size, *found)
+    return Epochs(len(labels), kind, algorithm.name, size, *found)
 
 
 def _torch_epoch(encoded: Sequence[Array], labels: Array, kind: str, size: int | None) -> Callable[[], None]:

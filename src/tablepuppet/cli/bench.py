@@ -44,7 +44,7 @@ def bench(
         bool, typer.Option("--processes", help="The server's own memory, with its clients in other processes, instead.")
     ] = False,
     torch: Annotated[
-        bool, typer.Option("--torch", help="Epochs of sgd and admm beside torch's over the materialised join, instead.")
+        bool, typer.Option("--torch", help="Epochs beside those of a torch loop over the materialised join, instead.")
     ] = False,
     data: Annotated[Path | None, typer.Option(help="MovieLens' folder, or where TPC-H is kept.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,

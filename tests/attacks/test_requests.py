@@ -13,6 +13,7 @@ import tablepuppet as tp
 from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.exchange import WHOLE, Check, Key, Outline
+from tablepuppet.algorithms.newton.options import NewtonUpdate
 from tablepuppet.algorithms.registry import REQUESTS, UPDATES, algorithm_of
 from tablepuppet.algorithms.sgd.options import SgdUpdate
 from tablepuppet.client.contract_enforcement import ALLOWED, BEFORE, DECIDED
@@ -418,3 +419,23 @@ def test_what_is_approved_once_is_done_once_whatever_the_next_job_is_called(monk
         federation.train(QUERY, label="y", epochs=2)  # that one owner waited used up no other's approval
         with pytest.raises(ApprovalError):
             federation.train(QUERY, label="y", epochs=2)
+
+
+@pytest.mark.parametrize("slope", [1.5, -40.0])
+def test_slopes_that_no_curvature_follows_from_are_refused(slope: float) -> None:
+    """Second moments would be weighted by what is negative."""
+    with tp.Federation(shop()) as federation:
+        rows = shop()["orders"].num_rows
+        given: dict[str, Any] = {
+            "signal": np.full((rows, 1), slope),
+            "curvature": None,
+            "bound": 0.25,
+            "coefficients": None,
+        }
+        meddler = Meddler(
+            federation, "orders", NewtonUpdate, lambda job: [NewtonUpdate(job=job, part=0, follows=True, **given)]
+        )
+        federation.train(QUERY, label="y", algorithm="newton", test_fraction=0.0, progress=False)
+    (answer,) = meddler.answers
+    assert isinstance(answer, m.Failure)
+    assert "no curvature follows" in answer.message

@@ -37,7 +37,7 @@ from tablepuppet.prediction.predict import as_keys
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.progress import showing
 from tablepuppet.protocol.setup import FoldBy, Folds
-from tablepuppet.query.grammar import get_ready
+from tablepuppet.query.grammar import open_parser_early
 from tablepuppet.transport.link import Link, LocalTransport
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Federation:
         models: str | Path | None = None,
     ) -> None:
         fix_thresholds()
-        get_ready()
+        open_parser_early()
         self._tables = name_owners(tables, owners or {}, partitioned_by or {})
         self._clients = make_clients(self._tables, tables, key=key, policies=policies or {}, models=models)
         self._prediction_cache = PredictionCache()

@@ -76,6 +76,8 @@ def bench(
         screen.show(_overhead(overhead))
         _finish(screen, out, beginning, asdict(overhead) | {"added": overhead.added, "median": overhead.median})
         return
+    if torch and (cases or algorithm):
+        raise JobError("--torch has tables and algorithms of its own; leave out cases and --algorithm, or --torch")
     if torch:
         epochs_found = []
         for size in rows or epoch_figures.ROWS:

@@ -254,6 +254,8 @@ def _update(own: ClientState, request: Any) -> None:
         require(is_one_each, "ridge", f"is not {outputs} numbers from 0 up")
     if "union_rho" in fields:
         require(request.union_rho > 0 or part.setup.clients == 1, "union_rho", "is not positive")
+    if "follows" in fields and request.follows:
+        require(not (np.abs(request.signal) > 1.0).any(), "signal", "has slopes that no curvature follows from")
     if "coefficients" in fields and request.coefficients is not None:
         _coefficients(part, request.coefficients)
 

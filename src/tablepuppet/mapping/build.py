@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import RowNumbers, fixed
+from tablepuppet.arrays import RowNumbers, fixed, pieces
 from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.cluster.cluster import Cluster
@@ -26,7 +26,6 @@ from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW, BranchJoin, Span
 from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.keys.labels import LabelSpace, Task, read_labels
 from tablepuppet.mapping.mapping import LabelRows, Part, Placement, RelationStats, TableMapping
-from tablepuppet.mapping.rows.index import pieces
 from tablepuppet.mapping.rows.materialize import Writer, can_build_on_workers
 from tablepuppet.memory import free_memory, give_back
 from tablepuppet.privacy.options import Privacy

@@ -88,7 +88,7 @@ def _duckdb() -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def get_ready() -> None:
+def open_parser_early() -> None:
     """Opens the parser's database while its caller opens others: it takes ten times as long as to read a query."""
 
     def open_once() -> None:

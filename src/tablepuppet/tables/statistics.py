@@ -138,9 +138,8 @@ def _of_numbers(
         return _no_values(float(missing), numbers(column[:0], info).shape[1])
     with np.errstate(over="ignore", invalid="ignore"):
         mean = np.array(sums) / weight
-        mean += (
-            total(lambda some, heavy, _: heavy @ (some - mean)) / weight
-        )  # takes back the rounding of the first pass
+        # Once more: takes back the rounding of the first pass.
+        mean += total(lambda some, heavy, _: heavy @ (some - mean)) / weight
         spread = total(lambda some, heavy, _: heavy @ np.square(some - mean))
     if not np.isfinite(spread).all():
         raise SourceError(f"column {info.name} has numbers too large to square; divide it by a power of ten")

@@ -81,9 +81,8 @@ class Tracker:
         self.memory = memory  # of each block
         self._in_place = in_place  # whether nobody else keeps the predictions of an earlier model
         self._varies = problem.loss.outputs == 1 and not problem.loss.is_quadratic
-        self._constant_curvatures: list[Array | Following] | None = (
-            None  # collapse_i(∂²ℓ/∂a²), where it is the same everywhere
-        )
+        # collapse_i(∂²ℓ/∂a²), where it is the same everywhere
+        self._constant_curvatures: list[Array | Following] | None = None
         self.predictions: list[Array] = []
         self.intercept: Array = np.zeros(problem.loss.outputs)
         self.pending: list[Array | None] = [None] * problem.blocks

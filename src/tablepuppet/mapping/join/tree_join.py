@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers, sparse_loops
+from tablepuppet.arrays import Array, RowNumbers, pieces, sparse_loops
 from tablepuppet.catalog.bound import Branch
 from tablepuppet.mapping.join.duckdb_join import SLICE, Counts, Marks
 from tablepuppet.mapping.keys.gather import ScanKeys
-from tablepuppet.mapping.rows.index import counts_up, pieces
+from tablepuppet.mapping.rows.index import counts_up
 from tablepuppet.threads import over_rows, pool
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Moved, PerRow, RowNumbers
+from tablepuppet.arrays import Array, Moved, PerRow, RowNumbers, pieces
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, Place, loops
 from tablepuppet.models.compiler import COMPILED_FROM
 
@@ -186,16 +186,11 @@ def count_rows(rows: RowNumbers, size: int) -> RowNumbers:
     """How often each of `size` rows occurs; −1 is none."""
     counts: RowNumbers = np.zeros(size, np.int32 if len(rows) < 2**31 else np.int64)
     ones = np.ones(_PIECE, counts.dtype)
-    for piece in pieces(len(rows)):
+    for piece in pieces(len(rows), _PIECE):
         here = rows[piece]
         here = (here[here >= 0] if int(here.min()) < 0 else here).astype(np.intp, copy=False)
         np.add.at(counts, here, ones[: len(here)])
     return counts
-
-
-def pieces(size: int) -> Iterator[slice]:
-    """Views of a long array that stay in the cache: what NumPy makes of one on the way is as short."""
-    return (slice(start, min(start + _PIECE, size)) for start in range(0, size, _PIECE))
 
 
 def counts_up(index: RowNumbers, start: int) -> bool:

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, PerRow, RowNumbers, floats
-from tablepuppet.mapping.rows.index import FAR, RowIndex, count_rows, distinct, moved_rows, pieces, rises
+from tablepuppet.arrays import Array, PerRow, RowNumbers, floats, pieces
+from tablepuppet.mapping.rows.index import FAR, RowIndex, count_rows, distinct, moved_rows, rises
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, empty_sums, gather_scatter_for
 from tablepuppet.mapping.walk.lane import (
     JoinStep,

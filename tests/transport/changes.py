@@ -14,8 +14,11 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
+from tablepuppet import protocol as m
+
 _INTS = (0, 1, -1, 2, 7, 254, 255, 256, 10**6, 2**31, -(2**31) - 1, 2**53, 2**62, -(2**63))
 _FLOATS = (0.0, 1.0, -1.0, 1e-300, 1e300, -1e300, float("inf"), float("-inf"), float("nan"))
+_MAY_BE_MISSING = (m.Labels, m.Weights)  # NaN is how an honest owner says so
 Path = tuple[Any, ...]
 
 
@@ -45,7 +48,10 @@ def cannot_be(honest: Any, made: Any, place: str) -> bool:
     if isinstance(before, np.ndarray) and isinstance(after, np.ndarray):
         if before.shape != after.shape:
             return True
-        return before.dtype.kind == after.dtype.kind == "f" and not np.isfinite(after[np.isfinite(before)]).all()
+        if before.dtype.kind != "f" or after.dtype.kind != "f":
+            return False
+        can_be = np.isfinite(after) | np.isnan(after) if isinstance(honest, _MAY_BE_MISSING) else np.isfinite(after)
+        return not can_be[np.isfinite(before)].all()
     return isinstance(before, float) and isinstance(after, float) and np.isfinite(before) and not np.isfinite(after)
 
 

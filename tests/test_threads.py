@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from tablepuppet.threads import one_blas_thread, over_rows, sort
+from tablepuppet.threads import one_blas_thread, over_rows
 
 
 def blas_threads() -> set[int]:
@@ -24,14 +24,6 @@ def test_blas_has_one_thread_until_the_last_one_leaves() -> None:
                 assert blas_threads() == {1}
             assert blas_threads() == {1}
         assert blas_threads() == {2}
-
-
-def test_a_long_array_is_sorted_as_numpy_sorts_it() -> None:
-    values = np.random.default_rng(0).normal(size=700_001)
-    values[::9], values[5::1001] = 0.25, np.nan
-    expected = np.sort(values)
-    sort(values)
-    assert np.array_equal(values, expected, equal_nan=True)
 
 
 def test_every_row_is_seen_once() -> None:

@@ -4,7 +4,7 @@ A sum that BLAS divides among threads is rounded differently for every number of
 and a rehearsal in one process has yet another: with one thread each, all give the same model. Clients in one process
 and shards of joined rows keep the cores busy by themselves; BLAS threads on top of them would fight over the cores.
 
-What is done row by row, and a sort, is shared out among the same threads: none of it depends on their number.
+What is done row by row is shared out among the same threads: none of it depends on their number.
 
 Lanes of joined rows are walked over by threads of one pool: as many results at a time as there are threads. A lane's
 result can be as large as the tables, so a lane is begun only when an earlier one's result has been taken.
@@ -18,11 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 
@@ -59,7 +56,6 @@ def _controller() -> ThreadpoolController:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_FEW = 1 << 19  # rows that are not worth a second thread
 
 
 class Pool:
@@ -111,16 +107,4 @@ def over_rows(function: Callable[[slice], None], rows: int, step: int) -> None:
     """
     views = [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
     for _ in (pool().map if len(views) > 1 else map)(function, views):
-        pass
-
-
-def sort(values: NDArray[Any]) -> None:
-    """Sorts a long array where it is, each thread some of it."""
-    threads = os.cpu_count() or 1
-    if len(values) < _FEW or threads == 1:
-        values.sort()
-        return
-    borders = [len(values) * k // threads for k in range(threads + 1)]
-    values.partition(borders[1:-1])
-    for _ in pool().map(np.ndarray.sort, [values[a:b] for a, b in pairwise(borders)]):
         pass

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.engine import curves
-from tablepuppet.engine.curves import BINS, area_under_curve, labelled, rank
-from tablepuppet.engine.metrics import _bins
+from tablepuppet.engine.curves import BINS, area_under_curve, labelled, rank, rank_rows
 
 
 @given(
@@ -33,8 +32,14 @@ def test_the_area_is_the_share_of_pairs_in_order_whatever_the_stretches(
     assert share == labels.mean()
 
 
-def test_bins_are_those_that_a_search_among_their_edges_finds() -> None:
+def test_calibration_counts_rows_in_bins_that_have_their_upper_edge() -> None:
+    rng = np.random.default_rng(0)
     edges = np.linspace(0.0, 1.0, BINS + 1)
-    beside = [edges, np.nextafter(edges, 0.0), np.nextafter(edges, 1.0), [np.nan]]
-    drawn = np.concatenate([*beside, np.random.default_rng(0).uniform(size=10_000)])
-    assert _bins(drawn).tolist() == np.searchsorted(edges[1:-1], drawn).tolist()
+    scores = labelled(np.concatenate([edges, rng.uniform(size=10_000), np.full(500, 0.375)]), np.zeros(1))
+    labels = (rng.uniform(size=len(scores)) < scores).astype(np.float64)
+    found = rank_rows(len(scores), [(scores, labels)], lambda s: labelled(s, np.zeros(1))).calibration
+    assert found is not None
+    bins = np.searchsorted(edges[1:-1], scores)
+    expected = [np.bincount(bins, values, BINS) for values in (np.ones(len(scores)), scores, labels)]
+    np.testing.assert_array_equal(found[[0, 2]], [expected[0], expected[2]])
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-12)

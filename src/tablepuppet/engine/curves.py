@@ -11,7 +11,7 @@ matter how they are cut; scores that differ in their last bit alone are ties.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError
 from tablepuppet.mapping.mapping import Class
+from tablepuppet.mapping.rows.ordered import ascending
 from tablepuppet.models.losses import Loss
-from tablepuppet.threads import pool, sort
+from tablepuppet.threads import pool
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,13 +142,13 @@ class Curves:
 def curves_of(sums: dict[str, Any], loss: Loss, ranked: Sequence[Ranking]) -> Curves:
     """The curves that follow from sums, and from the ranks of the second of two classes."""
     confusion = np.asarray(sums["confusion"])
-    if loss.outputs > 1 or "calibration" not in sums or not ranked:
+    if loss.outputs > 1 or not ranked or ranked[0].calibration is None:
         return Curves(confusion, tuple(range(len(confusion))))
     points = ranked[0]
     probabilities = loss.probabilities(points.scores[:, None])
     assert probabilities is not None
     found = (probabilities[:, 1], points.true_positives, points.predicted)
-    return Curves(confusion, (0, 1), np.asarray(sums["calibration"]), *found)
+    return Curves(confusion, (0, 1), points.calibration, *found)
 
 
 def _frame(data: Any, **given: Any) -> pd.DataFrame:
@@ -158,6 +159,8 @@ def _frame(data: Any, **given: Any) -> pd.DataFrame:
 
 _CHUNK = 1 << 18  # scores that are compared at a time: they stay in the cache
 Integers = NDArray[np.int64]
+Probabilities = Callable[[Array], Array]  # of the second class, by score
+_EDGES = np.linspace(0.0, 1.0, BINS + 1)[1:-1]  # of bins, which have their upper one
 _POINTS = 2_000  # of a curve: thresholds between which so small a part of the rows lies
 
 
@@ -174,6 +177,7 @@ class Ranking:
     scores: Array
     true_positives: Array
     predicted: Array
+    calibration: Array | None = None  # as in Curves
 
 
 def area_under_curve(scores: Array, labels: Array) -> float:
@@ -185,15 +189,16 @@ def area_under_curve(scores: Array, labels: Array) -> float:
     return rank_rows(len(labels), [(scores, labels)]).area
 
 
-def rank_rows(count: int, rows: Iterable[tuple[Array, NDArray[Any]]]) -> Ranking:
+def rank_rows(
+    count: int, rows: Iterable[tuple[Array, NDArray[Any]]], probabilities: Probabilities | None = None
+) -> Ranking:
     """The ranking of so many rows that are all here: scores and labels, some at a time."""
-    ordered, start, positives = np.empty(count), 0, 0
+    kept, start, positives = np.empty(count), 0, 0
     for scores, labels in rows:
-        ordered[start : start + len(scores)] = labelled(scores, labels)
+        kept[start : start + len(scores)] = labelled(scores, labels)
         start += len(scores)
         positives += int(np.count_nonzero(labels > 0.5))
-    sort(ordered)
-    return rank([ordered], count, positives)
+    return rank(ascending(kept), count, positives, probabilities)
 
 
 def labelled(scores: Array, labels: NDArray[Any]) -> Array:
@@ -204,10 +209,10 @@ def labelled(scores: Array, labels: NDArray[Any]) -> Array:
     return bits.view(np.float64)
 
 
-def rank(chunks: Iterable[Array], rows: int, positives: int) -> Ranking:
-    """The ranking of labelled scores in order."""
+def rank(chunks: Iterable[Array], rows: int, positives: int, probabilities: Probabilities | None = None) -> Ranking:
+    """The ranking of labelled scores in order; with the calibration of their probabilities, where those are given."""
 
-    def one(chunk: _Chunk) -> tuple[int, float, Array]:
+    def one(chunk: _Chunk) -> tuple[int, float, Array, Array]:
         first, high = _ties(chunk.tied)
         low = np.diff(first, append=len(chunk.tied)) - high
         lower = chunk.below + np.cumsum(low)
@@ -217,13 +222,16 @@ def rank(chunks: Iterable[Array], rows: int, positives: int) -> Ranking:
         scores = chunk.tied[first]
         halfway = scores - 0.5 * np.diff(scores, prepend=chunk.last)
         points = np.stack([halfway[kept], true[kept], predicted[kept]])
-        return int(high @ (2 * lower - low)), float(high @ (true / predicted)), points
+        calibrated = np.zeros((3, BINS)) if probabilities is None else _calibrated(probabilities(scores), low, high)
+        return int(high @ (2 * lower - low)), float(high @ (true / predicted)), points, calibrated
 
     twice, precision = 0, 0.0  # twice the pairs, Σ precision
     points: list[Array] = [np.zeros((3, 0))]
-    for pairs, precise, kept in (map if rows <= _CHUNK else pool().map)(one, _counted(chunks)):
+    calibration = np.zeros((3, BINS))
+    for pairs, precise, kept, calibrated in (map if rows <= _CHUNK else pool().map)(one, _counted(chunks)):
         twice, precision = twice + pairs, precision + precise
         points.append(kept)
+        calibration += calibrated
     above, below = positives, rows - positives
     halfway, true_positives, all_predicted = np.concatenate(points, axis=1)
     return Ranking(
@@ -233,6 +241,7 @@ def rank(chunks: Iterable[Array], rows: int, positives: int) -> Ranking:
         scores=halfway,
         true_positives=true_positives,
         predicted=all_predicted,
+        calibration=None if probabilities is None else calibration,
     )
 
 
@@ -261,15 +270,24 @@ def _ties(tied: Array) -> tuple[Integers, Integers]:
         border = int(np.searchsorted(tied, above))
         positive = len(tied) - border if above.view(np.int64) & 1 else border
         return np.zeros(1, np.int64), np.array([positive])
-    bits = tied.view(np.int64)
-    first = np.flatnonzero(np.diff(bits >> 1, prepend=~(bits[0] >> 1)))
-    return first, np.add.reduceat(bits & 1, first)
+    bits = tied.view(np.uint64)
+    first = np.append(0, 1 + np.flatnonzero((bits[1:] ^ bits[:-1]) > 1))
+    positive = np.cumsum(tied.view(np.int64) & 1)
+    return first, np.diff(positive[np.append(first[1:], len(tied)) - 1], prepend=0)
 
 
 def _is_one(tied: Array) -> bool:
     """Whether all scores are the same."""
     first, last = tied[[0, -1]].view(np.int64) >> 1
     return bool(first == last)
+
+
+def _calibrated(probabilities: Array, low: Integers, high: Integers) -> Array:
+    """(rows, Σ probability, Σ label) of each bin. In: ascending probabilities, and the rows of either class at each."""
+    rows = low + high
+    ends = np.append(np.searchsorted(probabilities, _EDGES, side="right"), len(rows))
+    sums = [np.append(0, np.cumsum(counted))[ends] for counted in (rows, rows * probabilities, high)]
+    return np.diff(sums, axis=1, prepend=0)
 
 
 def _kept(true: Integers, predicted: Integers, rows: int, positives: int) -> Integers:

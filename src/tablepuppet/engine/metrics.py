@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Walkable
 from tablepuppet.arrays import Array, PerRow, RowNumbers
-from tablepuppet.engine.curves import BINS, Curves, Ranking, curves_of, labelled, rank, rank_rows
+from tablepuppet.engine.curves import Curves, Probabilities, Ranking, curves_of, labelled, rank, rank_rows
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.losses.weighted import Weighted
@@ -90,7 +89,7 @@ def measure(
         sums = look(joined, per_row, loss, intercept, moment=moment, channel=channel) | (known or {})
     found: list[Ranking] = []
     if is_ranked and loss.outputs == 1:
-        found = [rank(joined.ordered("scores"), joined.rows, sums["positives"])]
+        found = [rank(joined.ordered("scores"), joined.rows, sums["positives"], _second(loss, channel, moment))]
     elif is_ranked and loss.outputs <= _CLASSES:
         for number in range(loss.outputs):
             joined.allocate("scores", 1)
@@ -145,7 +144,8 @@ def measure_scores(
     sums = {name: sum(t[name] for t in totals) for name in totals[0]}
     found: list[Ranking] = []
     if _is_ranked(loss, moment) and loss.outputs == 1:
-        found = [rank_rows(len(scores), ((scores[rows, 0], of(labels, rows)) for rows in chunks))]
+        labelled_rows = ((scores[rows, 0], of(labels, rows)) for rows in chunks)
+        found = [rank_rows(len(scores), labelled_rows, _second(loss, channel, moment))]
     elif _is_ranked(loss, moment) and loss.outputs <= _CLASSES:
         for k in range(loss.outputs):
             own_class = ((_probability(loss, scores[rows], k), of(labels, rows) == k) for rows in chunks)
@@ -170,26 +170,15 @@ def _sums(loss: Loss, scores: Array, labels: Array, channel: Channel | None, mom
     if plain.task == "number" or plain.outputs > 1:
         return sums
     sums["positives"] = int(np.count_nonzero(labels > 0.5))
-    probabilities = plain.probabilities(scores) if moment is Moment.FINISHED and channel is None else None
-    if probabilities is not None:
-        second = probabilities[:, 1]
-        bins = _bins(second)
-        counted = (None, second, labels)
-        sums["calibration"] = np.stack([np.bincount(bins, values, BINS).astype(np.float64) for values in counted])
     return sums
 
 
-def _bins(probabilities: Array) -> NDArray[np.intp]:
-    """The bin of each, its upper edge included: by a product, mended where that was rounded over an edge.
-
-    >>> _bins(np.array([0.0, 0.01, 0.07, 0.071, 1.0])).tolist()
-    [0, 0, 6, 7, 99]
-    """
-    edges = np.linspace(0.0, 1.0, BINS + 1)[1:-1]
-    found = np.fmin(probabilities * BINS, BINS - 1).astype(np.intp)  # fmin: what is no number comes last, as in a sort
-    found -= probabilities <= np.append(-np.inf, edges)[found]
-    found += probabilities > np.append(edges, np.inf)[found]
-    return found
+def _second(loss: Loss, channel: Channel | None, moment: Moment) -> Probabilities | None:
+    """The probability of the second class, where a finished model's curves are wanted."""
+    plain = loss.plain if isinstance(loss, Weighted) else loss
+    if moment is not Moment.FINISHED or channel is not None or plain.probabilities(np.zeros((1, 1))) is None:
+        return None
+    return lambda scores: _probability(plain, scores[:, None], 1)
 
 
 def _measured(

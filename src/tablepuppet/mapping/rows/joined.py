@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, PerRow, RowNumbers, floats, pieces
 from tablepuppet.mapping.rows.index import FAR, RowIndex, count_rows, distinct, moved_rows, rises
+from tablepuppet.mapping.rows.ordered import ascending
 from tablepuppet.mapping.walk.gather_scatter import GatherScatter, empty_sums, gather_scatter_for
 from tablepuppet.mapping.walk.lane import (
     JoinStep,
@@ -38,7 +39,7 @@ from tablepuppet.mapping.walk.lane import (
     walk_shard,
 )
 from tablepuppet.mapping.walk.lane_view import lane_view, whole
-from tablepuppet.threads import one_blas_thread, pool, sort
+from tablepuppet.threads import one_blas_thread, pool
 
 __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]
 
@@ -184,10 +185,8 @@ class JoinedRows:
         return by_label(self.labels, self.label_counts(), self.weights)
 
     def ordered(self, name: str) -> Iterator[Array]:
-        """The values that a walk left in the state, which gives them up, in ascending order, a view at a time."""
-        values = self.state.pop(name).reshape(-1)
-        sort(values)
-        yield values
+        """The values that a walk left in the state, which gives them up, in ascending order, some at a time."""
+        return ascending(self.state.pop(name).reshape(-1))
 
     @cached_property
     def gather_scatter(self) -> GatherScatter:

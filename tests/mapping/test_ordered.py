@@ -16,7 +16,7 @@ KINDS: dict[str, Callable[[np.random.Generator], Array]] = {
     "few different ones": lambda rng: rng.integers(0, 5, ROWS) / 7,
     "one far away": lambda rng: np.append(rng.normal(size=ROWS), 1e300),
     "too far apart to tell": lambda rng: np.append(rng.normal(size=ROWS), [-1.7e308, 1.7e308]),
-    "too near to tell": lambda rng: rng.integers(0, 3, ROWS) * 5e-324,
+    "too near to tell": lambda rng: rng.choice([0.0, 5e-324, 1e-323], ROWS),
     "all the same": lambda rng: np.full(ROWS, -0.5),
     "some that are no numbers": lambda rng: np.where(rng.random(ROWS) < 0.1, np.nan, rng.normal(size=ROWS)),
     "some without end": lambda rng: np.where(rng.random(ROWS) < 0.1, np.inf, rng.normal(size=ROWS)),

@@ -272,8 +272,8 @@ def _ties(tied: Array) -> tuple[Integers, Integers]:
         return np.zeros(1, np.int64), np.array([positive])
     bits = tied.view(np.uint64)
     first = np.append(0, 1 + np.flatnonzero((bits[1:] ^ bits[:-1]) > 1))
-    positive = np.cumsum(tied.view(np.int64) & 1)
-    return first, np.diff(positive[np.append(first[1:], len(tied)) - 1], prepend=0)
+    so_far = np.cumsum(tied.view(np.int64) & 1)
+    return first, np.diff(so_far[np.append(first[1:], len(tied)) - 1], prepend=0)
 
 
 def _is_one(tied: Array) -> bool:

@@ -30,14 +30,14 @@ class _Cells(NamedTuple):
 
     low: float
     scale: float  # cells a unit
-    count: int
+    number: int
 
     @classmethod
-    def over(cls, values: Array, count: int) -> _Cells | None:
+    def over(cls, values: Array, number: int) -> _Cells | None:
         """None: what has no such cells, being all the same or not all numbers."""
         low, high = float(values.min()), float(values.max())
-        scale = (count - 1) / (high - low) if high > low else math.inf
-        return cls(low, scale, count) if 0.0 < scale < math.inf else None
+        scale = (number - 1) / (high - low) if high > low else math.inf
+        return cls(low, scale, number) if 0.0 < scale < math.inf else None
 
     def of(self, values: Array) -> NDArray[np.uint16]:
         place = values - self.low
@@ -45,7 +45,7 @@ class _Cells(NamedTuple):
         return place.astype(np.uint16)
 
     def counts(self, values: Array) -> NDArray[np.intp]:
-        return np.bincount(self.of(values), minlength=self.count)
+        return np.bincount(self.of(values), minlength=self.number)
 
 
 def ascending(values: Array) -> Iterator[Array]:

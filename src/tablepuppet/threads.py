@@ -65,12 +65,15 @@ class Pool:
         self._threads = threads
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tablepuppet-joined")
 
-    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """What the function gives for each item, in order; whoever takes a result works beside the other threads."""
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item], ahead: int = 0) -> Iterator[Result]:
+        """What the function gives for each item, in order; whoever takes a result works beside the other threads.
+
+        `ahead`: small results that may lie about, so that no thread waits until one of them was taken.
+        """
         begun: deque[Future[Result]] = deque()
         try:
             for item in items:
-                if len(begun) == self._threads:
+                if len(begun) == self._threads + ahead:
                     yield begun.popleft().result()
                 begun.append(self._executor.submit(function, item))
             while begun:
@@ -106,5 +109,5 @@ def over_rows(function: Callable[[slice], None], rows: int, step: int) -> None:
     Not to be used by the pool's own threads: they would wait for each other.
     """
     views = [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
-    for _ in (pool().map if len(views) > 1 else map)(function, views):
+    for _ in pool().map(function, views, len(views)) if len(views) > 1 else map(function, views):
         pass

@@ -12,6 +12,7 @@ from tablepuppet.errors import TrainingError
 from tablepuppet.models.features import GRAM_LIMIT, Features
 from tablepuppet.protocol import CategoryEncoder, Encoder, NumberEncoder
 from tablepuppet.tables.encoding import encoded_names, encoded_width
+from tablepuppet.threads import one_blas_thread
 
 
 def features_of(seed: int, rows: int, layout: list[int]) -> Features:
@@ -79,6 +80,21 @@ def test_gram_its_diagonal_and_its_product_equal_those_of_the_dense_matrix(featu
     np.testing.assert_allclose(features.gram(weights), gram, atol=1e-11)
     np.testing.assert_allclose(features.gram_diagonal(weights), np.diag(gram), atol=1e-11)
     np.testing.assert_allclose(features.gram_product(weights, theta), gram @ theta, atol=1e-11)
+
+
+@pytest.mark.parametrize("layout", [[0], [0, 0, 0], [0, 5, 0]])
+@pytest.mark.parametrize("rows", [(1 << 18) + 1, 300_001])
+def test_many_rows_have_the_bits_of_one_product(layout: list[int], rows: int) -> None:
+    features = features_of(3, rows, layout)
+    theta = random_array(features, features.width, 1)
+    with one_blas_thread:
+        found, dense = features.dot(theta), features.dense
+        expected = (
+            dense * theta[features.dense_columns] if dense.shape[1] == 1 else dense @ theta[features.dense_columns]
+        )
+    for codes, columns in zip(features.codes, features.code_columns, strict=True):
+        expected += np.where(codes >= 0, theta[columns].reshape(-1)[codes], 0.0)[:, None]
+    assert (found == expected).all()
 
 
 def test_gram_of_many_rows_is_summed_over_chunks() -> None:

@@ -31,6 +31,8 @@ KINDS = {
     "own": pa.array([f"name {k}" for k in range(ROWS)]),
     "at first repeated": pa.array(["same" if k < 500 else f"name {k}" for k in range(ROWS)]),
     "some": pa.array([None if k % 10 == 0 else k for k in range(ROWS)]),
+    "all, then none": pa.array([k if k < 730 else None for k in range(ROWS)]),
+    "wide or none": pa.array([None if k % 3 else Decimal(k) * 10**25 for k in range(ROWS)], pa.decimal128(38, 0)),
     "lists": pa.array([[float(k)] * (k % 4) for k in range(ROWS)]),
 }
 
@@ -60,6 +62,16 @@ def test_rows_are_those_of_the_batches_in_their_order_and_in_any_other() -> None
     for name, column, other in zip(table.column_names, found.columns, moved, strict=True):
         assert as_before(column).to_pylist() == table[name].to_pylist(), name
         assert as_before(other).to_pylist() == table[name].take(pa.array(order)).to_pylist(), name
+
+
+def test_what_lies_under_a_missing_value_does_not_show() -> None:
+    order = np.random.default_rng(0).permutation(ROWS).astype(np.int32)
+    bits = pa.py_buffer(np.packbits(np.arange(ROWS) % 3 > 0, bitorder="little"))
+    held = [np.arange(ROWS) * (np.arange(ROWS) % 3 > 0) + rest * (np.arange(ROWS) % 3 == 0) for rest in (5, 7)]
+    given = [pa.Array.from_buffers(pa.int64(), ROWS, [bits, pa.py_buffer(values)]) for values in held]
+    moved = [next(in_another_order([pa.chunked_array([array])], order)).chunk(0) for array in given]
+    assert moved[0].buffers()[1].equals(moved[1].buffers()[1])
+    assert moved[0].equals(given[0].take(pa.array(order)))
 
 
 def test_texts_are_codes_while_they_repeat() -> None:

@@ -166,6 +166,8 @@ def test_columns_looked_at_piece_by_piece_have_the_same_statistics(
     whole = statistics(column(values, NUMBER), NUMBER, rows, weights)
     monkeypatch.setattr(module, "_CHUNK", 7)
     pieces = statistics(column(values, NUMBER), NUMBER, rows, weights)
+    monkeypatch.setattr(module, "_KEPT", 0)
+    assert_same(statistics(column(values, NUMBER), NUMBER, rows, weights), pieces)
     assert isinstance(whole, NumberStatistics)
     assert isinstance(pieces, NumberStatistics)
     for name in ("weight", "missing", "mean", "spread"):

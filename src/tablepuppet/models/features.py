@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes, Following, RowNumbers
 from tablepuppet.errors import TrainingError
-from tablepuppet.threads import pool
+from tablepuppet.threads import over_rows, pool
 
 _PICKED = 1 << 15  # rows picked at a time: they stay in the cache
+_SHARE = 1 << 17  # rows, at the least, of which a thread predicts
 # Up to this many columns, one bincount for each is faster than a sparse product for all.
 _FEW = 3
 
@@ -93,6 +94,8 @@ def one_hot(codes: Codes, size: int, weights: Array | None = None) -> scipy.spar
 
 GRAM_LIMIT = 20_000  # columns: a dense d × d matrix of 3.2 GB
 _CHUNK = 1 << 19  # numbers in a weighted copy: it stays in the cache
+_NARROW = 3  # columns
+_SMALL, _AHEAD = 64, 8  # columns of small matrices, and how many of them may lie about
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +116,17 @@ class Features:
     def dot(self, theta: Array, rows: RowNumbers | None = None) -> Array:
         """X θ: (d, k) → (n, k); with `rows`, of these rows only, in their order."""
         dense, own = self._dense(rows), theta[self.dense_columns]
-        out: Array = dense * own if len(own) == 1 else dense @ own  # of one column, without the work of a library
-        for codes, columns in self._categories():
-            add_picked(out, theta[columns], codes if rows is None else codes.take(rows))
+        codes = self.codes if rows is None else [codes.take(rows) for codes in self.codes]
+        out = np.empty((len(dense), theta.shape[1]))
+
+        def write(some: slice) -> None:
+            # of one column, without the work of a library
+            (np.multiply if len(own) == 1 else np.matmul)(dense[some], own, out=out[some])
+            for own_codes, columns in zip(codes, self.code_columns, strict=True):
+                add_picked(out[some], theta[columns], own_codes[some])
+
+        shares = max(1, len(dense) // _SHARE) if theta.shape[1] == 1 else 1  # of equal length: the bits stay
+        over_rows(write, len(dense), 64 * (len(dense) // (64 * shares) + 1))
         return out
 
     def transpose_dot(self, signal: Array, rows: RowNumbers | None = None) -> Array:
@@ -217,9 +228,20 @@ def _dense_gram(dense: Array, weights: Array | Following) -> Array:
 
     def of_chunk(chunk: slice) -> Array:
         root = np.sqrt(weights[chunk]) if is_square else weights[chunk]
-        weighted = root[:, None] * dense[chunk]
+        weighted = _weighted(root, dense[chunk])
         return np.asarray(weighted.T @ (weighted if is_square else dense[chunk]))
 
     chunks = list(weights.slices() if isinstance(weights, Following) else _chunks(dense))
-    # added in order, whoever is first
-    return sum((pool().map if len(chunks) > 1 else map)(of_chunk, chunks), np.zeros((dense.shape[1], dense.shape[1])))
+    ahead = _AHEAD if dense.shape[1] <= _SMALL else 0
+    found = pool().map(of_chunk, chunks, ahead) if len(chunks) > 1 else map(of_chunk, chunks)
+    return sum(found, np.zeros((dense.shape[1], dense.shape[1])))  # added in order, whoever is first
+
+
+def _weighted(root: Array, dense: Array) -> Array:
+    """diag(w) A; of few columns one after the other: NumPy goes over short rows slowly."""
+    if dense.shape[1] > _NARROW:
+        return np.asarray(root[:, None] * dense)
+    out = np.empty(dense.shape)
+    for column in range(dense.shape[1]):
+        np.multiply(root, dense[:, column], out=out[:, column])
+    return out

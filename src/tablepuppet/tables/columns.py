@@ -230,17 +230,24 @@ def numpy_of(column: pa.Array | pa.ChunkedArray, missing: float = 0) -> NDArray[
     array = in_one_piece(column) if isinstance(column, pa.ChunkedArray) else column
     if not len(array):
         return np.empty(0, _DTYPES[str(array.type)])
-    validity, held = array.buffers()
+    held = array.buffers()[1]
     stop = array.offset + len(array)
     values = np.frombuffer(held, _DTYPES[str(array.type)], stop)[array.offset :]
     if not array.null_count:
         return values
-    first, inside = divmod(array.offset, 8)
-    bits = np.frombuffer(validity, np.uint8)[first:]
-    is_valid = np.unpackbits(bits, count=inside + len(array), bitorder="little")[inside:]
     filled = values.copy()
-    filled[np.flatnonzero(is_valid == 0)] = missing  # by places: several times faster than by a mask without a pattern
+    filled[np.flatnonzero(is_valid(array) == 0)] = missing  # by places: much faster than by a mask without a pattern
     return filled
+
+
+def is_valid(array: pa.Array) -> NDArray[np.uint8]:
+    """Which values are there: 1, and 0 where they are NULL."""
+    bits = array.buffers()[0]
+    if bits is None:
+        return np.ones(len(array), np.uint8)
+    first, inside = divmod(array.offset, 8)
+    found = np.unpackbits(np.frombuffer(bits, np.uint8)[first:], count=inside + len(array), bitorder="little")
+    return found[inside:]
 
 
 def missing_rows(values: Array) -> NDArray[np.bool_]:

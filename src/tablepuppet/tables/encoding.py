@@ -177,14 +177,14 @@ def _write(raw: Array, info: ColumnInfo, feature: NumberEncoder, out: Array) -> 
     if np.isinf(raw).any():
         raise SourceError(f"column {info.name} contains infinity; filter such rows out, or use NULL")
     is_missing, varies = missing_rows(raw), feature.scale > 0
-    values = out[:, : raw.shape[1]]
-    np.subtract(raw, feature.mean, out=values)
+    values = raw - feature.mean  # in the cache: rows of `out` are apart
     values[np.flatnonzero(is_missing)] = feature.fill - feature.mean
     values /= np.where(varies, feature.scale, 1.0)
     if not varies.all():
         values[:, ~varies] = 0.0
+    out[:, : raw.shape[1]] = values
     if feature.has_missing:
-        out[:, -1] = is_missing
+        out[:, -1] = is_missing.astype(np.float64)
 
 
 def _categories(feature: Encoder | KnownIds | KnownNames) -> KnownNames:

@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import RowNumbers
+from tablepuppet.arrays import RowNumbers, pieces
+from tablepuppet.tables.columns import is_valid
 from tablepuppet.threads import over_rows
 
 PIECE = 1 << 20  # rows
@@ -70,10 +71,11 @@ class _Column:
         self._pieces: list[pa.Array] = []
         self._kind: pa.DataType | None = None
         self._open: NDArray[Any] | None = None  # a piece of plain values that is not full
+        self._valid: NDArray[np.uint8] | None = None  # which of them are there; None: all
         self._filled = 0
 
     def add(self, chunks: Sequence[pa.Array]) -> None:
-        if _is_plain(chunks):
+        if _width(chunks[0].type):
             for chunk in chunks:
                 self._write(chunk)
             return
@@ -97,23 +99,28 @@ class _Column:
         return pa.types.is_dictionary(self._pieces[-1].type) if self._pieces else _repeats(texts)
 
     def _write(self, chunk: pa.Array) -> None:
-        values, self._kind = _values(chunk), chunk.type
-        while len(values):
+        values, self._kind, start = _values(chunk), chunk.type, 0
+        valid = is_valid(chunk) if chunk.null_count else None
+        while start < len(values):
             if self._open is None:
                 size = max(PIECE, _FURTHER // values.itemsize) if self._pieces else PIECE
                 self._open, self._filled = np.empty(size, values.dtype), 0
-            some = values[: len(self._open) - self._filled]
-            self._open[self._filled : self._filled + len(some)] = some
-            self._filled += len(some)
-            values = values[len(some) :]
+            if self._valid is None and valid is not None:
+                self._valid = np.ones(len(self._open), np.uint8)
+            some = slice(start, start + len(self._open) - self._filled)
+            start, here = some.stop, slice(self._filled, self._filled + len(values[some]))
+            self._open[here], self._filled = values[some], here.stop
+            if self._valid is not None and valid is not None:
+                self._valid[here] = valid[some]
             if self._filled == len(self._open):
                 self._close()
 
     def _close(self) -> None:
         if self._open is not None:
             assert self._kind is not None
-            self._pieces.append(_array(self._open[: self._filled], self._kind))
-        self._open = None
+            valid = None if self._valid is None else self._valid[: self._filled]
+            self._pieces.append(_array(self._open[: self._filled], self._kind, valid))
+        self._open = self._valid = None
 
 
 def _repeats(texts: pa.Array) -> bool:
@@ -137,19 +144,17 @@ def _width(kind: pa.DataType) -> int:
     return kind.bit_width // 8 if is_simple and not pa.types.is_boolean(kind) else 0
 
 
-def _is_plain(chunks: Sequence[pa.Array]) -> bool:
-    return _width(chunks[0].type) > 0 and not any(chunk.null_count for chunk in chunks)
-
-
 def _values(chunk: pa.Array) -> NDArray[Any]:
-    """The values of a plain chunk, as whatever has as many bytes."""
+    """The values of a chunk of such, as whatever has as many bytes."""
     width = _width(chunk.type)
     kind = np.dtype(f"V{width}") if width > 8 else np.dtype(f"u{width}")
-    return np.frombuffer(chunk.buffers()[1] or b"", kind)[chunk.offset : chunk.offset + len(chunk)]
+    held = chunk.buffers()[1]
+    return np.zeros(len(chunk), kind) if held is None else np.frombuffer(held, kind)[chunk.offset :][: len(chunk)]
 
 
-def _array(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+def _array(values: NDArray[Any], kind: pa.DataType, valid: NDArray[np.uint8] | None = None) -> pa.Array:
+    bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(values), [bits, pa.py_buffer(values)])
 
 
 def in_another_order(columns: list[pa.ChunkedArray], order: RowNumbers) -> Iterator[pa.ChunkedArray]:
@@ -165,17 +170,21 @@ def _taken(column: pa.ChunkedArray, order: RowNumbers) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type) and all(c.dictionary.equals(chunks[0].dictionary) for c in chunks[1:]):
         codes = _taken(pa.chunked_array([chunk.indices for chunk in chunks]), order).combine_chunks()
         return pa.chunked_array([pa.DictionaryArray.from_arrays(codes, chunks[0].dictionary)])
-    if not _is_plain(chunks):
+    if not _width(column.type):
         return column.take(_array(order, pa.from_numpy_dtype(order.dtype)))
-    kind = column.type
-    held = _values(chunks[0]) if len(chunks) == 1 else np.concatenate([_values(chunk) for chunk in chunks])
+    kind, has_missing = column.type, column.null_count > 0
+    held = [_values(chunks[0]) if len(chunks) == 1 else np.concatenate([_values(chunk) for chunk in chunks])]
+    held += [np.concatenate([is_valid(chunk) for chunk in chunks])] if has_missing else []
     del column, chunks
-    out = np.empty_like(held)
+    out, nothing = [np.empty_like(values) for values in held], np.zeros((), held[0].dtype)
 
     def take(rows: slice) -> None:
-        for start in range(rows.start, rows.stop, _TAKEN):
-            some = slice(start, min(start + _TAKEN, rows.stop))
-            np.take(held, order[some], out=out[some], mode="clip")
+        for some in pieces(rows.stop - rows.start, _TAKEN):
+            here = slice(rows.start + some.start, rows.start + some.stop)
+            for values, taken in zip(held, out, strict=True):
+                np.take(values, order[here], out=taken[here], mode="clip")
+            if has_missing:  # whatever lay there: fingerprints of equal rows are equal
+                out[0][here][np.flatnonzero(out[1][here] == 0)] = nothing
 
     over_rows(take, len(order), 4 * _TAKEN)
-    return pa.chunked_array([_array(out, kind)])
+    return pa.chunked_array([_array(out[0], kind, *out[1:])])

@@ -15,6 +15,7 @@ are the same however the table is split.
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import duckdb
@@ -24,9 +25,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import RowNumbers, sparse_loops
+from tablepuppet.arrays import RowNumbers, pieces, sparse_loops
 from tablepuppet.tables.guard import check_expression
 from tablepuppet.tables.source import Source
+from tablepuppet.threads import over_rows
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _UNCLEAR = ("other", "vector")  # whose text differs between databases, or does not exist
@@ -95,6 +97,7 @@ def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 _BLOCK = 8  # numbers in a block of ChaCha20, which its nonce begins to count at
 _CHUNK = 1 << 15  # numbers that are made together: they stay in the cache
+_SHARE = 1 << 18  # of a thread
 
 
 def order_bits(key: bytes, scan: str, seed: int, offset: int, rows: int) -> NDArray[np.uint64]:
@@ -105,63 +108,101 @@ def order_bits(key: bytes, scan: str, seed: int, offset: int, rows: int) -> NDAr
     """
     secret = hmac.digest(key, f"tablepuppet row order {seed} {scan}".encode(), "sha256")
     block, skipped = divmod(offset, _BLOCK)
-    nonce = block.to_bytes(8, "little") + bytes(8)
-    stream = Cipher(ChaCha20(secret, nonce), mode=None).encryptor()
     drawn = np.empty(skipped + rows, np.uint64)
     zeros = memoryview(bytes(8 * min(_CHUNK, len(drawn))))
-    for start in range(0, len(drawn), _CHUNK):
-        chunk = drawn[start : start + _CHUNK].data.cast("B")
-        stream.update_into(zeros[: len(chunk)], chunk)
+
+    def draw(here: slice) -> None:
+        nonce = (block + here.start // _BLOCK).to_bytes(8, "little") + bytes(8)
+        stream = Cipher(ChaCha20(secret, nonce), mode=None).encryptor()
+        for some in pieces(here.stop - here.start, _CHUNK):
+            chunk = drawn[here][some].data.cast("B")
+            stream.update_into(zeros[: len(chunk)], chunk)
+
+    over_rows(draw, len(drawn), _SHARE)
     return drawn[skipped:]
 
 
-def in_order(bits: NDArray[np.uint64]) -> RowNumbers:
-    """The rows sorted by their bits, and by their place where those are equal.
+def in_order(make: Callable[[], NDArray[np.uint64]]) -> RowNumbers:
+    """The rows sorted by their bits, and by their place where those are equal; the bits are made, and used up.
 
-    >>> in_order(np.array([5, 1, 5, 0], np.uint64)).tolist()
+    >>> in_order(np.array([5, 1, 5, 0], np.uint64).copy).tolist()
     [3, 1, 0, 2]
     """
-    if not _FEW <= len(bits) < 2**31:
+    bits = make()
+    size = len(bits)
+    if not _FEW <= size < 2**31:
         order: RowNumbers = np.argsort(bits, kind="stable")
-        return order.astype(np.int32) if len(bits) < 2**31 else order
-    starts, order, rest = _buckets(bits)
-    is_tied = np.zeros(len(bits) + 1, np.bool_)
-    for first in range(0, len(starts) - 1, _TOGETHER):
-        borders = starts[first : first + _TOGETHER + 1]
-        here = slice(borders[0], borders[-1])
-        # A row's place takes the lowest bits, and sorts of numbers do, several times faster than an argsort: of few
-        # numbers, by networks in a processor's registers.
-        packed = rest[here].astype(np.uint64)
-        packed <<= _HALF
-        packed |= order[here].view(np.uint32)
-        for start, stop in pairwise(borders):
-            packed[start - borders[0] : stop - borders[0]].sort()
-        order[here] = packed & _LOWEST
-        packed >>= _HALF
-        np.equal(packed[1:], packed[:-1], out=is_tied[here.start + 1 : here.stop])
-    # Rows whose bits are equal but for the last, a handful in millions, are put in order among themselves.
-    tied = np.flatnonzero(is_tied[1:] | is_tied[:-1])
-    rows = order[tied]
-    order[tied] = rows[np.lexsort((rows, bits[rows]))]
+        return order.astype(np.int32) if size < 2**31 else order
+    # A row's place takes the lowest bits, and sorts of numbers do, several times faster than an argsort.
+    places = np.uint64((size - 1).bit_length())
+    groups = _put_in_groups(bits, places)
+    order, tied, start = np.empty(size, np.int32), list[RowNumbers](), 0
+    for group in groups:
+        ordered = _sorted_group(np.concatenate(group))
+        np.bitwise_and(ordered, _lowest(places), out=order[start : start + len(ordered)], casting="unsafe")
+        ordered >>= places
+        is_tied = np.zeros(len(ordered) + 1, np.bool_)
+        np.equal(ordered[1:], ordered[:-1], out=is_tied[1:-1])
+        if is_tied.any():
+            tied.append(start + np.flatnonzero(is_tied[1:] | is_tied[:-1]))
+        start += len(ordered)
+    if tied:  # a handful in millions, in all but the last bits: they are put in order among themselves
+        where, bits = np.concatenate(tied), make()
+        rows = order[where]
+        order[where] = rows[np.lexsort((rows, bits[rows]))]
     return order
 
 
 _FEW = 1 << 10  # rows that are not worth buckets
 _BUCKET = 1 << 8  # rows of a bucket, about: as many as a processor's registers sort
-_TOGETHER = 1 << 8  # buckets that are made ready together: they stay in the cache
-_HALF, _LOWEST = np.uint64(32), np.uint64(0xFFFFFFFF)
+_GROUP = 1 << 16  # rows of a group of buckets, about: they stay in the cache
+_RUN = 1 << 9  # rows of a group that lie together, about
 
 
-def _buckets(bits: NDArray[np.uint64]) -> tuple[list[int], NDArray[np.int32], NDArray[np.uint32]]:
-    """The rows by their highest bits: where those with each begin, which rows they are, and 32 bits that follow."""
-    count = (len(bits) // _BUCKET).bit_length()
-    highest, following = np.empty(len(bits), np.int32), np.empty(len(bits), np.uint32)
-    for start in range(0, len(bits), _CHUNK):
-        here = slice(start, start + _CHUNK)
-        highest[here] = bits[here] >> np.uint64(64 - count)
-        following[here] = bits[here] << np.uint64(count) >> _HALF
-    starts, rows, rest = np.empty((1 << count) + 1, np.int32), np.empty_like(highest), np.empty_like(following)
-    places = np.arange(len(bits), dtype=np.int32)
-    # A sparse matrix with a row for each bucket: SciPy puts its entries in order by counting, and keeps theirs.
-    sparse_loops().coo_tocsr(1 << count, len(bits), len(bits), highest, places, following, starts, rows, rest)
-    return starts.tolist(), rows, rest
+def _put_in_groups(bits: NDArray[np.uint64], places: np.uint64) -> Iterator[list[NDArray[np.uint64]]]:
+    """Puts rows with the same highest bits together, some rows at a time, where the bits were: other memory of that
+    size takes longer to be had than this takes. Each group in turn: the bits that follow, above the row's place."""
+    high = (len(bits) // _GROUP).bit_length()
+    step = max(_CHUNK, _RUN << high)
+    starts = np.empty((-(-len(bits) // step), (1 << high) + 1), np.int32)
+
+    def put(here: slice) -> None:
+        chunk = bits[here]
+        number = (chunk >> np.uint64(64 - high)).astype(np.int32) if high else np.zeros(len(chunk), np.int32)
+        packed = chunk << np.uint64(high)
+        packed &= ~_lowest(places)
+        packed |= np.arange(here.start, here.stop, dtype=np.uint64)
+        _by_number(number, packed, starts[here.start // step], chunk)
+
+    over_rows(put, len(bits), step)
+    chunks = [bits[here] for here in pieces(len(bits), step)]
+    for group in range(1 << high):
+        yield [chunk[own[group] : own[group + 1]] for chunk, own in zip(chunks, starts, strict=True)]
+
+
+def _sorted_group(packed: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Few numbers at a time: by networks in a processor's registers."""
+    count = (len(packed) // _BUCKET).bit_length()
+    if not count:
+        packed.sort()
+        return packed
+    starts, ordered = np.empty((1 << count) + 1, np.int32), np.empty_like(packed)
+    _by_number((packed >> np.uint64(64 - count)).astype(np.int32), packed, starts, ordered)
+    for start, stop in pairwise(starts.tolist()):
+        ordered[start:stop].sort()
+    return ordered
+
+
+def _by_number(
+    number: NDArray[np.int32], values: NDArray[np.uint64], starts: NDArray[np.int32], out: NDArray[np.uint64]
+) -> None:
+    """Values with the same number, from 0 on, together and as they came; where those with each begin.
+
+    A sparse matrix with a row for each number: SciPy puts its entries in order by counting. Their columns are not used.
+    """
+    size = len(number)
+    sparse_loops().coo_tocsr(len(starts) - 1, size, size, number, number, values, starts, np.empty_like(number), out)
+
+
+def _lowest(count: np.uint64) -> np.uint64:
+    return np.uint64((1 << int(count)) - 1)

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Codes, RowNumbers, floats
+from tablepuppet.arrays import Array, Codes, RowNumbers, floats, pieces
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.models.features import count_by_code
 from tablepuppet.protocol import CategoryStatistics, ColumnInfo, IdStatistics, NumberStatistics, Statistics
@@ -37,10 +37,12 @@ from tablepuppet.tables.columns import (
     numpy_of,
     strings,
 )
+from tablepuppet.threads import pool
 
 __all__ = ["Statistics"]
 
 _CHUNK = 1 << 18  # rows that are looked at together
+_KEPT = 1 << 21  # numbers of a column that are kept until all is known of them
 
 
 def statistics(
@@ -102,24 +104,30 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
 def _of_numbers(
     column: pa.ChunkedArray, taken: RowNumbers | None, weights: NDArray[Any] | None, info: ColumnInfo
 ) -> NumberStatistics:
-    """Some rows at a time, added up in order: nothing on the way is as long as the column."""
+    """Some rows at a time, added up in order: of a long column, nothing on the way is as long. Of a shorter one, rows
+    that have a number are kept, where some have none: to look for them takes longest."""
     rows = len(column) if taken is None else len(taken)
     values, once = None if taken is None else numbers(column, info), np.ones(min(rows, _CHUNK))
     has_missing = column.null_count > 0
+    kept: list[tuple[Array, Array, Array]] = []
+
+    def present(here: slice) -> tuple[Array, Array, Array]:
+        """Of some rows: the numbers that are there, with their weights; and the weights of those that are not."""
+        some = numbers(column[here], info) if taken is None or values is None else values[taken[here]]
+        heavy, without = once[: len(some)] if weights is None else floats(weights[here]), once[:0]
+        if not has_missing:
+            return some, heavy, without
+        is_missing = missing_rows(some)  # taken by their places: several times faster than by a mask without a pattern
+        there, without = np.flatnonzero(~is_missing), heavy.take(np.flatnonzero(is_missing))
+        return some.take(there, axis=0), heavy.take(there), without
 
     def total(summed: Callable[[Array, Array, Array], Array]) -> Array:
-        """`summed`: of some rows that have a number, with their weights; and the weights of those that have none."""
-        found = np.zeros(1)
-        for start in range(0, rows, _CHUNK):
-            here = slice(start, min(start + _CHUNK, rows))
-            some = numbers(column[here], info) if taken is None or values is None else values[taken[here]]
-            heavy, without = once[: len(some)] if weights is None else floats(weights[here]), once[:0]
-            if has_missing:  # taken by their places: several times faster than by a mask without a pattern
-                is_missing = missing_rows(some)
-                there, without = np.flatnonzero(~is_missing), heavy.take(np.flatnonzero(is_missing))
-                some, heavy = some.take(there, axis=0), heavy.take(there)
-            with np.errstate(over="ignore", invalid="ignore"):  # looked at below, with a better message
-                found = found + summed(some, heavy, without)
+        found, parts = np.zeros(1), list(pieces(rows, _CHUNK))
+        if has_missing and not kept and rows <= _KEPT // max(1, info.size):
+            kept.extend((pool().map if len(parts) > 1 else map)(present, parts))
+        with np.errstate(over="ignore", invalid="ignore"):  # looked at below, with a better message
+            for some in kept or map(present, parts):
+                found = found + summed(*some)
         return found
 
     def first(some: Array, heavy: Array, without: Array) -> Array:

@@ -94,6 +94,11 @@ def _aside() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="tablepuppet-aside")
 
 
+def find_blas() -> None:
+    """Begins to look for the libraries of linear algebra, which `one_blas_thread` will ask for."""
+    later(lambda _: _controller(), None)
+
+
 os.register_at_fork(after_in_child=pool.cache_clear)  # threads stay behind
 os.register_at_fork(after_in_child=_aside.cache_clear)
 

@@ -48,7 +48,7 @@ from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol import CloseJob
 from tablepuppet.protocol.contract import Purpose
 from tablepuppet.server.union import UnionOperator
-from tablepuppet.threads import one_blas_thread
+from tablepuppet.threads import find_blas, one_blas_thread
 from tablepuppet.transport.link import Link
 
 Tables = Mapping[str, tuple[str, ...]]  # table name → its clients
@@ -60,6 +60,7 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
     if job.probe:
         raise JobError("probe belongs to explain: it says which model would gain; leave it out of train")
     with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
+        find_blas()  # while clients answer
         prepared = prepare_job(job, tables, link, job_id, "train", cluster)
         shown = Shown.of(prepared.rounding, prepared.mapping, prepared.plan.loss)
         if shown is None:

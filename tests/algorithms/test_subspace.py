@@ -116,10 +116,11 @@ def test_where_f_is_flat_or_no_number_a_sample_says_nothing(monkeypatch: pytest.
     given = problem(Logistic())
     drawn = hessian_sample.draw_rows(given)
     assert drawn is not None
-    slots = [(i, {0: np.ones((n, 1))}) for i, n in enumerate(given.rows)]
+    sizes, complete = [1] * given.blocks, hessian_sample.complete_blocks(given)
     for curvature in (0.0, np.nan):
         known = [np.full((n, 1), curvature) for n in given.rows]
-        assert hessian_sample.HessianSample.at(*drawn, given, known, slots, 4) is None
+        along = np.full(given.blocks, curvature)
+        assert hessian_sample.HessianSample.at(*drawn, known, complete, sizes, along, given.joined.rows) is None
     assert not hessian_sample.are_apart(np.full((3, 3), np.nan))
 
 

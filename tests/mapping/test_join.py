@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
@@ -47,8 +48,11 @@ def branches(draw: st.DrawFn) -> tuple[Branch, list[ScanKeys]]:
 
 def written(side: BranchSide, start: int = 0, stop: int | None = None) -> list[RowNumbers]:
     """Row numbers of some joined rows, in each relation."""
-    slices = list(side.read(start, side.rows if stop is None else stop))
-    return [np.concatenate([found[i] for found in slices]) for i in sorted(slices[0])] if slices else []
+    slices: dict[int, Mapping[int, RowNumbers]] = {}
+    side.each(start, side.rows if stop is None else stop, slices.__setitem__)
+    ordered = [slices[place] for place in sorted(slices)]
+    assert sorted(slices) == [0, *np.cumsum([len(found[0]) for found in ordered])[:-1]] if slices else True
+    return [np.concatenate([found[i] for found in ordered]) for i in sorted(ordered[0])] if ordered else []
 
 
 @settings(max_examples=60, deadline=None)

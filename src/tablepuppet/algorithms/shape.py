@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import pieces
 from tablepuppet.models.heads.base import HeadKind
 
 
@@ -30,7 +31,9 @@ class Fan:
     @classmethod
     def of(cls, multiplicity: NDArray[np.signedinteger[Any]]) -> Fan:
         if int(multiplicity.max(initial=0)) <= len(multiplicity):  # most often: counting is faster than sorting
-            counts = np.bincount(multiplicity)
+            counts = np.zeros(int(multiplicity.max(initial=-1)) + 1, np.int64)
+            for here in pieces(len(multiplicity)):  # NumPy makes wide numbers of those that it counts
+                counts += np.bincount(multiplicity[here], minlength=len(counts))
             values = np.flatnonzero(counts)
             counts = counts[values]
         else:

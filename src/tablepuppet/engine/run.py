@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -49,6 +50,7 @@ from tablepuppet.protocol import (
 )
 from tablepuppet.server.union import JoinOperator, UnionOperator
 from tablepuppet.tables.encoding import encoded_width
+from tablepuppet.threads import later
 from tablepuppet.transport.link import Link
 
 OnRound = Callable[[RoundEvent], None]
@@ -116,6 +118,7 @@ class Run:
         self.rounds = self.epochs = 0
         self.curves: dict[str, Curves] = {}  # of the finished model
         self.best_head: TrainedHead | None = None  # the head at the best epoch
+        self._probed: Future[Interaction | None] | None = None
         self.is_restored = False
         self.is_settled = False  # whether training ended by itself
         self.began = time.perf_counter()
@@ -235,17 +238,19 @@ class Run:
                 ridged += self.problem.ridges[number] * told.norm if told.ridged is None else told.ridged
                 penalty += 0.5 * self.problem.ridges[number] * told.norm + self.problem.l1 * (told.absolute or 0.0)
         self.contributions, self.held_out = train, test
+        if is_last and self._may_probe():
+            self._probed = later(self._probe, mapping.train)  # beside what is measured
         given: dict[str, Any] = {
             "loss": self.problem.loss,
             "intercept": self.intercept,
             "channel": mapping.label.channel,
         }
         known = None if wants_train else server.tally
-        first, later = (Moment.FINISHED,) * 2 if is_last else (Moment.EPOCH, Moment.HELD_OUT)
+        first, others = (Moment.FINISHED,) * 2 if is_last else (Moment.EPOCH, Moment.HELD_OUT)
         found = {"train": measure(headed(mapping.train, head), train, moment=first, known=known, **given)}
         if mapping.validation.rows:
-            found["validation"] = measure(headed(mapping.validation, head), test, moment=later, **given)
-        found["test"] = measure(headed(mapping.test, head), test, moment=later, **given)
+            found["validation"] = measure(headed(mapping.validation, head), test, moment=others, **given)
+        found["test"] = measure(headed(mapping.test, head), test, moment=others, **given)
         metrics, self.curves = by_side(found, mapping.label.classes)
         self.losses = {side: measured.loss for side, measured in found.items()}
         loss = found["train"].loss
@@ -288,15 +293,22 @@ class Run:
 
     def advice(self, encoders: Sequence[Sequence[Encoder]]) -> list[str]:
         """That tables say more together, where a look at what the sum leaves finds it; or less than their sum."""
-        job, joined, mapping = self.plan.job, self.mapping.train, self.mapping
+        job, mapping = self.plan.job, self.mapping
         if job.head != "sum":
             sides = {"validation": mapping.validation, "test": mapping.test}
             judged = {side: (rows, self.losses[side]) for side, rows in sides.items() if side in self.losses}
             return worse_than_its_sum(self.problem, judged, self.held_out, self.contributions)
-        if not job.is_convex or job.is_private or job.privacy.label is not None or not isinstance(joined, JoinedRows):
-            return []
-        found = probe(joined, self.contributions, self.intercept, self.problem.loss, job.seed)
+        found = None if self._probed is None else self._probed.result()
         return [] if found is None else [together(replace(self.plan, widths=widths_of(encoders)), found)]
+
+    def _may_probe(self) -> bool:
+        """Whether a look at what a sum leaves is worth it, and disclosed to nobody."""
+        job = self.plan.job
+        is_exact = not job.is_private and job.privacy.label is None
+        return job.head == "sum" and job.is_convex and is_exact and isinstance(self.mapping.train, JoinedRows)
+
+    def _probe(self, joined: Any) -> Interaction | None:
+        return probe(joined, self.contributions, self.intercept, self.problem.loss, self.plan.job.seed)
 
     def _mean(self, block: int) -> Array:
         """A block's mean contribution; nothing exact is released of a private one."""

@@ -148,4 +148,5 @@ def _head(plan: Plan) -> TrainedHead | None:
 
 def _share(part: Part, multiplicity: NDArray[np.int64]) -> float:
     """Of the joined rows that the part's block has a row in: how many have one of the part."""
-    return float(multiplicity[part.train].sum() / max(1, multiplicity.sum()))
+    own = multiplicity[part.train]
+    return 1.0 if 0 < len(own) == len(multiplicity) else float(own.sum() / max(1, multiplicity.sum()))

@@ -243,15 +243,16 @@ def _check_labels(bound: BoundQuery, labels: LabelSpace, counts: Sequence[Counts
         rows = np.flatnonzero(np.isnan(values))
         return sum(int(own[rows].sum()) for own in counts)
 
-    total = sum(int(own.sum()) for own in counts)
     missing = without(labels.values)
     if missing:
+        total = sum(int(own.sum()) for own in counts)
         raise MappingError(
             f"label {bound.label} is NULL in {missing:,} of {total:,} joined rows; "
             f"add WHERE {bound.label} IS NOT NULL (on the table's own column)"
         )
     missing = without(labels.weights)
     if missing:
+        total = sum(int(own.sum()) for own in counts)
         raise MappingError(
             f"the weight is NULL in {missing:,} of {total:,} joined rows; "
             'leave such rows out by WHERE, or give them one: weight = "coalesce(w, 1)"'

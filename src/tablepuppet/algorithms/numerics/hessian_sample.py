@@ -10,7 +10,7 @@ squared loss, whose search is exact, and all of joins that are smaller than the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.numerics.linear_systems import eigenvalues
-from tablepuppet.arrays import Array, Following, RowNumbers
+from tablepuppet.arrays import Array, Following, RowNumbers, pieces
 
 _SAMPLE = 1 << 18  # joined rows at the least
 _APART = 0.2  # the least eigenvalue of the directions' correlations with which a sample will do
+Places = NDArray[np.intp]  # of slots in the Hessian
 Drawn = tuple[Any, list[RowNumbers]]  # joined rows, and which rows of each block they have
 
 
@@ -30,13 +31,13 @@ def draw_rows(problem: Problem) -> Drawn | None:
     """The joined rows to look at; None: all of them, or they would not tell enough."""
     joined = problem.joined
     step = joined.rows // _SAMPLE
-    if step < 2 or problem.blocks < 2 or not any(_complete(problem)):
+    if step < 2 or problem.blocks < 2 or not any(complete_blocks(problem)):
         return None
     found: Drawn = joined.take(np.arange(0, joined.rows, step))
     return found
 
 
-def _complete(problem: Problem) -> list[bool]:
+def complete_blocks(problem: Problem) -> list[bool]:
     """Which blocks every joined row has a row of."""
     return [int(counts.sum()) == problem.joined.rows for counts in problem.multiplicity]
 
@@ -52,25 +53,20 @@ def are_apart(hessian: Array) -> bool:
     return not len(own) or bool(eigenvalues(own)[0].min() >= _APART)
 
 
-def summed(weights: Array | Following, vector: Array | None = None) -> float:
-    """Σ w, or Σ w v, over a block's rows."""
-    if isinstance(weights, Following):
-        return sum(float(w.sum() if vector is None else w[:, 0] @ vector[here, 0]) for here, w in weights.pieces())
-    return float(weights.sum() if vector is None else weights[:, 0] @ vector[:, 0])
-
-
 def images(weights: Array | Following, columns: Array, vectors: Sequence[Array]) -> tuple[Array, Array]:
     """Of each vector v, Σ w u v of every column u, and Σ w v: what the curvature of a block's rows makes of them."""
-    if isinstance(weights, np.ndarray):
-        bent = weights * columns
-        return np.array([bent.T @ v[:, 0] for v in vectors]), np.array([weights.T @ v[:, 0] for v in vectors])
     own, constant = np.zeros((len(vectors), columns.shape[1])), np.zeros((len(vectors), 1))
-    for here, w in weights.pieces():
+    for here in pieces(len(weights)):
+        w = weights[here]
         bent = w * columns[here]
         for number, v in enumerate(vectors):
             own[number] += bent.T @ v[here, 0]
             constant[number] += w.T @ v[here, 0]
     return own, constant
+
+
+def _summed(weights: Array | Following) -> float:
+    return sum(float(weights[here].sum()) for here in pieces(len(weights)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,39 +84,38 @@ class HessianSample:
         cls,
         joined: Any,
         rows: list[RowNumbers],
-        problem: Problem,
         known: Sequence[Array | Following],
-        slots: Sequence[tuple[int, Mapping[int, Array]]],
-        size: int,
+        is_complete: Sequence[bool],
+        sizes: Sequence[int],
+        along: Array,
+        all_rows: int,
     ) -> HessianSample | None:
-        """`known`: collapse_i(∂²ℓ/∂a²); `slots`: of each block the first one's place, and all directions.
+        """`known`: collapse_i(∂²ℓ/∂a²); `sizes`: slots of each block; `along`: of each slot u, Σ ∂²ℓ/∂a² u / N;
+        `all_rows`: N.
 
         None: F is flat where the model stands, or no number.
         """
-        scale, complete = 1.0 / problem.joined.rows, _complete(problem)
-        every = [weights for weights, is_complete in zip(known, complete, strict=True) if is_complete]
-        curvature = scale * summed(next((weights for weights in every if isinstance(weights, np.ndarray)), every[0]))
+        every = [weights for weights, is_here in zip(known, is_complete, strict=True) if is_here]
+        curvature = _summed(min(every, key=len)) / all_rows
         if not 0.0 < curvature < np.inf:
             return None
-        sums, means = np.zeros((2, size))
-        for weights, is_complete, (first, own) in zip(known, complete, slots, strict=True):
-            for slot, vector in own.items():
-                sums[first + slot] = scale * summed(weights, vector)
-                means[first + slot] = sums[first + slot] / curvature if is_complete else 0.0
-        return cls(joined, rows, curvature, means, sums - means * curvature)
+        means = np.where(np.repeat(is_complete, sizes), along / curvature, 0.0)
+        return cls(joined, rows, curvature, means, along - means * curvature)
 
-    def of(self, places: Sequence[NDArray[np.intp]]) -> list[Array]:
-        """The means of some slots of each block."""
-        return [self.means[own] for own in places]
+    def apart(self, block: int, vectors: Array, places: Places | list[int]) -> Array:
+        """Some slots of a block, less their means, at the rows that the sample has."""
+        found = vectors.take(self.rows[block], axis=0)
+        found -= self.means[places]
+        return found
 
     def run(self, step: Any, predictions: Sequence[Array], columns: Sequence[Array], **given: Any) -> Any:
-        """A walk over the sample."""
-        here, beside = ([v[own] for v, own in zip(each, self.rows, strict=True)] for each in (predictions, columns))
-        return self.joined.run(step, here, columns=beside, signals=1, **given)
+        """A walk over the sample, with columns that it has the rows of."""
+        here = [h.take(own, axis=0) for h, own in zip(predictions, self.rows, strict=True)]
+        return self.joined.run(step, here, columns=columns, signals=1, **given)
 
-    def products(self, block: int, image: Array, vector: Array, here: NDArray[np.intp], other: int) -> Array:
-        """Hessian entries of some slots with another block's slot, from what a walk has collapsed to that block."""
-        mean, rest = self.means[other], self.rest[other]
-        apart = (image.T @ vector[self.rows[block], 0] - mean * image.sum(axis=0)) / self.joined.rows
-        means = self.means[here]
-        return np.asarray(apart + means * (mean * self.curvature + rest) + mean * self.rest[here])
+    def products(self, image: Array, column: Array, here: Places, other: int) -> Array:
+        """Hessian entries of some slots with another block's slot, whose column this is, from what a walk has collapsed
+        to that block."""
+        mean, rest, means = self.means[other], self.rest[other], self.means[here]
+        found = image.T @ column / self.joined.rows
+        return np.asarray(found + means * (mean * self.curvature + rest) + mean * self.rest[here])

@@ -117,22 +117,17 @@ def derivatives(
     return Derivatives(total / joined.rows, signals, curvatures, sums.pop("residual"), sums)
 
 
-def hessian_step(
-    shard: Any, *, loss: Loss, intercept: Array, is_known: bool, means: Sequence[Array] = ()
-) -> tuple[Sequence[Any], dict[str, Any]]:
+def hessian_step(shard: Any, *, loss: Loss, intercept: Array, is_known: bool) -> tuple[Sequence[Any], dict[str, Any]]:
     """(∂²ℓ/∂a²) u of each new direction u, to be collapsed: its product with a row's vector is then a sum over rows.
 
     With one output, all of them side by side in one signal, the intercept's last; where collapse_i(∂²ℓ/∂a²) is known,
     a block only gets those of the others' directions. With several outputs, a signal for each. The sums are products
-    with the intercept. Of a sample, directions less their `means`.
+    with the intercept.
     """
     scores = np.add(shard.scores, intercept, out=shard.scores)
     rows, outputs = scores.shape
     if outputs == 1:
         curvature = loss.curvature(scores, _labels(shard, loss))
-        if means:
-            curved = [(block - mean) * curvature for block, mean in zip(shard.columns, means, strict=True)]
-            return ([(*curved[:i], *curved[i + 1 :]) for i in range(len(curved))],), {}
         curved = [block * curvature for block in shard.columns]
         sums = {"intercept": np.concatenate([c.sum(axis=0) for c in (*curved, curvature)])[:, None]}
         if is_known:

@@ -18,7 +18,14 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, Problem
-from tablepuppet.algorithms.numerics.hessian_sample import HessianSample, are_apart, draw_rows, images
+from tablepuppet.algorithms.numerics.hessian_sample import (
+    Drawn,
+    HessianSample,
+    are_apart,
+    complete_blocks,
+    draw_rows,
+    images,
+)
 from tablepuppet.algorithms.numerics.search import (
     Derivatives,
     Found,
@@ -30,6 +37,7 @@ from tablepuppet.algorithms.numerics.search import (
 )
 from tablepuppet.arrays import Array, Following, PerRow
 from tablepuppet.models.tally import Tally
+from tablepuppet.threads import later
 
 _SMALL = 1 << 24  # numbers, of all rows, outputs and directions
 
@@ -94,14 +102,15 @@ class Tracker:
         self._orders: list[list[int]] = [[] for _ in problem.rows]  # slots of the last search, as clients count them
         self._grams = [np.zeros((1, 1)) for _ in problem.rows]  # inner products of θ_i and those directions
         self._hessian: Array = np.zeros((0, 0))
-        self._sampled = draw_rows(problem) if self._varies else None
+        self._complete: list[bool] = []  # which blocks every joined row has a row of
+        self._sampled: Drawn | None = None
 
     def begin(self, predictions: list[Array], spans_constant: Sequence[bool]) -> None:
         """The best intercept comes first, or every block would spend its first step on it."""
         problem, outputs = self.problem, self.problem.loss.outputs
-        self.predictions = predictions
-        for h, spans, multiplicity in zip(predictions, spans_constant, problem.multiplicity, strict=True):
-            is_complete = int(multiplicity.sum()) == problem.joined.rows
+        drawn = later(draw_rows, problem) if self._varies else None  # while the intercept is found
+        self.predictions, self._complete = predictions, complete_blocks(problem)
+        for h, spans, is_complete in zip(predictions, spans_constant, self._complete, strict=True):
             own = outputs if spans and not is_complete else 0
             self._own.append(own)
             self._slots.append({c: self._constant(c, len(h)) for c in range(own)})
@@ -109,6 +118,7 @@ class Tracker:
         size = sum(self._sizes) + outputs
         self._hessian = np.zeros((size, size))
         self.intercept = best_intercept(problem, predictions)
+        self._sampled = None if drawn is None else drawn.result()
         if problem.loss.is_quadratic:
             first = derivatives(problem, predictions, self.intercept, wants_curvature=True)
             self._constant_curvatures, self.at = first.curvatures, replace(first, curvatures=None)
@@ -218,16 +228,22 @@ class Tracker:
         ]
         assert self.at is not None
         known = self.at.curvatures or self._constant_curvatures
+        hessian, scale = self._hessian, 1.0 / problem.joined.rows
+        if known is not None:  # a block's own directions and the intercept need no walk
+            for a, here, beside, weights, slots in zip(first, rows, columns, known, self._slots, strict=False):
+                for there, own in zip((here, last), images(weights, beside, list(slots.values())), strict=True):
+                    for slot, bent in zip(slots, scale * own, strict=True):
+                        hessian[there, a + slot] = hessian[a + slot, there] = bent
         sample = self._sample(known)
         given: dict[str, Any] = {"loss": problem.loss, "intercept": self.intercept, "is_known": known is not None}
         if sample is None:
             signals = 1 if outputs == 1 else len(new)
             done = problem.joined.run(hessian_step, self.predictions, columns=columns, signals=signals, **given)
         else:
-            done = sample.run(hessian_step, self.predictions, columns, means=sample.of(rows), **given)
-        hessian, scale = self._hessian, 1.0 / problem.joined.rows
+            columns = [sample.apart(i, own, place) for i, (own, place) in enumerate(zip(columns, rows, strict=True))]
+            done = sample.run(hessian_step, self.predictions, columns, **given)
         for i, (a, slots) in enumerate(zip(first, self._slots, strict=False)):
-            found = np.array([*new, *last])
+            found, taken = np.array([*new, *last]), dict(zip(fresh[i], columns[i].T, strict=False))
             if known is not None:
                 found = np.concatenate([new[:0], *rows[:i], *rows[i + 1 :]])
             for image in _images(i, done.signals):
@@ -235,15 +251,12 @@ class Tracker:
                 for slot, vector in slots.items():
                     products: Any
                     if sample is not None:
-                        products = sample.products(i, image, vector, here, a + slot)
+                        column = taken[slot] if slot in taken else sample.apart(i, vector, [a + slot])[:, 0]
+                        products = sample.products(image, column, here, a + slot)
                     else:
                         products = scale * (image.T @ vector[:, 0] if outputs == 1 else np.vdot(image, vector))
                     hessian[here, a + slot] = hessian[a + slot, here] = products
                 del image
-            if known is not None:  # a block's own directions and the intercept need no walk
-                for here, own in zip((rows[i], last), images(known[i], columns[i], list(slots.values())), strict=True):
-                    for slot, products in zip(slots, scale * own, strict=True):
-                        hessian[here, a + slot] = hessian[a + slot, here] = products
         if sample is None:
             place = np.ix_([*new, *last], last)
             hessian[place] = scale * done.sums["intercept"]
@@ -258,8 +271,8 @@ class Tracker:
         """What some joined rows tell of the Hessian where the model stands; None: all are to be looked at."""
         if self._sampled is None or known is None:
             return None
-        slots = zip(np.cumsum([0, *self._sizes]), self._slots, strict=False)
-        return HessianSample.at(*self._sampled, self.problem, known, list(slots), len(self._hessian))
+        along = self._hessian[-1, :-1]  # products of all slots with the intercept
+        return HessianSample.at(*self._sampled, known, self._complete, self._sizes, along, self.problem.joined.rows)
 
     def _minimise(
         self,

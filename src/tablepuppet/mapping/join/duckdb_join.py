@@ -19,7 +19,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,6 +220,9 @@ Counts = NDArray[np.signedinteger[Any]]  # joined rows, per row of a relation
 SLICE = 1 << 18  # joined rows that are made at a time: they stay in the cache
 
 
+Use = Callable[[int, Mapping[int, RowNumbers]], None]
+
+
 class BranchSide(Protocol):
     """Some joined rows of a branch, in order."""
 
@@ -229,8 +232,10 @@ class BranchSide(Protocol):
     def counts(self) -> list[Counts]:
         """For each relation: how many of these joined rows each of its rows is in."""
 
-    def read(self, start: int, stop: int) -> Iterator[Mapping[int, RowNumbers]]:
-        """Row numbers in each relation of joined rows start ≤ j < stop, a slice at a time; −1 where there is none."""
+    def each(self, start: int, stop: int, use: Use) -> None:
+        """Row numbers in each relation of joined rows start ≤ j < stop, a slice at a time; −1 where there is none.
+
+        `use` gets each slice, and how many joined rows come before it; in no order, and by several threads at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -263,11 +268,12 @@ class ListedSide:
     def of(cls, side: BranchSide, sizes: tuple[int, ...]) -> ListedSide:
         """Joined rows, written down."""
         numbers: list[RowNumbers] = [np.empty(side.rows, np.int32 if n < 2**31 else np.int64) for n in sizes]
-        written = 0
-        for found in side.read(0, side.rows):
+
+        def write(begin: int, found: Mapping[int, RowNumbers]) -> None:
             for relation, rows in found.items():
-                numbers[relation][written : written + len(rows)] = rows
-            written += len(found[0])
+                numbers[relation][begin : begin + len(rows)] = rows
+
+        side.each(0, side.rows, write)
         return cls(ListedJoin(sizes, 0, numbers), None)
 
     @property
@@ -277,11 +283,11 @@ class ListedSide:
     def counts(self) -> list[Counts]:
         return [count_rows(self.numbers(relation), size) for relation, size in enumerate(self.join.sizes)]
 
-    def read(self, start: int, stop: int) -> Iterator[Mapping[int, RowNumbers]]:
+    def each(self, start: int, stop: int, use: Use) -> None:
         for first in range(start, stop, SLICE):
             inside = slice(first, min(first + SLICE, stop))
             these = inside if self.chosen is None else self.chosen[inside]
-            yield {relation: rows[these] for relation, rows in enumerate(self.join.numbers)}
+            use(first - start, {relation: rows[these] for relation, rows in enumerate(self.join.numbers)})
 
     def numbers(self, relation: int) -> RowNumbers:
         """The row of every joined row in one relation."""

@@ -11,7 +11,7 @@ The branches' joined rows follow each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -99,14 +99,18 @@ class JoinedSide:
         out: list[RowNumbers] = [
             np.empty(stop - start, np.int32 if column.rows < 2**31 else np.int64) for column in self.columns
         ]
-        written, begin = 0, 0
+        begin = 0
         for number, branch in enumerate(self.branches):
-            for found in branch.read(*(min(max(j - begin, 0), branch.rows) for j in (start, stop))):
-                end = written + len(next(iter(found.values())))
+            inside = [min(max(j - begin, 0), branch.rows) for j in (start, stop)]
+            before = begin + inside[0] - start
+
+            def write(first: int, found: Mapping[int, RowNumbers], number: int = number, before: int = before) -> None:
                 for into, column in zip(out, self.columns, strict=True):
                     rows, becomes = found[column.relations[number]], column.becomes[number]
-                    into[written:end] = rows if becomes is None else becomes[rows]
-                written = end
+                    place = slice(before + first, before + first + len(rows))
+                    into[place] = rows if becomes is None else becomes.take(rows, mode="wrap")
+
+            branch.each(inside[0], inside[1], write)
             begin += branch.rows
         return out
 

@@ -14,7 +14,7 @@ An anti-joined relation is here one row, which those rows of its parent find tha
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers, pieces, sparse_loops
 from tablepuppet.catalog.bound import Branch
-from tablepuppet.mapping.join.duckdb_join import SLICE, Counts, Marks
+from tablepuppet.mapping.join.duckdb_join import SLICE, Counts, Marks, Use
 from tablepuppet.mapping.keys.gather import ScanKeys
 from tablepuppet.mapping.rows.index import counts_up
 from tablepuppet.threads import over_rows, pool
@@ -186,7 +186,9 @@ def _edge(parent: int, relation: int, is_outer: bool, columns: list[tuple[int, i
         return Edge(parent, relation, is_outer, only, only[:0], np.zeros(0, np.int64), only[:0])
     starts = np.concatenate([[0], np.cumsum(counts[1:]), [len(here) - counts[0]]]).astype(order.dtype)
     grouped = order[np.argsort(here, kind="stable")][counts[0] :]
-    group = np.append(np.where(above < 0, groups, above), groups).astype(order.dtype)
+    group = np.empty(len(above) + 1, order.dtype)
+    group[:-1], group[-1] = above, groups
+    np.copyto(group, groups, where=group < 0)
     return Edge(parent, relation, is_outer, None, group, starts, np.append(grouped, grouped.dtype.type(-1)))
 
 
@@ -302,23 +304,27 @@ class TreeSide:
         found = {edge.relation: edge.only[:-1] for edge in join.edges if edge.only is not None}
         return {join.root: self.roots, **found}
 
-    def read(self, start: int, stop: int) -> Iterator[Mapping[int, RowNumbers]]:
-        """Joined rows start ≤ j < stop, a slice of the roots at a time."""
-        if self.ends is None:
-            slices = [self.roots[first : min(first + SLICE, stop)] for first in range(start, stop, SLICE)]
-            yield from (pool().map if len(slices) > 1 else map)(self.join.expand, slices)
-            return
-        inner = np.searchsorted(self.ends, np.arange(start, stop, SLICE), side="right")
-        borders = np.unique(np.append(inner, np.searchsorted(self.ends, stop) + 1)) if stop > start else inner
-        spans = list(itertools.pairwise(borders.tolist()))
-        made = (pool().map if len(spans) > 1 else map)(self.join.expand, [self.roots[a:b] for a, b in spans])
-        for (first, last), found in zip(spans, made, strict=True):
-            begin = int(self.ends[first - 1]) if first else 0
-            end = int(self.ends[last - 1])
+    def each(self, start: int, stop: int, use: Use) -> None:
+        """Joined rows start ≤ j < stop, a slice of the roots at a time, by several threads at once."""
+        ends = self.ends
+        if ends is None:
+            borders = [*range(start, stop, SLICE), stop]
+        else:
+            inner = np.searchsorted(ends, np.arange(start, stop, SLICE), side="right")
+            borders = [*inner.tolist(), int(np.searchsorted(ends, stop)) + 1]
+        spans = [(a, b) for a, b in itertools.pairwise(borders) if a < b]
+
+        def one(span: tuple[int, int]) -> None:
+            first, last = span
+            found = self.join.expand(self.roots[first:last])
+            begin, end = (first, last) if ends is None else (int(ends[first - 1]) if first else 0, int(ends[last - 1]))
             if begin < start or end > stop:
                 inside = slice(max(start - begin, 0), min(stop, end) - begin)
                 found = {relation: rows[inside] for relation, rows in found.items()}
-            yield found
+            use(max(begin, start) - start, found)
+
+        for _ in (pool().map if len(spans) > 1 else map)(one, spans):
+            pass
 
 
 def _add_up(here: Counts, only: RowNumbers, rows: RowNumbers | None, above: Counts | None) -> None:

@@ -45,7 +45,7 @@ class GatherScatter(Protocol):
 
 def gather_scatter_for(joined_rows: int) -> GatherScatter:
     """The faster way for a joined table of this size."""
-    return cast(GatherScatter, loops()) if is_installed() and wins(joined_rows) else NumpyGatherScatter()
+    return cast(GatherScatter, loops()) if wins(joined_rows) and is_installed() else NumpyGatherScatter()
 
 
 def loops() -> Any:
@@ -59,13 +59,13 @@ def loops() -> Any:
 
 def empty_sums(rows: int, columns: int, joined_rows: int) -> Array:
     """Sums per row to begin with, as the faster way wants them: loops fetch a far row once, NumPy goes by columns."""
-    is_by_row = columns > _FEW or (is_installed() and wins(joined_rows))
+    is_by_row = columns > _FEW or (wins(joined_rows) and is_installed())
     return np.zeros((rows, columns), order="C" if is_by_row else "F")
 
 
 def preload(rows: int) -> None:
     """Begins to load the compiled way where a table of this size is to be joined: while clients and DuckDB work."""
-    if is_installed() and wins(rows):
+    if wins(rows) and is_installed():
         threading.Thread(target=_try_out, name="tablepuppet-preload", daemon=True).start()
 
 

@@ -294,7 +294,7 @@ def _collapse(
         return
     whole = tuple(c for c in columns if isinstance(c, np.ndarray))
     count = len(last.z)
-    if p.index is not None and is_installed() and wins(rows.moved_rows, is_dear=True):
+    if p.index is not None and wins(rows.moved_rows, is_dear=True) and is_installed():
         before = np.ascontiguousarray(np.concatenate(whole, axis=1))
         index = p.index[start : start + count]
         loops().add_triangles(out, base, index, before, last.scale * last.z, last.z)

@@ -57,10 +57,17 @@ class Moved:
         return len(self.values)
 
     def __getitem__(self, some: slice) -> Array:
-        step = np.zeros_like(self.values[some])
-        for c, d in zip(self.coefficients, self.directions, strict=True):
-            step += c * d[some]
+        step = self.step(some)
         step += self.values[some]
+        return step
+
+    def step(self, some: slice) -> Array:
+        """Σ c d."""
+        if not self.directions:
+            return np.zeros_like(self.values[some])
+        step: Array = self.directions[0][some] * self.coefficients[0]
+        for c, d in zip(self.coefficients[1:], self.directions[1:], strict=True):
+            step += c * d[some]
         return step
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

@@ -114,9 +114,9 @@ def test_directions_that_are_nearly_the_same_are_looked_at_in_all_joined_rows(mo
 def test_where_f_is_flat_or_no_number_a_sample_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hessian_sample, "_SAMPLE", 1 << 7)
     given = problem(Logistic())
-    drawn = hessian_sample.draw_rows(given)
-    assert drawn is not None
     sizes, complete = [1] * given.blocks, hessian_sample.complete_blocks(given)
+    drawn = hessian_sample.draw_rows(complete, given)
+    assert drawn is not None
     for curvature in (0.0, np.nan):
         known = [np.full((n, 1), curvature) for n in given.rows]
         along = np.full(given.blocks, curvature)

@@ -157,7 +157,7 @@ def map_tables(
     for number, (_, places) in enumerate(spans):
         parts += parts_of_block(number, places, occurring[0][number], occurring[1][number], len(parts))
     writer = Writer(len(spans), columns, label, [join.sizes for join in joins], labels, cluster)
-    joined = writer.write("train", train, occurring[0])
+    joined = writer.write("train", train, occurring[0], multiplicity[label] if label < len(spans) else None)
     mapping = TableMapping(
         bound=bound,
         label=labels.info,

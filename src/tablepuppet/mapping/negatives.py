@@ -179,5 +179,6 @@ def _beside(side: JoinedRows, drawn: _Pairs, users: Sequence[int], *, is_walked:
         label_index=longer(side.label_index, drawn.users, 2 * label_rows, label_rows),
         labels=np.repeat([1.0, 0.0], label_rows),
         weights=None if side.weights is None else np.tile(side.weights, 2),
+        counts=None,
         state={},
     )

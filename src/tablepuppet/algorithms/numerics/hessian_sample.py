@@ -27,11 +27,11 @@ Places = NDArray[np.intp]  # of slots in the Hessian
 Drawn = tuple[Any, list[RowNumbers]]  # joined rows, and which rows of each block they have
 
 
-def draw_rows(problem: Problem) -> Drawn | None:
+def draw_rows(is_complete: Sequence[bool], problem: Problem) -> Drawn | None:
     """The joined rows to look at; None: all of them, or they would not tell enough."""
     joined = problem.joined
     step = joined.rows // _SAMPLE
-    if step < 2 or problem.blocks < 2 or not any(complete_blocks(problem)):
+    if step < 2 or problem.blocks < 2 or not any(is_complete):
         return None
     found: Drawn = joined.take(np.arange(0, joined.rows, step))
     return found

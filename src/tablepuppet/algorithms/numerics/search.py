@@ -33,7 +33,7 @@ from tablepuppet.threads import over_rows
 
 _ITERATIONS = 12
 _HALVINGS = 30
-_PIECE = 1 << 14  # rows that are combined at a time
+_PIECE = 1 << 16  # rows that are combined at a time
 _NO_LABELS = np.zeros(0)
 _PAIRS = 2**24  # numbers of an array over joined rows and pairs of classes
 _ENOUGH = 1e-3  # of what a round has gained: less than that is left to the next round
@@ -248,9 +248,9 @@ def _written(moved: Moved, *, in_place: bool = False) -> Array:
     def write(here: slice) -> None:
         for start in range(here.start, here.stop, _PIECE):  # what is summed stays in the cache
             some = slice(start, min(start + _PIECE, here.stop))
-            out[some] = moved[some]
+            np.add(moved.step(some), moved.values[some], out=out[some])
 
-    over_rows(write, len(out), 16 * _PIECE)
+    over_rows(write, len(out), 4 * _PIECE)
     return out
 
 

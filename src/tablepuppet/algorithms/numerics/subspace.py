@@ -102,14 +102,15 @@ class Tracker:
         self._orders: list[list[int]] = [[] for _ in problem.rows]  # slots of the last search, as clients count them
         self._grams = [np.zeros((1, 1)) for _ in problem.rows]  # inner products of θ_i and those directions
         self._hessian: Array = np.zeros((0, 0))
-        self._complete: list[bool] = []  # which blocks every joined row has a row of
+        self._complete = complete_blocks(problem)
+        draw = partial(draw_rows, self._complete)
+        self._drawn = later(draw, problem) if self._varies else None  # while clients start
         self._sampled: Drawn | None = None
 
     def begin(self, predictions: list[Array], spans_constant: Sequence[bool]) -> None:
         """The best intercept comes first, or every block would spend its first step on it."""
         problem, outputs = self.problem, self.problem.loss.outputs
-        drawn = later(draw_rows, problem) if self._varies else None  # while the intercept is found
-        self.predictions, self._complete = predictions, complete_blocks(problem)
+        self.predictions = predictions
         for h, spans, is_complete in zip(predictions, spans_constant, self._complete, strict=True):
             own = outputs if spans and not is_complete else 0
             self._own.append(own)
@@ -118,7 +119,7 @@ class Tracker:
         size = sum(self._sizes) + outputs
         self._hessian = np.zeros((size, size))
         self.intercept = best_intercept(problem, predictions)
-        self._sampled = None if drawn is None else drawn.result()
+        self._sampled, self._drawn = None if self._drawn is None else self._drawn.result(), None
         if problem.loss.is_quadratic:
             first = derivatives(problem, predictions, self.intercept, wants_curvature=True)
             self._constant_curvatures, self.at = first.curvatures, replace(first, curvatures=None)

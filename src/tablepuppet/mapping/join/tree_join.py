@@ -27,6 +27,8 @@ from tablepuppet.mapping.keys.gather import ScanKeys
 from tablepuppet.mapping.rows.index import counts_up
 from tablepuppet.threads import over_rows, pool
 
+_PIECE = 1 << 16  # rows that are counted at a time, at the least: NumPy makes wide numbers of them
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edge:
@@ -254,7 +256,7 @@ class TreeSide:
 
     join: TreeJoin
     roots: RowNumbers
-    ends: NDArray[np.int64] | None  # where each root's joined rows end; None: it has one
+    ends: RowNumbers | None  # where each root's joined rows end; None: it has one
 
     @classmethod
     def of(cls, join: TreeJoin, roots: RowNumbers) -> TreeSide:
@@ -262,7 +264,7 @@ class TreeSide:
         if below is None:
             return cls(join, roots, None)
         found = below[:-1] if join.is_all_in_order(roots) else below[roots]
-        return cls(join, roots, np.cumsum(found, dtype=np.int64))
+        return cls(join, roots, np.cumsum(found, dtype=np.int32 if found.sum() < 2**31 else np.int64))
 
     @property
     def rows(self) -> int:
@@ -310,8 +312,8 @@ class TreeSide:
         if ends is None:
             borders = [*range(start, stop, SLICE), stop]
         else:
-            inner = np.searchsorted(ends, np.arange(start, stop, SLICE), side="right")
-            borders = [*inner.tolist(), int(np.searchsorted(ends, stop)) + 1]
+            inner = np.searchsorted(ends, np.arange(start, stop, SLICE, dtype=ends.dtype), side="right")
+            borders = [*inner.tolist(), int(np.searchsorted(ends, ends.dtype.type(stop))) + 1]
         spans = [(a, b) for a, b in itertools.pairwise(borders) if a < b]
 
         def one(span: tuple[int, int]) -> None:
@@ -330,7 +332,7 @@ class TreeSide:
 def _add_up(here: Counts, only: RowNumbers, rows: RowNumbers | None, above: Counts | None) -> None:
     """Each row has the joined rows of those that find it; None: of all rows, one of each. In pieces: NumPy copies what
     it counts."""
-    step = max(1 << 20, len(here) // 8)
+    step = min(max(_PIECE, 4 * len(here)), max(1 << 20, len(here) // 8))
     size = len(only) - 1 if rows is None else len(rows)
     for start in range(0, size, step):
         piece = slice(start, min(start + step, size)) if rows is None else rows[start : start + step]
@@ -345,7 +347,9 @@ def _share_out(here: Counts, edge: Edge, above: Counts, join: TreeJoin) -> None:
     """Rows of a group share what finds the group, each by the joined rows below it. All quotients are whole."""
     below = join.below[edge.relation]
     known = np.ones(len(here) + 1) if below is None else below
-    groups = np.bincount(edge.group[:-1], above, minlength=len(edge.starts) - 1)
+    groups, step = np.zeros(len(edge.starts) - 1), max(_PIECE, 4 * len(edge.starts))
+    for piece in pieces(len(above), step):
+        groups += np.bincount(edge.group[piece], above[piece], minlength=len(groups))
     weights = edge.per_group(known)
     each = np.divide(groups, weights, out=np.zeros(len(weights)), where=weights > 0)
     grouped = edge.grouped[:-1]

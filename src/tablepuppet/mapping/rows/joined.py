@@ -61,6 +61,7 @@ class JoinedRows:
     state: dict[str, Array] = field(default_factory=dict)
     whole: int | None = None  # rows of the joined table that this is a batch or a partition of
     weights: Array | None = None  # of the rows' losses, per row of the label table; None: all one
+    counts: RowNumbers | None = None  # joined rows per row of the label table, where they were counted already
     lanes: Sequence[Lane] | None = None  # a partition's own lanes; None: as many as N asks for
 
     def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
@@ -170,6 +171,8 @@ class JoinedRows:
 
     def label_counts(self) -> RowNumbers:
         """How many joined rows have their label from each label row."""
+        if self.counts is not None:
+            return self.counts
         p = self.label_index
         return np.broadcast_to(np.int32(1), p.rows) if p.index is None else count_rows(p.index, p.rows)
 

@@ -50,8 +50,15 @@ class Writer:
     labels: LabelSpace
     cluster: Cluster | None
 
-    def write(self, name: str, side: Sequence[BranchSide], occurring: Sequence[RowNumbers]) -> Joined:
-        """The joined rows of a side, in which these rows occur of each block."""
+    def write(
+        self,
+        name: str,
+        side: Sequence[BranchSide],
+        occurring: Sequence[RowNumbers],
+        counts: RowNumbers | None = None,
+    ) -> Joined:
+        """The joined rows of a side, in which these rows occur of each block; `counts`: how often those of the labels,
+        if it is known."""
         columns = tuple(Column.of(*given, self.sizes) for given in zip(self.spans, occurring, strict=True))
         joined = JoinedSide(tuple(side), columns, self.blocks, self.label)
         own = occurring[self.label]
@@ -60,7 +67,7 @@ class Writer:
             labels, weights = labels[own], None if weights is None else weights[own]
         is_walked = name == "train"
         if self.cluster is None or not joined.rows:
-            return materialize(joined, labels, weights, is_walked=is_walked)
+            return replace(materialize(joined, labels, weights, is_walked=is_walked), counts=counts)
         labels = floats(labels)
         if can_build_on_workers(side):
             return build_on_cluster(joined, labels, weights, self.cluster, name, is_walked=is_walked)

@@ -12,7 +12,7 @@ if a training row lacked one; a string is one 0/1 column per category, then NULL
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,7 +94,7 @@ def one_hot(codes: Codes, size: int, weights: Array | None = None) -> scipy.spar
 
 GRAM_LIMIT = 20_000  # columns: a dense d × d matrix of 3.2 GB
 _CHUNK = 1 << 19  # numbers in a weighted copy: it stays in the cache
-_NARROW = 3  # columns
+_NARROW, _MANY = 4, 4  # columns, of so few of which several chunks are weighted at once: threads wait less
 _SMALL, _AHEAD = 64, 8  # columns of small matrices, and how many of them may lie about
 
 
@@ -226,15 +226,21 @@ def _dense_gram(dense: Array, weights: Array | Following) -> Array:
     # AᵀA of one array with itself is symmetric and takes half the work of AᵀB.
     is_square = isinstance(weights, Following) or bool((weights >= 0).all())
 
-    def of_chunk(chunk: slice) -> Array:
-        root = np.sqrt(weights[chunk]) if is_square else weights[chunk]
-        weighted = _weighted(root, dense[chunk])
-        return np.asarray(weighted.T @ (weighted if is_square else dense[chunk]))
+    def of_chunks(some: Sequence[slice]) -> list[Array]:
+        first, every = some[0].start, slice(some[0].start, some[-1].stop)
+        root = np.sqrt(weights[every]) if is_square else weights[every]
+        left = _weighted(root, dense[every])
+        right = left if is_square else dense[every]
+        own = [slice(chunk.start - first, chunk.stop - first) for chunk in some]
+        return [np.asarray(left[chunk].T @ right[chunk]) for chunk in own]
 
+    columns = dense.shape[1]
     chunks = list(weights.slices() if isinstance(weights, Following) else _chunks(dense))
-    ahead = _AHEAD if dense.shape[1] <= _SMALL else 0
-    found = pool().map(of_chunk, chunks, ahead) if len(chunks) > 1 else map(of_chunk, chunks)
-    return sum(found, np.zeros((dense.shape[1], dense.shape[1])))  # added in order, whoever is first
+    many = _MANY if columns <= _NARROW and isinstance(weights, Following) else 1
+    groups = [chunks[i : i + many] for i in range(0, len(chunks), many)]
+    found = pool().map(of_chunks, groups, _AHEAD * (columns <= _SMALL)) if len(groups) > 1 else map(of_chunks, groups)
+    # added in order, whoever is first
+    return sum((matrix for matrices in found for matrix in matrices), np.zeros((columns, columns)))
 
 
 def _weighted(root: Array, dense: Array) -> Array:

@@ -176,15 +176,17 @@ def _taken(column: pa.ChunkedArray, order: RowNumbers) -> pa.ChunkedArray:
     held = [_values(chunks[0]) if len(chunks) == 1 else np.concatenate([_values(chunk) for chunk in chunks])]
     held += [np.concatenate([is_valid(chunk) for chunk in chunks])] if has_missing else []
     del column, chunks
-    out, nothing = [np.empty_like(values) for values in held], np.zeros((), held[0].dtype)
+    out = [np.empty_like(values) for values in held]
 
     def take(rows: slice) -> None:
         for some in pieces(rows.stop - rows.start, _TAKEN):
             here = slice(rows.start + some.start, rows.start + some.stop)
             for values, taken in zip(held, out, strict=True):
                 np.take(values, order[here], out=taken[here], mode="clip")
-            if has_missing:  # whatever lay there: fingerprints of equal rows are equal
-                out[0][here][np.flatnonzero(out[1][here] == 0)] = nothing
+            if has_missing:  # zeros, whatever lay there: fingerprints of equal rows are equal
+                values, width = out[0][here], out[0].itemsize // 8
+                for word in values.view(np.uint64).reshape(-1, width).T if width > 1 else [values]:
+                    np.multiply(word, out[1][here], out=word)
 
     over_rows(take, len(order), 4 * _TAKEN)
     return pa.chunked_array([_array(out[0], kind, *out[1:])])

@@ -163,7 +163,7 @@ def _put_in_groups(bits: NDArray[np.uint64], places: np.uint64) -> Iterator[list
     """Puts rows with the same highest bits together, some rows at a time, where the bits were: other memory of that
     size takes longer to be had than this takes. Each group in turn: the bits that follow, above the row's place."""
     high = (len(bits) // _GROUP).bit_length()
-    step = max(_CHUNK, _RUN << high)
+    step = max(4 * _CHUNK, _RUN << high)
     starts = np.empty((-(-len(bits) // step), (1 << high) + 1), np.int32)
 
     def put(here: slice) -> None:

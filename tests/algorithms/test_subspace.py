@@ -19,7 +19,8 @@ from tablepuppet.algorithms.newton.client import client_start, client_step
 from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.server import NewtonServer
 from tablepuppet.algorithms.numerics import hessian_sample
-from tablepuppet.algorithms.numerics.search import best_intercept, derivatives
+from tablepuppet.algorithms.numerics.beginning import best_intercept
+from tablepuppet.algorithms.numerics.search import derivatives
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.bench.cases import many
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
@@ -52,6 +53,26 @@ def test_the_intercept_from_labels_alone_is_that_of_a_walk(loss: Loss, is_weight
     given = problem(loss, is_weighted=is_weighted)
     nearly = [np.full((n, loss.outputs), 1e-300) for n in given.rows]  # predicts something, so all rows are looked at
     np.testing.assert_allclose(best_intercept(given, given.zeros()), best_intercept(given, nearly), atol=1e-12)
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("rows", [90, 400])  # 90: the first block has a row for every joined row
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+def test_derivatives_from_counts_of_classes_are_those_of_a_walk(loss: Loss, rows: int, is_weighted: bool) -> None:
+    given = problem(loss, is_weighted=is_weighted, rows=rows)
+    intercept = best_intercept(given, given.zeros())
+    found = first_derivatives(given, given.zeros(), intercept, wants_curvature=loss.outputs == 1)
+    expected = derivatives(given, given.zeros(), intercept, wants_curvature=loss.outputs == 1)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-12)
+    assert {k: np.asarray(v).tolist() for k, v in found.tally.items()} == {
+        k: pytest.approx(np.asarray(v).tolist(), rel=1e-12) for k, v in expected.tally.items()
+    }
+    np.testing.assert_allclose(found.residual, expected.residual, atol=1e-10)
+    for own, other in zip(found.signals, expected.signals, strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-12)
+    for own, other in zip(found.curvatures or [], expected.curvatures or [], strict=True):
+        assert type(own) is type(other)
+        np.testing.assert_allclose(np.asarray(own), np.asarray(other), atol=1e-12)
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])

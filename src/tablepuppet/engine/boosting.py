@@ -24,7 +24,7 @@ from tablepuppet.algorithms.boosting.model import compact, shifted
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
-from tablepuppet.algorithms.numerics.search import best_intercept
+from tablepuppet.algorithms.numerics.beginning import best_intercept
 from tablepuppet.arrays import Array, floats
 from tablepuppet.engine.convergence import Patience
 from tablepuppet.engine.curves import Curves

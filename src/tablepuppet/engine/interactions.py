@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
-from tablepuppet.algorithms.numerics.search import best_intercept
+from tablepuppet.algorithms.numerics.beginning import best_intercept
 from tablepuppet.arrays import Array
 from tablepuppet.engine.metrics import measure
 from tablepuppet.formatting import size

@@ -21,7 +21,7 @@ import numpy as np
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
 from tablepuppet.algorithms.elastic.client import centred, propose
 from tablepuppet.algorithms.elastic.options import Elastic, ElasticUpdate
-from tablepuppet.algorithms.numerics.search import best_intercept
+from tablepuppet.algorithms.numerics.beginning import best_intercept
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.tally import Tally, tally

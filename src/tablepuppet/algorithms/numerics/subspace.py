@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, Problem
+from tablepuppet.algorithms.numerics.beginning import best_intercept, first_derivatives
 from tablepuppet.algorithms.numerics.hessian_sample import (
     Drawn,
     HessianSample,
@@ -29,7 +30,6 @@ from tablepuppet.algorithms.numerics.hessian_sample import (
 from tablepuppet.algorithms.numerics.search import (
     Derivatives,
     Found,
-    best_intercept,
     derivatives,
     hessian_step,
     minimise,
@@ -121,10 +121,10 @@ class Tracker:
         self.intercept = best_intercept(problem, predictions)
         self._sampled, self._drawn = None if self._drawn is None else self._drawn.result(), None
         if problem.loss.is_quadratic:
-            first = derivatives(problem, predictions, self.intercept, wants_curvature=True)
+            first = first_derivatives(problem, predictions, self.intercept, wants_curvature=True)
             self._constant_curvatures, self.at = first.curvatures, replace(first, curvatures=None)
         else:
-            self.at = self._evaluate(predictions, self.intercept)
+            self.at = first_derivatives(problem, predictions, self.intercept, wants_curvature=self._varies)
 
     def search(
         self, answers: Mapping[int, BlockAnswer], is_last: Callable[[float, float], bool] | None = None

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
+from tablepuppet.algorithms.numerics.beginning import best_intercept
 from tablepuppet.algorithms.numerics.noise_edge import noise_edge
 from tablepuppet.algorithms.numerics.optimizers import Moments, clipped, descend, rule_of
-from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.algorithms.sgd.options import Sgd, SgdFigures, SgdUpdate
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.losses import Loss

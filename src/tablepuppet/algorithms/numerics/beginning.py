@@ -1,0 +1,99 @@
+"""Where a linear model begins: the constant that fits the labels best, and F's derivatives there.
+
+Blocks predict nothing yet, so that rows with the same label are alike. The different labels, each as heavy as the
+joined rows that have it, say what the constant is without a walk over joined rows; of two classes, a walk that counts
+the rows of one of them says what the derivatives are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tablepuppet.algorithms.base import Problem
+from tablepuppet.algorithms.numerics.search import Derivatives, derivatives, hessian_step, minimise
+from tablepuppet.arrays import Array, Following, RowNumbers, fixed
+from tablepuppet.models.losses.logistic import curvature_of_slopes
+from tablepuppet.models.tally import tally
+from tablepuppet.threads import over_rows
+
+_PIECE = 1 << 16  # rows that are added up at a time: they stay in the cache
+
+
+def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:
+    """argmin_b Σ ℓ(a + b; y)."""
+    loss, start = problem.loss, np.zeros(problem.loss.outputs)
+    is_alone = not any(h.any() for h in predictions)
+    if is_alone or not loss.is_smooth:
+        labels = problem.joined.by_label()
+        heavy = np.ones(labels.rows) if labels.weights is None else labels.weights
+        if not loss.searches_constant:
+            return loss.best_constant(labels.labels, heavy)
+        problem = replace(problem, joined=labels)
+        predictions = [np.zeros((problem.joined.rows, loss.outputs))]
+    joined = problem.joined
+    evaluate = partial(derivatives, problem, wants_curvature=False)
+
+    def begin() -> tuple[Derivatives, Array]:
+        found = evaluate(predictions, start)
+        return found, found.residual  # nothing but the intercept moves
+
+    bent = joined.run(hessian_step, predictions, loss=loss, intercept=start, is_known=False).sums["intercept"]
+    return minimise(
+        evaluate,
+        [[h] for h in predictions],
+        [np.zeros((1, 1))] * len(predictions),
+        start,
+        begin,
+        bent / joined.rows,
+        [0.0] * len(predictions),
+        joined.rows,
+        is_quadratic=loss.is_quadratic,
+    ).intercept
+
+
+def first_derivatives(
+    problem: Problem, predictions: Sequence[Array], intercept: Array, *, wants_curvature: bool
+) -> Derivatives:
+    """As `derivatives`, but for two classes without what depends on predictions, where there are none yet."""
+    joined, loss, labels = problem.joined, problem.loss, problem.joined.by_label()
+    is_counted = joined.weights is None and problem.channel is None and labels.labels.tolist() == [0.0, 1.0]
+    if not is_counted or loss.outputs > 1 or any(h.any() for h in predictions):
+        return derivatives(problem, predictions, intercept, wants_curvature=wants_curvature)
+    assert labels.weights is not None
+    scores, classes, counts = np.full((2, 1), intercept[0]), labels.labels, labels.weights
+    _, slope, curvature = loss.derivatives(scores, classes, wants_curvature=wants_curvature)
+    positive = joined.run(label_step, predictions, signals=1).signals[0]
+
+    def collapsed(of_class: Array) -> list[Any]:
+        """What a joined row of either class has, added up over each block's rows."""
+        return [_added_up(*own, of_class) for own in zip(problem.multiplicity, positive, strict=True)]
+
+    signals = collapsed(slope)
+    curvatures: list[Array | Following] | None = None if curvature is None else collapsed(curvature)
+    for i, index in enumerate(joined.indices):
+        if curvatures is not None and index.is_identity and problem.slopes_tell_curvature:
+            curvatures[i] = Following(signals[i], curvature_of_slopes)
+    one, other = (tally(loss, scores[:1], classes[k : k + 1], None) for k in (0, 1))
+    sums = {name: counts[0] * one[name] + counts[1] * other[name] for name in one}
+    return Derivatives(sums["loss"] / joined.rows, signals, curvatures, counts @ slope, sums)
+
+
+def _added_up(rows: RowNumbers, positive: Array, of_class: Array) -> Array:
+    total = np.empty_like(positive)
+
+    def some(here: slice) -> None:
+        np.multiply(rows[here, None] - positive[here], of_class[0], out=total[here])
+        total[here] += positive[here] * of_class[1]
+
+    over_rows(some, len(total), _PIECE)
+    return fixed(total)
+
+
+def label_step(shard: Any) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The labels, to be collapsed."""
+    return (shard.labels[:, None],), {}

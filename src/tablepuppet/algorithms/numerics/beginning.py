@@ -56,34 +56,33 @@ def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:
     ).intercept
 
 
-def first_derivatives(
-    problem: Problem, predictions: Sequence[Array], intercept: Array, *, wants_curvature: bool
-) -> Derivatives:
-    """As `derivatives`, but for two classes without what depends on predictions, where there are none yet."""
+def counted_derivatives(problem: Problem, predictions: Sequence[Array], intercept: Array) -> Derivatives | None:
+    """F's derivatives before anything is predicted, from how many joined rows of each class a block's rows have.
+
+    None where that does not say all: classes weigh what they weigh, are certain, and both of them occur.
+    """
     joined, loss, labels = problem.joined, problem.loss, problem.joined.by_label()
-    is_counted = joined.weights is None and problem.channel is None and labels.labels.tolist() == [0.0, 1.0]
-    if not is_counted or loss.outputs > 1 or any(h.any() for h in predictions):
-        return derivatives(problem, predictions, intercept, wants_curvature=wants_curvature)
-    assert labels.weights is not None
+    if not problem.slopes_tell_curvature or labels.weights is None or any(h.any() for h in predictions):
+        return None
     scores, classes, counts = np.full((2, 1), intercept[0]), labels.labels, labels.weights
-    _, slope, curvature = loss.derivatives(scores, classes, wants_curvature=wants_curvature)
+    if classes.tolist() != [0.0, 1.0]:
+        return None
+    _, slope, curvature = loss.derivatives(scores, classes, wants_curvature=True)
+    assert curvature is not None
     positive = joined.run(label_step, predictions, signals=1).signals[0]
-
-    def collapsed(of_class: Array) -> list[Any]:
-        """What a joined row of either class has, added up over each block's rows."""
-        return [_added_up(*own, of_class) for own in zip(problem.multiplicity, positive, strict=True)]
-
-    signals = collapsed(slope)
-    curvatures: list[Array | Following] | None = None if curvature is None else collapsed(curvature)
-    for i, index in enumerate(joined.indices):
-        if curvatures is not None and index.is_identity and problem.slopes_tell_curvature:
-            curvatures[i] = Following(signals[i], curvature_of_slopes)
+    rows = list(zip(problem.multiplicity, positive, strict=True))
+    signals = [_added_up(*own, slope) for own in rows]
+    curvatures: list[Array | Following] = [
+        Following(signal, curvature_of_slopes) if index.is_identity else _added_up(*own, curvature)
+        for signal, index, own in zip(signals, joined.indices, rows, strict=True)
+    ]
     one, other = (tally(loss, scores[:1], classes[k : k + 1], None) for k in (0, 1))
     sums = {name: counts[0] * one[name] + counts[1] * other[name] for name in one}
     return Derivatives(sums["loss"] / joined.rows, signals, curvatures, counts @ slope, sums)
 
 
 def _added_up(rows: RowNumbers, positive: Array, of_class: Array) -> Array:
+    """What a joined row of either class has, added up. In: how many joined rows each row has, and positive ones."""
     total = np.empty_like(positive)
 
     def some(here: slice) -> None:

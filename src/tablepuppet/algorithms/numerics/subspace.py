@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, Problem
-from tablepuppet.algorithms.numerics.beginning import best_intercept, first_derivatives
+from tablepuppet.algorithms.numerics.beginning import best_intercept, counted_derivatives
 from tablepuppet.algorithms.numerics.hessian_sample import (
     Drawn,
     HessianSample,
@@ -121,10 +121,11 @@ class Tracker:
         self.intercept = best_intercept(problem, predictions)
         self._sampled, self._drawn = None if self._drawn is None else self._drawn.result(), None
         if problem.loss.is_quadratic:
-            first = first_derivatives(problem, predictions, self.intercept, wants_curvature=True)
+            first = derivatives(problem, predictions, self.intercept, wants_curvature=True)
             self._constant_curvatures, self.at = first.curvatures, replace(first, curvatures=None)
         else:
-            self.at = first_derivatives(problem, predictions, self.intercept, wants_curvature=self._varies)
+            counted = counted_derivatives(problem, predictions, self.intercept)
+            self.at = self._evaluate(predictions, self.intercept) if counted is None else counted
 
     def search(
         self, answers: Mapping[int, BlockAnswer], is_last: Callable[[float, float], bool] | None = None

@@ -95,9 +95,6 @@ class Following:
         """All rows, so many at a time that they stay in the cache."""
         return pieces(len(self), _PIECE)
 
-    def pieces(self) -> Iterator[tuple[slice, Array]]:
-        return ((here, self[here]) for here in self.slices())
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return self[:]
 

@@ -325,7 +325,7 @@ class TreeSide:
                 found = {relation: rows[inside] for relation, rows in found.items()}
             use(max(begin, start) - start, found)
 
-        for _ in (pool().map if len(spans) > 1 else map)(one, spans):
+        for _ in pool().map(one, spans, len(spans)) if len(spans) > 1 else map(one, spans):
             pass
 
 

@@ -70,27 +70,31 @@ def counted_derivatives(problem: Problem, predictions: Sequence[Array], intercep
     _, slope, curvature = loss.derivatives(scores, classes, wants_curvature=True)
     assert curvature is not None
     positive = joined.run(label_step, predictions, signals=1).signals[0]
-    rows = list(zip(problem.multiplicity, positive, strict=True))
-    signals = [_added_up(*own, slope) for own in rows]
+    rows = list(zip(joined.indices, problem.multiplicity, positive, strict=True))
+    curved = [
+        None if index.is_identity else _added_up(every, own, curvature, np.empty_like(own))
+        for index, every, own in rows
+    ]
+    signals = [_added_up(every, own, slope, own) for _, every, own in rows]
     curvatures: list[Array | Following] = [
-        Following(signal, curvature_of_slopes) if index.is_identity else _added_up(*own, curvature)
-        for signal, index, own in zip(signals, joined.indices, rows, strict=True)
+        Following(signal, curvature_of_slopes) if own is None else own
+        for signal, own in zip(signals, curved, strict=True)
     ]
     one, other = (tally(loss, scores[:1], classes[k : k + 1], None) for k in (0, 1))
     sums = {name: counts[0] * one[name] + counts[1] * other[name] for name in one}
     return Derivatives(sums["loss"] / joined.rows, signals, curvatures, counts @ slope, sums)
 
 
-def _added_up(rows: RowNumbers, positive: Array, of_class: Array) -> Array:
+def _added_up(every: RowNumbers, positive: Array, of_class: Array, out: Array) -> Array:
     """What a joined row of either class has, added up. In: how many joined rows each row has, and positive ones."""
-    total = np.empty_like(positive)
 
     def some(here: slice) -> None:
-        np.multiply(rows[here, None] - positive[here], of_class[0], out=total[here])
-        total[here] += positive[here] * of_class[1]
+        found = (every[here, None] - positive[here]) * of_class[0]
+        found += positive[here] * of_class[1]
+        out[here] = found
 
-    over_rows(some, len(total), _PIECE)
-    return fixed(total)
+    over_rows(some, len(out), _PIECE)
+    return fixed(out)
 
 
 def label_step(shard: Any) -> tuple[Sequence[Any], dict[str, Any]]:

@@ -46,7 +46,8 @@ def judge(
     """The verdict on a run; `is_settled`: what its algorithm says of its own end."""
     plan, train = prepared.plan, prepared.mapping.train
     seen = seen_labels(train, train.weights)
-    if len(np.unique(seen[0] if train.weights is None else seen_labels(train, None)[0])) == 1:
+    different = seen[0] if train.weights is None else seen_labels(train, None)[0]
+    if different.min() == different.max():
         return Verdict(converged=True, notes=(_CONSTANT,))
     constant = plan.loss.best_constant(*seen)
     start = _mean_loss(*seen, plan.loss, constant)

@@ -299,26 +299,27 @@ def _kept(true: Integers, predicted: Integers, rows: int, positives: int) -> Int
         2.0 * true - predicted,
         true / max(1, positives) - (predicted - true) / max(1, rows - positives),
     )
-    return np.unique(np.concatenate([even, [int(np.argmax(gain)) for gain in gains]]))
+    found = np.sort(np.concatenate([even, [int(np.argmax(gain)) for gain in gains]]))
+    return found[np.diff(found, prepend=-1) > 0]  # `np.unique` loads masked arrays, which takes longer than all this
 
 
-def _whole_ties(chunks: Iterable[Array]) -> Iterator[Array]:
-    """The same scores in chunks whose borders part no tie."""
-    held = np.empty(0)  # the last tie, which may go on in the next chunk
-    for values in chunks:
-        found = np.concatenate([held, values]) if len(held) else values
-        start, end = 0, int(np.searchsorted(found, _tie(found[-1]).min())) if len(found) else 0
-        while start < end:
-            tie = _tie(found[min(start + _CHUNK, end) - 1])
-            begin, stop = int(np.searchsorted(found, tie.min())), int(np.searchsorted(found, tie.max(), side="right"))
-            if stop - begin > _CHUNK and start < begin:  # a long tie is a chunk of its own
-                yield found[start:begin]
-                start = begin
-            yield found[start:stop]
-            start = stop
-        held = found[end:].copy()
+def _whole_ties(pieces: Iterable[Array]) -> Iterator[Array]:
+    """The same scores in chunks whose borders part no tie, and do not depend on how the scores come."""
+    held = np.empty(0)  # from the last border on
+    for values in pieces:
+        held = np.concatenate([held, values]) if len(held) else values
+        while len(held) > _CHUNK:
+            tie = _tie(held[_CHUNK - 1])
+            begin, stop = int(np.searchsorted(held, tie.min())), int(np.searchsorted(held, tie.max(), side="right"))
+            if stop == len(held):  # the tie may go on
+                break
+            if stop - begin > _CHUNK:  # a long tie is a chunk of its own
+                stop = begin or stop
+            yield held[:stop]
+            held = held[stop:]
     if len(held):
-        yield held
+        begin = int(np.searchsorted(held, _tie(held[-1]).min()))
+        yield from (part for part in np.split(held, [begin if len(held) - begin > _CHUNK else 0]) if len(part))
 
 
 def _tie(labelled_score: np.float64) -> Array:

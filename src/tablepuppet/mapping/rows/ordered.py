@@ -79,7 +79,7 @@ def ascending(values: Array) -> Iterator[Array]:
         _sort(found)
         return found
 
-    yield from pool().map(ordered, np.unique(range_of[counts > 0]).tolist())
+    yield from pool().map(ordered, np.flatnonzero(np.bincount(range_of[counts > 0])).tolist())
 
 
 def _sort(values: Array) -> None:

@@ -58,12 +58,12 @@ nightly: check check-install docs wheel ## everything: all the above, slow tests
 
 POOLED = --algorithm newton --algorithm sklearn-newton
 bench: $(VENV)/.dev ## measure all of docs/performance.md's tables (15 minutes, 13 GB; SMALL=1: ten, 4 GB); DATA=folder of all data adds MovieLens-1M
+	@test -z "$(DATA)" || $(BIN)/tablepuppet bench movielens --data "$(DATA)" $(POOLED) --algorithm sklearn --out docs/figures/bench-movielens.json
 	@$(BIN)/tablepuppet bench star --rows 5000000 $(POOLED) --out docs/figures/bench-star.json
 	@$(BIN)/tablepuppet bench star --processes --rows 5000000 --algorithm newton --out docs/figures/bench-star-processes.json
 	@$(BIN)/tablepuppet bench tpch-0.1 $(POOLED) --algorithm sklearn --algorithm sgd --out docs/figures/bench-tpch-0.1.json
 	@$(BIN)/tablepuppet bench tpch-1 $(POOLED) --out docs/figures/bench-tpch-1.json
 	@test -n "$(SMALL)" || $(BIN)/tablepuppet bench tpch-10 --algorithm newton --out docs/figures/bench-tpch-10.json
-	@test -z "$(DATA)" || $(BIN)/tablepuppet bench movielens --data "$(DATA)" $(POOLED) --algorithm sklearn --out docs/figures/bench-movielens.json
 	@$(BIN)/tablepuppet bench chain many $(POOLED) --algorithm sgd --algorithm admm --out docs/figures/bench-joins.json
 	@$(BIN)/tablepuppet bench --network 10 --out docs/figures/bench-network.json
 	@$(BIN)/tablepuppet bench --torch --out docs/figures/bench-torch.json

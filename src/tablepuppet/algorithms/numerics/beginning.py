@@ -59,7 +59,7 @@ def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:
 def counted_derivatives(problem: Problem, predictions: Sequence[Array], intercept: Array) -> Derivatives | None:
     """F's derivatives before anything is predicted, from how many joined rows of each class a block's rows have.
 
-    None where that does not say all: classes weigh what they weigh, are certain, and both of them occur.
+    None where that does not say all: rows have weights, labels carry noise, or only one class occurs.
     """
     joined, loss, labels = problem.joined, problem.loss, problem.joined.by_label()
     if not problem.slopes_tell_curvature or labels.weights is None or any(h.any() for h in predictions):

@@ -2,8 +2,8 @@
 
 In: numbers in memory of their own, which are moved about there. Out: the same in ascending order, some at a time, so
 that no second array of their length is needed. Rows are shared out by the range that a value lies in, then by finer
-ones, both by counting; what is sorted in the end are some hundred values, which a processor does in its registers.
-Sorting all of them at once takes two to three times as long where it spills from those (docs/decisions/0130).
+ones, both by counting; some hundred values at a time are left to a sort, which a processor does in its registers. To
+sort all of them at once takes twice as long on some processors (docs/decisions/0130-scores-in-order-by-counting.md).
 """
 
 from __future__ import annotations

@@ -125,8 +125,11 @@ class Features:
             for own_codes, columns in zip(codes, self.code_columns, strict=True):
                 add_picked(out[some], theta[columns], own_codes[some])
 
-        shares = max(1, len(dense) // _SHARE) if theta.shape[1] == 1 else 1  # of equal length: the bits stay
-        over_rows(write, len(dense), 64 * (len(dense) // (64 * shares) + 1))
+        shares = len(dense) // _SHARE if theta.shape[1] == 1 else 1
+        if shares > 1:
+            over_rows(write, len(dense), 64 * (len(dense) // (64 * shares) + 1))  # of equal length: the bits stay
+        else:
+            write(slice(None))
         return out
 
     def transpose_dot(self, signal: Array, rows: RowNumbers | None = None) -> Array:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 
 from tablepuppet.arrays import Array
+from tablepuppet.mapping.rows import ordered
 from tablepuppet.mapping.rows.ordered import ascending
+from tablepuppet.threads import Pool
 
 ROWS = 700_001
 KINDS: dict[str, Callable[[np.random.Generator], Array]] = {
@@ -37,3 +41,15 @@ def test_values_come_as_numpy_sorts_them(kind: str) -> None:
 def test_many_values_come_some_at_a_time() -> None:
     parts = [len(part) for part in ascending(np.random.default_rng(0).random(ROWS))]
     assert max(parts) < ROWS / 4
+
+
+def test_no_second_array_is_made_of_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered, "pool", partial(Pool, 2))  # each thread has some values at hand
+    values = np.random.default_rng(0).random(1 << 22)
+    tracemalloc.start()
+    try:
+        for _ in ascending(values):
+            pass
+        assert tracemalloc.get_traced_memory()[1] < values.nbytes / 2
+    finally:
+        tracemalloc.stop()

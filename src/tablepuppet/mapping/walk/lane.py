@@ -274,7 +274,7 @@ class LaneSums:
             there = p.place(gather_scatter, start, middle)
             _collapse(self._rows, p, target.edge, target.low, first, there, start)
             columns, place = tuple(c[middle - start :] for c in columns), p.place(gather_scatter, middle, stop)
-        if middle < stop and columns:
+        if middle < stop:
             _collapse(self._rows, p, target.out, target.base, columns, place, middle)
 
 
@@ -288,14 +288,16 @@ def _collapse(
     start: int,
 ) -> None:
     """Adds columns of joined rows from `start` on; triangles behind them as they are made."""
-    last = columns[-1] if columns else None
+    if not columns:  # this block gets nothing of the signal
+        return
+    last = columns[-1]
     if not isinstance(last, Triangles):
         p.collapse_add(rows.gather_scatter, out, base, cast(tuple[Array, ...], columns), place)
         return
     whole = tuple(c for c in columns if isinstance(c, np.ndarray))
     count = len(last.z)
     if p.index is not None and wins(rows.moved_rows, is_dear=True) and is_installed():
-        before = np.ascontiguousarray(np.concatenate(whole, axis=1))
+        before = np.ascontiguousarray(np.concatenate([last.z[:, :0], *whole], axis=1))
         index = p.index[start : start + count]
         loops().add_triangles(out, base, index, before, last.scale * last.z, last.z)
         return

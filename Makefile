@@ -19,7 +19,7 @@ SEED ?=
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq install
 PIP := $(INSTALL) -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
-SOURCES := $(foreach d,src tests examples evaluation tools,$(if $(wildcard $(d)/*.py $(d)/*/*.py),$(d)))
+SOURCES := $(foreach d,src tests examples evaluation benchmarks tools,$(if $(wildcard $(d)/*.py $(d)/*/*.py),$(d)))
 
 .PHONY: help demo test check check-install docs wheel nightly test-all bench evaluation fmt clean
 
@@ -58,22 +58,22 @@ nightly: check check-install docs wheel ## everything: all the above, slow tests
 
 POOLED = --algorithm newton --algorithm sklearn-newton
 bench: $(VENV)/.dev ## measure all of docs/performance.md's tables (15 minutes, 13 GB; SMALL=1: ten, 4 GB); DATA=folder of all data adds MovieLens-1M
-	@test -z "$(DATA)" || $(BIN)/tablepuppet bench movielens --data "$(DATA)" $(POOLED) --algorithm sklearn --out docs/figures/bench-movielens.json
-	@$(BIN)/tablepuppet bench star --rows 5000000 $(POOLED) --out docs/figures/bench-star.json
-	@$(BIN)/tablepuppet bench star --processes --rows 5000000 --algorithm newton --out docs/figures/bench-star-processes.json
-	@$(BIN)/tablepuppet bench tpch-0.1 $(POOLED) --algorithm sklearn --algorithm sgd --out docs/figures/bench-tpch-0.1.json
-	@$(BIN)/tablepuppet bench tpch-1 $(POOLED) --out docs/figures/bench-tpch-1.json
-	@test -n "$(SMALL)" || $(BIN)/tablepuppet bench tpch-10 --algorithm newton --out docs/figures/bench-tpch-10.json
-	@$(BIN)/tablepuppet bench chain many $(POOLED) --algorithm sgd --algorithm admm --out docs/figures/bench-joins.json
-	@$(BIN)/tablepuppet bench --network 10 --out docs/figures/bench-network.json
-	@$(BIN)/tablepuppet bench --torch --out docs/figures/bench-torch.json
-	@$(BIN)/python tools/figures_in_pages.py
+	@test -z "$(DATA)" || $(BIN)/python -m benchmarks movielens --data "$(DATA)" $(POOLED) --algorithm sklearn --out docs/figures/bench-movielens.json
+	@$(BIN)/python -m benchmarks star --rows 5000000 $(POOLED) --out docs/figures/bench-star.json
+	@$(BIN)/python -m benchmarks star --processes --rows 5000000 --algorithm newton --out docs/figures/bench-star-processes.json
+	@$(BIN)/python -m benchmarks tpch-0.1 $(POOLED) --algorithm sklearn --algorithm sgd --out docs/figures/bench-tpch-0.1.json
+	@$(BIN)/python -m benchmarks tpch-1 $(POOLED) --out docs/figures/bench-tpch-1.json
+	@test -n "$(SMALL)" || $(BIN)/python -m benchmarks tpch-10 --algorithm newton --out docs/figures/bench-tpch-10.json
+	@$(BIN)/python -m benchmarks chain many $(POOLED) --algorithm sgd --algorithm admm --out docs/figures/bench-joins.json
+	@$(BIN)/python -m benchmarks --network 10 --out docs/figures/bench-network.json
+	@$(BIN)/python -m benchmarks --torch --out docs/figures/bench-torch.json
+	@$(BIN)/python -m tools.figures_in_pages
 
 evaluation: $(VENV)/.dev ## re-run the paper's evaluation: make evaluation DATA=folder (half an hour; RESUME=1: go on with an interrupted one)
 	@test -n "$(DATA)" || { echo "Name the folder of the data: make evaluation DATA=folder (docs/evaluation.md)"; exit 2; }
 	@$(BIN)/python -m evaluation all --data "$(DATA)" $(if $(RESUME),--resume)
 	@cp evaluation-results/evaluation-*.json evaluation-results/figures/convergence*.svg evaluation-results/figures/time-*.svg docs/figures/
-	@$(BIN)/python tools/figures_in_pages.py
+	@$(BIN)/python -m tools.figures_in_pages
 
 fmt: $(VENV)/.dev ## format the code and fix what can be fixed
 	@$(BIN)/ruff format $(SOURCES)

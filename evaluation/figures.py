@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
+from benchmarks.figures import Beginning
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -21,7 +22,6 @@ from evaluation.curves import curve
 from evaluation.lineup import LINEUP, Group
 from evaluation.running import Outcome
 from evaluation.workload import Workload
-from tablepuppet.bench.figures import Beginning
 from tablepuppet.report.charts import COLOURS, TITLES, is_wide
 
 Kind = Literal["convergence", "time"]

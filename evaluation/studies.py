@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from benchmarks.figures import Beginning
+
 from evaluation import flights, mimic, movielens, walmart, yelp
 from evaluation.corrections import corrections
 from evaluation.embedding import encoder_name
@@ -17,7 +19,6 @@ from evaluation.running import STEP, Outcome, Plan, has_runs, run_settings, save
 from evaluation.seen import seen
 from evaluation.tables import KeptLines, WorkloadTable, distance_table, workload_table
 from evaluation.workload import Workload
-from tablepuppet.bench.figures import Beginning
 from tablepuppet.errors import JobError
 from tablepuppet.output_files import write_whole
 from tablepuppet.report import write_report

@@ -21,11 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from benchmarks.figures import Beginning
+
 from evaluation import yelp
 from evaluation.embedding import VARIABLE, is_chosen
 from evaluation.running import KEPT, STEP, steps
 from evaluation.studies import MEASURED, WORKLOADS, plans
-from tablepuppet.bench.figures import Beginning
 from tablepuppet.errors import JobError
 
 LANES = 2

@@ -9,9 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from benchmarks.figures import IDLE, Beginning, Provenance
 from tools.figures_in_pages import with_figures
-
-from tablepuppet.bench.figures import IDLE, Beginning, Provenance
 
 DOCS = Path(__file__).parents[1] / "docs"
 MARKED = [page for page in sorted(DOCS.glob("*.md")) if "<!-- figures: " in page.read_text(encoding="utf-8")]
@@ -20,7 +19,7 @@ MARKED = [page for page in sorted(DOCS.glob("*.md")) if "<!-- figures: " in page
 @pytest.mark.parametrize("page", MARKED, ids=lambda page: page.name)
 def test_a_page_shows_the_figures_of_its_files(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert with_figures(text, DOCS / "figures") == text, "run python tools/figures_in_pages.py"
+    assert with_figures(text, DOCS / "figures") == text, "run python -m tools.figures_in_pages"
 
 
 def test_performance_and_evaluation_are_such_pages() -> None:
@@ -47,7 +46,7 @@ def test_every_file_of_measurements_is_shown_and_says_where_it_is_from() -> None
     for file in (DOCS / "figures").glob("bench-*.json"):
         assert f"<!-- figures: {file.name} -->" in page
         document = json.loads(file.read_text(encoding="utf-8"))
-        assert document["command"].startswith("tablepuppet bench ")
+        assert document["command"].startswith("python -m benchmarks ")
         assert Provenance(**document["provenance"]).commit
 
 

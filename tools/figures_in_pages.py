@@ -1,4 +1,4 @@
-"""Writes measured figures into the pages of docs/: python tools/figures_in_pages.py [--check].
+"""Writes measured figures into the pages of docs/: python -m tools.figures_in_pages [--check].
 
 In: docs/figures/*.json as `make bench` and `make evaluation` write them. Out: between the marks of a page
 
@@ -23,8 +23,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from tablepuppet.bench import epochs, figures, processes
-from tablepuppet.bench.figures import Provenance
+from benchmarks.figures import Provenance
+
+from benchmarks import epochs, figures, processes
 
 DOCS = Path(__file__).parents[1] / "docs"
 _MARKED = re.compile(r"<!-- figures: (?P<file>[\w.-]+) -->\n.*?<!-- end of figures -->\n", re.S)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.cases import many
 from numpy.typing import NDArray
 from tests.algorithms.test_exactness import with_labels
 from tests.mapping.counted import multiplicities
@@ -22,7 +23,6 @@ from tablepuppet.algorithms.numerics import hessian_sample
 from tablepuppet.algorithms.numerics.beginning import best_intercept, counted_derivatives
 from tablepuppet.algorithms.numerics.search import derivatives
 from tablepuppet.algorithms.numerics.subspace import Tracker
-from tablepuppet.bench.cases import many
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel

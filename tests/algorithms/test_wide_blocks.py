@@ -20,7 +20,7 @@ from tablepuppet.tables.encoding import encoded_width
 MEASURE = """
 import sys
 import numpy as np, pyarrow as pa, tablepuppet as tp
-from tablepuppet.bench.figures import peak
+from benchmarks.figures import peak
 
 rows, names = 5_000_000, 100_000
 rng = np.random.default_rng(0)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.cases import make_case
 
 import tablepuppet as tp
-from tablepuppet.bench.cases import make_case
 from tablepuppet.errors import TrainingError
 from tablepuppet.mapping.cluster.cluster import Cluster, at_work
 from tablepuppet.mapping.cluster.partitions import Storage

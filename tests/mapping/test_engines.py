@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.cases import make_case
 from tests.cli.mistakes import job, right, write
 
 import tablepuppet as tp
-from tablepuppet.bench.cases import make_case
 from tablepuppet.cli.job_file import read_job
 from tablepuppet.cli.main import main
 from tablepuppet.errors import JobError

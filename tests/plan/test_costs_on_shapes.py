@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from benchmarks.cases import Case, chain, many, star
 
 import tablepuppet as tp
 import tablepuppet.train
 from tablepuppet.algorithms.registry import BY_NAME
-from tablepuppet.bench.cases import Case, chain, many, star
 from tablepuppet.engine.pooled import run_pooled
 from tablepuppet.engine.result import RoundEvent
 from tablepuppet.plan.plan import Plan

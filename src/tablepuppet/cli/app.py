@@ -9,7 +9,6 @@ from __future__ import annotations
 import typer
 
 from tablepuppet.cli import certs, contracts, processes
-from tablepuppet.cli.bench import bench
 from tablepuppet.cli.demo import demo
 from tablepuppet.cli.models import compare, dependence, drift, evaluate, export, importance, predict
 from tablepuppet.cli.report import report
@@ -36,7 +35,6 @@ app.command()(dependence)
 app.command()(compare)
 app.command()(drift)
 app.command()(report)
-app.command()(bench)
 app.command()(processes.serve)
 app.command()(processes.join)
 app.command()(processes.status)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tablepuppet.bench.processes import Overhead, measure_network
+from benchmarks.processes import Overhead, measure_network
 
 
 def test_what_is_added_is_the_difference_of_runs_that_took_turns() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import duckdb
 import numpy as np
-
-from tablepuppet.bench.epochs import HEADINGS, _sales, cells, measured
+from benchmarks.epochs import HEADINGS, _sales, cells, measure_here
 
 
 def test_torch_has_the_train_rows_of_the_join_as_the_tables_encode_them() -> None:
-    case, encoded, labels = _sales(700)
+    join = _sales(700)
+    case, encoded, labels = join.case, join.encoded, join.labels
     with duckdb.connect(":memory:") as connection:
         for name, table in case.tables.items():
             connection.register(name, table)
@@ -24,7 +24,7 @@ def test_torch_has_the_train_rows_of_the_join_as_the_tables_encode_them() -> Non
 
 
 def test_every_kind_of_epoch_is_measured() -> None:
-    found = measured(70)
+    found = measure_here(70)
     assert [(f.model, f.algorithm) for f in found] == [
         ("linear", "sgd"),
         ("mlp", "sgd"),

@@ -154,7 +154,7 @@ def _own() -> float:
 
 
 def _commit() -> str:
-    """Of the checkout that this file is in."""
+    """Of the checkout that this file is in; a change of pages or tests is no change of what is measured."""
     folder = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -164,7 +164,7 @@ def _commit() -> str:
     try:
         if not git("ls-files", Path(__file__).name):
             return ""
-        is_changed = bool(git("status", "--porcelain", "--untracked-files=no", ".."))
+        is_changed = bool(git("status", "--porcelain", "--untracked-files=no", "../src", "."))
         return git("rev-parse", "--short", "HEAD") + "+" * is_changed
     except OSError:  # there is no git
         return ""

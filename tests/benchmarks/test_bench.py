@@ -12,13 +12,13 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
+from benchmarks.__main__ import main
+from benchmarks.cases import SYNTHETIC, Trial, make_case
+from benchmarks.figures import copy_seconds
+from benchmarks.measure import FITS, measure, measure_federated, measure_pooled
 from rich.console import Console
 
-from tablepuppet.bench import cases
-from tablepuppet.bench.cases import SYNTHETIC, make_case
-from tablepuppet.bench.figures import copy_seconds
-from tablepuppet.bench.measure import FITS, _trained, measure, pooled
-from tablepuppet.cli.main import main
+from benchmarks import cases
 from tablepuppet.cli.screen import Screen
 from tablepuppet.errors import JobError
 
@@ -40,18 +40,18 @@ def test_every_baseline_finds_the_optimum_that_we_find(model: str) -> None:
     holes = pa.array([None if i % 5 == 0 else float(i) for i in range(len(users))])
     text = pa.array([None if i % 7 == 0 else "ab"[i % 2] for i in range(len(users))])
     case.tables["users"] = users.set_column(1, "a", holes).set_column(2, "b", text)
-    ours = _trained(case, "newton", model, 20)
+    ours = measure_federated(case, "newton", model, 20)
     assert ours.server + ours.clients == pytest.approx(ours.epoch)
     assert ours.bytes > 0
     for name in FITS:
-        baseline = pooled(case, name, model)
+        baseline = measure_pooled(case, name, model)
         assert baseline.joined_rows == ours.joined_rows == 2000
         assert baseline.objective == pytest.approx(ours.objective, abs=1e-6)
 
 
 def test_a_measurement_has_a_process_and_so_a_peak_of_its_own() -> None:
     held = np.ones(1 << 30, np.uint8)  # what this process holds must not count
-    assert measure("star", 2000, None, "sgd", "linear", 2).peak < len(held)
+    assert measure(Trial("star", 2000, None, "sgd", "linear", 2)).peak < len(held)
     assert copy_seconds(1 << 20) > 0
 
 
@@ -65,7 +65,7 @@ def test_movielens_is_found_in_the_folder_of_all_data(tmp_path: Path) -> None:
 
 
 def test_tpch_is_made_once_and_trained_on(tmp_path: Path) -> None:
-    figures = measure("tpch-0.001", 0, tmp_path, "newton", "logistic", 2)
+    figures = measure(Trial("tpch-0.001", 0, tmp_path, "newton", "logistic", 2))
     assert figures.joined_rows == 6005
     assert [p.name for p in tmp_path.iterdir()] == ["tpch-0.001"]
 
@@ -73,7 +73,7 @@ def test_tpch_is_made_once_and_trained_on(tmp_path: Path) -> None:
 def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "figures.json"
     rows = ["--rows", "2000", "--rows", "3000"]
-    assert main(["bench", "many", *rows, "--algorithm", "admm", "--out", str(out), "--epochs", "2"]) == 0
+    assert main(["many", *rows, "--algorithm", "admm", "--out", str(out), "--epochs", "2"]) == 0
     written = json.loads(out.read_text(encoding="utf-8"))
     found = written["figures"]
     assert set(written["provenance"]) >= {"version", "commit", "machine", "elsewhere"}
@@ -85,7 +85,7 @@ def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFi
 def test_what_does_not_fit_the_disk_or_the_memory_is_refused_before_it_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["bench", "tpch-10", "--algorithm", "newton", "--data", str(tmp_path)]
+    asked = ["tpch-10", "--algorithm", "newton", "--data", str(tmp_path)]
     monkeypatch.setattr(cases, "free_memory", lambda: 5_000_000_000)
     assert main(asked) != 0
     assert "takes about 12.6 GB of memory, and 5 GB are free" in capsys.readouterr().err

@@ -32,10 +32,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.cases import Case, Trial, make_case
+from benchmarks.figures import L2, memory
 from tablepuppet.algorithms.registry import FEDERATED
 from tablepuppet.api import ConnectedFederation, Federation
-from tablepuppet.bench.cases import Case, make_case
-from tablepuppet.bench.figures import L2, memory
 from tablepuppet.engine.result import Result
 from tablepuppet.errors import JobError, TablePuppetError, TransportError
 from tablepuppet.transport import certs
@@ -68,7 +68,7 @@ def processes(held: Held) -> Iterator[Processes]:
                 for command in commands:
                     words = [sys.executable, "-m", "tablepuppet", *command, "--log-level", "warning"]
                     running.append(subprocess.Popen(words, stdout=log, stderr=log))
-            connected = _connected(federation, running, folder / "log")
+            connected = _wait_for_all(federation, running, folder / "log")
             server, *clients = (process.pid for process in running)
             yield Processes(connected, server, dict(zip(held, clients, strict=True)))
         finally:
@@ -78,7 +78,7 @@ def processes(held: Held) -> Iterator[Processes]:
                 process.wait(timeout=60)
 
 
-def _connected(federation: Path, running: list[subprocess.Popen[bytes]], log: Path) -> ConnectedFederation:
+def _wait_for_all(federation: Path, running: list[subprocess.Popen[bytes]], log: Path) -> ConnectedFederation:
     until = time.monotonic() + _PATIENCE
     while True:
         connected = ConnectedFederation(federation)
@@ -161,7 +161,7 @@ def measure_network(clients: int, epochs: int = 12, repeats: int = 5) -> Overhea
     with processes(named) as network, Federation({"orders": orders, "items": items}, key=SECRET) as local:
         pairs = []
         for _ in range(repeats + 1):  # the first compiles and warms up
-            pairs.append((_timed(local, given), _timed(network.federation, given)))
+            pairs.append((_time_run(local, given), _time_run(network.federation, given)))
     first, second = pairs[0][0][1], pairs[0][1][1]
     traffic = first.traffic
     return Overhead(
@@ -173,7 +173,7 @@ def measure_network(clients: int, epochs: int = 12, repeats: int = 5) -> Overhea
     )
 
 
-def _timed(federation: Any, given: dict[str, Any]) -> tuple[float, Result]:
+def _time_run(federation: Any, given: dict[str, Any]) -> tuple[float, Result]:
     began = time.perf_counter()
     result: Result = federation.train(_QUERY, **given)
     traffic = result.traffic
@@ -241,18 +241,18 @@ def cells(f: Apart) -> list[str]:
     ]
 
 
-def measure_apart(name: str, rows: int, folder: Path | None, algorithm: str, model: str, epochs: int) -> Apart:
+def measure_apart(trial: Trial) -> Apart:
     """Maps the tables once for the plan alone, then trains."""
     if not (_PROC / "self/clear_refs").exists():
         raise JobError("memory of processes is read from Linux's /proc, which is not here; leave --processes out")
-    case = make_case(name, rows, folder)
-    given: dict[str, Any] = {"model": model, "algorithm": algorithm, "l2": L2, "epochs": epochs}
+    case = make_case(trial.case, trial.rows, trial.folder)
+    given: dict[str, Any] = {"model": trial.model, "algorithm": trial.algorithm, "l2": L2, "epochs": trial.epochs}
     held = {f"owner-of-{table}": (table, data) for table, data in case.tables.items()} | {"tiny": ("tiny", _tiny())}
     with processes(held) as network:
         case.tables.clear()
         del held
         network.federation.train(_TINY, label="y", **given)  # loads what every job needs
-        return _measured(case, network, given)
+        return _measure_run(case, network, given)
 
 
 def _tiny() -> pa.Table:
@@ -260,7 +260,7 @@ def _tiny() -> pa.Table:
     return pa.table({"k": k, "x": np.sin(k), "y": (k % 2).astype(np.int8)})
 
 
-def _measured(case: Case, network: Processes, given: dict[str, Any]) -> Apart:
+def _measure_run(case: Case, network: Processes, given: dict[str, Any]) -> Apart:
     federation, server, clients = network.federation, network.server, list(network.clients.values())
     everybody = [server, *clients]
     idle = {process: _memory(process, "VmRSS") for process in everybody}

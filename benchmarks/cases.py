@@ -37,6 +37,18 @@ class Case:
     label: str = "y"
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One measurement: which case of which size, by which algorithm or baseline."""
+
+    case: str
+    rows: int
+    folder: Path | None  # of MovieLens, or where TPC-H is kept
+    algorithm: str
+    model: str
+    epochs: int
+
+
 def star(rows: int) -> Case:
     """A fact table with one row per joined row, and two dimensions."""
     rng = np.random.default_rng(rows)

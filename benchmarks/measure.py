@@ -25,11 +25,11 @@ from typing import Any
 import duckdb
 import numpy as np
 
+from benchmarks.cases import Case, Trial, check_memory, make_case
+from benchmarks.figures import L2, Figures, copy_seconds, peak
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.api import Federation
 from tablepuppet.arrays import Array
-from tablepuppet.bench.cases import Case, check_memory, make_case
-from tablepuppet.bench.figures import L2, Figures, copy_seconds, peak
 from tablepuppet.errors import JobError
 from tablepuppet.job import make_job
 from tablepuppet.mapping.mapping import rows_here
@@ -95,21 +95,23 @@ def moved_bytes(joined: JoinedRows) -> int:
     return joined.rows * (4 * numbers + 8) + len(joined.labels) + 16 * sum(p.rows for p in joined.indices)
 
 
-def measure(name: str, rows: int, folder: Path | None, algorithm: str, model: str, epochs: int) -> Figures:
+def measure(trial: Trial) -> Figures:
     """Measures in a fresh process."""
-    check_room(name, algorithm)
+    check_room(trial)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_measure, name, rows, folder, algorithm, model, epochs).result()
+        return pool.submit(_measure, trial).result()
 
 
-def check_room(name: str, algorithm: str) -> None:
+def check_room(trial: Trial) -> None:
     """Refuses what would not fit this machine's memory, where that is known before it is begun."""
-    check_memory(name, algorithm, _POOLED if algorithm in FITS else _OURS)
+    check_memory(trial.case, trial.algorithm, _POOLED if trial.algorithm in FITS else _OURS)
 
 
-def _measure(name: str, rows: int, folder: Path | None, algorithm: str, model: str, epochs: int) -> Figures:
-    case = make_case(name, rows, folder)
-    return pooled(case, algorithm, model) if algorithm in FITS else _trained(case, algorithm, model, epochs)
+def _measure(trial: Trial) -> Figures:
+    case = make_case(trial.case, trial.rows, trial.folder)
+    if trial.algorithm in FITS:
+        return measure_pooled(case, trial.algorithm, trial.model)
+    return measure_federated(case, trial.algorithm, trial.model, trial.epochs)
 
 
 class _Stopwatch:
@@ -133,7 +135,7 @@ class _Stopwatch:
         self.transport.close()
 
 
-def _trained(case: Case, algorithm: str, model: str, epochs: int) -> Figures:
+def measure_federated(case: Case, algorithm: str, model: str, epochs: int) -> Figures:
     # All rows are trained on, as the baselines do, so that objectives compare.
     given = {"epochs": epochs, "l2": L2, "test_fraction": 0.0}
     job = make_job(case.query, label=case.label, model=model, algorithm=algorithm, given=given)
@@ -180,7 +182,7 @@ def _trained(case: Case, algorithm: str, model: str, epochs: int) -> Figures:
 Fit = Callable[[Array, Array, str], tuple[Array, float]]
 
 
-def pooled(case: Case, name: str, model: str) -> Figures:
+def measure_pooled(case: Case, name: str, model: str) -> Figures:
     """Materialises and fits; an "epoch" is the whole fit."""
     fit = FITS[name]
     began, cpu = time.perf_counter(), time.process_time()

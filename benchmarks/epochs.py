@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.cases import Case
+from benchmarks.figures import L2
 from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.registry import FEDERATED
 from tablepuppet.api import Federation
 from tablepuppet.arrays import Array
-from tablepuppet.bench.cases import Case
-from tablepuppet.bench.figures import L2
 from tablepuppet.models.modules import need_torch, one_torch_thread
 from tablepuppet.tables.columns import arrow
 
@@ -60,21 +60,30 @@ def cells(f: Epochs) -> list[str]:
 def measure_epochs(rows: int) -> list[Epochs]:
     """All models and batch sizes on a join of so many rows, in a fresh process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(measured, rows).result()
+        return pool.submit(measure_here, rows).result()
 
 
-def measured(rows: int) -> list[Epochs]:
+def measure_here(rows: int) -> list[Epochs]:
     """The same here: all models by algorithms that take batches, and networks by the others that train them."""
-    case, encoded, labels = _sales(rows)
+    join = _sales(rows)
     able = [algorithm for algorithm in FEDERATED if not algorithm.requires_linear]
-    sizes = [size for size in BATCHES if size is None or size < len(labels)]
+    sizes = [size for size in BATCHES if size is None or size < len(join.labels)]
     jobs = [(model, a, size) for a in able if a.uses_batches for model in MODELS for size in sizes]
     jobs += [("mlp", a, BATCHES[0]) for a in able if not a.uses_batches]
     with one_torch_thread():
-        return [_measured(case, encoded, labels, *job) for job in jobs]
+        return [_measure_job(join, *job) for job in jobs]
 
 
-def _sales(rows: int) -> tuple[Case, list[Array], Array]:
+@dataclass(frozen=True, slots=True)
+class _EncodedJoin:
+    """A case, and its train rows as torch takes them."""
+
+    case: Case
+    encoded: list[Array]  # of each table, per joined row
+    labels: Array
+
+
+def _sales(rows: int) -> _EncodedJoin:
     """Sales of a department in a week ⋈ the week ⋈ the store; the train rows' columns as each table encodes them."""
     rng = np.random.default_rng(rows)
     weeks, stores, departments = max(20, rows // 4), 45, 80
@@ -98,7 +107,8 @@ def _sales(rows: int) -> tuple[Case, list[Array], Array]:
         weather[week],
         np.column_stack([size[store], np.eye(3)[kind[store]]]),
     ]
-    return Case(f"sales-{rows:,}", tables, query, "sales"), [x[~is_test] for x in joined], label[~is_test]
+    case = Case(f"sales-{rows:,}", tables, query, "sales")
+    return _EncodedJoin(case, [x[~is_test] for x in joined], label[~is_test])
 
 
 def _table(numbers: dict[str, Any], **texts: Any) -> pa.Table:
@@ -106,14 +116,13 @@ def _table(numbers: dict[str, Any], **texts: Any) -> pa.Table:
     return pa.table(columns | {name: pa.array([f"{name} {code}" for code in codes]) for name, codes in texts.items()})
 
 
-def _measured(
-    case: Case, encoded: Sequence[Array], labels: Array, kind: str, algorithm: Algorithm[Any], size: int | None
-) -> Epochs:
+def _measure_job(join: _EncodedJoin, kind: str, algorithm: Algorithm[Any], size: int | None) -> Epochs:
+    case, labels = join.case, join.labels
     batches = 1 if size is None else -(-len(labels) // size)
     epochs = min(max(_STEPS // batches, _EPOCHS[0]), _EPOCHS[1])
     given: dict[str, Any] = {"head": "mlp"} if kind.startswith("head") else {}
     given |= {"batch_size": size} if algorithm.uses_batches else {}
-    beside = _torch_epoch(encoded, labels, kind, size)
+    beside = _torch_epoch(join.encoded, labels, kind, size)
     ours: list[float] = []
     theirs: list[float] = []
     last = 0.0

@@ -20,7 +20,7 @@ from tests.postgres import Database
 from tests.test_hostile_tables import ITEMS, ORDERS, QUERY, ROWS, SECRET, column
 
 import tablepuppet as tp
-from tablepuppet.client.policy import Policy, TableRules
+from tablepuppet.owner.policy import Policy, TableRules
 
 URL = f"postgresql://ann:{SECRET}@127.0.0.1:1/shop"
 

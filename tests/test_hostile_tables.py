@@ -17,7 +17,7 @@ import pytest
 from tests.postgres import Database
 
 import tablepuppet as tp
-from tablepuppet.client.policy import LabelRules, Policy
+from tablepuppet.owner.policy import LabelRules, Policy
 
 SECRET = "hush-4242"  # stands in rows and passwords, and in no message
 QUERY = "SELECT o.x, i.price, o.y FROM orders o JOIN items i ON o.item = i.item"

@@ -34,6 +34,8 @@ CORE = (
     "tablepuppet.mapping",
     "tablepuppet.models",
     "tablepuppet.network.processes",
+    "tablepuppet.exchanges.registry",
+    "tablepuppet.owner",
     "tablepuppet.protocol",
     "tablepuppet.server",
     "tablepuppet.plan",

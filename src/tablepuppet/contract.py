@@ -14,23 +14,13 @@ import msgspec
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import ApprovalError, JobError
+from tablepuppet.exchanges.contract import Agreement, ProposeContract
 from tablepuppet.formatting import printable
 from tablepuppet.job import Job
 from tablepuppet.privacy.options import KeyMode, Privacy
 from tablepuppet.privacy.rounding import Rounding
 from tablepuppet.protocol.base import What
-from tablepuppet.protocol.contract import (
-    Agreement,
-    BlockTerms,
-    Column,
-    Contract,
-    Disclosure,
-    ProposeContract,
-    Purpose,
-    Role,
-    ScanTerms,
-    Training,
-)
+from tablepuppet.protocol.contract import BlockTerms, Column, Contract, Disclosure, Purpose, Role, ScanTerms, Training
 from tablepuppet.tables.columns import STRING_KINDS
 from tablepuppet.transport.link import Link
 
@@ -340,7 +330,7 @@ def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> Rounding:
     asker is shown are rounded."""
     asked = {client: [ProposeContract(job=job, contract=contract)] for client, contract in contracts.items()}
     answers = link.ask(asked)
-    waiting = {c: a for c, found in answers.items() if not (a := cast(Agreement, found[0])).is_agreed}
+    waiting = {c: a for c, found in answers.items() if not (a := cast("Agreement", found[0])).is_agreed}
     if waiting:
         names = {client: printable(a.waits_for) or client for client, a in waiting.items()}
         whom = "; ".join(f"{names[client]} (contract {a.contract[:16]})" for client, a in waiting.items())
@@ -348,6 +338,6 @@ def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> Rounding:
             f"the job waits for a person to approve it: {whom}. Nothing was read. They run `tablepuppet approve` with "
             "the contract's name; over a network the job then goes on by itself, in one process run it again"
         )
-    asking = sorted((a.least_rows, a.figures_key) for found in answers.values() for a in cast(list[Agreement], found))
+    asking = sorted((a.least_rows, a.figures_key) for found in answers.values() for a in cast("list[Agreement]", found))
     keys = b"".join(key for least, key in asking if least > 1)
     return Rounding(max((least for least, _ in asking), default=1), keys)

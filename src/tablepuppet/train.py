@@ -27,6 +27,7 @@ from tablepuppet.engine.rounding import Shown
 from tablepuppet.engine.run import OnRound, look, run
 from tablepuppet.engine.search import SearchResult, run_search
 from tablepuppet.errors import JobError, RunInterruptedError
+from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.job import Job
 from tablepuppet.job.make import probe_job
 from tablepuppet.mapping.build import default_limit, map_tables
@@ -45,7 +46,6 @@ from tablepuppet.prediction.missing_owners import reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import block_fingerprints, predict_rows
 from tablepuppet.privacy.options import privacy_of
-from tablepuppet.protocol import CloseJob
 from tablepuppet.protocol.contract import Purpose
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.threads import find_blas, one_blas_thread

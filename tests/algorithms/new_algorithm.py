@@ -12,7 +12,7 @@ import pyarrow as pa
 from tests.network.parties import QUERY, assert_same, in_process, running, tables
 
 import tablepuppet as tp
-from tablepuppet.client.policy import Policy
+from tablepuppet.owner.policy import Policy
 
 
 def main(folder: Path) -> None:

@@ -14,6 +14,8 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.registry import ALGORITHMS, BY_NAME, FEDERATED, algorithm_of, options_of
 from tablepuppet.algorithms.shape import BlockShape, Fan, PartShape, Shape
 from tablepuppet.errors import JobError
+from tablepuppet.exchanges.base import TRAINING
+from tablepuppet.exchanges.registry import EXCHANGES
 from tablepuppet.privacy.options import FeaturePrivacy
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
@@ -50,7 +52,7 @@ class TestEveryAlgorithm:
             options_of(algorithm.name, {"no such option": 1})
 
     def test_has_updates_that_are_steps_and_figures_that_can_be_added(self, algorithm: Algorithm[Any]) -> None:
-        assert all(kind.stage == "step" and kind.discloses is not None for kind in algorithm.requests)
+        assert all(EXCHANGES[kind].purposes == TRAINING and kind.discloses is not None for kind in algorithm.requests)
         assert all(isinstance(value, float) for value in msgspec.structs.astuple(algorithm.figures()))
         assert isinstance(algorithm.public_figures(3), algorithm.figures)
 

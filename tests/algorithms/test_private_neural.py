@@ -19,13 +19,15 @@ from tablepuppet.algorithms.numerics.optimizers import Moments
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
+from tablepuppet.exchanges.registry import RESPONSES
+from tablepuppet.exchanges.start import Started
 from tablepuppet.models.features import Features
 from tablepuppet.models.modules import build_module
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
-from tablepuppet.protocol import RESPONSES, Predictions, Started
 from tablepuppet.protocol.codec import decode
+from tablepuppet.protocol.steps import Predictions
 
 pytest.importorskip("torch")
 ROWS, JOINED, ALARM = 40, 100, 1e-5

@@ -27,7 +27,7 @@ from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
-from tablepuppet.protocol import Predictions
+from tablepuppet.protocol.steps import Predictions
 
 Array = NDArray[np.float64]
 LOSSES: list[Loss] = [Squared(), Logistic(), Softmax(3)]

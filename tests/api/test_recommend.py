@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.client.test_ids import ALS, QUERY, tables
+from tests.owner.test_ids import ALS, QUERY, tables
 
 import tablepuppet as tp
-from tablepuppet.client.policy import Policy
+from tablepuppet.owner.policy import Policy
 
 
 def test_the_best_items_of_a_user_are_those_that_predict_would_put_first() -> None:

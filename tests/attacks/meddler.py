@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 import tablepuppet as tp
-from tablepuppet import protocol as m
-from tablepuppet.algorithms.registry import REQUESTS, RESPONSES
+from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
+from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.codec import Frame, decode, encode
 
 QUERY = "SELECT o.amount, i.price, i.colour, o.y FROM orders o JOIN items i ON o.item = i.item"
-Attack = Callable[[str], Sequence[m.Message]]  # of a job's name
+Attack = Callable[[str], Sequence[Message]]  # of a job's name
 
 
 def shop(rows: int = 200) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def shop(rows: int = 200) -> dict[str, Any]:
 class Meddler:
     """Stands between a federation and its clients."""
 
-    def __init__(self, federation: tp.Federation, client: str, before: type[m.Message], attack: Attack) -> None:
+    def __init__(self, federation: tp.Federation, client: str, before: type[Message], attack: Attack) -> None:
         self._inner, self._client, self._before, self._attack = federation._transport, client, before, attack
         self.answers: list[Any] = []
         federation._transport = self  # type: ignore[assignment]

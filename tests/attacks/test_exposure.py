@@ -13,13 +13,16 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.client.client import Client
-from tablepuppet.client.policy import Policy
+from tablepuppet.client import Client
 from tablepuppet.errors import PolicyError
+from tablepuppet.exchanges.contract import ProposeContract
+from tablepuppet.exchanges.prediction import ScoreRows
+from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.protocol.contract import BlockTerms, Column, ScanTerms, fingerprint
+from tablepuppet.owner.policy import Policy
+from tablepuppet.protocol.columns import CategoryEncoder, NumberEncoder
+from tablepuppet.protocol.contract import BlockTerms, Column, Contract, ScanTerms, fingerprint
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
 
@@ -85,19 +88,19 @@ def propose(client: Client, texts: list[str], model: str) -> str:
     job = secrets.token_hex(8)
     scan = ScanTerms(0, "people", tuple(Column(text, ("feature",)) for text in texts), None)
     block = BlockTerms("people", 0, tuple(range(len(texts))), model=model)
-    contract = m.Contract(purpose="predict", asker="analyst", label="y", scans=(scan,), blocks=(block,))
-    client.answer(m.OpenScan(job=job, scan=0, table="people", columns=texts))
-    client.answer(m.ProposeContract(job=job, contract=contract))
+    contract = Contract(purpose="predict", asker="analyst", label="y", scans=(scan,), blocks=(block,))
+    client.answer(OpenScan(job=job, scan=0, table="people", columns=texts))
+    client.answer(ProposeContract(job=job, contract=contract))
     return job
 
 
 def score(client: Client, texts: list[str], theta: Any, encoders: Any = None, rows: int = ROWS) -> Any:
-    plain = m.NumberEncoder(mean=np.zeros(1), scale=np.ones(1), fill=np.zeros(1), has_missing=False)
+    plain = NumberEncoder(mean=np.zeros(1), scale=np.ones(1), fill=np.zeros(1), has_missing=False)
     given: list[Any] = [plain] * len(texts) if encoders is None else encoders
     spec, outputs = ModelSpec(kind="linear"), theta.shape[1]
     job = propose(client, texts, fingerprint(given, theta, spec, outputs))
     return client.answer(
-        m.ScoreRows(
+        ScoreRows(
             job=job, scan=0, columns=list(range(len(texts))), rows=np.arange(rows), encoders=given, theta=theta,
             model=spec, name="people", outputs=outputs,
         )
@@ -116,7 +119,7 @@ def test_a_model_that_somebody_made_up_does_not_read_rows(rules: dict[str, Any])
 
 
 def test_invented_categories_and_repeated_columns_do_not_lift_the_limit() -> None:
-    many = m.CategoryEncoder(categories=["f", "m", *(f"x{k}" for k in range(500))], has_missing=False, has_other=False)
+    many = CategoryEncoder(categories=["f", "m", *(f"x{k}" for k in range(500))], has_missing=False, has_other=False)
     client = over_a_network()
     with pytest.raises(PolicyError, match="allow_reconstruction"):
         score(client, ['"gender"'], np.eye(502)[:, :1], [many])

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.client.policy import Policy
 from tablepuppet.errors import PolicyError
+from tablepuppet.owner.policy import Policy
 
 ROWS, LEAST = 600, 20
 

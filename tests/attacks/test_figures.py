@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.client.policy import Policy
+from tablepuppet.owner.policy import Policy
 
 ROWS, LEAST = 600, 20
 QUERY = "SELECT p.x, p.z, p.y FROM people p"

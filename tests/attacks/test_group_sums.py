@@ -11,9 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 import tablepuppet as tp
-from tablepuppet import protocol as m
-from tablepuppet.algorithms.registry import REQUESTS, RESPONSES
-from tablepuppet.client.policy import Policy
+from tablepuppet.exchanges.contract import ProposeContract
+from tablepuppet.exchanges.groups import HoldGroups, SendGroups, SumGroups, commitment
+from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
+from tablepuppet.exchanges.schema import CloseJob, OpenScan
+from tablepuppet.owner.policy import Policy
+from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.codec import Frame, decode, encode
 
 QUERY = """SELECT c.age, t.n, t.total, t.most, c.y FROM clients c JOIN (
@@ -44,7 +47,7 @@ class Server:
             self.seen += [(client, q, decode(a, RESPONSES)) for q, a in zip(given, found[client], strict=True)]
         return found
 
-    def of(self, kind: type[m.Message]) -> dict[str, tuple[Any, Any]]:
+    def of(self, kind: type[Message]) -> dict[str, tuple[Any, Any]]:
         """A request's kind, and its answer, by client."""
         return {client: (asked, answer) for client, asked, answer in self.seen if isinstance(asked, kind)}
 
@@ -70,10 +73,10 @@ def test_what_passes_the_server_is_no_clients_figure_and_no_sum(clients: int) ->
         rows = pa.concat_tables([t for c, t in enumerate(given["payments"]) if some >> c & 1]).group_by("id")
         found = rows.aggregate([("cents", "sum"), ("cents", "max"), ("cents", "min"), ("cents", "count")])
         figures |= {int(v) for name in found.column_names if name != "id" for v in found[name].to_pylist()}
-    sent = [answer for _, answer in server.of(m.SumGroups).values()]
+    sent = [answer for _, answer in server.of(SumGroups).values()]
     words = np.concatenate([np.concatenate([a.sums.ravel(), a.extremes.ravel()]) for a in sent])
     assert len(words) >= 20 * 5 * (clients - 1)
-    held = [asked for asked, _ in server.of(m.HoldGroups).values()]
+    held = [asked for asked, _ in server.of(HoldGroups).values()]
     words = np.concatenate([words, *(h.sums.ravel() for h in held), *(h.extremes.ravel() for h in held)])
     assert not figures & {int(w) for w in words}
     assert len(np.unique(words)) > 0.99 * len(words) / 2  # of two clients the same words pass twice
@@ -84,7 +87,7 @@ def test_clients_that_are_told_of_different_holders_share_no_masks() -> None:
     """Where every client believes that another one holds a group, all send it: their masks must not cancel."""
 
     def change(client: str, asked: Any) -> Any:
-        if isinstance(asked, m.SumGroups) and client == "payments[0]":
+        if isinstance(asked, SumGroups) and client == "payments[0]":
             return replace(asked, holders=np.ones_like(asked.holders))
         return asked
 
@@ -93,7 +96,7 @@ def test_clients_that_are_told_of_different_holders_share_no_masks() -> None:
         server = Server(federation, change)
         with pytest.raises(tp.TablePuppetError):
             federation.train(QUERY, label="y")
-    sums = [answer.sums for _, answer in server.of(m.SumGroups).values()]
+    sums = [answer.sums for _, answer in server.of(SumGroups).values()]
     assert {len(s) for s in sums} == {20}
     total = np.stack([s.view(np.uint64) for s in sums]).sum(axis=0, dtype=np.uint64).view(np.int64)
     counts = pa.concat_tables(given["payments"]).num_rows // 20
@@ -107,33 +110,31 @@ def test_the_same_question_has_the_same_answer_and_another_one_has_other_masks()
         server = Server(federation)
         federation.explain(QUERY, label="y")
         client = federation._clients["payments[1]"]
-        wanted = (m.OpenScan, m.ProposeContract, m.SendGroups, m.SumGroups)
+        wanted = (OpenScan, ProposeContract, SendGroups, SumGroups)
         story = [(q, a) for name, q, a in server.seen if name == "payments[1]" and isinstance(q, wanted)]
 
         def again(change: Callable[[Any], Any] = lambda asked: asked) -> Any:
             answers = [client.answer(change(asked)) for asked, _ in story]
-            client.answer(m.CloseJob(job=story[0][0].job))
+            client.answer(CloseJob(job=story[0][0].job))
             return answers[-1]
 
         first = story[-1][1]
-        salt = next(a.salt for q, a in story if isinstance(q, m.SendGroups))
+        salt = next(a.salt for q, a in story if isinstance(q, SendGroups))
         assert np.array_equal(again().sums, first.sums)
 
         def others(asked: Any) -> Any:
-            if not isinstance(asked, m.SumGroups):
+            if not isinstance(asked, SumGroups):
                 return asked
             rows = np.roll(asked.rows, 1)
             commitments = [*asked.commitments]
-            commitments[asked.place] = m.commitment(salt, rows)
+            commitments[asked.place] = commitment(salt, rows)
             return replace(asked, rows=rows, commitments=commitments)
 
         second = again(others)
         gap = (second.sums.view(np.uint64) - first.sums.view(np.uint64)).view(np.int64)
         assert np.abs(gap.astype(np.float64)).min() > 2.0**20
         with pytest.raises(tp.TablePuppetError, match="not those that all clients were told of"):
-            again(
-                lambda asked: replace(asked, rows=np.roll(asked.rows, 1)) if isinstance(asked, m.SumGroups) else asked
-            )
+            again(lambda asked: replace(asked, rows=np.roll(asked.rows, 1)) if isinstance(asked, SumGroups) else asked)
 
 
 def test_groups_are_merged_by_contract_only() -> None:
@@ -143,17 +144,17 @@ def test_groups_are_merged_by_contract_only() -> None:
         federation.explain(QUERY, label="y")
         client, name = federation._clients["payments[1]"], "payments[1]"
         job = "0123456789abcdef"
-        story = [q for c, q, _ in server.seen if c == name and isinstance(q, m.OpenScan | m.ProposeContract)]
+        story = [q for c, q, _ in server.seen if c == name and isinstance(q, OpenScan | ProposeContract)]
         for asked in story:
             client.answer(replace(asked, job=job))
-        sums = server.of(m.SumGroups)[name][0]
+        sums = server.of(SumGroups)[name][0]
         with pytest.raises(tp.TablePuppetError, match="groups comes before sum groups"):
             client.answer(replace(sums, job=job))
-        groups = m.SendGroups(job=job, scan=sums.scan)
+        groups = SendGroups(job=job, scan=sums.scan)
         client.answer(groups)
         with pytest.raises(tp.TablePuppetError, match="asked for again"):
             client.answer(groups)
         with pytest.raises(tp.TablePuppetError, match="masked among 3 owners"):
             client.answer(replace(sums, job=job, peers=sums.peers[:2]))
     with tp.Federation(bank()) as closed, pytest.raises(tp.TablePuppetError, match="merge_groups"):
-        closed._clients["payments[0]"].answer(m.SendGroups(job="1" * 16, scan=0))
+        closed._clients["payments[0]"].answer(SendGroups(job="1" * 16, scan=0))

@@ -12,9 +12,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from tests.attacks.meddler import Meddler
 
 import tablepuppet as tp
-from tablepuppet import protocol as m
-from tablepuppet.algorithms.registry import REQUESTS, RESPONSES
 from tablepuppet.errors import MappingError, PolicyError
+from tablepuppet.exchanges.keys import BlindedKeys, BlindKeys, Keys
+from tablepuppet.exchanges.labels import DescribeLabels
+from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
+from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.tables.columns import column_info
 from tablepuppet.tables.tokens import blinded, blinding_key, job_key, points_of, to_array, to_points, tokens
@@ -50,11 +52,11 @@ class Recorder:
         for client, given in answers.items():
             for asked, frame in zip(frames[client], given, strict=True):
                 request, answer = decode(asked, REQUESTS), decode(frame, RESPONSES)
-                if isinstance(answer, m.Keys):
+                if isinstance(answer, Keys):
                     self.job = request.job
                     for column in answer.columns.columns:
                         self.sent.setdefault(client, []).extend(column.combine_chunks().dictionary.to_pylist())
-                elif isinstance(answer, m.BlindedKeys):
+                elif isinstance(answer, BlindedKeys):
                     self.sent.setdefault(client, []).extend(to_array(answer.points).to_pylist())
         return answers
 
@@ -132,21 +134,21 @@ def test_unions_and_self_joins_are_joined_by_blinded_keys() -> None:
 def test_a_client_blinds_no_more_keys_and_no_others_than_its_contract_says() -> None:
     points = np.frombuffer(bytes(range(64)), np.uint8).reshape(2, 32)
 
-    def ask(job: str) -> list[m.Message]:
+    def ask(job: str) -> list[Message]:
         many = np.tile(points, (60, 1))
         zero = np.zeros((1, 32), np.uint8)
         return [
-            m.BlindKeys(job=job, domain="7", points=points),  # keys that none of its own are compared with
-            m.BlindKeys(job=job, domain="0", points=zero),  # whose answer would be the same under every secret
-            m.BlindKeys(job=job, domain="0", points=points[:, :31]),
-            m.BlindKeys(job=job, domain="0", points=many),
+            BlindKeys(job=job, domain="7", points=points),  # keys that none of its own are compared with
+            BlindKeys(job=job, domain="0", points=zero),  # whose answer would be the same under every secret
+            BlindKeys(job=job, domain="0", points=points[:, :31]),
+            BlindKeys(job=job, domain="0", points=many),
         ]
 
     with tp.Federation(hospital(), key=SHARED) as federation:
-        meddler = Meddler(federation, "patients", m.DescribeLabels, ask)
+        meddler = Meddler(federation, "patients", DescribeLabels, ask)
         federation.train(QUERY, label="y", epochs=2, privacy={"keys": "dh", "max_keys": 200})
         log = federation._clients["patients"].log.entries
-    assert [type(answer) for answer in meddler.answers] == [m.Failure] * 4
+    assert [type(answer) for answer in meddler.answers] == [Failure] * 4
     whys = [answer.message for answer in meddler.answers]
     assert "compared with" in whys[0]
     assert "no point" in whys[1]
@@ -155,9 +157,9 @@ def test_a_client_blinds_no_more_keys_and_no_others_than_its_contract_says() -> 
     told = next(entry.detail for entry in log if entry.event == "disclosed")
     assert told["keys of others, blinded"] == 90 + 85 + 1
     with tp.Federation(hospital(), key=SHARED) as federation:
-        meddler = Meddler(federation, "patients", m.DescribeLabels, lambda job: [ask(job)[3]])
+        meddler = Meddler(federation, "patients", DescribeLabels, lambda job: [ask(job)[3]])
         federation.train(QUERY, label="y", epochs=2)
-        assert isinstance(meddler.answers[0], m.Failure)
+        assert isinstance(meddler.answers[0], Failure)
         with pytest.raises(MappingError, match=r"blind 1\d\d keys of others, and privacy.max_keys lets it blind 9"):
             federation.train(QUERY, label="y", epochs=2, privacy={"keys": "dh", "max_keys": 9})
 

@@ -17,14 +17,14 @@ from tests.attacks.meddler import Meddler
 from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
-from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.algorithms.registry import REQUESTS
-from tablepuppet.client.policy import Policy
 from tablepuppet.errors import PolicyError, PrivacyError
+from tablepuppet.exchanges.registry import REQUESTS
+from tablepuppet.owner.policy import Policy
 from tablepuppet.privacy.accounting import composed_epsilon
 from tablepuppet.privacy.leaves import LeafNoise
 from tablepuppet.privacy.ledger import TableBudget
+from tablepuppet.protocol.base import Failure
 from tablepuppet.protocol.codec import decode
 
 QUERY = "SELECT o.x, i.z, o.y FROM orders o JOIN items i ON o.item = i.item"
@@ -183,7 +183,7 @@ def test_a_client_holds_the_server_to_what_it_can_see(change: dict[str, Any], sa
         )
         federation.train(QUERY, **JOB, privacy=privacy)
     (answer,) = meddler.answers
-    assert isinstance(answer, m.Failure)
+    assert isinstance(answer, Failure)
     assert says in answer.message
 
 

@@ -13,11 +13,13 @@ from msgspec.structs import replace
 from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
-from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.exchange import CategoryBins
-from tablepuppet.client.policy import Policy, TableRules
 from tablepuppet.errors import PolicyError
+from tablepuppet.exchanges.evaluation import Release
+from tablepuppet.exchanges.features import EncodeFeatures
+from tablepuppet.owner.policy import Policy, TableRules
+from tablepuppet.protocol.columns import CategoryEncoder
 
 ROWS = 400
 RARE = "the only one of her kind"
@@ -100,14 +102,14 @@ def test_a_server_that_guesses_a_name_gets_no_column_for_the_few_who_hold_it(lea
         found: list[int] = []
 
         def answer(message: Any) -> Any:
-            if isinstance(message, m.Release):
+            if isinstance(message, Release):
                 encoded = client.parts[message.job, message.part].train
                 assert encoded is not None
                 found.append(int(np.count_nonzero(encoded.codes[0] == 1)))
-            if not isinstance(message, m.EncodeFeatures):
+            if not isinstance(message, EncodeFeatures):
                 return inner(message)
             number, city = message.encoders
-            assert isinstance(city, m.CategoryEncoder)
+            assert isinstance(city, CategoryEncoder)
             names = ["north", RARE, *(f"nobody {k}" for k in range(2, len(city.categories)))]
             return inner(replace(message, encoders=[number, replace(city, categories=names)]))
 

@@ -11,12 +11,14 @@ import pytest
 from tests.attacks.meddler import QUERY, shop
 
 import tablepuppet as tp
-from tablepuppet import protocol as m
-from tablepuppet.client.policy import LabelRules, Policy
 from tablepuppet.errors import JobError, PolicyError
+from tablepuppet.exchanges.contract import ProposeContract
+from tablepuppet.exchanges.labels import DescribeLabels, Labels, SendLabels
+from tablepuppet.exchanges.schema import CloseJob, OpenScan
+from tablepuppet.owner.policy import LabelRules, Policy
 from tablepuppet.privacy.gaussian import noised, secure_generator
 from tablepuppet.privacy.options import LabelPrivacy
-from tablepuppet.protocol.contract import Column, ScanTerms
+from tablepuppet.protocol.contract import Column, Contract, ScanTerms
 
 PRIVATE = {"epsilon": 5.0, "cap": 50, "bounds": {"price": (-3, 3), "amount": (-3, 3)}}
 
@@ -26,16 +28,16 @@ def noisy_labels(federation: tp.Federation, filter: str, label: str = '"y"') -> 
     client, job = federation._clients["orders"], filter
     privacy = LabelPrivacy(epsilon=1.0)
     terms = ScanTerms(0, "orders", (Column('"id"', ("key",)), Column(label, ("label",))), filter)
-    contract = m.Contract(
+    contract = Contract(
         purpose="train", asker="s", label="y", scans=(terms,), blocks=(), label_privacy=privacy, wants_classes=True
     )
-    client.answer(m.OpenScan(job=job, scan=0, table="orders", columns=['"id"', label], filter=filter))
-    client.answer(m.ProposeContract(job=job, contract=contract))
+    client.answer(OpenScan(job=job, scan=0, table="orders", columns=['"id"', label], filter=filter))
+    client.answer(ProposeContract(job=job, contract=contract))
     ask: dict[str, Any] = {"offset": 0, "seed": 0, "test_fraction": 0.0, "classes": [0.0, 1.0]}
-    answer = client.answer(m.SendLabels(job=job, scan=0, column=1, privacy=privacy, **ask))
-    assert isinstance(answer, m.Labels)
+    answer = client.answer(SendLabels(job=job, scan=0, column=1, privacy=privacy, **ask))
+    assert isinstance(answer, Labels)
     ids = client.tables.scan(job, 0).column("c0").to_pylist()
-    client.answer(m.CloseJob(job=job))
+    client.answer(CloseJob(job=job))
     return dict(zip(ids, answer.values.tolist(), strict=True))
 
 
@@ -65,7 +67,7 @@ def test_values_of_a_private_number_do_not_leave_to_choose_a_model() -> None:
         answer = client.answer
         client.answer = lambda message: told.append((message, found := answer(message))) or found  # type: ignore[method-assign, func-returns-value]
         federation.explain(QUERY, label="y", privacy={"label": {"epsilon": 1.0, "bounds": (-3, 3)}})
-    summary = next(found for message, found in told if isinstance(message, m.DescribeLabels))
+    summary = next(found for message, found in told if isinstance(message, DescribeLabels))
     assert summary.classes == []
 
 

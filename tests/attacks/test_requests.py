@@ -10,22 +10,32 @@ import pytest
 from tests.attacks.meddler import QUERY, Meddler, shop
 
 import tablepuppet as tp
-from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.exchange import WHOLE, Check, Key, Outline
 from tablepuppet.algorithms.newton.options import NewtonUpdate
-from tablepuppet.algorithms.registry import REQUESTS, UPDATES, algorithm_of
+from tablepuppet.algorithms.registry import UPDATES, algorithm_of
 from tablepuppet.algorithms.sgd.options import SgdUpdate
-from tablepuppet.client.contract_enforcement import ALLOWED, BEFORE, DECIDED
-from tablepuppet.client.policy import Policy
 from tablepuppet.errors import ApprovalError, PolicyError
+from tablepuppet.exchanges.base import TRAINING
+from tablepuppet.exchanges.contract import ProposeContract
+from tablepuppet.exchanges.evaluation import Evaluate, Release
+from tablepuppet.exchanges.features import OpenPart
+from tablepuppet.exchanges.keys import SendKeys
+from tablepuppet.exchanges.prediction import ScoreRows, SendIdentifiers
+from tablepuppet.exchanges.registry import EXCHANGES, REQUESTS
+from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan
+from tablepuppet.exchanges.start import MultiplyGram, StartPart
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.owner.policy import Policy
 from tablepuppet.privacy.gaussian import GradientPrivacy
+from tablepuppet.protocol.base import Failure, Message
+from tablepuppet.protocol.columns import CategoryEncoder, NumberEncoder
+from tablepuppet.protocol.contract import Contract
 
-KINDS: tuple[type[m.Message], ...] = tuple(get_origin(kind) or kind for kind in get_args(REQUESTS))
+KINDS: tuple[type[Message], ...] = tuple(get_origin(kind) or kind for kind in get_args(REQUESTS))
 
 
-def example(kind: type[m.Message], job: str) -> m.Message:
+def example(kind: type[Message], job: str) -> Message:
     """Some message of a kind, its fields made up from their types."""
     return _made(msgspec.inspect.type_info(kind), job)  # type: ignore[no-any-return]
 
@@ -57,59 +67,54 @@ def _made(info: Any, job: str) -> Any:
     return 0
 
 
-def ask_all(federation: tp.Federation, client: str, job: str) -> dict[str, m.Message]:
+def ask_all(federation: tp.Federation, client: str, job: str) -> dict[str, Message]:
     """Every kind of message, one after the other; what a client says to each."""
     owner = federation._clients[client]
-    found: dict[str, m.Message] = {}
+    found: dict[str, Message] = {}
     for kind in KINDS:
-        if kind not in (m.CloseJob, m.OpenScan, m.ProposeContract, m.DescribeTable):
+        if kind not in (CloseJob, OpenScan, ProposeContract, DescribeTable):
             try:
                 found[kind.__name__] = owner.answer(example(kind, job))
             except tp.TablePuppetError as error:
-                found[kind.__name__] = m.Failure(error=type(error).__name__, message=str(error))
+                found[kind.__name__] = Failure(error=type(error).__name__, message=str(error))
     return found
-
-
-def test_every_request_has_a_place_in_contracts() -> None:
-    assert {kind.stage for kind in KINDS} <= DECIDED
-    assert set().union(*ALLOWED.values()) | BEFORE == DECIDED
 
 
 def test_before_a_contract_no_message_of_any_kind_is_answered() -> None:
     with tp.Federation(shop()) as federation:
         owner = federation._clients["orders"]
-        owner.answer(m.OpenScan(job="j", scan=0, table="orders", columns=["item", "amount", "y"]))
+        owner.answer(OpenScan(job="j", scan=0, table="orders", columns=["item", "amount", "y"]))
         for name, answer in ask_all(federation, "orders", "j").items():
-            assert isinstance(answer, m.Failure), name
+            assert isinstance(answer, Failure), name
             assert "contract" in answer.message or "policy" in answer.message, (name, answer.message)
 
 
-PURPOSES: dict[str, tuple[Any, type[m.Message]]] = {
-    "profile": (lambda f: f.profile(QUERY, label="y"), m.SendKeys),
-    "explain": (lambda f: f.explain(QUERY, label="y"), m.OpenPart),
-    "train": (lambda f: f.train(QUERY, label="y", epochs=2), m.Release),
-    "predict": (lambda f: f.predict(f.train(QUERY, label="y", epochs=2)), m.ScoreRows),
-    "evaluate": (lambda f: f.evaluate(f.train(QUERY, label="y", epochs=2)), m.ScoreRows),
+PURPOSES: dict[str, tuple[Any, type[Message]]] = {
+    "profile": (lambda f: f.profile(QUERY, label="y"), SendKeys),
+    "explain": (lambda f: f.explain(QUERY, label="y"), OpenPart),
+    "train": (lambda f: f.train(QUERY, label="y", epochs=2), Release),
+    "predict": (lambda f: f.predict(f.train(QUERY, label="y", epochs=2)), ScoreRows),
+    "evaluate": (lambda f: f.evaluate(f.train(QUERY, label="y", epochs=2)), ScoreRows),
 }
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)
 def test_what_a_contract_does_not_have_is_refused_in_every_purpose(purpose: str) -> None:
     job, before = PURPOSES[purpose]
-    outside = [kind for kind in KINDS if kind.stage not in ALLOWED[purpose] | BEFORE]  # type: ignore[index]
+    outside = [kind for kind, e in EXCHANGES.items() if e.purposes and purpose not in e.purposes]
     with tp.Federation(shop()) as federation:
         meddler = Meddler(federation, "orders", before, lambda name: [example(kind, name) for kind in outside])
         job(federation)
     assert len(meddler.answers) == len(outside)
     for kind, answer in zip(outside, meddler.answers, strict=True):
-        assert isinstance(answer, m.Failure), kind
+        assert isinstance(answer, Failure), kind
 
 
-ALGORITHMS: dict[str, tuple[Any, type[m.Message], dict[str, Any]]] = {
-    "newton": (tp.Newton(), m.Release, {}),
-    "sgd": (tp.Sgd(), m.Release, {}),
-    "admm": (tp.Admm(), m.Release, {}),
-    "als": (tp.Als(), m.Release, {"head": "factor", "rank": 2}),
+ALGORITHMS: dict[str, tuple[Any, type[Message], dict[str, Any]]] = {
+    "newton": (tp.Newton(), Release, {}),
+    "sgd": (tp.Sgd(), Release, {}),
+    "admm": (tp.Admm(), Release, {}),
+    "als": (tp.Als(), Release, {"head": "factor", "rank": 2}),
     "boosting": (tp.Boosting(trees=2), trees.ReleaseSplits, {}),
 }
 
@@ -119,9 +124,9 @@ def test_no_message_of_another_algorithm_is_answered_in_a_job(name: str) -> None
     """Generated for all algorithms: what each declares, and the messages of trees."""
     options, before, given = ALGORITHMS[name]
     own = set(algorithm_of(options).requests)
-    grown = {kind for kind in KINDS if kind.__module__ == trees.__name__ and kind.stage not in ("score", "score own")}
+    grown = {kind for kind in KINDS if kind.__module__ == trees.__name__ and EXCHANGES[kind].purposes == TRAINING}
     others = {kind for kind in UPDATES if kind not in own} | (set() if name == "boosting" else grown)
-    others |= {m.StartPart, *UPDATES} if name == "boosting" else set()
+    others |= {StartPart, *UPDATES} if name == "boosting" else set()
     kinds = sorted(others, key=lambda kind: kind.__name__)
     with tp.Federation(shop()) as federation:
         meddler = Meddler(federation, "orders", before, lambda job: [example(kind, job) for kind in kinds])
@@ -129,22 +134,22 @@ def test_no_message_of_another_algorithm_is_answered_in_a_job(name: str) -> None
         federation.train(QUERY, label="y", algorithm=options, **asked)
     assert len(meddler.answers) == len(kinds) > 3
     for kind, answer in zip(kinds, meddler.answers, strict=True):
-        assert isinstance(answer, m.Failure), kind
+        assert isinstance(answer, Failure), kind
 
 
 def test_nothing_is_answered_about_a_job_that_is_over() -> None:
     with tp.Federation(shop()) as federation:
         names: list[str] = []
 
-        def listen(job: str) -> list[m.Message]:
+        def listen(job: str) -> list[Message]:
             names.append(job)
-            return [m.Evaluate(job=job, part=9, train=False)]
+            return [Evaluate(job=job, part=9, train=False)]
 
-        meddler = Meddler(federation, "orders", m.Release, listen)
+        meddler = Meddler(federation, "orders", Release, listen)
         federation.train(QUERY, label="y", epochs=2)
         assert len(meddler.answers) == 1
         for name, answer in ask_all(federation, "orders", names[0]).items():
-            assert isinstance(answer, m.Failure), name
+            assert isinstance(answer, Failure), name
 
 
 def test_a_server_does_not_choose_how_many_joined_rows_there_are() -> None:
@@ -154,7 +159,7 @@ def test_a_server_does_not_choose_how_many_joined_rows_there_are() -> None:
             inner = federation._clients["items"].answer
 
             def lie(message: Any, rows: int = rows, inner: Any = inner) -> Any:
-                is_start = isinstance(message, m.StartPart)
+                is_start = isinstance(message, StartPart)
                 return inner(msgspec.structs.replace(message, joined_rows=rows) if is_start else message)
 
             federation._clients["items"].answer = lie  # type: ignore[method-assign]
@@ -169,7 +174,7 @@ def test_joined_rows_that_there_are_not_bring_no_further_batches() -> None:
         inner = federation._clients[client].answer
 
         def answer(message: Any) -> Any:
-            is_start = isinstance(message, m.StartPart)
+            is_start = isinstance(message, StartPart)
             return inner(msgspec.structs.replace(message, joined_rows=10**9) if is_start else message)
 
         federation._clients[client].answer = answer  # type: ignore[method-assign]
@@ -183,28 +188,28 @@ def test_joined_rows_that_there_are_not_bring_no_further_batches() -> None:
         often = int(np.bincount(tables["orders"]["item"].to_numpy())[0])
         one = [SgdUpdate(job="", part=1, signal=None, count=1, learning_rate=0.0, next_rows=np.array([0]))]
 
-        def again(name: str) -> list[m.Message]:
+        def again(name: str) -> list[Message]:
             return [msgspec.structs.replace(u, job=name, next_rows=rows) for u in one for rows in (*asked, None, None)]
 
         asked = [np.array([0])] * (2 * often + 2)
-        meddler = Meddler(federation, first, m.Release, again)
+        meddler = Meddler(federation, first, Release, again)
         federation.train(QUERY, **job)
-    told = [isinstance(answer, m.Failure) for answer in meddler.answers]
+    told = [isinstance(answer, Failure) for answer in meddler.answers]
     assert all(told[-3:])
-    assert all("no more batches" in a.message for a in meddler.answers if isinstance(a, m.Failure))
+    assert all("no more batches" in a.message for a in meddler.answers if isinstance(a, Failure))
 
 
 def test_a_contract_about_trees_says_how_many_splits_are_told_and_no_more_are() -> None:
     with tp.Federation(shop()) as federation:
-        seen: list[m.Contract] = []
+        seen: list[Contract] = []
         client = federation._clients["items"]
-        agreed = client.contracts.agreed
+        agree = client.contracts.agree
 
-        def listen(name: str, contract: m.Contract, **given: Any) -> None:
+        def listen(name: str, contract: Contract, **given: Any) -> None:
             seen.append(contract)
-            agreed(name, contract, **given)
+            agree(name, contract, **given)
 
-        client.contracts.agreed = listen  # type: ignore[method-assign]
+        client.contracts.agree = listen  # type: ignore[method-assign]
         federation.train(QUERY, label="y", algorithm=tp.Boosting(trees=3, max_splits=2))
         federation.train(QUERY, label="y", algorithm=tp.Boosting(trees=3, depth=2))
     assert [d.times for c in seen for d in c.disclosures if d.what == "splits"] == [2, 4 * 3 * 2**2]
@@ -277,54 +282,54 @@ def test_owners_whose_splits_are_drawn_are_told_no_sums_and_tell_no_more_bits_th
             lambda job: [trees.RevealKeys(job=job, part=1, keys=[key]) for key in keys],
         )
         federation.train(QUERY, label="y", algorithm=drawn)
-    assert all(isinstance(answer, m.Failure) for answer in meddler.answers)
+    assert all(isinstance(answer, Failure) for answer in meddler.answers)
     assert "max_splits" in meddler.answers[0].message
 
 
-def refusals(attack: Any, before: type[m.Message], client: str = "orders", **options: Any) -> list[str]:
+def refusals(attack: Any, before: type[Message], client: str = "orders", **options: Any) -> list[str]:
     given: dict[str, Any] = {"label": "y", "epochs": 2} | options
     with tp.Federation(shop()) as federation:
         meddler = Meddler(federation, client, before, attack)
         federation.train(QUERY, **given)
     for answer in meddler.answers:
-        assert isinstance(answer, m.Failure), answer
+        assert isinstance(answer, Failure), answer
     return [answer.message for answer in meddler.answers]
 
 
 def test_identifiers_do_not_leave_while_a_model_is_trained() -> None:
-    (why,) = refusals(lambda job: [m.SendIdentifiers(job=job, scan=0, columns=[0])], m.Evaluate)
+    (why,) = refusals(lambda job: [SendIdentifiers(job=job, scan=0, columns=[0])], Evaluate)
     assert "a contract to train has no SendIdentifiers" in why
 
 
 def test_rows_and_multiplicities_are_said_once() -> None:
-    def one_row(job: str) -> list[m.Message]:
+    def one_row(job: str) -> list[Message]:
         rows, ones = np.array([3]), np.array([1])
         given: dict[str, Any] = {"job": job, "scan": 1, "test_rows": rows[:0], "train_rows": rows}
         return [
-            m.OpenPart(part=1, columns=[1, 2], multiplicity=ones, **given),  # again, with a single row
-            m.OpenPart(part=7, columns=[1, 2], multiplicity=ones, **given),  # as a part of its own
-            m.OpenPart(part=7, columns=[0], multiplicity=ones, **given),  # the key as a feature
+            OpenPart(part=1, columns=[1, 2], multiplicity=ones, **given),  # again, with a single row
+            OpenPart(part=7, columns=[1, 2], multiplicity=ones, **given),  # as a part of its own
+            OpenPart(part=7, columns=[0], multiplicity=ones, **given),  # the key as a feature
         ]
 
-    for why in refusals(one_row, m.StartPart, "items"):
+    for why in refusals(one_row, StartPart, "items"):
         assert "outside its contract" in why
 
 
 def test_second_moments_leave_in_the_jobs_that_need_them_only() -> None:
     one_hot = np.zeros((3, 1))
     one_hot[0] = 1.0
-    (why,) = refusals(lambda job: [m.MultiplyGram(job=job, part=1, vector=one_hot)], m.Evaluate, "items")
+    (why,) = refusals(lambda job: [MultiplyGram(job=job, part=1, vector=one_hot)], Evaluate, "items")
     assert "second moments was agreed on 0 times" in why
 
 
 def test_newton_with_noise_that_it_ignores_is_not_started() -> None:
     with tp.Federation(shop()) as federation:
-        seen: list[m.Message] = []
+        seen: list[Message] = []
 
-        def with_noise(job: str) -> list[m.Message]:
+        def with_noise(job: str) -> list[Message]:
             part = federation._clients["items"].parts[job, 1]
             assert part.train is not None
-            start = m.StartPart(
+            start = StartPart(
                 job=job, part=1, algorithm=tp.Newton(), model=ModelSpec(), block=1, name="i", outputs=1,
                 blocks=2, clients=1, joined_rows=170, share=1.0, l2=1e-4, seed=0,
                 privacy=GradientPrivacy(clip=1.0, noise=1.0, limit=5),
@@ -332,40 +337,40 @@ def test_newton_with_noise_that_it_ignores_is_not_started() -> None:
             seen.append(start)
             return [start]
 
-        meddler = Meddler(federation, "items", m.StartPart, with_noise)
+        meddler = Meddler(federation, "items", StartPart, with_noise)
         federation.train(QUERY, label="y", epochs=2)
-    assert isinstance(meddler.answers[0], m.Failure)
+    assert isinstance(meddler.answers[0], Failure)
 
 
 def test_a_run_gives_no_more_rounds_than_were_agreed_on() -> None:
-    def again(job: str) -> list[m.Message]:
-        return [m.Evaluate(job=job, part=0, train=True) for _ in range(5)]
+    def again(job: str) -> list[Message]:
+        return [Evaluate(job=job, part=0, train=True) for _ in range(5)]
 
     with tp.Federation(shop()) as federation:
-        meddler = Meddler(federation, "orders", m.Release, again)
+        meddler = Meddler(federation, "orders", Release, again)
         federation.train(QUERY, label="y", algorithm=tp.Newton(tolerance=0.0), epochs=2)
-    assert all(isinstance(answer, m.Failure) for answer in meddler.answers)
+    assert all(isinstance(answer, Failure) for answer in meddler.answers)
 
 
 def test_a_model_that_was_not_agreed_on_is_not_applied() -> None:
     with tp.Federation(shop()) as federation:
         result = federation.train(QUERY, label="y", epochs=2)
 
-        def identity(job: str) -> list[m.Message]:
+        def identity(job: str) -> list[Message]:
             encoders: list[Any] = [
-                m.NumberEncoder(mean=np.zeros(1), scale=np.ones(1), fill=np.zeros(1), has_missing=False),
-                m.CategoryEncoder(categories=["red"], has_missing=False, has_other=False),
+                NumberEncoder(mean=np.zeros(1), scale=np.ones(1), fill=np.zeros(1), has_missing=False),
+                CategoryEncoder(categories=["red"], has_missing=False, has_other=False),
             ]
             given: dict[str, Any] = {"encoders": encoders, "model": result.model.spec, "name": "i", "outputs": 2}
             return [
-                m.ScoreRows(job=job, scan=1, columns=[1, 2], rows=np.arange(30), theta=np.eye(2), **given),
-                m.ScoreRows(job=job, scan=1, columns=[0], rows=np.arange(30), theta=np.eye(1), **given),
+                ScoreRows(job=job, scan=1, columns=[1, 2], rows=np.arange(30), theta=np.eye(2), **given),
+                ScoreRows(job=job, scan=1, columns=[0], rows=np.arange(30), theta=np.eye(1), **given),
             ]
 
-        meddler = Meddler(federation, "items", m.ScoreRows, identity)
+        meddler = Meddler(federation, "items", ScoreRows, identity)
         federation.predict(result)
     for answer in meddler.answers:
-        assert isinstance(answer, m.Failure)
+        assert isinstance(answer, Failure)
         assert "outside its contract" in answer.message
 
 
@@ -437,5 +442,5 @@ def test_slopes_that_no_curvature_follows_from_are_refused(slope: float) -> None
         )
         federation.train(QUERY, label="y", algorithm="newton", test_fraction=0.0, progress=False)
     (answer,) = meddler.answers
-    assert isinstance(answer, m.Failure)
+    assert isinstance(answer, Failure)
     assert "no curvature follows" in answer.message

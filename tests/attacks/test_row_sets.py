@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.client.policy import Policy, TableRules
 from tablepuppet.errors import ApprovalError, PolicyError
+from tablepuppet.owner.policy import Policy, TableRules
 from tablepuppet.tables.row_sets import RowSets
 
 ROWS = 600

@@ -8,19 +8,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.catalog import BoundQuery, bind
-from tablepuppet.protocol import (
-    ColumnInfo,
-    DescribeTable,
-    Failure,
-    Kind,
-    Message,
-    OpenScan,
-    ScanSchema,
-    TableSchema,
-)
+from tablepuppet.exchanges.registry import REQUESTS
+from tablepuppet.exchanges.schema import DescribeTable, OpenScan, ScanSchema, TableSchema
+from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode, encode
+from tablepuppet.protocol.columns import ColumnInfo, Kind
 from tablepuppet.query import parse
 from tablepuppet.transport.link import Handler, Link, LocalTransport
 

@@ -9,11 +9,13 @@ import pyarrow as pa
 import pytest
 from tests.catalog.owners import Tables, bound, link_to
 
-from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.catalog import BoundQuery, bind
 from tablepuppet.errors import CatalogError, QueryError, SourceError, TransportError
-from tablepuppet.protocol import ColumnInfo, DescribeTable, Done, OpenScan, ScanSchema, TableSchema
+from tablepuppet.exchanges.registry import REQUESTS
+from tablepuppet.exchanges.schema import DescribeTable, OpenScan, ScanSchema, TableSchema
+from tablepuppet.protocol.base import Done
 from tablepuppet.protocol.codec import Frame, decode, encode
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.query import parse
 from tablepuppet.transport.link import Handler, Link, LocalTransport
 

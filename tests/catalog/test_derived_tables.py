@@ -14,7 +14,7 @@ from sklearn.linear_model import LinearRegression
 from tests.postgres import Database
 
 import tablepuppet as tp
-from tablepuppet.client.policy import Policy
+from tablepuppet.owner.policy import Policy
 
 ROWS = 240
 

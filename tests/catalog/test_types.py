@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tablepuppet.catalog.types import key_type, merged_column, union_column
-from tablepuppet.protocol import ColumnInfo, Kind
+from tablepuppet.protocol.columns import ColumnInfo, Kind
 
 
 def column(kind: Kind, detail: str = "", size: int = 0) -> ColumnInfo:

@@ -10,7 +10,7 @@ import pytest
 from sklearn.linear_model import Lasso
 
 import tablepuppet as tp
-from tablepuppet.client.policy import Policy
+from tablepuppet.owner.policy import Policy
 
 ROWS, USERS = 2_000, 80
 QUERY = "SELECT o.x, u.age, u.city, o.{label} FROM orders o JOIN users u ON o.user_id = u.user_id"

@@ -17,9 +17,9 @@ from tests.scenarios import Scenario, scenarios, slices
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting.exchange import NewColumn
 from tablepuppet.algorithms.boosting.known import KnownBlock
-from tablepuppet.client.policy import Policy
 from tablepuppet.engine import boosting
 from tablepuppet.errors import JobError, ModelError, PolicyError
+from tablepuppet.owner.policy import Policy
 
 JOB: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 8, "depth": 4, "min_child_weight": 3.0}
 

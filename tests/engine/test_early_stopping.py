@@ -11,8 +11,8 @@ from tests.algorithms.neural_join import JOINS, federation, tables
 from tests.joined_rows import joined_rows
 
 import tablepuppet as tp
-from tablepuppet.client.policy import LabelRules, Policy, TableRules
 from tablepuppet.mapping.mapping import rows_here
+from tablepuppet.owner.policy import LabelRules, Policy, TableRules
 
 QUERY = JOINS["many-to-many"]
 ALGORITHMS: dict[str, dict[str, Any]] = {

@@ -12,9 +12,10 @@ from tests.prediction.oracle import joined
 from tests.prediction.shop import NEW, QUERY, federation, tables
 
 import tablepuppet as tp
-from tablepuppet import protocol as m
-from tablepuppet.client.policy import Policy
 from tablepuppet.errors import JobError, ModelError
+from tablepuppet.exchanges.prediction import ScoreRows
+from tablepuppet.owner.policy import Policy
+from tablepuppet.protocol.base import Failure, Message
 
 GIVEN = tables()
 
@@ -94,17 +95,17 @@ def test_owners_count_every_value_as_one_more_model() -> None:
 def test_a_feature_is_set_to_values_where_the_contract_says_so() -> None:
     with tp.Federation(GIVEN) as shop:
         model = shop.train(QUERY.format(label="spent"), label="spent").model
-        told: list[m.Message] = []
+        told: list[Message] = []
         owner = shop._clients["items"]
         answer = owner.answer
 
-        def meddled(message: Any) -> m.Message:
-            if isinstance(message, m.ScoreRows) and message.fixed < 0:
+        def meddled(message: Any) -> Message:
+            if isinstance(message, ScoreRows) and message.fixed < 0:
                 changed: list[dict[str, Any]] = [{"fixed": 0, "value": 1.0}, {"fixed": 1, "value": "book"}]
                 for change in changed:
                     with pytest.raises(tp.TablePuppetError) as error:
-                        answer(m.ScoreRows(**{f: getattr(message, f) for f in message.__struct_fields__} | change))
-                    told.append(m.Failure(error="", message=str(error.value)))
+                        answer(ScoreRows(**{f: getattr(message, f) for f in message.__struct_fields__} | change))
+                    told.append(Failure(error="", message=str(error.value)))
             return answer(message)
 
         owner.answer = meddled  # type: ignore[method-assign]

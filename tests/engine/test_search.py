@@ -16,7 +16,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 
 import tablepuppet as tp
 from tablepuppet.api.search import drawn_settings
-from tablepuppet.protocol import ColumnInfo
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables.split import Split, fold_numbers
 
 ROWS, USERS, FOLDS = 1000, 50, 4

@@ -19,11 +19,16 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
-from tablepuppet import protocol as m
-from tablepuppet.algorithms.registry import RESPONSES
 from tablepuppet.cli.main import main
+from tablepuppet.exchanges.features import Encoded
+from tablepuppet.exchanges.keys import Keys
+from tablepuppet.exchanges.labels import Labels
+from tablepuppet.exchanges.registry import RESPONSES
+from tablepuppet.exchanges.start import Started
 from tablepuppet.network.idempotent_client import IdempotentClient
+from tablepuppet.protocol.base import Failure
 from tablepuppet.protocol.codec import Frame, decode, encode
+from tablepuppet.protocol.steps import Predictions
 
 _FORKS = multiprocessing.get_context("forkserver")
 Lie = Callable[[Any, Frame], Frame]
@@ -31,7 +36,7 @@ Lie = Callable[[Any, Frame], Frame]
 
 def outside_the_dictionary(answer: Any, frame: Frame) -> Frame:
     """Key tokens whose numbers point a million entries beyond their dictionary."""
-    if not isinstance(answer, m.Keys):
+    if not isinstance(answer, Keys):
         return frame
     column = answer.columns.column(0).combine_chunks()
     numbers = pa.array(np.full(len(column), 2**30, np.int32))
@@ -40,12 +45,12 @@ def outside_the_dictionary(answer: Any, frame: Frame) -> Frame:
 
 
 def a_billion_parameters(answer: Any, frame: Frame) -> Frame:
-    return encode(replace(answer, width=10**9), frame.wire) if isinstance(answer, m.Started) else frame
+    return encode(replace(answer, width=10**9), frame.wire) if isinstance(answer, Started) else frame
 
 
 def eight_gibibytes_of_zeros(answer: Any, frame: Frame) -> Frame:
     """Predictions that are a quarter of a megabyte on the wire."""
-    if not isinstance(answer, m.Predictions):
+    if not isinstance(answer, Predictions):
         return frame
     size = 1 << 33
     block = pa.compress(bytes(1 << 26), "zstd", asbytes=True)
@@ -61,7 +66,7 @@ def eight_gibibytes_of_zeros(answer: Any, frame: Frame) -> Frame:
 
 def a_gibibyte(answer: Any, frame: Frame) -> Frame:
     """Predictions that take a gibibyte on the wire, too."""
-    if not isinstance(answer, m.Predictions):
+    if not isinstance(answer, Predictions):
         return frame
     header = {"type": "Predictions", "values": [0, "<f8", [1 << 27, 1], "<f8"], "products": [1, "<f8", [1], "<f8"]}
     return Frame(bytes([0]) + msgspec.msgpack.encode(header), [bytes(1 << 30), bytes(8)])
@@ -69,7 +74,7 @@ def a_gibibyte(answer: Any, frame: Frame) -> Frame:
 
 def another_table_each_time(answer: Any, frame: Frame) -> Frame:
     """Keys in another order, and rows that are not there, in whatever says how many."""
-    if isinstance(answer, m.Keys):
+    if isinstance(answer, Keys):
         turned = np.random.default_rng(time.time_ns()).permutation(answer.columns.num_rows)
         return encode(replace(answer, columns=answer.columns.take(pa.array(turned)).slice(1)), frame.wire)
     return frame
@@ -106,33 +111,33 @@ def _arrays(answer: Any, frame: Frame, change: Callable[[Any], Any]) -> Frame:
 
 
 def too_few_labels(answer: Any, frame: Frame) -> Frame:
-    if not isinstance(answer, m.Labels):
+    if not isinstance(answer, Labels):
         return frame
     return encode(replace(answer, values=answer.values[:-1].copy(), is_test=answer.is_test[:-1].copy()), frame.wire)
 
 
 def garbage(answer: Any, frame: Frame) -> Frame:
-    return Frame(b"\x00\xff\x00garbage", [bytes(99)]) if isinstance(answer, m.Encoded) else frame
+    return Frame(b"\x00\xff\x00garbage", [bytes(99)]) if isinstance(answer, Encoded) else frame
 
 
 def escapes(answer: Any, frame: Frame) -> Frame:
     """A refusal that would clear the reader's terminal."""
     return (
-        encode(m.Failure(error="SourceError", message="\x1b[2J\x1b]0;owned\x07 no"))
-        if isinstance(answer, m.Encoded)
+        encode(Failure(error="SourceError", message="\x1b[2J\x1b]0;owned\x07 no"))
+        if isinstance(answer, Encoded)
         else frame
     )
 
 
 def gone(answer: Any, frame: Frame) -> Frame:
     """A refusal in the name of an error that is the server's own: that a connection ended."""
-    gone = m.Failure(error="DisconnectedError", message="the other process is gone")
-    return encode(gone) if isinstance(answer, m.Encoded) else frame
+    gone = Failure(error="DisconnectedError", message="the other process is gone")
+    return encode(gone) if isinstance(answer, Encoded) else frame
 
 
 def mute(answer: Any, frame: Frame) -> Frame:
     """No answer at all, while signs of life go on."""
-    if isinstance(answer, m.Encoded):
+    if isinstance(answer, Encoded):
         time.sleep(3600)
     return frame
 

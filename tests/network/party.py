@@ -13,16 +13,19 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from tablepuppet import protocol as m
+from tablepuppet import client
 from tablepuppet.cli.main import main
-from tablepuppet.client import client
-from tablepuppet.client.answers import contract, training
-from tablepuppet.client.contract_enforcement import ContractEnforcer
+from tablepuppet.exchanges import steps
+from tablepuppet.exchanges.contract import ProposeContract
+from tablepuppet.exchanges.registry import EXCHANGES
+from tablepuppet.exchanges.schema import CloseJob, OpenScan
+from tablepuppet.owner.enforcement import ContractEnforcer
 from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import Reply, Request
 
@@ -78,9 +81,7 @@ def _measure(path: Path) -> None:
     """Counts what a client's rules and contract take of its CPU time."""
     spent = {"rules": 0.0, "requests": 0.0}
 
-    def timed(home: Any, name: str) -> None:
-        inner = getattr(home, name)
-
+    def count(inner: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
             began = time.thread_time()
             try:
@@ -88,25 +89,22 @@ def _measure(path: Path) -> None:
             finally:
                 spent["rules"] += time.thread_time() - began
 
-        setattr(home, name, call)
+        return call
 
-    for home, name in (
-        (client, "decide"),
-        (client, "check_request"),
-        (ContractEnforcer, "check"),
-        (contract, "propose"),
-        (training, "_count_batch"),
-    ):
-        timed(home, name)
-    client.ANSWERS[m.ProposeContract] = contract.propose
+    ContractEnforcer.check = count(ContractEnforcer.check)  # type: ignore[method-assign]
+    steps.count_batch = count(steps.count_batch)
+    for kind, exchange in EXCHANGES.items():
+        handle = count(exchange.handle) if kind is ProposeContract else exchange.handle
+        check = count(exchange.check_request)
+        EXCHANGES[kind] = replace(exchange, permit=count(exchange.permit), check_request=check, handle=handle)
     answer, began = client.Client.answer, [time.process_time()]
 
     def counted(self: client.Client, message: Any) -> Any:
-        if isinstance(message, m.OpenScan) and not spent["requests"]:
+        if isinstance(message, OpenScan) and not spent["requests"]:
             began[0] = time.process_time()
         spent["requests"] += 1
         found = answer(self, message)
-        if isinstance(message, m.CloseJob):
+        if isinstance(message, CloseJob):
             path.write_text(json.dumps(spent | {"cpu": time.process_time() - began[0]}))
         return found
 

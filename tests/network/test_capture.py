@@ -21,13 +21,17 @@ from tests.network.relay import Relay
 from tests.privacy.test_runs import CANARY_AGE, CANARY_KEY, QUERY, tables
 
 from tablepuppet.api import ConnectedFederation
-from tablepuppet.client.client import Client
+from tablepuppet.client import Client
+from tablepuppet.exchanges.evaluation import Evaluation
+from tablepuppet.exchanges.keys import Keys
+from tablepuppet.exchanges.labels import Labels
+from tablepuppet.exchanges.registry import RESPONSES
 from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.network.join import Member
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
-from tablepuppet.protocol import RESPONSES, Evaluation, Keys, Labels, Predictions
 from tablepuppet.protocol.codec import Frame, decode
+from tablepuppet.protocol.steps import Predictions
 from tablepuppet.tables.row_ids import in_order, order_bits
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables

@@ -25,9 +25,9 @@ from tests.network.test_storm import RUN, TABLES, BadNetwork, OpenLink, transpor
 import tablepuppet as tp
 from tablepuppet import memory
 from tablepuppet import train as story
-from tablepuppet.algorithms.registry import RESPONSES
 from tablepuppet.engine.evaluate import Comparison
 from tablepuppet.errors import JobError, TransportError
+from tablepuppet.exchanges.registry import RESPONSES
 from tablepuppet.job import make_job
 from tablepuppet.job.job import Local, Ray
 from tablepuppet.network.control import _class, from_frame, to_frame
@@ -35,7 +35,7 @@ from tablepuppet.network.journal import Journal
 from tablepuppet.network.run_worker import _checked
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
-from tablepuppet.protocol import Failure
+from tablepuppet.protocol.base import Failure
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e

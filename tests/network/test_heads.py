@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.client.test_ids import QUERY, tables
 from tests.network.parties import SECRET, Parties, running
+from tests.owner.test_ids import QUERY, tables
 
 import tablepuppet as tp
 

@@ -11,10 +11,17 @@ import numpy as np
 import pytest
 from tests.network.parties import Parties, tables
 
-from tablepuppet import protocol as m
+from tablepuppet.exchanges.contract import Agreement, ProposeContract
+from tablepuppet.exchanges.features import RevealFeatures
+from tablepuppet.exchanges.keys import Keys, SendKeys
+from tablepuppet.exchanges.labels import SendLabels
+from tablepuppet.exchanges.prediction import SendIdentifiers
+from tablepuppet.exchanges.registry import RESPONSES
+from tablepuppet.exchanges.schema import CountRows, DescribeTable, OpenScan, ScanSchema, TableSchema
 from tablepuppet.network.control import FROM_ANYBODY
+from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode, encode
-from tablepuppet.protocol.contract import Column, ScanTerms
+from tablepuppet.protocol.contract import Column, Contract, ScanTerms
 from tablepuppet.tables.approvals import Approvals
 from tablepuppet.tables.owner_files import verify
 from tablepuppet.transport import envelopes as e
@@ -33,18 +40,18 @@ labels = ["y"]
 """
 
 
-FORBIDDEN: list[m.Message] = [
-    m.OpenScan(job=RUN, scan=1, table="orders", columns=["z"]),
-    m.OpenScan(job=RUN, scan=1, table="orders", columns=["x + z"]),
-    m.OpenScan(job=RUN, scan=1, table="orders", columns=["x"], filter="z > 0"),
-    m.OpenScan(job=RUN, scan=1, table="orders", columns=["(SELECT max(z) FROM orders)"]),
-    m.OpenScan(job=RUN, scan=1, table="orders", columns=["read_text('/etc/passwd')"]),
-    m.SendKeys(job=RUN, scan=0, columns=[1], tokens="plain"),
-    m.SendKeys(job=RUN, scan=0, columns=[0], tokens="plain"),
-    m.SendIdentifiers(job=RUN, scan=0, columns=[1]),
-    m.SendLabels(job=RUN, scan=0, column=1, classes=None, offset=0, seed=0, test_fraction=0.0),
-    m.SendLabels(job=RUN, scan=0, column=2, classes=None, offset=0, seed=0, test_fraction=0.0),
-    m.RevealFeatures(job=RUN, part=0),
+FORBIDDEN: list[Message] = [
+    OpenScan(job=RUN, scan=1, table="orders", columns=["z"]),
+    OpenScan(job=RUN, scan=1, table="orders", columns=["x + z"]),
+    OpenScan(job=RUN, scan=1, table="orders", columns=["x"], filter="z > 0"),
+    OpenScan(job=RUN, scan=1, table="orders", columns=["(SELECT max(z) FROM orders)"]),
+    OpenScan(job=RUN, scan=1, table="orders", columns=["read_text('/etc/passwd')"]),
+    SendKeys(job=RUN, scan=0, columns=[1], tokens="plain"),
+    SendKeys(job=RUN, scan=0, columns=[0], tokens="plain"),
+    SendIdentifiers(job=RUN, scan=0, columns=[1]),
+    SendLabels(job=RUN, scan=0, column=1, classes=None, offset=0, seed=0, test_fraction=0.0),
+    SendLabels(job=RUN, scan=0, column=2, classes=None, offset=0, seed=0, test_fraction=0.0),
+    RevealFeatures(job=RUN, part=0),
 ]
 
 
@@ -66,9 +73,9 @@ class Impostor:
         self._came.put(stream)
         self._over.get()
 
-    def ask(self, *messages: m.Message) -> list[Any]:
+    def ask(self, *messages: Message) -> list[Any]:
         """The client's answers."""
-        return [decode(f, m.RESPONSES) for f in self.ask_frames([encode(message) for message in messages])]
+        return [decode(f, RESPONSES) for f in self.ask_frames([encode(message) for message in messages])]
 
     def ask_frames(self, frames: list[Frame]) -> list[Frame]:
         if self._stream is None:
@@ -103,15 +110,15 @@ def meet(parties: Parties, *, policy: str | None) -> Impostor:
     impostor = Impostor(parties)
     parties.start("store-eu")
     columns = ["item", "x", "y"] if policy is not None else ["item", "x", "z", "y"]
-    (opened,) = impostor.ask(m.OpenScan(job=RUN, scan=0, table="orders", columns=columns))
-    assert isinstance(opened, m.ScanSchema)
+    (opened,) = impostor.ask(OpenScan(job=RUN, scan=0, table="orders", columns=columns))
+    assert isinstance(opened, ScanSchema)
     return impostor
 
 
 def test_what_the_policy_forbids_is_refused(parties: Parties) -> None:
     impostor = meet(parties, policy="keys_in_plain = false\n" + POLICY)
     for asked, answer in zip(FORBIDDEN, impostor.ask(*FORBIDDEN), strict=True):
-        assert isinstance(answer, m.Failure), asked
+        assert isinstance(answer, Failure), asked
     assert "no rule of" not in (parties.folder / "store-eu.log").read_text()
     impostor.close()
 
@@ -119,31 +126,31 @@ def test_what_the_policy_forbids_is_refused(parties: Parties) -> None:
 def test_without_a_policy_nothing_is_read_before_a_person_approves(parties: Parties) -> None:
     impostor = meet(parties, policy=None)
     columns = [("item", ("key",)), ("x", ("feature",)), ("z", ()), ("y", ("label",))]
-    terms = ScanTerms(0, "orders", tuple(Column(c, cast(Any, roles)) for c, roles in columns), None)
-    contract = m.Contract(purpose="profile", asker="a server", label="y", scans=(terms,), blocks=())
+    terms = ScanTerms(0, "orders", tuple(Column(c, cast("Any", roles)) for c, roles in columns), None)
+    contract = Contract(purpose="profile", asker="a server", label="y", scans=(terms,), blocks=())
     agreement, *others = impostor.ask(
-        m.ProposeContract(job=RUN, contract=contract),
-        m.SendKeys(job=RUN, scan=0, columns=[0], tokens="hmac", domains=["item"]),
-        m.CountRows(job=RUN, scan=0),
-        m.RevealFeatures(job=RUN, part=0),
+        ProposeContract(job=RUN, contract=contract),
+        SendKeys(job=RUN, scan=0, columns=[0], tokens="hmac", domains=["item"]),
+        CountRows(job=RUN, scan=0),
+        RevealFeatures(job=RUN, part=0),
     )
-    assert isinstance(agreement, m.Agreement)
+    assert isinstance(agreement, Agreement)
     assert not agreement.is_agreed
     for answer in others:
-        assert isinstance(answer, m.Failure)
+        assert isinstance(answer, Failure)
         assert "no contract was agreed to" in answer.message
     state = parties.folder / "state" / "store-eu"
     assert verify(state / "log.jsonl") == 5  # proposed, waiting, three refusals
     Approvals(state).decide(contract.hash[:12], is_approved=True)
     agreement, keys, counted = impostor.ask(
-        m.ProposeContract(job=RUN, contract=contract),
-        m.SendKeys(job=RUN, scan=0, columns=[0], tokens="hmac", domains=["item"]),
-        m.CountRows(job=RUN, scan=0),
+        ProposeContract(job=RUN, contract=contract),
+        SendKeys(job=RUN, scan=0, columns=[0], tokens="hmac", domains=["item"]),
+        CountRows(job=RUN, scan=0),
     )
-    assert isinstance(agreement, m.Agreement)
+    assert isinstance(agreement, Agreement)
     assert agreement.is_agreed
-    assert isinstance(keys, m.Keys)
-    assert isinstance(counted, m.Failure)  # a profile has no use for it
+    assert isinstance(keys, Keys)
+    assert isinstance(counted, Failure)  # a profile has no use for it
     assert "no rule of store-eu speaks of table orders" in (parties.folder / "store-eu.log").read_text()
     impostor.close()
 
@@ -152,9 +159,9 @@ def test_a_message_that_is_not_on_the_list_is_refused(parties: Parties) -> None:
     impostor = meet(parties, policy=None)
     garbage = [b"", b"\x00", b"\x09x", b"\x00\x81\xa4type\xa6Launch", b"\x00" + bytes(100)]
     for frame in impostor.ask_frames([Frame(header or b"\xff", [bytes(8)]) for header in garbage]):
-        assert isinstance(decode(frame, m.RESPONSES), m.Failure)
-    (answer,) = impostor.ask(m.DescribeTable(table="orders"))  # the client goes on
-    assert isinstance(answer, m.TableSchema)
+        assert isinstance(decode(frame, RESPONSES), Failure)
+    (answer,) = impostor.ask(DescribeTable(table="orders"))  # the client goes on
+    assert isinstance(answer, TableSchema)
     impostor.close()
 
 
@@ -162,8 +169,8 @@ def test_a_refusal_holds_no_value_of_any_row(parties: Parties) -> None:
     impostor = meet(parties, policy=POLICY)
     frames = impostor.ask_frames(
         [
-            encode(m.SendLabels(job=RUN, scan=0, column=2, classes=None, offset=0, seed=0, test_fraction=0.0)),
-            encode(m.SendKeys(job=RUN, scan=0, columns=[1], tokens="plain")),
+            encode(SendLabels(job=RUN, scan=0, column=2, classes=None, offset=0, seed=0, test_fraction=0.0)),
+            encode(SendKeys(job=RUN, scan=0, columns=[1], tokens="plain")),
         ]
     )
     values = np.asarray(tables(60)["store-eu"]["x"])

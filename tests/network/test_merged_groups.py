@@ -9,7 +9,7 @@ from typing import Any
 from tests.network.parties import SECRET, assert_same, running, tables
 
 import tablepuppet as tp
-from tablepuppet.client.policy import Policy
+from tablepuppet.owner.policy import Policy
 
 QUERY = """SELECT i.price, i.kind, o.n, o.mean, o.spread, o.most, i.item % 2 AS y FROM items i JOIN (
     SELECT item, count(*) AS n, avg(x) AS mean, stddev(z) AS spread, max(x) AS most FROM orders GROUP BY item

@@ -11,13 +11,16 @@ import pytest
 from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 
 import tablepuppet as tp
-from tablepuppet import protocol as m
 from tablepuppet.algorithms.admm.options import AdmmUpdate
-from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.algorithms.sgd.options import SgdUpdate
-from tablepuppet.client.client import Client
+from tablepuppet.client import Client
+from tablepuppet.exchanges.evaluation import Evaluate, Release
+from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
+from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.network.idempotent_client import IdempotentClient
+from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode, encode
+from tablepuppet.protocol.steps import Predictions
 from tablepuppet.tables.owner_files import AccountFile
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
@@ -33,7 +36,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def requests(job: str = "sgd") -> list[m.Message]:
+def requests(job: str = "sgd") -> list[Message]:
     """What a server asks the users' client in a private run."""
     asked: list[Any] = []
     with tp.Federation(tables(), key=b"k" * 32) as federation:
@@ -50,7 +53,7 @@ def requests(job: str = "sgd") -> list[m.Message]:
     return [
         type(r)(**{f: RUN if f == "job" else getattr(r, f) for f in r.__struct_fields__})
         for r in asked
-        if not isinstance(r, m.CloseJob)
+        if not isinstance(r, CloseJob)
     ]
 
 
@@ -60,7 +63,7 @@ def keeper(folder: Path) -> IdempotentClient:
     return IdempotentClient(Client("users", held, key=b"k" * 32, account=account), folder / "runs")
 
 
-def answer(kept: IdempotentClient, step: int, request: m.Message) -> list[Frame]:
+def answer(kept: IdempotentClient, step: int, request: Message) -> list[Frame]:
     return list(kept.answer(Request(run=RUN, step=step, after=step - 1), [encode(request)]))
 
 
@@ -77,9 +80,9 @@ def test_a_step_that_is_asked_again_after_a_crash_has_the_noise_it_had(tmp_path:
         assert [f.header for f in first] == [f.header for f in again]
         for one, other in zip(first, again, strict=True):
             assert [bytes(b) for b in one.buffers] == [bytes(b) for b in other.buffers]
-        found = decode(first[0], m.RESPONSES)
-        assert not isinstance(found, m.Failure), found
-        if isinstance(found, m.Predictions):
+        found = decode(first[0], RESPONSES)
+        assert not isinstance(found, Failure), found
+        if isinstance(found, Predictions):
             seen.append(found.values)
     kept.close()
     assert len(seen) == 4
@@ -97,13 +100,13 @@ def test_a_step_that_is_asked_again_after_a_crash_has_the_noise_it_had(tmp_path:
 def test_a_resumed_client_gives_no_more_noisy_gradients_than_were_counted(tmp_path: Path, job: str) -> None:
     asked = requests(job)
     update = next(r for r in asked if isinstance(r, SgdUpdate | AdmmUpdate))
-    training = [r for r in asked if not isinstance(r, m.Evaluate | m.Release)]
+    training = [r for r in asked if not isinstance(r, Evaluate | Release)]
     kept = keeper(tmp_path)
     for step, request in enumerate(training, 1):
         answer(kept, step, request)
     kept.close()
     kept = keeper(tmp_path)
-    found = decode(answer(kept, len(training) + 1, update)[0], m.RESPONSES)
+    found = decode(answer(kept, len(training) + 1, update)[0], RESPONSES)
     kept.close()
-    assert isinstance(found, m.Failure)
+    assert isinstance(found, Failure)
     assert f"covers {4 if job == 'sgd' else 80} noisy gradients" in found.message

@@ -20,7 +20,7 @@ import pytest
 from tests.network.parties import OWNERS, QUERY, SECRET, assert_same, in_process, tables
 
 from tablepuppet import train as story
-from tablepuppet.client.client import Client
+from tablepuppet.client import Client
 from tablepuppet.engine.result import Result
 from tablepuppet.errors import RunInterruptedError, TrainingError, TransportError
 from tablepuppet.job import make_job

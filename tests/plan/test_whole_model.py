@@ -24,7 +24,7 @@ from tablepuppet.models.losses.squared import Squared
 from tablepuppet.models.losses.weighted import Weighted
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, participation, replacement_epsilon
 from tablepuppet.privacy.gaussian import clip_scale
-from tablepuppet.protocol import Predictions
+from tablepuppet.protocol.steps import Predictions
 
 LOSSES: list[Loss] = [Squared(), Logistic(), Huber(0.7), Quantile(0.3), Softmax(3)]
 

@@ -11,8 +11,8 @@ import pytest
 from tests.prediction.shop import NEW, QUERY, federation, tables
 
 import tablepuppet as tp
-from tablepuppet.client.policy import Policy
 from tablepuppet.errors import CatalogError, JobError, ModelError
+from tablepuppet.owner.policy import Policy
 from tablepuppet.prediction.model import BlockModel
 
 

@@ -13,9 +13,10 @@ import pytest
 from tests.prediction.shop import NEW, QUERY, tables
 
 import tablepuppet as tp
-from tablepuppet.client.policy import Policy
 from tablepuppet.errors import ModelError, PolicyError
-from tablepuppet.protocol import OpenScan, ScoreOwnRows
+from tablepuppet.exchanges.prediction import ScoreOwnRows
+from tablepuppet.exchanges.schema import OpenScan
+from tablepuppet.owner.policy import Policy
 from tablepuppet.tables.part_store import PartStore
 
 TEXT = QUERY.format(label="returned")

@@ -12,8 +12,8 @@ import pytest
 from tests.prediction.shop import QUERY, federation, tables
 
 import tablepuppet as tp
-from tablepuppet.client.policy import Policy
 from tablepuppet.errors import ModelError, PolicyError
+from tablepuppet.owner.policy import Policy
 
 SPENT = QUERY.format(label="spent")
 UNION = f"{SPENT} WHERE o.quantity > 4 UNION ALL {SPENT} WHERE o.quantity <= 4"

@@ -13,19 +13,26 @@ import pytest
 from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 
 import tablepuppet as tp
-from tablepuppet import protocol as m
-from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.algorithms.sgd.options import SgdUpdate
-from tablepuppet.client.client import Client
-from tablepuppet.client.owner import Charged
-from tablepuppet.client.policy import Policy
+from tablepuppet.client import Client
 from tablepuppet.errors import PolicyError
+from tablepuppet.exchanges.contract import ProposeContract
+from tablepuppet.exchanges.evaluation import Evaluate, Release
+from tablepuppet.exchanges.labels import Labels
+from tablepuppet.exchanges.prediction import ScoreRows
+from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
+from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.owner.policy import Policy
+from tablepuppet.owner.releases import Charged
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.ledger import Account, Spending, TableBudget
+from tablepuppet.protocol.base import Failure
 from tablepuppet.protocol.codec import decode, encode
-from tablepuppet.protocol.contract import BlockTerms, Column, ScanTerms, fingerprint
+from tablepuppet.protocol.columns import NumberEncoder
+from tablepuppet.protocol.contract import BlockTerms, Column, Contract, ScanTerms, fingerprint
+from tablepuppet.protocol.steps import Predictions
 from tablepuppet.tables.owner_files import AccountFile, own_secret
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
@@ -94,8 +101,8 @@ def test_labels_get_the_noise_they_had_after_a_restart() -> None:
         with tp.Federation(tables(), key=b"k" * 32) as owners:
             tap = Tap(owners)
             train(owners, label={"epsilon": 1.0})
-            answers = [decode(f, m.RESPONSES) for f in tap.up]
-            seen.append(next(a.values for a in answers if isinstance(a, m.Labels)))
+            answers = [decode(f, RESPONSES) for f in tap.up]
+            seen.append(next(a.values for a in answers if isinstance(a, Labels)))
     assert np.array_equal(seen[0], seen[1])
 
 
@@ -106,12 +113,12 @@ def test_more_noisy_gradients_than_the_ledger_counts_are_refused() -> None:
         requests = [decode(f, REQUESTS) for f in tap.down]
         client = owners._clients["users"]
         for request in requests:
-            is_own = not isinstance(request, SgdUpdate | m.Evaluate | m.Release | m.CloseJob | m.DescribeTable)
+            is_own = not isinstance(request, SgdUpdate | Evaluate | Release | CloseJob | DescribeTable)
             if is_own and getattr(request, "table", "users") == "users":
-                decode(client.handle(encode(request)), m.RESPONSES)
+                decode(client.handle(encode(request)), RESPONSES)
         update = next(r for r in requests if isinstance(r, SgdUpdate) and r.signal is not None and len(r.signal) <= 30)
-        answers = [decode(client.handle(encode(update)), m.RESPONSES) for _ in range(3)]
-    assert [type(a) for a in answers] == [m.Predictions, m.Predictions, m.Failure]
+        answers = [decode(client.handle(encode(update)), RESPONSES) for _ in range(3)]
+    assert [type(a) for a in answers] == [Predictions, Predictions, Failure]
     assert "covers 2 noisy gradients" in answers[2].message
 
 
@@ -122,15 +129,15 @@ def scoring_client(policy: Policy) -> Client:
 
 def ask(client: Client, theta: list[float]) -> Any:
     """Applies a model under a contract of its own."""
-    plain = m.NumberEncoder(mean=np.zeros(1), scale=np.ones(1), fill=np.zeros(1), has_missing=False)
+    plain = NumberEncoder(mean=np.zeros(1), scale=np.ones(1), fill=np.zeros(1), has_missing=False)
     job, texts = secrets.token_hex(8), ['"a"', '"b"', '"c"']
     name = fingerprint([plain] * 3, np.array(theta)[:, None], ModelSpec(kind="linear"), 1)
     scan = ScanTerms(0, "t", tuple(Column(text, ("feature",)) for text in texts), None)
     block = BlockTerms("t", 0, (0, 1, 2), model=name)
-    contract = m.Contract(purpose="predict", asker="server", label="y", scans=(scan,), blocks=(block,))
-    client.answer(m.OpenScan(job=job, scan=0, table="t", columns=texts))
-    client.answer(m.ProposeContract(job=job, contract=contract))
-    request = m.ScoreRows(
+    contract = Contract(purpose="predict", asker="server", label="y", scans=(scan,), blocks=(block,))
+    client.answer(OpenScan(job=job, scan=0, table="t", columns=texts))
+    client.answer(ProposeContract(job=job, contract=contract))
+    request = ScoreRows(
         job=job,
         scan=0,
         columns=[0, 1, 2],

@@ -15,27 +15,22 @@ from tests.joined_rows import joined_rows
 
 import tablepuppet as tp
 from tablepuppet.algorithms.base import BlockAnswer, Problem
-from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.algorithms.sgd.options import SgdFigures, SgdUpdate
 from tablepuppet.algorithms.sgd.server import SgdServer
 from tablepuppet.errors import PrivacyError
+from tablepuppet.exchanges.evaluation import Evaluation
+from tablepuppet.exchanges.features import FeatureStatistics
+from tablepuppet.exchanges.keys import Keys, SendKeys
+from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
+from tablepuppet.exchanges.start import Started
 from tablepuppet.mapping.build import within_cap
 from tablepuppet.mapping.mapping import rows_here
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
 from tablepuppet.models.losses import Logistic
 from tablepuppet.privacy.accounting import gaussian_noise
-from tablepuppet.protocol import (
-    RESPONSES,
-    ColumnInfo,
-    Evaluation,
-    FeatureStatistics,
-    Keys,
-    NumberStatistics,
-    Predictions,
-    SendKeys,
-    Started,
-)
 from tablepuppet.protocol.codec import Frame, decode
+from tablepuppet.protocol.columns import ColumnInfo, NumberStatistics
+from tablepuppet.protocol.steps import Predictions
 from tablepuppet.tables.tokens import job_key, tokens
 
 QUERY = "SELECT r.x, u.age, u.band, r.late FROM rides r JOIN users u ON r.uid = u.uid"

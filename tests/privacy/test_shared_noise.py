@@ -13,15 +13,16 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet import protocol as m
 from tablepuppet.algorithms.private import PrivateGradient
-from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.errors import PolicyError
+from tablepuppet.exchanges.registry import REQUESTS
+from tablepuppet.exchanges.start import StartPart
 from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
 from tablepuppet.privacy.masks import honest_parts, to_integers
 from tablepuppet.protocol.codec import Frame, decode
+from tablepuppet.protocol.steps import Combined
 
 WIDTH = 16
 QUERY = f"SELECT {', '.join(f'u.x{i}' for i in range(WIDTH))}, o.y FROM orders o JOIN users u ON o.user = u.user"
@@ -53,7 +54,7 @@ class Tap:
 
     def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]:
         asked = [decode(frame, REQUESTS) for frame in next(iter(frames.values()), ())]
-        self.sums += [a.values[0] for given in [asked] for a in given if isinstance(a, m.Combined)]
+        self.sums += [a.values[0] for given in [asked] for a in given if isinstance(a, Combined)]
         return self._inner.exchange(frames, wait=wait)
 
     def accept(self) -> None:
@@ -122,7 +123,7 @@ def lying(federation: tp.Federation, **change: Any) -> None:
     inner = client.answer
 
     def answer(message: Any) -> Any:
-        if isinstance(message, m.StartPart) and message.privacy is not None:
+        if isinstance(message, StartPart) and message.privacy is not None:
             given = {k: v for k, v in change.items() if k != "peers"}
             message = msgspec.structs.replace(message, privacy=msgspec.structs.replace(message.privacy, **given))
             if "peers" in change:

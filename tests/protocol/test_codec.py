@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import get_args, get_origin
 
 import msgspec
@@ -14,24 +15,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from tablepuppet import protocol as m
-from tablepuppet.algorithms.registry import ALGORITHMS, REQUESTS, RESPONSES
 from tablepuppet.arrays import fixed
 from tablepuppet.errors import TransportError
+from tablepuppet.exchanges.evaluation import Parameters
+from tablepuppet.exchanges.keys import Keys
+from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
+from tablepuppet.protocol.base import Done, Message
 from tablepuppet.protocol.codec import Frame, decode, encode
+from tablepuppet.protocol.steps import Predictions
 
 
 @given(arrays(np.float64, array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=20)))
 def test_arrays_survive_bit_for_bit(values: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> None:
-    message = m.Predictions(values=values, products=np.zeros(1))
-    received = decode(encode(message), m.RESPONSES)
+    message = Predictions(values=values, products=np.zeros(1))
+    received = decode(encode(message), RESPONSES)
     assert received.values.tobytes() == values.tobytes()
     assert received.values.shape == values.shape
 
 
 def test_a_received_array_is_read_only_and_not_the_sent_one() -> None:
     values = np.ones((3, 1))
-    received = decode(encode(m.Predictions(values=values, products=np.zeros(1))), m.RESPONSES)
+    received = decode(encode(Predictions(values=values, products=np.zeros(1))), RESPONSES)
     values[0] = 5
     assert received.values[0, 0] == 1.0
     with pytest.raises(ValueError, match="read-only"):
@@ -40,15 +44,15 @@ def test_a_received_array_is_read_only_and_not_the_sent_one() -> None:
 
 def test_tables_survive_with_their_types() -> None:
     table = pa.table({"k": pa.array([1, None], pa.int16()), "s": ["é", "x"]})
-    received = decode(encode(m.Keys(rows=2, columns=table)), m.RESPONSES)
+    received = decode(encode(Keys(rows=2, columns=table)), RESPONSES)
     assert received.columns.equals(table)
 
 
 def test_float32_halves_the_payload_and_comes_back_as_float64() -> None:
-    message = m.Predictions(values=np.full((100, 1), 0.1), products=np.zeros(4))
+    message = Predictions(values=np.full((100, 1), 0.1), products=np.zeros(4))
     full, half = encode(message), encode(message, "float32")
     assert half.payload * 2 == full.payload
-    received = decode(half, m.RESPONSES).values
+    received = decode(half, RESPONSES).values
     assert received.dtype == np.float64
     np.testing.assert_allclose(received, 0.1, rtol=1e-7)
 
@@ -58,12 +62,12 @@ def test_float32_halves_the_payload_and_comes_back_as_float64() -> None:
 def test_only_what_nobody_can_change_travels_without_a_copy(is_fixed: bool, shape: tuple[int, int]) -> None:
     values = np.ones(shape)
     sent = fixed(values) if is_fixed else values
-    received = decode(encode(m.Parameters(values=sent)), m.RESPONSES).values
+    received = decode(encode(Parameters(values=sent)), RESPONSES).values
     assert np.shares_memory(received, values) == (is_fixed and values.size > 0)
     assert not received.flags.writeable
     some = values[1:]  # of an array that may still change, or cannot any more
     some.flags.writeable = False
-    received = decode(encode(m.Parameters(values=some)), m.RESPONSES).values
+    received = decode(encode(Parameters(values=some)), RESPONSES).values
     assert np.shares_memory(received, values) == (is_fixed and some.size > 0)
     np.testing.assert_array_equal(received, some)
 
@@ -76,24 +80,31 @@ def test_garbage_is_refused_as_a_protocol_error(header: bytes, buffers: list[byt
 
 def test_a_response_is_not_a_request_and_unknown_fields_are_refused() -> None:
     with pytest.raises(TransportError):
-        decode(encode(m.Done()), REQUESTS)
+        decode(encode(Done()), REQUESTS)
     forged = b"\x00" + msgspec.msgpack.encode({"type": "CloseJob", "job": "a", "extra": 1})
     with pytest.raises(TransportError):
         decode(Frame(forged), REQUESTS)
 
 
 def test_an_array_that_claims_more_than_its_buffer_is_refused() -> None:
-    frame = encode(m.Parameters(values=np.zeros((2, 2))))
+    frame = encode(Parameters(values=np.zeros((2, 2))))
     with pytest.raises(TransportError, match="size"):
-        decode(Frame(frame.header, [frame.buffers[0][:-8]]), m.RESPONSES)
+        decode(Frame(frame.header, [frame.buffers[0][:-8]]), RESPONSES)
 
 
 def test_every_message_type_is_on_exactly_one_list() -> None:
     requests, responses = ({get_origin(t) or t for t in get_args(union)} for union in (REQUESTS, RESPONSES))
-    common = {t for t in vars(m).values() if isinstance(t, type) and issubclass(t, m.Message) and t is not m.Message}
-    declared = {t for a in ALGORITHMS for t in (*a.requests, *a.own_requests, *a.answers)}
     assert not requests & responses
-    assert requests | responses == common | declared
+    assert requests | responses == set(_leaves(Message))
+
+
+def _leaves(kind: type[Message]) -> Iterator[type[Message]]:
+    """Every message of the package that no other one is made from."""
+    below = [one for one in kind.__subclasses__() if one.__module__.startswith("tablepuppet.")]
+    if not below:
+        yield kind
+    for one in below:
+        yield from _leaves(one)
 
 
 THREADS = """

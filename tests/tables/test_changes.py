@@ -17,7 +17,7 @@ from tests.mysql import MySQLDatabase
 from tests.postgres import Database
 
 from tablepuppet.errors import SourceError
-from tablepuppet.protocol import OpenScan
+from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.tables.source import open_source, source
 from tablepuppet.tables.store import ClientTables
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tablepuppet.errors import SourceError
-from tablepuppet.protocol import OpenScan
+from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.tables import duckdb_source
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables

@@ -15,7 +15,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from tablepuppet.errors import JobError, SourceError, TransportError
-from tablepuppet.protocol import (
+from tablepuppet.protocol.columns import (
     CategoryEncoder,
     CategoryStatistics,
     ColumnInfo,

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.errors import JobError, MappingError
-from tablepuppet.protocol import ColumnInfo, Labels, LabelSummary
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables import labels as module
 from tablepuppet.tables.columns import column_info
-from tablepuppet.tables.labels import describe_labels, read_labels
+from tablepuppet.tables.labels import LabelDescription, describe_labels, read_labels
 from tablepuppet.tables.split import Split, split
 
 
@@ -25,20 +25,20 @@ def labels(values: list[Any], kind: pa.DataType) -> tuple[pa.ChunkedArray, Colum
 
 
 def values_of(column: tuple[pa.ChunkedArray, ColumnInfo], classes: list[Any] | None) -> list[float]:
-    found: Labels = read_labels(*column, classes, Split(0, 0, 0.0))
+    found = read_labels(*column, classes, Split(0, 0, 0.0))
     assert found.values.dtype == np.float64
     return [v if v == v else -9.0 for v in found.values.tolist()]
 
 
 def test_strings_are_classes_sorted_by_code_point() -> None:
     column = labels(["no", None, "yes", "no", "Yes"], pa.string())
-    assert describe_labels(*column) == LabelSummary(kind="class", classes=["Yes", "no", "yes"], missing=1)
+    assert describe_labels(*column) == LabelDescription(kind="class", classes=["Yes", "no", "yes"], missing=1)
     assert values_of(column, ["Yes", "no", "yes"]) == [1, -9, 2, 1, 0]
 
 
 def test_booleans_are_the_classes_zero_and_one() -> None:
     column = labels([True, False, None], pa.bool_())
-    assert describe_labels(*column) == LabelSummary(kind="boolean", classes=[0.0, 1.0], missing=1)
+    assert describe_labels(*column) == LabelDescription(kind="boolean", classes=[0.0, 1.0], missing=1)
     assert values_of(column, [0.0, 1.0]) == [1, 0, -9]
     assert values_of(column, None) == [1, 0, -9]
 
@@ -47,7 +47,7 @@ def test_booleans_are_the_classes_zero_and_one() -> None:
 def test_few_distinct_numbers_can_be_classes_or_numbers(kind: pa.DataType) -> None:
     as_kind = decimal.Decimal if pa.types.is_decimal(kind) else lambda v: v
     column = labels([as_kind(v) if v else None for v in (5, 1, None, 3, 5)], kind)
-    assert describe_labels(*column) == LabelSummary(kind="number", classes=[1.0, 3.0, 5.0], missing=1)
+    assert describe_labels(*column) == LabelDescription(kind="number", classes=[1.0, 3.0, 5.0], missing=1)
     assert values_of(column, [1.0, 3.0, 5.0]) == [2, 0, -9, 1, 2]
     assert values_of(column, [5.0, 1.0, 3.0]) == [0, 1, -9, 2, 0]
     assert values_of(column, None) == [5, 1, -9, 3, 5]
@@ -64,7 +64,7 @@ def test_labels_read_piece_by_piece_are_those_of_the_whole(monkeypatch: pytest.M
 def test_whole_numbers_of_many_rows_are_looked_up_and_those_of_no_class_are_found() -> None:
     drawn = np.random.default_rng(0).choice([-3, 0, 5], 1 << 17)
     column = labels(drawn.tolist(), pa.int16())
-    assert describe_labels(*column) == LabelSummary(kind="number", classes=[-3.0, 0.0, 5.0], missing=0)
+    assert describe_labels(*column) == LabelDescription(kind="number", classes=[-3.0, 0.0, 5.0], missing=0)
     assert values_of(column, [0.0, 5.0, -3.0]) == np.array([2, -1, -1, 0, -1, -1, -1, -1, 1])[drawn + 3].tolist()
     with pytest.raises(MappingError, match="not among the classes"):
         values_of(column, [0.0, 5.0])
@@ -72,7 +72,7 @@ def test_whole_numbers_of_many_rows_are_looked_up_and_those_of_no_class_are_foun
 
 def test_nan_is_a_missing_label() -> None:
     column = labels([1.5, math.nan, None], pa.float64())
-    assert describe_labels(*column) == LabelSummary(kind="number", classes=[1.5], missing=2)
+    assert describe_labels(*column) == LabelDescription(kind="number", classes=[1.5], missing=2)
     assert values_of(column, [1.5]) == [0, -9, -9]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tablepuppet.protocol import OpenScan
+from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.tables import columns, long_columns, tokens
 from tablepuppet.tables.columns import as_before, column_info, strings
 from tablepuppet.tables.duckdb_source import from_arrow

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tablepuppet.errors import SourceError
+from tablepuppet.exchanges.groups import Groups
 from tablepuppet.mapping.keys.merge import _Shared
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol import Groups
 from tablepuppet.tables.grouped_queries import UnmergeableError, split_groups
 from tablepuppet.tables.memory import open_memory
 from tablepuppet.tables.merged_source import MergedSource, partials_of

@@ -10,7 +10,7 @@ import pytest
 from tests.postgres import Database
 
 from tablepuppet.errors import SourceError
-from tablepuppet.protocol import OpenScan
+from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.tables.source import Source, open_source, source
 from tablepuppet.tables.store import ClientTables
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.errors import SourceError, TransportError
-from tablepuppet.protocol import CategoryStatistics, ColumnInfo, NumberStatistics
+from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, NumberStatistics
 from tablepuppet.tables import statistics as module
 from tablepuppet.tables.statistics import Statistics, merge, statistics
 

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tablepuppet.errors import PolicyError, SourceError, TransportError
-from tablepuppet.protocol import ColumnInfo, OpenScan
+from tablepuppet.exchanges.schema import OpenScan
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables import store
 from tablepuppet.tables.source import Source, open_source
 from tablepuppet.tables.store import ClientTables
@@ -78,9 +79,9 @@ def test_an_unknown_table_is_refused_with_those_that_the_client_has(tables: Clie
 
 
 def test_a_scan_is_opened_without_reading_and_read_once_a_job(tables: ClientTables, items: Counted) -> None:
-    schema = tables.open_scan(open_items(filter="price > 1"))
-    assert [c.kind for c in schema.columns] == ["integer", "float"]
-    assert schema.columns == tables.columns("j", 0)
+    columns = tables.open_scan(open_items(filter="price > 1"))
+    assert [c.kind for c in columns] == ["integer", "float"]
+    assert columns == tables.columns("j", 0)
     assert items.reads == 0
     assert tables.scan("j", 0).to_pydict() == {"c0": [2, 3], "c1": [3.0, 5.0]}
     assert tables.scan("j", 0) is tables.scan("j", 0)

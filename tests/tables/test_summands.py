@@ -8,7 +8,7 @@ import pytest
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
-from tablepuppet.protocol import CategoryStatistics, ColumnInfo, NumberStatistics
+from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, NumberStatistics
 from tablepuppet.tables.statistics import (
     Statistics,
     first_summands,

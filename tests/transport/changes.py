@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
-from tablepuppet import protocol as m
+from tablepuppet.exchanges.labels import Labels, Weights
 
 _INTS = (0, 1, -1, 2, 7, 254, 255, 256, 10**6, 2**31, -(2**31) - 1, 2**53, 2**62, -(2**63))
 _FLOATS = (0.0, 1.0, -1.0, 1e-300, 1e300, -1e300, float("inf"), float("-inf"), float("nan"))
-_MAY_BE_MISSING = (m.Labels, m.Weights)  # NaN is how an honest owner says so
+_MAY_BE_MISSING = (Labels, Weights)  # NaN is how an honest owner says so
 Path = tuple[Any, ...]
 
 

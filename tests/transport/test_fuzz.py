@@ -19,13 +19,17 @@ import pytest
 from tests.transport.messages import frame
 
 import tablepuppet as tp
-from tablepuppet import protocol as m
-from tablepuppet.algorithms.registry import REQUESTS, RESPONSES
-from tablepuppet.client.client import Client
+from tablepuppet.client import Client
 from tablepuppet.errors import CatalogError, JobError, MappingError, PolicyError, SourceError
+from tablepuppet.exchanges.contract import ProposeContract
+from tablepuppet.exchanges.features import EncodeFeatures, OpenPart
+from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
+from tablepuppet.exchanges.schema import CloseJob, OpenScan
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode
-from tablepuppet.protocol.contract import BlockTerms, Column, ScanTerms, Training
+from tablepuppet.protocol.columns import NumberEncoder
+from tablepuppet.protocol.contract import BlockTerms, Column, Contract, ScanTerms, Training
 from tablepuppet.tables.source import open_source
 from tablepuppet.tables.store import ClientTables
 from tablepuppet.transport.link import Transport
@@ -65,8 +69,8 @@ def fuzz_client(cases: int, seed: int, caplog: pytest.LogCaptureFixture) -> None
             fixed = {"job": JOB, "scan": chance.choice((0, 0, 1)), "part": chance.choice((0, 0, 7)), "table": "orders"}
             reply = client.handle(frame(kind, chance, **fixed))
             answer = decode(reply, RESPONSES)
-            assert isinstance(answer, m.Message)
-            if isinstance(answer, m.Failure):
+            assert isinstance(answer, Message)
+            if isinstance(answer, Failure):
                 assert "Traceback" not in answer.message
                 assert 'File "' not in answer.message
             answered.add(type(answer).__name__)
@@ -77,21 +81,21 @@ def fuzz_client(cases: int, seed: int, caplog: pytest.LogCaptureFixture) -> None
 
 def _open_honestly(client: Client) -> None:
     """A job that is under way, for the next requests to meet."""
-    client.answer(m.CloseJob(job=JOB))
-    client.answer(m.OpenScan(job=JOB, scan=0, table="orders", columns=["item", "x", "y"]))
+    client.answer(CloseJob(job=JOB))
+    client.answer(OpenScan(job=JOB, scan=0, table="orders", columns=["item", "x", "y"]))
     terms = ScanTerms(0, "orders", (Column("item", ("key",)), Column("x", ("feature",)), Column("y", ("label",))), None)
     training = Training(msgspec.to_builtins(tp.Newton()), ModelSpec(), 3, None, 1e-4, False, True)
-    contract = m.Contract(
+    contract = Contract(
         purpose="train", asker="s", label="y", scans=(terms,), blocks=(BlockTerms("o", 0, (1,)),), training=training
     )
-    client.answer(m.ProposeContract(job=JOB, contract=contract))
+    client.answer(ProposeContract(job=JOB, contract=contract))
     rows = np.arange(40, dtype=np.int32)
     client.answer(
-        m.OpenPart(job=JOB, part=0, scan=0, columns=[1], train_rows=rows, test_rows=rows[:0], multiplicity=None)
+        OpenPart(job=JOB, part=0, scan=0, columns=[1], train_rows=rows, test_rows=rows[:0], multiplicity=None)
     )
     ones = np.ones(1)
-    encoder = m.NumberEncoder(mean=0 * ones, scale=ones, fill=0 * ones, has_missing=False)
-    client.answer(m.EncodeFeatures(job=JOB, part=0, encoders=[encoder]))
+    encoder = NumberEncoder(mean=0 * ones, scale=ones, fill=0 * ones, has_missing=False)
+    client.answer(EncodeFeatures(job=JOB, part=0, encoders=[encoder]))
 
 
 class HostileClient:
@@ -190,4 +194,4 @@ def test_any_bytes_are_refused_by_the_codec() -> None:
             found: Any = decode(given, RESPONSES, 1 << 20)
         except tp.TablePuppetError:
             continue
-        assert isinstance(found, m.Message)
+        assert isinstance(found, Message)

@@ -20,8 +20,7 @@ import pytest
 from tests.transport.changes import cannot_be, changed
 
 import tablepuppet as tp
-from tablepuppet import protocol as m
-from tablepuppet.algorithms.registry import ALGORITHMS, REQUESTS, RESPONSES
+from tablepuppet.algorithms.registry import ALGORITHMS
 from tablepuppet.errors import (
     CatalogError,
     JobError,
@@ -31,6 +30,8 @@ from tablepuppet.errors import (
     SourceError,
     TrainingError,
 )
+from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
+from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.transport.link import Transport
 
@@ -134,12 +135,12 @@ class Between:
         if self._requests and wait and self._who in down:
             down[self._who] = [self._changed(f, REQUESTS) for f in down[self._who]]
         up = self._inner.exchange(down, wait=wait)
-        self.failures += [f.message for f in self._answers(up) if isinstance(f, m.Failure)]
+        self.failures += [f.message for f in self._answers(up) if isinstance(f, Failure)]
         if not self._requests and wait and self._who in up:
             up[self._who] = [self._changed(f, RESPONSES) for f in up[self._who]]
         return up
 
-    def _answers(self, up: Mapping[str, Sequence[Frame]]) -> Iterator[m.Message]:
+    def _answers(self, up: Mapping[str, Sequence[Frame]]) -> Iterator[Message]:
         return (decode(f, RESPONSES) for frames in up.values() for f in frames)
 
     def _changed(self, frame: Frame, types: Any) -> Frame:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from tablepuppet.protocol import CloseJob, Done, Evaluate
+from tablepuppet.exchanges.evaluation import Evaluate
+from tablepuppet.exchanges.schema import CloseJob
+from tablepuppet.protocol.base import Done
 from tablepuppet.protocol.codec import Frame, encode
 from tablepuppet.transport.link import Link, LocalTransport
 

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.algorithms.registry import REQUESTS
 from tablepuppet.errors import CatalogError, JobError, TransportError
-from tablepuppet.protocol import CloseJob, DescribeTable, Done, Failure, Parameters, Release
+from tablepuppet.exchanges.evaluation import Parameters, Release
+from tablepuppet.exchanges.registry import REQUESTS
+from tablepuppet.exchanges.schema import CloseJob, DescribeTable
+from tablepuppet.protocol.base import Done, Failure
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.transport.link import Link, LocalTransport
 from tablepuppet.transport.meter import Network

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 
 from tablepuppet.errors import TransportError
-from tablepuppet.protocol import RESPONSES, Keys, Labels
+from tablepuppet.exchanges.keys import Keys
+from tablepuppet.exchanges.labels import Labels
+from tablepuppet.exchanges.registry import RESPONSES
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
 
 WIRES: tuple[Wire, ...] = get_args(Wire)

@@ -25,7 +25,8 @@ from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import Penalty
 from tablepuppet.models.tally import Tally
 from tablepuppet.privacy.labels import Channel
-from tablepuppet.protocol import Message, Partial, Predictions
+from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.steps import Partial, Predictions
 
 
 class Walkable(Protocol):

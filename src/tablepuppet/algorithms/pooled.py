@@ -21,7 +21,7 @@ from tablepuppet.models.features import Features
 from tablepuppet.models.heads.base import Head
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.protocol import Done
+from tablepuppet.protocol.base import Done
 
 _Options = TypeVar("_Options", bound=AlgorithmOptions)
 

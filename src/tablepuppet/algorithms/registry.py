@@ -1,4 +1,4 @@
-"""The list of algorithms, and what follows from it: names, options, and the messages that may pass.
+"""The list of algorithms, and what follows from it: names, options, and the updates that they declare.
 
 A new algorithm is a folder beside the others and one line here; docs/architecture.md tells how.
 """
@@ -6,12 +6,12 @@ A new algorithm is a folder beside the others and one line here; docs/architectu
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Union
 
-from tablepuppet import protocol
 from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.options import AlgorithmOptions, checked
 from tablepuppet.errors import JobError
+from tablepuppet.protocol.base import Message
 
 # In the order in which they are listed, and advised where two do as well. The first is the default.
 FOLDERS = (
@@ -44,15 +44,8 @@ UPDATES = tuple(kind for a in ALGORITHMS for kind in a.requests)  # answered by 
 
 if TYPE_CHECKING:
     Options = AlgorithmOptions
-    REQUESTS = protocol.REQUESTS
-    RESPONSES = protocol.RESPONSES
 else:
     Options = Union[tuple(_BY_OPTIONS)]  # noqa: UP007
-    # Every message that may pass: those of protocol/, and those that algorithms declare. StartPart carries options.
-    _common = [kind for kind in get_args(protocol.REQUESTS) if get_origin(kind) is not protocol.StartPart]
-    _own = [kind for a in ALGORITHMS for kind in a.own_requests]
-    REQUESTS = Union[(*_common, protocol.StartPart[Options], *UPDATES, *_own)]
-    RESPONSES = Union[(*get_args(protocol.RESPONSES), *(kind for a in ALGORITHMS for kind in a.answers))]
 
 
 def algorithm_of(options: AlgorithmOptions) -> Algorithm[Any]:
@@ -73,7 +66,7 @@ def options_of(name: str, given: dict[str, Any]) -> AlgorithmOptions:
     return options
 
 
-def remedy(request: protocol.Message) -> str:
+def remedy(request: Message) -> str:
     """What helps where the answer to a request shows that training diverged."""
     return next((a.remedy for a in ALGORITHMS if isinstance(request, a.requests)), "take smaller steps")
 

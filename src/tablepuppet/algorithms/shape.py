@@ -5,7 +5,7 @@ plan/costs.py counts them in a table mapping; algorithms say what they cost by t
 How often an algorithm asks, and what its rounds carry: how many values a part is sent and answers in an outer round and
 its inner rounds. Waves, whose bytes and seconds plan/costs.py adds up and the meter counts in a run; and Exchanges,
 from which disclosures (plan/disclosure.py), noise for predictions (plan/private.py) and a contract's limits
-(client/contract_enforcement.py) are counted.
+(owner/enforcement.py) are counted.
 """
 
 from __future__ import annotations

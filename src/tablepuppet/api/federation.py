@@ -15,7 +15,6 @@ from tablepuppet import train as story
 from tablepuppet.api.models import labelled_job, model_of, own_head, with_start
 from tablepuppet.api.owners import federation_from_toml, make_clients, name_owners, read_toml
 from tablepuppet.api.recommend import best, candidates
-from tablepuppet.client.policy import Policy
 from tablepuppet.engine.drift import Drift
 from tablepuppet.engine.evaluate import Comparison
 from tablepuppet.engine.metrics import Metrics
@@ -29,6 +28,7 @@ from tablepuppet.memory import fix_thresholds
 from tablepuppet.models.heads.kinds import known_head
 from tablepuppet.models.modules import Builder
 from tablepuppet.output_files import check_place
+from tablepuppet.owner.policy import Policy
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.cache import PredictionCache, Predictor
 from tablepuppet.prediction.model import Model
@@ -36,7 +36,7 @@ from tablepuppet.prediction.output import at_threshold, check_file, write
 from tablepuppet.prediction.predict import as_keys
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.progress import showing
-from tablepuppet.protocol.setup import FoldBy, Folds
+from tablepuppet.protocol.contract import FoldBy, Folds
 from tablepuppet.query.grammar import open_parser_early
 from tablepuppet.transport.link import Link, LocalTransport
 
@@ -142,7 +142,7 @@ class Federation:
         """
         asked = privacy_of(privacy)
         keys = {"keys": asked.keys, "max_keys": asked.max_keys}
-        return cast(Profile, self._ask("profile", query=query, label=label, privacy=keys))
+        return cast("Profile", self._ask("profile", query=query, label=label, privacy=keys))
 
     def train(
         self,
@@ -213,7 +213,7 @@ class Federation:
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
         if resume:
             raise JobError("a run in one process ends with it; only a federation of processes can resume runs")
-        result = cast(Result, story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round))
+        result = cast("Result", story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round))
         return result if job.search is not None else self._with_ids(result)
 
     def _with_ids(self, result: Result) -> Result:
@@ -264,7 +264,7 @@ class Federation:
                     check_apart(made, drawn)
                     found = search_apart(made, tried, drawn, lambda job: self._train(job, on_round, False))
                 else:
-                    found = cast(SearchResult, self._train(search_job(made, tried, drawn), on_round, False))
+                    found = cast("SearchResult", self._train(search_job(made, tried, drawn), on_round, False))
         return found.by(found.metric if metric is None else metric)
 
     @contextmanager
@@ -391,13 +391,13 @@ class Federation:
         chosen = model_of(model)
         builder = chosen.builder if module is None else module
         with self._offered(chosen.spec.module, builder), own_head(chosen, head):
-            return cast(Metrics, self._ask("evaluate", model=chosen, job=labelled_job(chosen, query)))
+            return cast("Metrics", self._ask("evaluate", model=chosen, job=labelled_job(chosen, query)))
 
     def compare(self, first: Model | Result, second: Model | Result, query: str | None = None) -> Comparison:
         """Two models on the same labelled rows, by default those of the second one's query: metrics side by side, and
         the difference of their losses row by row (`.difference`, `.standard_error`, `.is_worse`)."""
         old, new = model_of(first), model_of(second)
-        return cast(Comparison, self._ask("compare", model=old, other=new, job=labelled_job(new, query)))
+        return cast("Comparison", self._ask("compare", model=old, other=new, job=labelled_job(new, query)))
 
     def importance(
         self,
@@ -446,7 +446,7 @@ class Federation:
         """How a query's rows differ from those that a model was trained on: means, spreads, categories, and how many
         rows find partners. `.found()` says what is beyond its limits."""
         chosen = model_of(model)
-        return cast(Drift, self._ask("drift", model=chosen, job=labelled_job(chosen, query)))
+        return cast("Drift", self._ask("drift", model=chosen, job=labelled_job(chosen, query)))
 
     def _ask(self, question: story.Question, **given: Any) -> Any:
         """What train.py answers without training: a profile, metrics, a comparison, importance, dependence, drift."""

@@ -18,7 +18,7 @@ from tablepuppet.models.heads.kinds import offered_head
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.saved import load
 from tablepuppet.prediction.trees import grown
-from tablepuppet.protocol import NumberEncoder
+from tablepuppet.protocol.columns import NumberEncoder
 
 
 def own_head(model: Model, head: Any) -> AbstractContextManager[None]:

@@ -31,10 +31,10 @@ from typing import Any
 from urllib.parse import quote
 
 from tablepuppet.catalog.bound import Holders
-from tablepuppet.client.client import Client
-from tablepuppet.client.policy import Policy, read_policy
+from tablepuppet.client import Client
 from tablepuppet.errors import JobError, TablePuppetError, did_you_mean, hint, unreadable
 from tablepuppet.output_files import as_path
+from tablepuppet.owner.policy import Policy, read_policy
 from tablepuppet.tables.part_store import PartStore
 from tablepuppet.tables.source import Source, open_source, source
 from tablepuppet.tables.store import ClientTables

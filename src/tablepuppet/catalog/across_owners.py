@@ -23,7 +23,7 @@ from tablepuppet.catalog.bound import refuse
 from tablepuppet.catalog.inlining import inlined, inner_join
 from tablepuppet.catalog.schemas import find_table
 from tablepuppet.errors import QueryError
-from tablepuppet.protocol import DescribeTable, TableSchema
+from tablepuppet.exchanges.schema import DescribeTable, TableSchema
 from tablepuppet.query import parse
 from tablepuppet.query.conditions import conjuncts_of
 from tablepuppet.query.derived import base_tables, derive, has_subquery, narrowed, needed

@@ -18,7 +18,7 @@ from sqlglot.expressions import SAFE_IDENTIFIER_RE
 
 from tablepuppet.errors import CatalogError, QueryError
 from tablepuppet.privacy.options import KeyMode
-from tablepuppet.protocol import ColumnInfo, Merges
+from tablepuppet.protocol.columns import ColumnInfo, Merges
 from tablepuppet.query.grammar import At, refusal
 from tablepuppet.query.ucq import JoinKind, Ucq
 

@@ -9,7 +9,7 @@ from tablepuppet.catalog.names import ResolvedBranch
 from tablepuppet.catalog.scans import PlacedBranch
 from tablepuppet.catalog.types import common_key_cast, is_feature, is_label, key_type, type_name, union_column
 from tablepuppet.errors import QueryError
-from tablepuppet.protocol import ColumnInfo
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.query.conditions import KeyEquality
 from tablepuppet.query.grammar import start_of
 from tablepuppet.query.ucq import Ucq

@@ -19,7 +19,9 @@ from tablepuppet.catalog.names import ResolvedBranch
 from tablepuppet.catalog.schemas import TableShape
 from tablepuppet.catalog.types import common_cast, merged_column, type_name
 from tablepuppet.errors import TransportError
-from tablepuppet.protocol import ColumnInfo, Message, OpenScan, ScanSchema
+from tablepuppet.exchanges.schema import OpenScan, ScanSchema
+from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.query.ucq import Ucq
 
 

@@ -21,7 +21,9 @@ from sqlglot import exp
 from tablepuppet.catalog.bound import partitions_of, refuse
 from tablepuppet.catalog.types import merged_column, type_name
 from tablepuppet.errors import QueryError, TransportError, did_you_mean
-from tablepuppet.protocol import ColumnInfo, DescribeTable, Merges, Message, TableSchema
+from tablepuppet.exchanges.schema import DescribeTable, TableSchema
+from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.columns import ColumnInfo, Merges
 from tablepuppet.query.derived import base_tables
 from tablepuppet.query.ucq import Ucq, matches
 from tablepuppet.tables.grouped_queries import UnmergeableError, grouped_select, split_groups

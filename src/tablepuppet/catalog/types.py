@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from tablepuppet.protocol import ColumnInfo, Kind
+from tablepuppet.protocol.columns import ColumnInfo, Kind
 
 _NUMBERS: frozenset[Kind] = frozenset({"integer", "float", "decimal"})
 # Kinds that are encoded alike, and the kind that stands for a mixture of them.

@@ -45,7 +45,7 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel
 from tablepuppet.prediction.trees import add_trees
-from tablepuppet.protocol import Message
+from tablepuppet.protocol.base import Message
 from tablepuppet.server.boosting import TreeRounds
 from tablepuppet.server.union import UnionOperator, clients_of
 from tablepuppet.transport.link import Link
@@ -344,7 +344,7 @@ def _known(before: GrownTrees | None, block: int) -> list[SplitRule]:
 
 def _rules(answers: Sequence[Message], parts: Sequence[Part]) -> tuple[SplitRule, ...]:
     """What a block's keys mean: all its clients say the same."""
-    found = [cast(Splits, a).rules for a in answers]
+    found = [cast("Splits", a).rules for a in answers]
     if any(rules != found[0] for rules in found):
         raise TransportError(f"{clients_of(parts)} of one table do not agree on the splits of their trees")
     return tuple(found[0]) if found else ()

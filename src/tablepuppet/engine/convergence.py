@@ -20,7 +20,7 @@ from tablepuppet.mapping.rows.joined import by_label
 from tablepuppet.models.losses import Loss, metrics_by_name
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
-from tablepuppet.protocol.features import CategoryEncoder, Encoder
+from tablepuppet.protocol.columns import CategoryEncoder, Encoder
 
 _STILL = 0.01  # of all that the objective has fallen below a constant's: what the last fifth of the epochs may bring
 _FEW_NAMES = 20  # that a text column may have in any table

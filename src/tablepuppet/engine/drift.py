@@ -16,7 +16,7 @@ import numpy as np
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.prediction.model import Model
-from tablepuppet.protocol import CategoryEncoder, Encoder, IdEncoder, NumberEncoder
+from tablepuppet.protocol.columns import CategoryEncoder, Encoder, IdEncoder, NumberEncoder
 
 if TYPE_CHECKING:
     import pandas as pd

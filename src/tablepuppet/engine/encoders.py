@@ -11,26 +11,23 @@ import numpy as np
 
 from tablepuppet.contract import id_features
 from tablepuppet.errors import PrivacyError, TransportError
+from tablepuppet.exchanges.features import (
+    Encoded,
+    EncodeFeatures,
+    FeatureNames,
+    FeatureStatistics,
+    FindIds,
+    FoundIds,
+    OpenPart,
+    SumStatistics,
+)
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import Part, TableMapping
 from tablepuppet.plan.disclosure import Ids
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
-from tablepuppet.protocol import (
-    Encoded,
-    EncodeFeatures,
-    Encoder,
-    FeatureNames,
-    FeatureStatistics,
-    FindIds,
-    FoundIds,
-    IdEncoder,
-    Message,
-    NumberEncoder,
-    NumberStatistics,
-    OpenPart,
-    SumStatistics,
-)
+from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.columns import Encoder, IdEncoder, NumberEncoder, NumberStatistics
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.tables.columns import STRING_KINDS
 from tablepuppet.tables.encoding import encoded_width, encoder, merge
@@ -69,7 +66,7 @@ def agree_on_encoders(union: UnionOperator, mapping: TableMapping, job: Job) -> 
 
     widths = union.ask(encode, "setup")
     for block in union.blocks:
-        if len({cast(Encoded, widths[p.number][0]).width for p in block}) > 1:
+        if len({cast("Encoded", widths[p.number][0]).width for p in block}) > 1:
             raise TransportError("the clients of one table encode to different widths")
     return encoders
 
@@ -118,7 +115,7 @@ def _find_ids(union: UnionOperator, mapping: TableMapping, job: Job) -> dict[int
     answers = union.exchange(requests, "setup")
     found: dict[int, set[int]] = {}
     for part, _ in requests:
-        found.setdefault(part.block, set()).update(cast(FoundIds, answers[part.number][0]).places)
+        found.setdefault(part.block, set()).update(cast("FoundIds", answers[part.number][0]).places)
     return {block: tuple(sorted(places)) for block, places in found.items()}
 
 
@@ -128,7 +125,7 @@ def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> 
     opened = open_parts(union, mapping, job, wants_moments=job.privacy.features is None)
     every = []
     for block in union.blocks:
-        statistics = [cast(FeatureStatistics | FeatureNames, opened[p.number][0]).columns for p in block]
+        statistics = [cast("FeatureStatistics | FeatureNames", opened[p.number][0]).columns for p in block]
         every.append([merge(c) for c in zip(*statistics, strict=True)])
     every = _summed(union, every)
     encoders: list[list[Encoder]] = []

@@ -18,6 +18,7 @@ import numpy as np
 from tablepuppet.arrays import Array
 from tablepuppet.engine.metrics import Measured, Metrics, measure, measure_scores
 from tablepuppet.errors import ModelError
+from tablepuppet.exchanges.prediction import Scores
 from tablepuppet.mapping.mapping import Joined, TableMapping, rows_here
 from tablepuppet.models.heads.base import headed
 from tablepuppet.models.heads.kinds import trained_head
@@ -26,7 +27,6 @@ from tablepuppet.plan.prepare import Prepared, check_labels
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import score_request
 from tablepuppet.prediction.trees import ask_bits, tree_scores
-from tablepuppet.protocol import Scores
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.transport.link import Link
 
@@ -57,11 +57,11 @@ class Scored:
         model, given, rows = self.model, self.blocks if blocks is None else blocks, rows_here(self.rows)
         if model.spec.is_boosted:
             numbers = [index.numbers(rows.rows) for index in rows.indices]
-            return tree_scores(model, cast(Any, given), numbers, rows.rows)
+            return tree_scores(model, cast("Any", given), numbers, rows.rows)
         kept = headed(rows, trained_head(model.head))
         kept.allocate("scores", model.outputs)
         kept.run(_keep_scores, given, writes=("scores",), intercept=model.encoded_intercept)
-        return rows.state.pop("scores") if "scores" in rows.state else cast(Any, kept).collect("scores")
+        return rows.state.pop("scores") if "scores" in rows.state else cast("Any", kept).collect("scores")
 
 
 def _keep_scores(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
@@ -81,14 +81,14 @@ def scored(model: Model, prepared: Prepared, link: Link, job_id: str) -> Scored:
     if model.spec.is_boosted:
         parts = [(part, part.train_rows, part.train) for part in union.parts]
         bits = ask_bits(model, parts, [index.rows for index in rows_here(rows).indices], union.link, union.job)
-        return Scored(model, rows, cast(list[Array], bits), union)
+        return Scored(model, rows, cast("list[Array]", bits), union)
     answers = union.ask(
         lambda part: score_request(model, part, part.train_rows, job_id),
         "evaluation",
     )
     per_row = [np.zeros((mapping.train.indices[i].rows, k)) for i, k in enumerate(model.widths)]
     for part in union.parts:
-        per_row[part.block][part.train] = cast(Scores, answers[part.number][0]).values
+        per_row[part.block][part.train] = cast("Scores", answers[part.number][0]).values
     return Scored(model, rows, per_row, union)
 
 

@@ -26,9 +26,10 @@ from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.arrays import Array
 from tablepuppet.engine.evaluate import Scored
 from tablepuppet.errors import JobError, ModelError, did_you_mean
+from tablepuppet.exchanges.prediction import Scores
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import score_request
-from tablepuppet.protocol import CategoryEncoder, NumberEncoder, Scores
+from tablepuppet.protocol.columns import CategoryEncoder, NumberEncoder
 
 Value = float | str | None  # None: missing
 _MOST = 100  # values
@@ -88,7 +89,7 @@ def _mean(model: Model, scores: Array) -> dict[str, float]:
 
 
 def _names(model: Model) -> list[str]:
-    return cast(list[str], pa.array(model.classes).cast(pa.string()).to_pylist())
+    return cast("list[str]", pa.array(model.classes).cast(pa.string()).to_pylist())
 
 
 def _set(scored: Scored, given: Varied, value: Value) -> Array:
@@ -108,7 +109,7 @@ def _scored_anew(scored: Scored, block: int, **change: Any) -> Array:
     requests = [(p, score_request(scored.model, p, p.train_rows, union.job, **change)) for p in parts]
     answers = union.exchange(requests, "evaluation")
     for part in parts:
-        own[part.train] = cast(Scores, answers[part.number][0]).values
+        own[part.train] = cast("Scores", answers[part.number][0]).values
     return own
 
 
@@ -116,7 +117,7 @@ def _goes_right(rule: SplitRule, value: Value) -> bool:
     if isinstance(value, str) if rule.is_number else isinstance(value, float):
         raise JobError(f"the feature is a {'number' if rule.is_number else 'text'}, and values have another type")
     if rule.is_number:
-        return value is None if rule.border is None else value is None or cast(float, value) > rule.border
+        return value is None if rule.border is None else value is None or cast("float", value) > rule.border
     if value is None:
         return not rule.null_left
     return not (value in rule.left or (rule.other_left and value not in rule.known))

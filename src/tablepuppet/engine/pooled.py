@@ -23,6 +23,7 @@ from tablepuppet.engine.metrics import by_side, measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
 from tablepuppet.engine.start import make_problem
+from tablepuppet.exchanges.features import RevealedFeatures, RevealFeatures
 from tablepuppet.mapping.mapping import Part, rows_here
 from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.models.features import Features
@@ -34,7 +35,8 @@ from tablepuppet.models.neural import NeuralModel
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel, mean_contribution
-from tablepuppet.protocol import Encoder, Message, NumberEncoder, RevealedFeatures, RevealFeatures
+from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.columns import Encoder, NumberEncoder
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.tables.encoding import encoded_width
 from tablepuppet.transport.link import Link
@@ -123,7 +125,7 @@ class _Found:
 
 
 def _table(parts: Sequence[Part], encoders: Sequence[Encoder], revealed: Mapping[int, list[Message]]) -> _Table:
-    pooled = [cast(RevealedFeatures, revealed[part.number][0]) for part in parts]
+    pooled = [cast("RevealedFeatures", revealed[part.number][0]) for part in parts]
     missing = tuple(
         np.concatenate([np.zeros(0, np.bool_), *(rows(part) < 0 for part in parts)])
         for rows in (attrgetter("train_rows"), attrgetter("test_rows"))

@@ -25,6 +25,7 @@ from tablepuppet.engine.metrics import look as look_at_all
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.start import figures_of, make_problem, start_parts
 from tablepuppet.errors import TrainingError
+from tablepuppet.exchanges.evaluation import Evaluate, Evaluation, HoldPart, Keep, Parameters, Release, Restore
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.memory import give_back
@@ -36,18 +37,9 @@ from tablepuppet.plan.gains import Interaction
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel, mean_contribution
-from tablepuppet.protocol import (
-    Encoder,
-    Evaluate,
-    Evaluation,
-    HoldPart,
-    Keep,
-    Message,
-    Move,
-    Parameters,
-    Release,
-    Restore,
-)
+from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.columns import Encoder
+from tablepuppet.protocol.steps import Move
 from tablepuppet.server.union import JoinOperator, UnionOperator
 from tablepuppet.tables.encoding import encoded_width
 from tablepuppet.threads import later
@@ -225,7 +217,7 @@ class Run:
         answers = self._ask_evaluations(moves, train=wants_train)
         head, widths = self.problem.head, self.plan.head.widths
         test = [np.zeros((mapping.test.indices[i].rows, k)) for i, k in enumerate(widths)]
-        train = self.problem.zeros() if wants_train else cast(list[Array], server.predictions)
+        train = self.problem.zeros() if wants_train else cast("list[Array]", server.predictions)
         ridged, penalty = 0.0, 0.0
         for number, block in enumerate(self.union.blocks):
             for part in block:
@@ -264,7 +256,7 @@ class Run:
             first: list[Message] = [] if move is None else [Move(job=job, part=part.number, **move)]
             return [*first, Evaluate(job=job, part=part.number, train=train)]
 
-        return {n: cast(Evaluation, a[-1]) for n, a in self.union.ask(ask, "evaluation").items()}
+        return {n: cast("Evaluation", a[-1]) for n, a in self.union.ask(ask, "evaluation").items()}
 
     def predicted(self) -> list[Array]:
         """h of all train rows by the trained model; clients that must still be told what that is, are told later."""

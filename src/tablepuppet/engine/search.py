@@ -37,8 +37,8 @@ from tablepuppet.models.losses import metrics_by_name
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
-from tablepuppet.protocol import Encoder
-from tablepuppet.protocol.setup import Folds
+from tablepuppet.protocol.columns import Encoder
+from tablepuppet.protocol.contract import Folds
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.meter import Traffic, all_of

@@ -17,13 +17,16 @@ from tablepuppet.algorithms.base import Figures, Problem
 from tablepuppet.arrays import Array
 from tablepuppet.engine.encoders import widths_of
 from tablepuppet.errors import TransportError
+from tablepuppet.exchanges.start import Started, StartPart
 from tablepuppet.mapping.mapping import Part, TableMapping
 from tablepuppet.models.heads.base import TrainedHead, headed
 from tablepuppet.models.heads.kinds import SUM_BY_ROWS, make_head
 from tablepuppet.models.spec import l2_of
 from tablepuppet.plan.penalties import column_signs
 from tablepuppet.plan.plan import Plan
-from tablepuppet.protocol import Encoder, Message, Move, Started, StartPart
+from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.columns import Encoder
+from tablepuppet.protocol.steps import Move
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.tables.encoding import entries_of
 
@@ -108,7 +111,7 @@ def start_parts(
         return [*first, start]
 
     answers = union.ask(start_part, "setup")
-    return {number: cast(Started, answer[-1]) for number, answer in answers.items()}
+    return {number: cast("Started", answer[-1]) for number, answer in answers.items()}
 
 
 def figures_of(plan: Plan, union: UnionOperator, problem: Problem, started: Mapping[int, Started]) -> list[Figures]:

@@ -30,8 +30,7 @@ from tablepuppet.models.losses import (
 from tablepuppet.models.spec import L2, Activation, Dtype, ModelSpec
 from tablepuppet.privacy.options import Privacy
 from tablepuppet.protocol.codec import Wire
-from tablepuppet.protocol.contract import automatic_batch
-from tablepuppet.protocol.setup import Folds
+from tablepuppet.protocol.contract import Folds, automatic_batch
 
 OPEN_LOSSES = ("cross_entropy",)  # names that leave the loss to the label: here to the number of its classes
 BatchSize = int | Literal["auto"] | None
@@ -154,7 +153,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """What every block's model is."""
         kind = self.model if self.model in ("mlp", "module", "boosted") else "linear"
         return ModelSpec(
-            kind=cast(Any, kind),
+            kind=cast("Any", kind),
             hidden=self.hidden,
             activation=self.activation,
             dropout=self.dropout,

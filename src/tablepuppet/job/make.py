@@ -29,7 +29,7 @@ from tablepuppet.models.losses import (
 )
 from tablepuppet.models.spec import L2
 from tablepuppet.privacy.options import privacy_of
-from tablepuppet.protocol.setup import Folds
+from tablepuppet.protocol.contract import Folds
 
 _OURS = ("module", "head_module", "epochs_by_rows", "l2_by_rows")  # fields of a job that nobody sets by hand
 # What a job says of its joined rows, features and labels, besides the model.

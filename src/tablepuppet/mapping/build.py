@@ -29,7 +29,7 @@ from tablepuppet.mapping.mapping import LabelRows, Part, Placement, RelationStat
 from tablepuppet.mapping.rows.materialize import Writer, can_build_on_workers
 from tablepuppet.memory import free_memory, give_back
 from tablepuppet.privacy.options import Privacy
-from tablepuppet.protocol.setup import Folds
+from tablepuppet.protocol.contract import Folds
 from tablepuppet.transport.link import Link
 
 Place = tuple[str, int, tuple[int, ...], int]  # client, scan, columns, end of its rows in the block

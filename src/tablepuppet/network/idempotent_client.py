@@ -20,16 +20,18 @@ from pathlib import Path
 
 import msgspec
 
-from tablepuppet.client.client import SETUP, Client
+from tablepuppet.client import Client
 from tablepuppet.errors import TablePuppetError, TransportError
+from tablepuppet.exchanges.registry import EXCHANGES
+from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.network.records import Slots, is_full, make_folder, open_private, read_record, write_record
-from tablepuppet.protocol import CloseJob, Done, Failure
+from tablepuppet.protocol.base import Done, Failure
 from tablepuppet.protocol.codec import Frame, encode
 from tablepuppet.transport.envelopes import Envelope, Request
 
 log = logging.getLogger(__name__)
 _RUN = re.compile(r"[0-9a-f]{16}")
-_SETUP = frozenset(kind.__name__ for kind in SETUP)
+_SETUP = frozenset(kind.__name__ for kind, exchange in EXCHANGES.items() if exchange.leaves_state)
 
 
 class _Kind(msgspec.Struct):

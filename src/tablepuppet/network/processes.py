@@ -22,8 +22,7 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from tablepuppet.client.client import Client
-from tablepuppet.client.policy import Policy, read_policy
+from tablepuppet.client import Client
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.formatting import printable
 from tablepuppet.memory import fix_thresholds
@@ -33,6 +32,7 @@ from tablepuppet.network.records import lock_folder
 from tablepuppet.network.run_process import prepare
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
+from tablepuppet.owner.policy import Policy, read_policy
 from tablepuppet.tables.approvals import Approvals
 from tablepuppet.tables.owner_files import AccountFile, OwnerLog, own_secret
 from tablepuppet.tables.part_store import PartStore

@@ -7,7 +7,7 @@ from typing import Any
 
 from tablepuppet.errors import JobError, nearest
 from tablepuppet.job import Job
-from tablepuppet.protocol import Encoder, NumberEncoder
+from tablepuppet.protocol.columns import Encoder, NumberEncoder
 from tablepuppet.tables.columns import NUMBER_KINDS
 from tablepuppet.tables.encoding import encoded_width
 

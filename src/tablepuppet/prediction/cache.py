@@ -26,8 +26,9 @@ import pyarrow as pa
 from tablepuppet.catalog.across_owners import read_query
 from tablepuppet.catalog.binding import Key
 from tablepuppet.errors import MappingError, ModelError
+from tablepuppet.exchanges.schema import DescribeTable, TableSchema
 from tablepuppet.prediction.model import Model
-from tablepuppet.protocol import DescribeTable, Message, TableSchema
+from tablepuppet.protocol.base import Message
 from tablepuppet.query.derived import base_tables
 from tablepuppet.query.ucq import matches
 from tablepuppet.transport.link import Link
@@ -205,4 +206,4 @@ def _stamps(owners: Mapping[str, Sequence[str]], link: Link) -> tuple[bytes, ...
     """One round: what the owners say about the state of their tables."""
     requests: dict[str, list[Message]] = {c: [DescribeTable(table=t) for t in ts] for c, ts in owners.items()}
     answers = link.ask(requests, "evaluation")
-    return tuple(cast(TableSchema, answer).stamp for client in owners for answer in answers[client])
+    return tuple(cast("TableSchema", answer).stamp for client in owners for answer in answers[client])

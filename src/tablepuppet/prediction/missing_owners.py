@@ -14,9 +14,13 @@ from typing import Any
 import pyarrow as pa
 from sqlglot import exp
 
-from tablepuppet import protocol as m
 from tablepuppet.errors import ModelError, TransportError
+from tablepuppet.exchanges.contract import Agreement, ProposeContract
+from tablepuppet.exchanges.keys import Keys, SendKeys
+from tablepuppet.exchanges.schema import CountRows, DescribeTable, OpenScan, RowCount, ScanSchema, TableSchema
 from tablepuppet.prediction.model import Model, TableUse
+from tablepuppet.protocol.base import Failure, Message
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.query.parsing import syntax_tree
 from tablepuppet.tables.tokens import tokens
 from tablepuppet.transport.link import Link
@@ -39,10 +43,10 @@ class Reachable:
 def reachable(model: Model, tables: Mapping[str, tuple[str, ...]], link: Link) -> Reachable:
     """Asks every owner of the model's tables for a sign of life: one round."""
     used = {use.table: use for use in model.tables}
-    asked: dict[str, list[m.Message]] = {}
+    asked: dict[str, list[Message]] = {}
     for table in used:
         for client in tables.get(table, ()):
-            asked.setdefault(client, []).append(m.DescribeTable(table=table))
+            asked.setdefault(client, []).append(DescribeTable(table=table))
     answers = link.poll(asked)
     away = {client for client in asked if not answers.get(client) or any(map(_is_away, answers[client]))}
     present: dict[str, tuple[str, ...]] = {t: tuple(c for c in cs if c not in away) for t, cs in tables.items()}
@@ -70,17 +74,15 @@ def _grouped(model: Model, tables: Mapping[str, tuple[str, ...]]) -> list[str]:
     return [table for table in tables if table.lower() in names]
 
 
-def _may_merge(
-    asked: Mapping[str, Sequence[m.Message]], answers: Mapping[str, Sequence[m.Message]], table: str
-) -> bool:
+def _may_merge(asked: Mapping[str, Sequence[Message]], answers: Mapping[str, Sequence[Message]], table: str) -> bool:
     """Whether some owner of a table that answers would merge its groups with others'."""
     pairs = ((q, a) for client in answers for q, a in zip(asked[client], answers[client], strict=False))
-    schemas = [a for q, a in pairs if isinstance(q, m.DescribeTable) and q.table == table]
-    return any(isinstance(a, m.TableSchema) and a.merges != "" for a in schemas)
+    schemas = [a for q, a in pairs if isinstance(q, DescribeTable) and q.table == table]
+    return any(isinstance(a, TableSchema) and a.merges != "" for a in schemas)
 
 
-def _is_away(answer: m.Message) -> bool:
-    return isinstance(answer, m.Failure) and answer.error in _AWAY
+def _is_away(answer: Message) -> bool:
+    return isinstance(answer, Failure) and answer.error in _AWAY
 
 
 class _StandIn:
@@ -90,22 +92,22 @@ class _StandIn:
         self._names = list(dict.fromkeys(name for use in uses for name in use.names))
         self._types = {e: c for use in uses for e, c in zip(use.expressions, use.columns, strict=True)}
 
-    def answer(self, request: Any) -> m.Message:
+    def answer(self, request: Any) -> Message:
         match request:
-            case m.DescribeTable():
-                return m.TableSchema(columns=[m.ColumnInfo(name, "other") for name in self._names])
-            case m.OpenScan():
-                return m.ScanSchema(columns=[self._type(text, request.table) for text in request.columns])
-            case m.ProposeContract():
-                return m.Agreement(contract="", is_agreed=True)
-            case m.CountRows():
-                return m.RowCount(rows=0)
-            case m.SendKeys():
-                nothing = tokens(pa.chunked_array([], pa.string()), m.ColumnInfo("", "string"), "hmac", bytes(32), "")
-                return m.Keys(rows=0, columns=pa.table({f"c{c}": nothing for c in request.columns}))
+            case DescribeTable():
+                return TableSchema(columns=[ColumnInfo(name, "other") for name in self._names])
+            case OpenScan():
+                return ScanSchema(columns=[self._type(text, request.table) for text in request.columns])
+            case ProposeContract():
+                return Agreement(contract="", is_agreed=True)
+            case CountRows():
+                return RowCount(rows=0)
+            case SendKeys():
+                nothing = tokens(pa.chunked_array([], pa.string()), ColumnInfo("", "string"), "hmac", bytes(32), "")
+                return Keys(rows=0, columns=pa.table({f"c{c}": nothing for c in request.columns}))
         raise TransportError(f"a missing owner cannot answer {type(request).__name__}")
 
-    def _type(self, text: str, table: str) -> m.ColumnInfo:
+    def _type(self, text: str, table: str) -> ColumnInfo:
         if text not in self._types:
             raise ModelError(
                 f"the owners of table {table} are missing, and the model does not know {text}; "
@@ -121,11 +123,11 @@ class _StandInLink(Link):
         super().__init__(link.transport, link.meter, link.wire, link.checks, link.asker)
         self._stand_ins = stand_ins
 
-    def ask(self, requests: Mapping[str, Sequence[m.Message]], phase: Phase = "setup") -> dict[str, list[m.Message]]:
+    def ask(self, requests: Mapping[str, Sequence[Message]], phase: Phase = "setup") -> dict[str, list[Message]]:
         real = {client: given for client, given in requests.items() if client not in self._stand_ins}
         answers = super().ask(real, phase) if real else {}
         own = {c: [self._stand_ins[c].answer(g) for g in given] for c, given in requests.items() if c not in real}
         return {client: (answers | own)[client] for client in requests if client in answers or client in own}
 
-    def tell(self, requests: Mapping[str, Sequence[m.Message]]) -> None:
+    def tell(self, requests: Mapping[str, Sequence[Message]]) -> None:
         super().tell({client: given for client, given in requests.items() if client not in self._stand_ins})

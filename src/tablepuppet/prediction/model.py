@@ -26,7 +26,7 @@ from tablepuppet.models.losses import LabelFacts, Loss, loss_named, usual_loss
 from tablepuppet.models.modules import Builder
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.output_files import as_path, write_whole
-from tablepuppet.protocol import ColumnInfo, Encoder
+from tablepuppet.protocol.columns import ColumnInfo, Encoder
 from tablepuppet.tables.guard import columns_of
 
 if TYPE_CHECKING:

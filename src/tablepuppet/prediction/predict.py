@@ -19,6 +19,7 @@ from tablepuppet.catalog.binding import Key, Servable, Wanted, bind_features
 from tablepuppet.catalog.labels import NOTHING, LabelColumns
 from tablepuppet.contract import agree, score_contracts
 from tablepuppet.errors import JobError, ModelError
+from tablepuppet.exchanges.prediction import Identifiers, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.mapping.new_rows import NewRows, map_new_rows
 from tablepuppet.models.heads.base import TrainedHead
@@ -29,7 +30,7 @@ from tablepuppet.prediction.output import answer
 from tablepuppet.prediction.split import AskedSides, split_record
 from tablepuppet.prediction.trees import ask_bits, grown, tree_scores
 from tablepuppet.privacy.options import privacy_of
-from tablepuppet.protocol import Identifiers, Message, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
+from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.contract import fingerprint
 from tablepuppet.tables.part_store import check_splits, check_types
 from tablepuppet.transport.link import Link
@@ -145,7 +146,7 @@ def _scores(model: Model, rows: NewRows, link: Link, job: str) -> Array:
     answers = {client: iter(messages) for client, messages in link.ask(requests, "evaluation").items()}
     per_row = [np.zeros((index.rows, k)) for index, k in zip(rows.joined.indices, model.widths, strict=True)]
     for part in rows.parts:
-        values = cast(Scores, next(answers[part.client])).values
+        values = cast("Scores", next(answers[part.client])).values
         if values.shape != per_row[part.block][part.test].shape:
             raise ModelError(
                 f"client {part.client} predicts {values.shape} values where {model.widths[part.block]} a row are due"
@@ -214,7 +215,7 @@ def _identifiers(servable: Servable, rows: NewRows, link: Link, job: str) -> pa.
     answers = {client: iter(messages) for client, messages in link.ask(requests, "evaluation").items()}
     for client, scan, asked in wanted:
         if asked:
-            wanted[client, scan, asked] = cast(Identifiers, next(answers[client])).columns
+            wanted[client, scan, asked] = cast("Identifiers", next(answers[client])).columns
     several = any(len(bound.scans[b.relations[b.label_relation].scan].clients) > 1 for b in bound.branches)
     tables = []
     for branch, columns, base_rows in zip(bound.branches, servable.key_columns, rows.base_rows, strict=True):

@@ -26,7 +26,7 @@ from tablepuppet.models.heads.base import HeadModel, HeadSpec
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.output_files import as_path, reason
 from tablepuppet.prediction.model import BlockModel, Model, TableUse
-from tablepuppet.protocol import ColumnInfo
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables.part_store import (
     BEFORE_TREES,
     FORMAT,

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import ModelError
+from tablepuppet.exchanges.labels import SendSides, Sides
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.mapping.new_rows import NewRows
 from tablepuppet.prediction.model import Model
-from tablepuppet.protocol import Message, SendSides, Sides
+from tablepuppet.protocol.base import Message
 from tablepuppet.transport.link import Link
 
 _NAMES = ["train", "validation", "test"]
@@ -65,7 +66,7 @@ def split_of(job: Job, mapping: MappingSummary) -> dict[str, Any]:
         for scan, own in zip(scans, mapping.label_rows, strict=True)
     ]
     shares = (job.test_fraction, job.validation_fraction, job.test_where, job.validation_where)
-    return cast(dict[str, Any], msgspec.to_builtins(SplitRecord(job.seed, *shares, rows)))
+    return cast("dict[str, Any]", msgspec.to_builtins(SplitRecord(job.seed, *shares, rows)))
 
 
 def split_record(model: Model) -> SplitRecord:
@@ -132,7 +133,7 @@ class AskedSides:
         numbers = {}
         for place in asked:
             clients = rows.bound.scans[place[0]].clients
-            numbers[place] = np.concatenate([_numbers(cast(Sides, next(answers[client]))) for client in clients])
+            numbers[place] = np.concatenate([_numbers(cast("Sides", next(answers[client]))) for client in clients])
         nothing = np.zeros(1, np.int8)
         found = [
             numbers[place][base] if asked else np.zeros(len(base), np.int8)

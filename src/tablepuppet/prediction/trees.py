@@ -19,7 +19,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.prediction.model import Model
-from tablepuppet.protocol import Message
+from tablepuppet.protocol.base import Message
 from tablepuppet.transport.link import Link
 
 Bits = NDArray[np.uint8]
@@ -51,7 +51,7 @@ def ask_bits(
         for number, rule in enumerate(block.splits):
             own[number] = not rule.null_left
     for part, rows, place in parts:
-        right = cast(RowBits, next(answers[part.client])).right
+        right = cast("RowBits", next(answers[part.client])).right
         if right.shape != (keys[part.block], (len(rows) + 8) // 8 if keys[part.block] else 0):
             raise ModelError(f"client {part.client} does not answer every split of its part of the model")
         if keys[part.block]:

@@ -1,11 +1,7 @@
-"""What every message is, what it declares, and the three that belong to no stage.
+"""What every message is, what its fields disclose, and the two answers that any request may have.
 
-A message is a frozen struct that rejects unknown fields. Arrays in it are typed here by what they hold. Beside its
-fields, a message declares two things as data on its class:
-
-    stage       of a request: which step of a job it is. Policies and contracts decide by it; a request without one is
-                refused by every client.
-    discloses   what its fields tell whom about what. The meter counts these disclosures as it counts bytes.
+A message is a frozen struct that rejects unknown fields. Beside its fields it declares, as data on its class
+(`discloses`), what they tell whom about what. The meter counts these disclosures as it counts bytes.
 """
 
 from __future__ import annotations
@@ -14,45 +10,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
-
-Stage = Literal[
-    "schema",  # which columns a table has
-    "scan",  # which expressions will be read, of which rows
-    "propose",  # the contract, before anything is read
-    "count",  # how many rows a scan has
-    "groups",  # tokens of groups that other clients may have too
-    "sum groups",  # their figures, under masks
-    "hold groups",
-    "keys",
-    "blind",  # keys of other owners, by a secret of one's own
-    "classes",  # what the label is
-    "labels",
-    "weights",
-    "find ids",  # which texts are ids, where several clients must agree on it
-    "part",  # which rows take part how often: statistics of features
-    "summed statistics",
-    "encode",
-    "start",
-    "sketch",  # values and categories that clients of one table make common bins from
-    "start trees",
-    "check trees",  # which splits are better, sums per bin, bits of splits
-    "figure",  # one number of a part, for the first step
-    "second moments",
-    "seal",  # the last masked sum once more
-    "step",  # of the algorithm
-    "combine",  # what clients of one table agree on between two steps
-    "settle",  # parameters become those that the server computes with
-    "evaluate",
-    "keep",
-    "release",
-    "hold",  # parameters stay with their owner
-    "pool",  # features leave as they are: the centralised baseline
-    "score",
-    "score own",  # by a part that the owner holds
-    "identify",  # key values beside predictions
-    "sides",  # of the split that a model was trained with, beside predictions
-    "close",
-]
 
 What = Literal[
     "row count",
@@ -110,7 +67,6 @@ FieldDisclosures = tuple[FieldDisclosure, ...] | None  # None: not declared; ():
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, kw_only=True):
     """Base of all messages; the tag is the class name."""
 
-    stage: ClassVar[Stage | None] = None
     discloses: ClassVar[FieldDisclosures] = None
     repeats: ClassVar[bool] = False  # whether the answer says again what the last one said
     keeps_trail: ClassVar[bool] = False  # whether predictions come with inner products of θ and all directions so far
@@ -120,14 +76,6 @@ class Done(Message, frozen=True):
     """The answer to a request that only asks for an action."""
 
     discloses: ClassVar[FieldDisclosures] = ()
-
-
-class CloseJob(Message, frozen=True):
-    """Forget everything about a job. → Done"""
-
-    stage: ClassVar[Stage] = "close"
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
 
 
 class Failure(Message, frozen=True):

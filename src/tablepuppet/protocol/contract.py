@@ -2,7 +2,7 @@
 
 It is data: the owner's scans with the role of every expression, the algorithm with its options, how often what is told
 to whom, and under which noise. Its hash names it in logs and approvals. The client that agreed to it answers what it
-says, and nothing else (client/contract_enforcement.py).
+says, and nothing else (owner/enforcement.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -18,12 +18,25 @@ import numpy as np
 from tablepuppet.arrays import Array
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy, KeyMode, LabelPrivacy, PredictionPrivacy
-from tablepuppet.protocol.base import FieldDisclosures, Message, Stage
-from tablepuppet.protocol.features import Encoder
-from tablepuppet.protocol.setup import Folds, Merges
+from tablepuppet.protocol.columns import Encoder, Merges
 
 Purpose = Literal["train", "explain", "profile", "predict", "evaluate"]
+
+
 Role = Literal["key", "feature", "label", "weight", "split", "identifier"]
+
+
+FoldBy = Literal["row", "group", "time"]
+
+
+class Folds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the label's rows are shared out for cross-validation."""
+
+    count: int
+    by: FoldBy = "row"
+    column: str | None = None  # of groups that stay together, or of a time: over the label's table
+
+
 # Joined rows in a batch where the user does not say: N/40, at least 16 and at most 10,240. The ten epochs that are the
 # default are then some 400 steps on any table up to 400,000 rows, and N/1,024 on larger ones, where every batch costs
 # a round trip (docs/decisions/0033).
@@ -190,26 +203,6 @@ def fingerprint(encoders: Sequence[Encoder], theta: Array, spec: ModelSpec, outp
 
 def _plain(value: Any) -> Any:
     return [value.shape, value.astype(np.int64 if value.dtype.kind == "i" else np.float64).tobytes().hex()]
-
-
-class ProposeContract(Message, frozen=True):
-    """Will you keep to this? Nothing is read before you agree. → Agreement"""
-
-    stage: ClassVar[Stage] = "propose"
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    contract: Contract
-
-
-class Agreement(Message, frozen=True):
-    """Agreed, or waiting for a person; a refusal is a Failure that names the rule."""
-
-    discloses: ClassVar[FieldDisclosures] = ()
-    contract: str  # its hash
-    is_agreed: bool
-    waits_for: str = ""  # who decides, where a person does
-    least_rows: int = 1  # fewer are not told apart by figures that whoever asks is shown
-    figures_key: bytes = b""  # by which these are rounded, the same in all jobs
 
 
 _ROLES = {

@@ -46,7 +46,7 @@ from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.errors import TransportError
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.plan.private import PrivatePlan
-from tablepuppet.protocol import Message
+from tablepuppet.protocol.base import Message
 from tablepuppet.server.union import UnionOperator, clients_of
 from tablepuppet.tables.binning import merged_bins, merged_public_bins
 
@@ -98,7 +98,7 @@ class TreeRounds:
         started = self.union.ask(start, "setup")
         kinds, earlier = [], []
         for number, block in enumerate(self.union.blocks):
-            answers = [cast(TreesStarted, started[p.number][0]) for p in block]
+            answers = [cast("TreesStarted", started[p.number][0]) for p in block]
             earlier.append(self._earlier(number, block, [a.right for a in answers]))
             kinds.append(answers[0].kinds if answers else np.zeros(0, np.uint8))
             if self.options.is_random:
@@ -151,7 +151,7 @@ class TreeRounds:
             elif number in self.books:
                 pending[number] = self._objections(number, checks[number][0], [answers[p.number][0] for p in block])
             else:
-                found[number] = cast(TreeObjections, answers[block[0].number][0]).found
+                found[number] = cast("TreeObjections", answers[block[0].number][0]).found
         asked_for = {number: keys for number, (_, keys) in pending.items()}
         bits = self._bits(asked_for)
         for number, (kept, _) in pending.items():
@@ -166,7 +166,7 @@ class TreeRounds:
         bins = {}
         for number, block in enumerate(self.union.blocks):
             if len(block) > 1:
-                sketches = [cast(FeatureSketches, answers[p.number][0]).columns for p in block]
+                sketches = [cast("FeatureSketches", answers[p.number][0]).columns for p in block]
                 if len({len(s) for s in sketches}) > 1:
                     raise TransportError(f"{clients_of(block)} hold vectors of different lengths; make them equal")
                 columns = list(zip(*sketches, strict=True))
@@ -193,7 +193,7 @@ class TreeRounds:
     def _objections(self, number: int, check: Check, answers: Sequence[Message]) -> tuple[list[Objection], list[Key]]:
         book = self.books[number]
         book.add_unions(check.unions)
-        sums = [cast(TreeSums, a).values for a in answers]
+        sums = [cast("TreeSums", a).values for a in answers]
         shapes = {tuple(v.shape for v in own) for own in sums}
         if len(shapes) > 1:
             raise TransportError(f"{clients_of(self.union.blocks[number])} answer with sums of different sizes")
@@ -231,7 +231,7 @@ class TreeRounds:
         found = {}
         for number, own in keys.items():
             block = self.union.blocks[number]
-            told_ = [cast(RevealedKeys, answers[p.number][0]).keys for p in block] if own else []
+            told_ = [cast("RevealedKeys", answers[p.number][0]).keys for p in block] if own else []
             sides = [_joined(block, [keys_[k] for keys_ in told_]) for k in range(len(own))]
             found[number] = [self._told_as(number, key, side) for key, side in zip(own, sides, strict=True)]
         return found

@@ -25,20 +25,14 @@ from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Server
 from tablepuppet.algorithms.shape import POWER_ROUNDS
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PrivacyError, TransportError
+from tablepuppet.exchanges.features import FeatureNames
+from tablepuppet.exchanges.start import MultiplyGram, SendFigures
+from tablepuppet.exchanges.steps import Seal
 from tablepuppet.mapping.mapping import Part, TableMapping
 from tablepuppet.privacy.masks import LARGEST, MaskKey, from_integers
 from tablepuppet.privacy.options import Privacy
-from tablepuppet.protocol import (
-    Combined,
-    FeatureNames,
-    Masked,
-    Message,
-    MultiplyGram,
-    Partial,
-    Predictions,
-    Seal,
-    SendFigures,
-)
+from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.steps import Combined, Masked, Partial, Predictions
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.meter import Phase
 
@@ -160,7 +154,7 @@ class UnionOperator:
         for part in self.parts:
             if not self.is_masked[part.block]:
                 continue
-            key = cast(FeatureNames, opened[part.number][0]).key
+            key = cast("FeatureNames", opened[part.number][0]).key
             if key is None:
                 raise PrivacyError(
                     f"client {part.client} shares no secret with the other clients, without which sums over "
@@ -220,7 +214,7 @@ class UnionOperator:
         for block in self.blocks:
             answered = [answers[p.number][0] for p in block if p.number in answers]
             with _naming(block):
-                scales = None if is_settled(answered) else wanted_scales(cast(list[Masked], answered))
+                scales = None if is_settled(answered) else wanted_scales(cast("list[Masked]", answered))
             if scales is not None:
                 again += [(p, Seal(job=self.job, part=p.number, scales=scales)) for p in block]
         return answers | self.exchange(again, phase)
@@ -237,7 +231,7 @@ class UnionOperator:
         return update.kind(job=self.job, part=part.number, **arrays, **update.common)
 
     def _gather(self, block: Sequence[Part], width: int, answers: dict[int, list[Message]]) -> BlockAnswer:
-        received = [cast(Predictions, answers[p.number][0]) for p in block]
+        received = [cast("Predictions", answers[p.number][0]) for p in block]
         if not received:
             return BlockAnswer(np.zeros((0, width)), np.zeros(0))
         values = received[0].values if len(received) == 1 else np.concatenate([r.values for r in received])

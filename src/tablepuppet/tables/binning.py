@@ -29,7 +29,7 @@ from tablepuppet.algorithms.boosting.bins import (
 from tablepuppet.algorithms.boosting.messages import CategorySketch, NumberSketch, Sketch, SplitRule
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import ModelError, SourceError, TransportError
-from tablepuppet.protocol import ColumnInfo
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow_texts, numbers, numpy_of, strings
 
 _UNSEEN = 255  # the code of a category that nobody knows

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes, RowNumbers, floats
 from tablepuppet.errors import SourceError
-from tablepuppet.protocol import ColumnInfo, Kind
+from tablepuppet.protocol.columns import ColumnInfo, Kind
 from tablepuppet.threads import over_rows
 
 T = TypeVar("T", bound=np.generic)

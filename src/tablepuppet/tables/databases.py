@@ -27,7 +27,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from tablepuppet.errors import SourceError
-from tablepuppet.protocol import ColumnInfo
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables import duckdb_file, duckdb_source
 from tablepuppet.tables.adbc import DRIVERS, Adbc
 from tablepuppet.tables.files import STORES, WEB, open_remote

@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 
 from tablepuppet.errors import SourceError
-from tablepuppet.protocol import ColumnInfo
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables.duckdb_source import MOST_HELD, RELATION, DuckSource, created, literal, quoted, reason
 
 log = logging.getLogger(__name__)

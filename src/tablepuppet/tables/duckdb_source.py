@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from tablepuppet.errors import SourceError
 from tablepuppet.memory import memory_limit
-from tablepuppet.protocol import ColumnInfo
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables.columns import column_info, is_float_list
 from tablepuppet.tables.long_columns import put_together
 

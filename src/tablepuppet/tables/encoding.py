@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import JobError, SourceError, TransportError
 from tablepuppet.models.features import Features
-from tablepuppet.protocol import (
+from tablepuppet.protocol.columns import (
     CategoryEncoder,
     CategoryStatistics,
     ColumnInfo,

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array, Integers, RowNumbers
 from tablepuppet.errors import SourceError
 from tablepuppet.privacy.masks import exponent_of, fraction_bits, to_integers
-from tablepuppet.protocol import ColumnInfo, scales_of
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables.columns import numpy_of
 from tablepuppet.tables.grouped_queries import GroupedQuery, State
 from tablepuppet.tables.tokens import SIZE, canonical, to_points, tokens
@@ -300,3 +300,20 @@ def _between(squares: tuple[Array, Array], total: tuple[Array, Array], count: Ar
     """Σ s²/n − (Σ s)²/Σ n: how far the clients' means lie apart."""
     mean = _squared_over(*total, np.maximum(count, 1.0))
     return np.maximum((squares[0] - mean[0]) + (squares[1] - mean[1]), 0.0)
+
+
+def words_of(kind: str) -> tuple[int, int]:
+    """How many words a state takes: of sums, and of extremes.
+
+    >>> words_of("number integer"), words_of("number float"), words_of("spread float"), words_of("least date")
+    ((1, 0), (2, 0), (4, 0), (0, 2))
+    """
+    name, _, what = kind.partition(" ")
+    if name == "spread":
+        return 4, 0
+    return ((2 if what == "float" else 1), 0) if name == "number" else (0, 2)
+
+
+def scales_of(kind: str) -> int:
+    """How many scales clients agree on for a state."""
+    return {"spread float": 2, "number float": 1}.get(kind, 0)

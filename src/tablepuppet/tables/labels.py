@@ -1,7 +1,7 @@
 """Labels: what they are, one number per row, and its sample weight; each row's side of the split is split.py's.
 
-In: the label column of a scan. Out: LabelSummary, then Labels (messages/): class
-numbers or numbers as float64, NaN where the label is missing.
+In: the label column of a scan. Out: what it is, then class numbers or numbers as float64, NaN where the label is
+missing.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers, fixed
 from tablepuppet.errors import MappingError
 from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
-from tablepuppet.protocol import ColumnInfo, Labels, LabelSummary, Weights
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables.columns import (
     NUMBER_KINDS,
     STRING_KINDS,
@@ -67,7 +68,23 @@ class LabelNoise:
         return privatise(values, self.privacy, classes, uniform_numbers(self.secret, named, rows, values))
 
 
-def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bool = True) -> LabelSummary:
+class LabelDescription(NamedTuple):
+    """What the label of a table is."""
+
+    kind: Literal["number", "boolean", "class"]
+    classes: list[str | float]  # distinct values; numbers only if there are at most 1000
+    missing: int
+
+
+class LabelValues(NamedTuple):
+    """One label per row, and which rows are held out."""
+
+    values: Array
+    is_test: NDArray[np.bool_]
+    is_validation: NDArray[np.bool_] | None
+
+
+def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bool = True) -> LabelDescription:
     """The kind of the label and its distinct values (numbers: only if there are at most 1000)."""
     if info.kind in STRING_KINDS:
         distinct = pc.unique(pc.cast(column, pa.large_string())).drop_null()
@@ -77,19 +94,19 @@ def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bo
                 f"at most {MAX_STRING_CLASSES:,} are allowed. Group them with CASE, or choose another label"
             )
         ordered = distinct.take(pc.sort_indices(distinct)).to_pylist()
-        return LabelSummary(kind="class", classes=ordered, missing=column.null_count)
+        return LabelDescription(kind="class", classes=ordered, missing=column.null_count)
     is_whole = pa.types.is_integer(column.type)  # few different ones, mostly
     values = _label_numbers(pa.chunked_array([_different(column)]) if is_whole else column, info)
     absent = int(np.isnan(values).sum())
     missing = column.null_count if is_whole else absent
     if info.kind == "boolean":
-        return LabelSummary(kind="boolean", classes=[0.0, 1.0], missing=missing)
+        return LabelDescription(kind="boolean", classes=[0.0, 1.0], missing=missing)
     if not wants_classes:
-        return LabelSummary(kind="number", missing=missing)
+        return LabelDescription(kind="number", classes=[], missing=missing)
     present = np.sort(values)[: len(values) - absent]  # NaN comes last
     found = present[np.append(True, present[1:] != present[:-1])[: len(present)]]
     classes: list[str | float] = found.tolist() if len(found) <= MAX_NUMBER_CLASSES else []
-    return LabelSummary(kind="number", classes=classes, missing=missing)
+    return LabelDescription(kind="number", classes=classes, missing=missing)
 
 
 def read_labels(
@@ -99,7 +116,7 @@ def read_labels(
     sides: Split,
     order: RowNumbers | None = None,
     noise: LabelNoise | None = None,
-) -> Labels:
+) -> LabelValues:
     """One label per row: its position in `classes`, or (None) the number itself; and which side the row is on.
 
     `order`: the position that each row has at its owner, where rows are shown in another order. `noise`: what is done
@@ -124,10 +141,12 @@ def read_labels(
         values = noise.applied(values, None if classes is None else len(classes), order)
     is_test = sides.test(len(column), order)
     values = fixed(values) if values.flags.owndata else values
-    return Labels(values=values, is_test=fixed(is_test), is_validation=sides.validation(len(column), order, is_test))
+    return LabelValues(
+        values=values, is_test=fixed(is_test), is_validation=sides.validation(len(column), order, is_test)
+    )
 
 
-def read_weights(column: pa.ChunkedArray, info: ColumnInfo) -> Weights:
+def read_weights(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
     """One sample weight per row."""
     if info.kind not in ("integer", "float", "decimal", "boolean"):
         raise MappingError(f"weight {info.name} has type {info.detail or info.kind}; a weight is a number. CAST it")
@@ -137,7 +156,7 @@ def read_weights(column: pa.ChunkedArray, info: ColumnInfo) -> Weights:
             f"weight {info.name} is negative or infinite in some row; weights are numbers from 0 up. Leave such rows "
             "out by WHERE, or use a CASE expression"
         )
-    return Weights(values=values)
+    return values
 
 
 def _label_numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
@@ -158,7 +177,7 @@ def _string_classes(column: pa.ChunkedArray, info: ColumnInfo, classes: list[str
     if known.null_count:
         raise _unknown_class(info)
     table = np.append(numpy_of(known).astype(np.float64), np.nan)  # the last entry is for −1: NULL
-    return cast(Array, table[codes])
+    return cast("Array", table[codes])
 
 
 def _number_classes(values: Array, info: ColumnInfo, classes: list[str | float]) -> Array:

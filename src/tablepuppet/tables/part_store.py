@@ -29,7 +29,7 @@ from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.errors import ModelError, PolicyError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.output_files import reason
-from tablepuppet.protocol import ColumnInfo, Encoder, IdEncoder, NumberEncoder
+from tablepuppet.protocol.columns import ColumnInfo, Encoder, IdEncoder, NumberEncoder
 from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS
 
 log = logging.getLogger(__name__)

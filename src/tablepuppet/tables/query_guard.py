@@ -21,7 +21,7 @@ from sqlglot.errors import SqlglotError
 from sqlglot.lineage import Node, lineage
 
 from tablepuppet.errors import PolicyError, did_you_mean
-from tablepuppet.protocol import ColumnInfo
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables import duckdb_source
 from tablepuppet.tables.guard import (
     FUNCTIONS,

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from tablepuppet.errors import SourceError
-from tablepuppet.protocol import ColumnInfo
+from tablepuppet.protocol.columns import ColumnInfo
 
 
 class Source(Protocol):

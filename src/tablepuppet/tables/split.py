@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import JobError, MappingError
-from tablepuppet.protocol import ColumnInfo
-from tablepuppet.protocol.setup import FoldBy
+from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.protocol.contract import FoldBy
 from tablepuppet.tables.columns import (
     NUMBER_KINDS,
     holds_of,

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array, Codes, RowNumbers, floats, pieces
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.models.features import count_by_code
-from tablepuppet.protocol import CategoryStatistics, ColumnInfo, IdStatistics, NumberStatistics, Statistics
+from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, IdStatistics, NumberStatistics, Statistics
 from tablepuppet.tables.columns import (
     NUMBER_KINDS,
     STRING_KINDS,
@@ -85,11 +85,11 @@ def without_moments(statistics: Statistics) -> Statistics:
 def merge(parts: Sequence[Statistics]) -> Statistics:
     """The statistics of all parts together (Chan's parallel formula; categories sorted by code point)."""
     if all(isinstance(part, NumberStatistics) for part in parts):
-        return _merge_numbers(cast(Sequence[NumberStatistics], parts))
+        return _merge_numbers(cast("Sequence[NumberStatistics]", parts))
     if all(isinstance(part, CategoryStatistics) for part in parts):
-        return _merge_categories(cast(Sequence[CategoryStatistics], parts))
+        return _merge_categories(cast("Sequence[CategoryStatistics]", parts))
     if all(isinstance(part, IdStatistics) for part in parts):
-        return _merge_ids(cast(Sequence[IdStatistics], parts))
+        return _merge_ids(cast("Sequence[IdStatistics]", parts))
     if not any(isinstance(part, NumberStatistics) for part in parts):
         raise TransportError(
             "some clients of one table take a text for an id that stays with its owner, and others for a category; "

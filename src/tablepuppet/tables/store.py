@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from functools import partial
 from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import SourceError, TransportError
-from tablepuppet.protocol import ColumnInfo, OpenScan, ScanSchema, SumGroups, TableSchema
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables.columns import holds_of
 from tablepuppet.tables.conditions import Condition, conditions_of, conditions_of_query
 from tablepuppet.tables.duckdb_source import quoted
@@ -37,7 +38,18 @@ from tablepuppet.tables.row_sets import row_keys
 from tablepuppet.tables.singling_out import expressions_of_query, few_match, joins_of_query, singles_out
 from tablepuppet.tables.source import Source
 
+if TYPE_CHECKING:
+    from tablepuppet.exchanges.groups import SumGroups
+    from tablepuppet.exchanges.schema import OpenScan
+
 _PIECE = 1 << 18  # rows that are looked at together
+
+
+class TableDescription(NamedTuple):
+    """A table's columns, and a stamp that is another one whenever the table may have changed."""
+
+    columns: list[ColumnInfo]
+    stamp: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +144,7 @@ class ClientTables:
     def names(self) -> list[str]:
         return sorted(self._sources)
 
-    def describe(self, table: str, query: str | None = None) -> TableSchema:
+    def describe(self, table: str, query: str | None = None) -> TableDescription:
         """The columns of a table, or of what a query over this client's tables gives."""
         with self._lock:
             source = self._source(table, query)
@@ -140,9 +152,9 @@ class ClientTables:
             stamp = source.stamp()
             # A figure for comparison: paths, times and transactions are the owner's business.
             shown = b"" if stamp is None else hmac.digest(self._secret, f"{table} {stamp}".encode(), "sha256")[:16]
-            return TableSchema(columns=columns, stamp=shown)
+            return TableDescription(columns, shown)
 
-    def open_scan(self, request: OpenScan) -> ScanSchema:
+    def open_scan(self, request: OpenScan) -> list[ColumnInfo]:
         """Checks a scan's expressions and says their types; reads nothing."""
         with self._lock:
             source = self._source(request.table, request.query)
@@ -155,7 +167,7 @@ class ClientTables:
             self._scans[request.job, request.scan] = _Scan(
                 source, expressions, filter, columns, name=f"{read} {filter}", table=request.table
             )
-            return ScanSchema(columns=columns)
+            return columns
 
     def scan(self, job: str, scan: int) -> pa.Table:
         """The rows of an open scan, columns c0, c1, …: read at the first call, kept until they are let go."""

@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import PolicyError, SourceError
 from tablepuppet.privacy.options import KeyMode
-from tablepuppet.protocol import ColumnInfo
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables.columns import CloseNumbers, arrow, as_before, in_one_piece, numpy_of
 from tablepuppet.tables.duckdb_source import silence
 from tablepuppet.tables.row_ids import in_order

@@ -8,8 +8,8 @@ at once, and the round ends with the last answer.
 client: copies, or what nobody can change (arrays.fixed).
 
 Nothing that a client sends is used before it is what it can honestly be: `AnswerChecks`, or an error that names the
-client, the message and the field (protocol/rules.py has the rules). A question about what a run fixes (columns, keys,
-labels) that is asked again must be answered as it was: a digest of the first answer is kept.
+client, the message and the field (exchanges/ has the rules). A question about what a run fixes (columns, keys, labels)
+that is asked again must be answered as it was: a digest of the first answer is kept.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-import tablepuppet.protocol.table_rules
-import tablepuppet.protocol.training_rules  # noqa: F401  they declare rules
 from tablepuppet import errors
-from tablepuppet import protocol as m
-from tablepuppet.algorithms.registry import RESPONSES, remedy
+from tablepuppet.algorithms.registry import remedy
 from tablepuppet.errors import TransportError
+from tablepuppet.exchanges.registry import EXCHANGES, RESPONSES, check_answer
+from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.formatting import printable
 from tablepuppet.memory import memory_limit
-from tablepuppet.protocol import CloseJob, Failure, Message
+from tablepuppet.protocol.base import Failure, Message
+from tablepuppet.protocol.bounds import Known, WrongError
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
-from tablepuppet.protocol.rules import Known, WrongError, check
 from tablepuppet.threads import later
 from tablepuppet.transport.meter import Meter, Phase
 
@@ -200,7 +199,6 @@ class _Way:
             self.is_plain, self.untimed, self._tried = self._in_threads >= _WON * cpu, _LONG, 0
 
 
-_FIXED = (m.OpenScan, m.CountRows, m.SendKeys, m.DescribeLabels, m.SendLabels, m.SendWeights)
 _ROW = 16  # bytes that the server needs for a row, at least
 
 
@@ -217,8 +215,8 @@ class AnswerChecks:
         self,
         down: Mapping[str, Sequence[Frame]],
         up: Mapping[str, Sequence[Frame]],
-        requests: Mapping[str, Sequence[m.Message]],
-        answers: Mapping[str, Sequence[m.Message]],
+        requests: Mapping[str, Sequence[Message]],
+        answers: Mapping[str, Sequence[Message]],
     ) -> None:
         """Refuses the round if any answer is none."""
         for client, given in answers.items():
@@ -237,9 +235,9 @@ class AnswerChecks:
             known.close(job)
         self._digests.clear()
 
-    def _check(self, client: str, request: m.Message, answer: m.Message, known: Known) -> None:
+    def _check(self, client: str, request: Message, answer: Message, known: Known) -> None:
         try:
-            check(request, answer, known)
+            check_answer(request, answer, known)
         except WrongError as wrong:
             name = f"{type(answer).__name__}.{wrong.field}" if wrong.field in answer.__struct_fields__ else wrong.field
             if wrong.diverged:
@@ -255,13 +253,13 @@ class AnswerChecks:
     def _commit(
         self,
         client: str,
-        requests: Sequence[m.Message],
+        requests: Sequence[Message],
         down: Sequence[Frame],
         up: Sequence[Frame],
-        answers: Sequence[m.Message],
+        answers: Sequence[Message],
     ) -> None:
         for request, asked, answered, answer in zip(requests, down, up, answers, strict=True):
-            if not isinstance(request, _FIXED) or isinstance(answer, m.Failure):
+            if not EXCHANGES[type(request)].is_fixed or isinstance(answer, Failure):
                 continue
             digest = later(_digest, answered)  # while the answer is made use of: nobody asks again soon
             first = self._digests.setdefault((client, _digest(asked)), digest)

@@ -15,7 +15,7 @@ import msgspec
 
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import folded, fragment, size, table
-from tablepuppet.protocol import Message, disclosures
+from tablepuppet.protocol.base import Message, disclosures
 from tablepuppet.protocol.codec import Frame
 
 Phase = Literal["setup", "training", "evaluation"]

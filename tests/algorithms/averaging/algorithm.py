@@ -26,7 +26,8 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
-from tablepuppet.protocol import Combined, FieldDisclosure, FieldDisclosures, Message, Partial, Predictions, Stage
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.steps import Combined, Partial, Predictions
 
 
 class Averaging(AlgorithmOptions, frozen=True, tag="averaging"):
@@ -42,7 +43,6 @@ class Averaging(AlgorithmOptions, frozen=True, tag="averaging"):
 class AveragingUpdate(Message, frozen=True):
     """Y of all train rows. → Predictions | Partial | Masked"""
 
-    stage: ClassVar[Stage] = "step"
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
     job: str
     part: int

@@ -26,7 +26,7 @@ from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy
-from tablepuppet.protocol import Done
+from tablepuppet.protocol.base import Done
 
 _SINGLE = 4  # bytes of what is kept per joined row, where that only steers it
 _ITERATED = 120e-9  # CPU seconds of a joined row

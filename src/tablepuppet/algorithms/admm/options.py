@@ -10,7 +10,7 @@ import msgspec
 from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message, Stage
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
 
 
 class Admm(AlgorithmOptions, frozen=True, tag="admm"):
@@ -88,7 +88,6 @@ class Admm(AlgorithmOptions, frozen=True, tag="admm"):
 class AdmmUpdate(Message, frozen=True):
     """Y of all train rows, and the weight of G‖h‖²/2. → Predictions | Partial | Masked"""
 
-    stage: ClassVar[Stage] = "step"
     keeps_trail: ClassVar[bool] = True
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
     job: str

@@ -8,7 +8,7 @@ from typing import ClassVar
 from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message, Stage
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
 
 
 class Als(AlgorithmOptions, frozen=True, tag="als"):
@@ -39,7 +39,6 @@ class Als(AlgorithmOptions, frozen=True, tag="als"):
 class AlsUpdate(Message, frozen=True):
     """The gradient and the curvature of the loss by h of each row, given the other tables. → Predictions | Partial"""
 
-    stage: ClassVar[Stage] = "step"
     discloses: ClassVar[FieldDisclosures] = (
         FieldDisclosure("signal", "signals", is_per_row=True),
         FieldDisclosure("curvature", "curvatures", is_per_row=True),

@@ -7,13 +7,12 @@ from typing import Any
 import tablepuppet.algorithms.boosting.answer_rules  # noqa: F401  it declares what answers must be
 from tablepuppet.algorithms.algorithm import Algorithm, Disclosure
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
-from tablepuppet.algorithms.boosting import messages
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.traffic import tree_seconds, tree_waves
 from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape, Wave
 from tablepuppet.errors import TransportError
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.protocol import Done
+from tablepuppet.protocol.base import Done
 
 
 class BoostingAlgorithm(Algorithm[Boosting]):
@@ -22,8 +21,6 @@ class BoostingAlgorithm(Algorithm[Boosting]):
     options = Boosting
     summary = "boosted trees: those of a histogram booster on the joined table, in two rounds a tree or fewer"
     own_model = "boosted"
-    own_requests = messages.REQUESTS
-    answers = messages.RESPONSES
     epoch = "tree"
     epochs = 1
     remedy = "use a smaller learning_rate, or bits = 32"

@@ -1,4 +1,4 @@
-"""What answers about boosted trees must be (rules.py): sizes follow from the part's rows and from what was asked."""
+"""What answers about boosted trees must be: sizes follow from the part's rows and from what was asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet import protocol as m
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.exchange import (
     FEW,
@@ -19,15 +18,14 @@ from tablepuppet.algorithms.boosting.exchange import (
     Objections,
     digits_of,
 )
-from tablepuppet.protocol.rules import (
+from tablepuppet.protocol.bounds import (
     LONGEST_TEXT,
     MOST_CATEGORIES,
     MOST_COLUMNS,
     Known,
-    Part,
-    answered_by,
-    array,
-    finite,
+    KnownPart,
+    check_array,
+    check_finite,
     is_number,
     require,
 )
@@ -38,8 +36,7 @@ _TRUTHS = frozenset("b")
 _CODES = 256  # of a column in bins
 
 
-@answered_by(trees.SketchFeatures, trees.FeatureSketches)
-def _sketches(request: trees.SketchFeatures, answer: trees.FeatureSketches, known: Known) -> None:
+def check_sketches(request: trees.SketchFeatures, answer: trees.FeatureSketches, known: Known) -> None:
     require(len(answer.columns) <= MOST_COLUMNS, "columns", f"are more than {MOST_COLUMNS:,}")
     part = known.part(request)
     if part is not None and part.columns and all(info.kind != "vector" for info in part.columns):
@@ -47,9 +44,9 @@ def _sketches(request: trees.SketchFeatures, answer: trees.FeatureSketches, know
         require(numbers == [is_number(info) for info in part.columns], "columns", "are of other types than before")
     for column in answer.columns:
         if isinstance(column, trees.NumberSketch):
-            array(column.values, "columns.values", (None,))
+            check_array(column.values, "columns.values", (None,))
             require(len(column.values) <= request.bins, "columns.values", f"are more than the {request.bins} asked for")
-            finite(column.values, "columns.values")
+            check_finite(column.values, "columns.values")
             count = len(column.values)
         else:
             count = len(column.categories)
@@ -57,20 +54,19 @@ def _sketches(request: trees.SketchFeatures, answer: trees.FeatureSketches, know
             short = all(len(c) <= LONGEST_TEXT for c in column.categories)
             require(short, "columns.categories", "hold a text too long")
             require(len(set(column.categories)) == count, "columns.categories", "name one category twice")
-        array(column.weights, "columns.weights", (count,))
-        finite(column.weights, "columns.weights")
+        check_array(column.weights, "columns.weights", (count,))
+        check_finite(column.weights, "columns.weights")
         require(bool((column.weights >= 0).all()), "columns.weights", "hold a negative number")
 
 
-@answered_by(trees.StartTrees, trees.TreesStarted)
-def _started(request: trees.StartTrees, answer: trees.TreesStarted, known: Known) -> None:
-    array(answer.kinds, "kinds", (None,), kinds=_BYTES)
+def check_started(request: trees.StartTrees, answer: trees.TreesStarted, known: Known) -> None:
+    check_array(answer.kinds, "kinds", (None,), kinds=_BYTES)
     require(len(answer.kinds) <= MOST_COLUMNS, "kinds", f"are more than {MOST_COLUMNS:,}")
     require(bool(np.isin(answer.kinds, (NUMBER, ONE_HOT, *SETS)).all()), "kinds", "hold one that there is not")
     is_random = request.algorithm.is_random
     wanted = len(answer.kinds) if is_random or request.bins is not None else 0
-    array(answer.has_missing, "has_missing", (wanted,), kinds=_TRUTHS)
-    array(answer.sizes, "sizes", (len(answer.kinds) if is_random else 0,), kinds=_WHOLE)
+    check_array(answer.has_missing, "has_missing", (wanted,), kinds=_TRUTHS)
+    check_array(answer.sizes, "sizes", (len(answer.kinds) if is_random else 0,), kinds=_WHOLE)
     require(bool(((answer.sizes >= 1) & (answer.sizes <= _CODES)).all()), "sizes", "are none of bins")
     sent = None if request.bins is None else [bins.size for bins in request.bins]
     require(not is_random or sent in (None, answer.sizes.tolist()), "sizes", "are not those of the bins that were sent")
@@ -79,7 +75,7 @@ def _started(request: trees.StartTrees, answer: trees.TreesStarted, known: Known
     count = len(answer.right) if isinstance(request.before, str) else len(request.before)
     require(len(answer.right) == count, "right", "is not of the splits that were sent")
     for right in answer.right:
-        array(right, "right", (_bytes(known_rows),), kinds=_BYTES)
+        check_array(right, "right", (_bytes(known_rows),), kinds=_BYTES)
     require(answer.limit is None or answer.limit >= 0, "limit", "is negative")
     part = known.part(request)
     if part is not None:
@@ -87,27 +83,26 @@ def _started(request: trees.StartTrees, answer: trees.TreesStarted, known: Known
         part.bins = None if request.bins is None else sum(bins.size for bins in request.bins)
 
 
-@answered_by(trees.CheckTrees, trees.TreeObjections)
-def _objections(request: trees.CheckTrees, answer: trees.TreeObjections, known: Known) -> None:
+def check_objections(request: trees.CheckTrees, answer: trees.TreeObjections, known: Known) -> None:
     found = answer.found
-    array(found.tree, "found.tree", (None,), kinds=_WHOLE)
+    check_array(found.tree, "found.tree", (None,), kinds=_WHOLE)
     count = len(found.tree)
     for name, kinds in (("node", _WHOLE), ("gain", frozenset("f")), ("key", _WHOLE)):
-        array(getattr(found, name), f"found.{name}", (count,), kinds=kinds)
+        check_array(getattr(found, name), f"found.{name}", (count,), kinds=kinds)
     for name in ("to_left", "is_void"):
-        array(getattr(found, name), f"found.{name}", (count,), kinds=_TRUTHS)
-    finite(found.gain, "found.gain")
+        check_array(getattr(found, name), f"found.{name}", (count,), kinds=_TRUTHS)
+    check_finite(found.gain, "found.gain")
     part = known.part(request)
     _learn(found.keys, "found.keys", request.check, part)
     require(len({c.column for c in found.complete}) == len(found.complete), "found.complete", "names a column twice")
     for complete in found.complete:
         require(0 <= complete.column < len(request.check.columns), "found.complete.column", "is none of the part's")
-        array(complete.order, "found.complete.order", (None, None), kinds=_BYTES)
+        check_array(complete.order, "found.complete.order", (None, None), kinds=_BYTES)
         require(len(complete.order) <= _CODES, "found.complete.order", f"are more than {_CODES}")
     _against(found, request.check, part)
 
 
-def _against(found: Objections, check: Check, part: Part | None) -> None:
+def _against(found: Objections, check: Check, part: KnownPart | None) -> None:
     """Each objection is to a node that was asked about, once, and by a split that comes before the one it has."""
     if not len(found.tree):
         return
@@ -131,7 +126,7 @@ def _against(found: Objections, check: Check, part: Part | None) -> None:
     require(bool((found.gain[has_split] > 0).all()), "found.gain", "is not positive")
 
 
-def _learn(keys: list[Any], name: str, check: Check | None, part: Part | None) -> None:
+def _learn(keys: list[Any], name: str, check: Check | None, part: KnownPart | None) -> None:
     """Keys become known in the order in which both ends number them: the server's unions, then the client's own."""
     _bits_of(keys, name, part)
     if part is None:
@@ -152,18 +147,16 @@ def _learn(keys: list[Any], name: str, check: Check | None, part: Part | None) -
         part.keys.append((key.column, key.is_missing))
 
 
-@answered_by(trees.SumTrees, trees.TreeSums)
-def _sums(request: trees.SumTrees, answer: trees.TreeSums, known: Known) -> None:
+def check_sums(request: trees.SumTrees, answer: trees.TreeSums, known: Known) -> None:
     asked = request.check.trees
     require(len(answer.values) == len(asked), "values", f"are of {len(answer.values)} trees where {len(asked)} are due")
     part = known.part(request)
     bins = None if part is None else part.bins
     for values, tree in zip(answer.values, asked, strict=True):
-        array(values, "values", (int(np.count_nonzero(tree.left < 0)), bins, 2), kinds=_WHOLE)
+        check_array(values, "values", (int(np.count_nonzero(tree.left < 0)), bins, 2), kinds=_WHOLE)
 
 
-@answered_by(trees.RevealKeys, trees.RevealedKeys)
-def _revealed(request: trees.RevealKeys, answer: trees.RevealedKeys, known: Known) -> None:
+def check_revealed(request: trees.RevealKeys, answer: trees.RevealedKeys, known: Known) -> None:
     require(len(answer.keys) == len(request.keys), "keys", "are not those that were asked for")
     _bits_of(answer.keys, "keys", known.part(request))
     for asked, told in zip(request.keys, answer.keys, strict=True):
@@ -172,8 +165,7 @@ def _revealed(request: trees.RevealKeys, answer: trees.RevealedKeys, known: Know
         require(isinstance(told, NewColumn) == is_whole, "keys", "are not those that were asked for")
 
 
-@answered_by(trees.ReleaseSplits, trees.Splits)
-def _splits(request: trees.ReleaseSplits, answer: trees.Splits, known: Known) -> None:
+def check_splits(request: trees.ReleaseSplits, answer: trees.Splits, known: Known) -> None:
     require(len(answer.rules) == len(request.keys), "rules", "are not those that were asked for")
     for rule in answer.rules:
         require(rule.border is None or bool(np.isfinite(rule.border)), "rules.border", "is not finite")
@@ -182,29 +174,22 @@ def _splits(request: trees.ReleaseSplits, answer: trees.Splits, known: Known) ->
         require(short, "rules.left", "holds a text too long")
 
 
-@answered_by(trees.HoldSplits, m.Done)
-def _held(request: trees.HoldSplits, answer: m.Done, known: Known) -> None:
-    """There is nothing in it."""
-
-
-@answered_by(trees.AskRows, trees.RowBits)
-def _bits(request: trees.AskRows, answer: trees.RowBits, known: Known) -> None:
+def check_bits(request: trees.AskRows, answer: trees.RowBits, known: Known) -> None:
     shape = (len(request.rules), (len(request.rows) + 7) // 8) if request.rules else (0, 0)
-    array(answer.right, "right", shape, kinds=_BYTES)
+    check_array(answer.right, "right", shape, kinds=_BYTES)
 
 
-@answered_by(trees.AskOwnRows, trees.RowBits)
-def _own_bits(request: trees.AskOwnRows, answer: trees.RowBits, known: Known) -> None:
-    array(answer.right, "right", (None, None), kinds=_BYTES)
+def check_own_bits(request: trees.AskOwnRows, answer: trees.RowBits, known: Known) -> None:
+    check_array(answer.right, "right", (None, None), kinds=_BYTES)
     require(answer.right.shape[1] in (0, (len(request.rows) + 7) // 8), "right", "does not have a bit for every row")
 
 
-def _bytes(part: Part | None) -> int | None:
+def _bytes(part: KnownPart | None) -> int | None:
     """Bytes that hold a bit for every row of a part, the one that does not exist, and held-out rows."""
     return None if part is None or part.train is None else (part.train + 1 + part.test + 7) // 8
 
 
-def _bits_of(keys: list[Any], name: str, part: Part | None) -> None:
+def _bits_of(keys: list[Any], name: str, part: KnownPart | None) -> None:
     """A bit for every row of the part, the one that does not exist, and held-out rows."""
     rows = _bytes(part)
     width = MOST_COLUMNS if part is None or part.width is None else part.width
@@ -212,6 +197,6 @@ def _bits_of(keys: list[Any], name: str, part: Part | None) -> None:
         require(0 <= key.column < width, f"{name}.column", "is none of the part's")
         if isinstance(key, NewColumn):
             require(1 <= key.borders < _CODES - 1, f"{name}.borders", f"are not in 1..{_CODES - 2}")
-            array(key.digits, f"{name}.digits", (digits_of(key.borders), rows), kinds=_BYTES)
+            check_array(key.digits, f"{name}.digits", (digits_of(key.borders), rows), kinds=_BYTES)
         else:
-            array(key.right, f"{name}.right", (rows,), kinds=_BYTES)
+            check_array(key.right, f"{name}.right", (rows,), kinds=_BYTES)

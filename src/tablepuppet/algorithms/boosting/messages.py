@@ -20,7 +20,7 @@ from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol import FieldDisclosure, FieldDisclosures, Message, Stage
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
 
 
 class NumberSketch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -52,7 +52,6 @@ class _OfPart(Message, frozen=True):
 class _OfTrees(_OfPart, frozen=True):
     """About trees that the server has grown."""
 
-    stage: ClassVar[Stage] = "check trees"
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("check", "node sums", is_per_row=True),)
     check: Check
 
@@ -70,7 +69,6 @@ class _OfRows(Message, frozen=True):
 class SketchFeatures(_OfPart, frozen=True):
     """Sum up the columns of a part, so that the clients of its block can share bins. → FeatureSketches"""
 
-    stage: ClassVar[Stage] = "sketch"
     bins: int
 
 
@@ -82,7 +80,6 @@ class FeatureSketches(Message, frozen=True):
 class StartTrees(_OfPart, frozen=True):
     """Put the part's columns in bins, the given ones or its own. → TreesStarted"""
 
-    stage: ClassVar[Stage] = "start trees"
     algorithm: Boosting
     block: int
     name: str  # the block's
@@ -133,7 +130,6 @@ class TreeSums(Message, frozen=True):
 class RevealKeys(_OfPart, frozen=True):
     """Tell of these keys, or columns, where rows go; the block's clients chose them together. → RevealedKeys"""
 
-    stage: ClassVar[Stage] = "check trees"
     keys: list[Key]
 
 
@@ -191,7 +187,6 @@ class GrownTrees(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ReleaseSplits(_OfPart, frozen=True):
     """What do these keys mean? → Splits"""
 
-    stage: ClassVar[Stage] = "release"
     unions: list[Union]  # keys that were made after the last check
     keys: list[int]
 
@@ -204,7 +199,6 @@ class Splits(Message, frozen=True):
 class HoldSplits(_OfPart, frozen=True):
     """Keep what these keys mean, as a part of a model. → Done"""
 
-    stage: ClassVar[Stage] = "hold"
     unions: list[Union]
     keys: list[int]
     model: str
@@ -216,7 +210,6 @@ class HoldSplits(_OfPart, frozen=True):
 class AskRows(_OfRows, frozen=True):
     """Which of these rows go right at each of these splits? → RowBits"""
 
-    stage: ClassVar[Stage] = "score"
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("rules", "model"),)
     rules: list[SplitRule]
 
@@ -224,7 +217,6 @@ class AskRows(_OfRows, frozen=True):
 class AskOwnRows(_OfRows, frozen=True):
     """The same, at the splits of a model's part that you hold. → RowBits"""
 
-    stage: ClassVar[Stage] = "score own"
     model: str
     name: str
 
@@ -232,25 +224,3 @@ class AskOwnRows(_OfRows, frozen=True):
 class RowBits(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("right", "splits"),)
     right: NDArray[np.uint8]  # (splits, rows / 8)
-
-
-REQUESTS = (
-    SketchFeatures,
-    StartTrees,
-    CheckTrees,
-    SumTrees,
-    RevealKeys,
-    ReleaseSplits,
-    HoldSplits,
-    AskRows,
-    AskOwnRows,
-)
-RESPONSES = (
-    FeatureSketches,
-    TreesStarted,
-    TreeObjections,
-    TreeSums,
-    RevealedKeys,
-    Splits,
-    RowBits,
-)

@@ -11,7 +11,7 @@ from tablepuppet.algorithms.elastic.options import Elastic, ElasticUpdate
 from tablepuppet.algorithms.elastic.server import ElasticServer
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
-from tablepuppet.protocol import Done
+from tablepuppet.protocol.base import Done
 
 
 class ElasticAlgorithm(Algorithm[Elastic]):

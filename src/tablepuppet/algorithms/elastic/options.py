@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message, Stage
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
 
 
 class Elastic(AlgorithmOptions, frozen=True, tag="elastic"):
@@ -36,7 +36,6 @@ class ElasticUpdate(Message, frozen=True):
     → Predictions | Partial | Masked
     """
 
-    stage: ClassVar[Stage] = "step"
     discloses: ClassVar[FieldDisclosures] = (
         FieldDisclosure("signal", "signals", is_per_row=True),
         FieldDisclosure("curvature", "curvatures", is_per_row=True),

@@ -16,7 +16,7 @@ from tablepuppet.algorithms.newton.together import TogetherServer
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.numerics.subspace import kept_directions
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
-from tablepuppet.protocol import Done
+from tablepuppet.protocol.base import Done
 
 
 class NewtonAlgorithm(Algorithm[Newton]):

@@ -8,7 +8,7 @@ from typing import ClassVar
 from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message, Stage
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
 
 
 class Newton(AlgorithmOptions, frozen=True, tag="newton"):
@@ -39,7 +39,6 @@ class NewtonUpdate(Message, frozen=True):
     The curvature is `bound` times a row's weight, or, of rows that are in one joined row each, follows from Y.
     """
 
-    stage: ClassVar[Stage] = "step"
     keeps_trail: ClassVar[bool] = True
     discloses: ClassVar[FieldDisclosures] = (
         FieldDisclosure("signal", "signals", is_per_row=True),
@@ -57,7 +56,6 @@ class NewtonUpdate(Message, frozen=True):
 class BasisUpdate(Message, frozen=True):
     """Y of several models, and where each stands among the directions so far. → Predictions | Partial | Masked"""
 
-    stage: ClassVar[Stage] = "step"
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
     job: str
     part: int

@@ -11,7 +11,7 @@ from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.numerics.optimizers import Rule, rule_of
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message, Stage
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
 
 
 class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
@@ -68,7 +68,6 @@ class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
 class SgdUpdate(Message, frozen=True):
     """Y of the last batch, and the rows whose predictions are wanted next. → Predictions | Partial | Masked"""
 
-    stage: ClassVar[Stage] = "step"
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
     job: str
     part: int

@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import MappingError, TransportError
+from tablepuppet.exchanges.keys import BlindedKeys, BlindKeys, Keys, RowOrder, SendKeys
+from tablepuppet.exchanges.schema import CountRows, RowCount
 from tablepuppet.mapping.keys.merge import MergedGroups, merge_groups
 from tablepuppet.mapping.walk.gather_scatter import preload
 from tablepuppet.privacy.options import KeyMode, Privacy
-from tablepuppet.protocol import BlindedKeys, BlindKeys, CountRows, Keys, RowCount, RowOrder, SendKeys
 from tablepuppet.tables.columns import arrow, in_one_piece, numpy_of
 from tablepuppet.tables.tokens import POINT_SIZE, SIZE, Points, to_array, to_points
 from tablepuppet.transport.link import Link
@@ -77,7 +78,7 @@ def gather_keys(
                 SendKeys(job=job, scan=number, columns=wanted[number], tokens=tokens, domains=names, order=order)
             )
     answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
-    received = [[cast(Keys, next(answers[client])) for client in scan.clients] for scan in bound.scans]
+    received = [[cast("Keys", next(answers[client])) for client in scan.clients] for scan in bound.scans]
     _check_keys(bound, received)
     if tokens == "dh":
         by_client = [
@@ -155,7 +156,7 @@ def _offsets(bound: BoundQuery, link: Link, job: str) -> list[dict[str, int]]:
     answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
     offsets = []
     for scan in bound.scans:
-        rows = [cast(RowCount, next(answers[client])).rows for client in scan.clients]
+        rows = [cast("RowCount", next(answers[client])).rows for client in scan.clients]
         preload(sum(rows))
         starts = np.cumsum([0, *rows[:-1]]).tolist()
         offsets.append(dict(zip(scan.clients, starts, strict=True)))
@@ -316,7 +317,7 @@ def _round_trip(points: dict[Owned, Points], link: Link, job: str, most: int) ->
         answers = link.ask(requests) if requests else {}
         for other, places in sent.items():
             for place, answer in zip(places, answers[other], strict=True):
-                going[place] = cast(BlindedKeys, answer).points
+                going[place] = cast("BlindedKeys", answer).points
     found = {}
     for owned, order in orders.items():
         found[owned] = np.empty((len(order), POINT_SIZE), np.uint8)

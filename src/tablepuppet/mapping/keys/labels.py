@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array
 from tablepuppet.catalog.bound import BoundQuery, LabelPlace
 from tablepuppet.errors import MappingError
+from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary, SendLabels, SendWeights, Weights
 from tablepuppet.mapping.mapping import LabelInfo, in_label_type
 from tablepuppet.privacy.labels import channel_of
 from tablepuppet.privacy.options import LabelPrivacy
-from tablepuppet.protocol import DescribeLabels, Labels, LabelSummary, SendLabels, SendWeights, Weights
-from tablepuppet.protocol.setup import Folds
+from tablepuppet.protocol.contract import Folds
 from tablepuppet.transport.link import Link
 
 _CLASSES = 100  # distinct numbers that may be classes; more are a quantity
@@ -71,7 +71,7 @@ def read_labels(
         ask.setdefault(client, []).append(
             DescribeLabels(job=job, scan=place.scan, column=place.label, wants_classes=wants_classes)
         )
-    summaries = [cast(LabelSummary, m) for ms in link.ask(ask).values() for m in ms]
+    summaries = [cast("LabelSummary", m) for ms in link.ask(ask).values() for m in ms]
     info = _agree(summaries, task, bound.label)
 
     classes = None if info.kind == "number" else [c if isinstance(c, str) else float(c) for c in info.classes]
@@ -117,7 +117,7 @@ def read_labels(
     drawn = None if folds is None else np.zeros(total, np.int16)
     answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
     for (_, client), start in zip(owners, starts, strict=True):
-        labels = cast(Labels, next(answers[client]))
+        labels = cast("Labels", next(answers[client]))
         inside = slice(start, start + len(labels.values))
         if len(owners) == 1:
             values, is_test = labels.values, labels.is_test
@@ -128,7 +128,7 @@ def read_labels(
         if labels.is_validation is not None:
             is_validation[inside] = labels.is_validation
         if weights is not None:
-            weights[inside] = cast(Weights, next(answers[client])).values
+            weights[inside] = cast("Weights", next(answers[client])).values
     if info.kind == "class" and privacy is None and _is_constant(values):
         raise MappingError(f"label {bound.label} {_ONE_CLASS}")
     if privacy is None and len(info.classes) > max(_FEW_CLASSES, total / 2):

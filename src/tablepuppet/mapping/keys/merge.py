@@ -1,4 +1,4 @@
-"""Groups that several clients of a table have, merged before keys are gathered (protocol/groups.py).
+"""Groups that several clients of a table have, merged before keys are gathered (exchanges/groups.py).
 
 In: scans whose rows are groups, and clients that let their figures be merged. Out: nothing that a figure could be read
 from: tokens say which groups are shared; the first client that has such a group holds it. The others' words, under
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from tablepuppet.catalog.bound import BoundQuery, Scan
 from tablepuppet.errors import MappingError
+from tablepuppet.exchanges.groups import Groups, GroupSums, HoldGroups, SendGroups, SumGroups, commitment
 from tablepuppet.privacy.options import KeyMode
-from tablepuppet.protocol import Groups, GroupSums, HoldGroups, Message, SendGroups, SumGroups, commitment
+from tablepuppet.protocol.base import Message
 from tablepuppet.tables.columns import numpy_of
 from tablepuppet.tables.tokens import to_array
 from tablepuppet.transport.link import Link
@@ -101,13 +102,13 @@ def merge_groups(bound: BoundQuery, link: Link, job: str, keys: KeyMode) -> dict
     asked = {number: [SendGroups(job=job, scan=number)] * len(scan.clients) for number, scan in scans.items()}
     shared = {}
     for number, given in _ask(link, scans, asked).items():
-        groups = cast(list[Groups], given)
+        groups = cast("list[Groups]", given)
         _check_kinds(scans[number], groups)
         shared[number] = _Shared.among(groups)
     merging = {number: found for number, found in shared.items() if len(found.holders)}
     if merging:
         sums = _ask(link, scans, {number: found.requests(job, number) for number, found in merging.items()})
-        own = {n: found.relayed(job, n, cast(list[GroupSums], sums[n])) for n, found in merging.items()}
+        own = {n: found.relayed(job, n, cast("list[GroupSums]", sums[n])) for n, found in merging.items()}
         _ask(link, scans, own)
     return {
         number: MergedGroups(

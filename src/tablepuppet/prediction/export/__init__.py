@@ -19,7 +19,7 @@ import numpy as np
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.prediction.model import BlockModel, Model
-from tablepuppet.protocol import IdEncoder
+from tablepuppet.protocol.columns import IdEncoder
 from tablepuppet.tables.encoding import encoded_width
 
 

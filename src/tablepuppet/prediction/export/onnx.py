@@ -17,7 +17,7 @@ import numpy as np
 from tablepuppet.errors import ModelError
 from tablepuppet.prediction.export import block_named, layers_of
 from tablepuppet.prediction.model import Model
-from tablepuppet.protocol import CategoryEncoder, Encoder, IdEncoder, NumberEncoder
+from tablepuppet.protocol.columns import CategoryEncoder, Encoder, IdEncoder, NumberEncoder
 from tablepuppet.version import __version__
 
 MISSING = "<missing>"  # a text, where the empty one is a category

@@ -21,7 +21,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.prediction.export import Layer, block_named, layers_of
 from tablepuppet.prediction.model import BlockModel, Model
-from tablepuppet.protocol import CategoryEncoder, Encoder, NumberEncoder
+from tablepuppet.protocol.columns import CategoryEncoder, Encoder, NumberEncoder
 from tablepuppet.tables.encoding import encoded_width
 
 DIALECTS: Final = ("duckdb", "postgres", "sqlite", "mysql", "snowflake", "bigquery")

@@ -1,0 +1,60 @@
+"""An exchange: one question that the server asks, the answer that an owner gives, and all that is checked on the way.
+
+At the client a request passes, in this order,
+
+    permit          the owner's policy
+    enforce         the contract that the owner agreed to
+    check_request   sizes and shapes, by what the client holds
+    handle          which computes the answer
+
+and at the server, before anything of the answer is used or kept on a disk, `check_answer`. What the fields disclose is
+declared on the messages themselves (`Message.discloses`). Where there is nothing to check, a `NoCheck` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tablepuppet.owner.enforcement import JobUnderContract
+from tablepuppet.owner.policy import Policy, Use
+from tablepuppet.owner.state import ClientState
+from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.bounds import Known
+from tablepuppet.protocol.contract import Purpose
+
+Purposes = frozenset[Purpose]
+BEFORE_CONTRACT: Purposes = frozenset()  # nothing of them reads a row
+ALL_PURPOSES: Purposes = frozenset({"profile", "explain", "train", "evaluate", "predict"})
+WITH_LABELS: Purposes = frozenset({"explain", "train", "evaluate"})
+WITH_STATISTICS: Purposes = frozenset({"explain", "train"})
+TRAINING: Purposes = frozenset({"train"})
+SCORING: Purposes = frozenset({"evaluate", "predict"})
+PREDICTING: Purposes = frozenset({"predict"})
+
+
+@dataclass(frozen=True, slots=True)
+class NoCheck:
+    """There is nothing to check, and why."""
+
+    reason: str
+
+    def __call__(self, *given: Any) -> None:
+        """Lets pass what comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request, its answers, and who decides on both."""
+
+    request: type[Message]
+    answers: tuple[type[Message], ...]
+    purposes: Purposes  # of contracts that have it
+    permit: Callable[[Policy, Any, Use], None]
+    enforce: Callable[[JobUnderContract, Any, Any], None]
+    check_request: Callable[[ClientState, Any], None]
+    check_answer: Callable[[Any, Any, Known], None]
+    handle: Callable[[ClientState, Any], Message]
+    leaves_state: bool = False  # besides a part's state: the request is answered again when a checkpoint is restored
+    is_fixed: bool = False  # for a run: asked again, it must be answered as before

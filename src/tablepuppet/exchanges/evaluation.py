@@ -1,0 +1,289 @@
+"""Between rounds and after the last: a part is measured, its best parameters are kept, and then released or held."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from tablepuppet.arrays import Array
+from tablepuppet.errors import TransportError
+from tablepuppet.exchanges.base import TRAINING, Exchange, NoCheck
+from tablepuppet.exchanges.steps import STARTED, check_predictions
+from tablepuppet.owner.enforcement import (
+    JobUnderContract,
+    check_model_kind,
+    count_request,
+    refused,
+    started_part,
+    training_of,
+)
+from tablepuppet.owner.ids import held_encoders
+from tablepuppet.owner.policy import Policy, Use
+from tablepuppet.owner.releases import (
+    count_predictions,
+    feature_expressions,
+    start_name,
+    table_and_columns,
+    tells_label,
+)
+from tablepuppet.owner.state import ClientState, Kept, Part
+from tablepuppet.protocol.base import Done, FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.bounds import Known, WrongError, check_array, check_finite, require
+from tablepuppet.protocol.contract import Contract
+from tablepuppet.tables.encoding import start_weights
+from tablepuppet.tables.part_store import BlockPart
+
+
+class Evaluate(Message, frozen=True):
+    """Predict the part's test rows, and its train rows where asked. → Evaluation"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    part: int
+    train: bool
+
+
+class Evaluation(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("test", "held-out predictions", is_per_row=True),
+        FieldDisclosure("train", "predictions", is_per_row=True),
+        FieldDisclosure("norm", "norms"),
+        FieldDisclosure("absolute", "norms"),
+        FieldDisclosure("ridged", "norms"),
+    )
+    test: Array
+    train: Array | None
+    norm: float  # ‖θ‖²
+    absolute: float | None = None  # ‖θ‖₁, where it is penalised
+    ridged: float | None = None  # Σ β θ², where each output has a β of its own
+
+
+class Keep(Message, frozen=True):
+    """Remember the part's parameters: no others were better so far. → Done"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    part: int
+
+
+class Restore(Message, frozen=True):
+    """Training is over, and the parameters kept last are the part's. → Done"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    part: int
+
+
+class Release(Message, frozen=True):
+    """Send the trained parameters. → Parameters"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    part: int
+
+
+class Parameters(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "parameters"),)
+    values: Array
+
+
+class HoldPart(Message, frozen=True):
+    """Keep the trained parameters yourself, as your part of a model; they do not leave. → Done"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    part: int
+    model: str
+    block: int
+    features: list[str]
+    readers: list[str] = msgspec.field(default_factory=list)  # users who may apply it besides who asked
+
+
+def _enforce_evaluation(job: JobUnderContract, contract: Contract, request: Evaluate) -> None:
+    part = started_part(job, request.part)
+    assert part.exchanges is not None
+    count_request(part, "evaluate", part.exchanges.evaluations)
+    if request.train:  # the last time also after the best epoch was restored
+        count_request(part, "evaluate train", part.exchanges.evaluations if part.exchanges.evaluates_train else 1)
+
+
+def _check_evaluation(request: Evaluate, answer: Evaluation, known: Known) -> None:
+    part = known.part(request)
+    if part is not None:
+        check_predictions(answer.test, "test", part.test, part.outputs)
+    require((answer.train is not None) == request.train, "train", "is not what was asked for")
+    if part is not None and answer.train is not None:
+        check_predictions(answer.train, "train", part.train, part.outputs)
+    if not np.isfinite(answer.norm):
+        raise WrongError("norm", "is not finite", diverged=True)
+    require(answer.norm >= 0, "norm", "is negative")
+    absolute = 0.0 if answer.absolute is None else answer.absolute
+    require(bool(np.isfinite(absolute)) and absolute >= 0, "absolute", "is not a number from 0 up")
+    ridged = 0.0 if answer.ridged is None else answer.ridged
+    require(bool(np.isfinite(ridged)) and ridged >= 0, "ridged", "is not a number from 0 up")
+    if part is not None:
+        part.norm = answer.norm
+
+
+def _evaluate(own: ClientState, request: Evaluate) -> Evaluation:
+    part = own.started(request)
+    assert part.setup is not None
+    theta, model, private = part.theta, part.setup.model, part.setup.private
+    count_predictions(own, part, 1 + request.train)
+    test, train = model.predict_test(theta), model.predict(theta) if request.train else None
+    if private is not None:  # a row may be among both, in different joined rows
+        test, train = private.shown(test), None if train is None else private.shown(train)
+    absolute = float(np.abs(theta).sum()) if part.setup.l1 else None
+    ridged = None if part.setup.l2_by_output is None else float(np.vdot(theta, part.setup.l2_by_output * theta))
+    norm = float(np.vdot(theta, theta))
+    return Evaluation(test=test, train=train, norm=norm, absolute=absolute, ridged=ridged)
+
+
+def _enforce_keeping(job: JobUnderContract, contract: Contract, request: Any) -> None:
+    count_request(started_part(job, request.part), "keep", training_of(contract).epochs + 1)
+
+
+def _keep(own: ClientState, request: Keep) -> Done:
+    part = own.started(request)
+    part.kept = Kept(part.state.theta)
+    return Done()
+
+
+def _restore(own: ClientState, request: Restore) -> Done:
+    part = own.started(request)
+    if part.kept is None:
+        raise TransportError("no parameters were kept that could be restored")
+    part.kept = replace(part.kept, is_restored=True)
+    return Done()
+
+
+def permit_release(policy: Policy, request: Any, use: Use) -> None:
+    policy.check_release("they are kept here")
+
+
+def _enforce_release(job: JobUnderContract, contract: Contract, request: Release) -> None:
+    check_model_kind(contract, are_trees=False)
+    enforce_release(job, contract, request)
+
+
+def enforce_release(job: JobUnderContract, contract: Contract, request: Any) -> None:
+    if not training_of(contract).releases:
+        raise refused("trained parameters stay here")
+    count_request(started_part(job, request.part), "release", 1)
+
+
+def _check_parameters(request: Release, answer: Parameters, known: Known) -> None:
+    part = known.part(request)
+    check_finite(answer.values, "values")
+    if part is not None and part.is_linear and part.width is not None:
+        check_array(answer.values, "values", (part.width, part.outputs))
+    elif part is not None and part.theta is not None:
+        require(answer.values.size == part.theta, "values", f"are {answer.values.size:,} where {part.theta:,} are due")
+    if part is not None and part.norm is not None:
+        square = float(np.vdot(answer.values, answer.values))
+        is_same = abs(square - part.norm) <= 1e-3 * max(square, part.norm)  # float32 on the wire rounds them
+        require(is_same, "values", "have another norm than at the last evaluation")
+
+
+def _release(own: ClientState, request: Release) -> Parameters:
+    part = own.started(request)
+    _record_model(own, part)
+    return Parameters(values=part.theta)
+
+
+def _enforce_holding(job: JobUnderContract, contract: Contract, request: HoldPart) -> None:
+    check_model_kind(contract, are_trees=False)
+    enforce_holding(job, contract, request)
+
+
+def enforce_holding(job: JobUnderContract, contract: Contract, request: Any) -> None:
+    count_request(started_part(job, request.part), "hold", 1)
+
+
+def _hold_part(own: ClientState, request: HoldPart) -> Done:
+    part = own.started(request)
+    assert part.started is not None
+    asker = own.asker(request.job)
+    held = BlockPart(
+        askers=() if asker is None else (asker, *request.readers),
+        model=request.model,
+        name=part.started.name,
+        features=tuple(request.features),
+        encoders=held_encoders(part.encoders, part.ids),
+        theta=np.asarray(part.theta, np.float64),
+        outputs=part.started.outputs,
+        spec=part.started.model,
+        uses=(own.tables.reads(request.job, part.request.scan, part.request.columns),),
+    )
+    own.part_store.hold(held, request.block)
+    _record_model(own, part)
+    return Done()
+
+
+def _record_model(own: ClientState, part: Part) -> None:
+    """Writes down a model whose scores the owner trained it for."""
+    assert part.started is not None
+    table, columns = table_and_columns(own, part)
+    if tells_label(own, part.request.job, columns):
+        return
+    encoders, spec, start = held_encoders(part.encoders, part.ids), part.started.model, ""
+    if spec.is_linear and encoders:
+        start = start_name(feature_expressions(own, part), start_weights(encoders, part.theta))
+    own.owner.trained(table, (encoders, spec, part.started.outputs), part.theta, start)
+
+
+EXCHANGES = (
+    Exchange(
+        Evaluate,
+        (Evaluation,),
+        TRAINING,
+        permit=STARTED,
+        enforce=_enforce_evaluation,
+        check_request=NoCheck("the contract names the part"),
+        check_answer=_check_evaluation,
+        handle=_evaluate,
+    ),
+    Exchange(
+        Keep,
+        (Done,),
+        TRAINING,
+        permit=STARTED,
+        enforce=_enforce_keeping,
+        check_request=NoCheck("the contract names the part"),
+        check_answer=NoCheck("Done says nothing"),
+        handle=_keep,
+    ),
+    Exchange(
+        Restore,
+        (Done,),
+        TRAINING,
+        permit=STARTED,
+        enforce=_enforce_keeping,
+        check_request=NoCheck("the contract names the part"),
+        check_answer=NoCheck("Done says nothing"),
+        handle=_restore,
+    ),
+    Exchange(
+        Release,
+        (Parameters,),
+        TRAINING,
+        permit=permit_release,
+        enforce=_enforce_release,
+        check_request=NoCheck("the contract names the part"),
+        check_answer=_check_parameters,
+        handle=_release,
+    ),
+    Exchange(
+        HoldPart,
+        (Done,),
+        TRAINING,
+        permit=NoCheck("nothing leaves: the parameters stay with their owner"),
+        enforce=_enforce_holding,
+        check_request=NoCheck("its names are kept as they come, and looked up as they are asked for"),
+        check_answer=NoCheck("Done says nothing"),
+        handle=_hold_part,
+    ),
+)

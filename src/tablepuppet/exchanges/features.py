@@ -1,0 +1,531 @@
+"""Features: the statistics of a part's columns, and the encoders that all clients of a block share.
+
+A *part* is one client's share of a block: some feature columns of a scan, for the rows that matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from msgspec.structs import replace
+
+from tablepuppet.arrays import Array, Codes, RowNumbers
+from tablepuppet.errors import PolicyError, TransportError
+from tablepuppet.exchanges.base import TRAINING, WITH_STATISTICS, Exchange, NoCheck
+from tablepuppet.exchanges.steps import Shapes, check_summands
+from tablepuppet.memory import give_back
+from tablepuppet.owner import row_rules
+from tablepuppet.owner.enforcement import (
+    JobUnderContract,
+    PartUnderContract,
+    block_of,
+    count_once,
+    count_request,
+    distinct_rows,
+    opened_part,
+    refused,
+    training_of,
+)
+from tablepuppet.owner.ids import Column, are_ids, id_statistics, known_ids, look_like_ids
+from tablepuppet.owner.masked_sums import Sealing
+from tablepuppet.owner.policy import Policy, Use, permit_columns, refused_by
+from tablepuppet.owner.releases import count_unknowns, limits_predictions
+from tablepuppet.owner.state import ClientState, Part
+from tablepuppet.privacy.masks import MaskKey
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.bounds import (
+    LARGEST,
+    LONGEST_TEXT,
+    MOST_CATEGORIES,
+    Known,
+    KnownPart,
+    check_array,
+    check_count,
+    check_finite,
+    check_range,
+    check_row_numbers,
+    is_number,
+    require,
+)
+from tablepuppet.protocol.columns import (
+    CategoryStatistics,
+    ColumnInfo,
+    Encoder,
+    IdEncoder,
+    IdStatistics,
+    NumberEncoder,
+    NumberStatistics,
+    Statistics,
+)
+from tablepuppet.protocol.contract import Contract
+from tablepuppet.protocol.steps import Masked, Partial
+from tablepuppet.tables.columns import all_in_order
+from tablepuppet.tables.encoding import encode, without_rare
+from tablepuppet.tables.statistics import first_summands, names_only, second_summands, statistics, without_moments
+
+
+class FindIds(Message, frozen=True):
+    """Which of these texts would you take for ids (owner/ids.py)? Asked where a block has several parts. → FoundIds"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    part: int
+    scan: int
+    columns: list[int]
+
+
+class FoundIds(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = ()
+    places: tuple[int, ...]  # in the columns that were asked about
+
+
+class OpenPart(Message, frozen=True):
+    """These columns of a scan are a share of block `part`; these of its rows take part.
+
+    → FeatureStatistics | FeatureNames. Row −1 stands for a row that does not exist (an outer join found none): zeros.
+    """
+
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("multiplicity", "multiplicities", is_per_row=True, if_empty=True),
+    )
+    job: str
+    part: int
+    scan: int
+    columns: list[int]
+    train_rows: RowNumbers | None  # None: all, in order
+    test_rows: RowNumbers
+    multiplicity: RowNumbers | None  # G of the train rows; None: all one
+    wants_moments: bool = True  # False: no mean and no spread of any number
+    wants_statistics: bool = True  # False: nothing about any column
+    wants_key: bool = False  # whether the block's sums are masked: then names of categories come, and no figure
+    ids: tuple[int, ...] = ()  # features, by their place in `columns`, whose texts are ids and stay with their owner
+    finds_ids: bool = False  # the owner takes further texts for ids, by its own rule (owner/ids.py)
+    id_salt: str = (
+        ""  # not empty: the block has other parts, and tokens of ids are told, so that all mean the same ones
+    )
+
+
+class FeatureStatistics(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "statistics"),)
+    columns: list[Statistics]
+
+
+class FeatureNames(Message, frozen=True):
+    """Where sums are masked: the names of categories, and the lengths of vectors, without any figure."""
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "category names"),)
+    columns: list[Statistics]
+    key: MaskKey | None = None  # for masks; None: the client has no secret to vouch for it
+
+
+class SumStatistics(Message, frozen=True):
+    """Counts and sums over the block's categories and numbers, as summands (tables/statistics.py). → Masked"""
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "category names"),)
+    job: str
+    part: int
+    columns: list[Statistics]  # agreed categories and lengths; the second time also means
+    peers: list[MaskKey]  # keys of all the block's parts
+    is_second: bool = False  # moments about the means
+
+
+class EncodeFeatures(Message, frozen=True):
+    """Encode the part's features like this, as all clients of the block do. → Encoded"""
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("encoders", "encoders"),)
+    job: str
+    part: int
+    encoders: list[Encoder]
+
+
+class Encoded(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = ()
+    width: int
+
+
+class RevealFeatures(Message, frozen=True):
+    """Send the encoded features of all rows: the centralised baseline only. → RevealedFeatures"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    part: int
+    as_codes: bool = False  # texts as codes of their categories, not as columns of zeros and ones
+
+
+class RevealedFeatures(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("train", "features", is_per_row=True),
+        FieldDisclosure("test", "features", is_per_row=True),
+    )
+    train: Array
+    test: Array
+    train_codes: tuple[Codes, ...] = ()
+    test_codes: tuple[Codes, ...] = ()
+    row_width: int = 0  # columns that a row stands for, where texts come as codes
+
+
+def _permit_ids(policy: Policy, request: FindIds, use: Use) -> None:
+    permit_columns(policy, request, use, request.columns, "features")
+
+
+def _enforce_ids(job: JobUnderContract, contract: Contract, request: FindIds) -> None:
+    if not block_of(contract, request.scan, request.columns).finds_ids:
+        raise refused("which texts are ids is not for this owner to say")
+    count_once(job, f"find ids {request.part}", request.scan)
+
+
+def _check_ids(request: FindIds, answer: FoundIds, known: Known) -> None:
+    is_inside = all(0 <= place < len(request.columns) for place in answer.places)
+    require(is_inside and len(set(answer.places)) == len(answer.places), "places", "are not among the columns")
+
+
+def _find_ids(own: ClientState, request: FindIds) -> FoundIds:
+    columns = [own.column(request.job, request.scan, c) for c in request.columns]
+    return FoundIds(places=tuple(i for i, column in enumerate(columns) if look_like_ids(column)))
+
+
+def _permit_part(policy: Policy, request: OpenPart, use: Use) -> None:
+    permit_columns(policy, request, use, request.columns, "features")
+    _permit_rows(policy, request, use)
+    if not request.wants_key:
+        policy.check_masked(1)
+
+
+def _permit_rows(policy: Policy, request: OpenPart, use: Use) -> None:
+    rows = request.train_rows
+    count = use(request.job, request.scan).rows() if rows is None else distinct_rows(rows)
+    if count < policy.minimum_rows:
+        raise refused_by(
+            "minimum_rows",
+            f"at least {policy.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",
+        )
+
+
+def _enforce_part(job: JobUnderContract, contract: Contract, request: OpenPart) -> None:
+    if request.part in job.parts:
+        raise refused("which rows take part is said once, and this part is open already")
+    block = block_of(contract, request.scan, request.columns)
+    used = sum(1 for part in job.parts.values() if part.block.place == block.place)
+    if used >= sum(1 for other in contract.blocks if other.place == block.place):
+        raise refused("its features are a part already")
+    if request.wants_key and not block.is_masked:  # fewer owners with rows than agreed is for policies to judge
+        raise refused("sums are not masked")
+    if request.finds_ids != block.finds_ids or (not block.finds_ids and request.ids != block.ids):
+        raise refused("which texts are ids that stay here was agreed on otherwise")
+    if request.wants_moments and contract.feature_privacy is not None:
+        raise refused("means and spreads of a private job do not leave")
+    rows = request.train_rows
+    if rows is not None and not training_of(contract).is_expanded:
+        missing = np.count_nonzero(rows < 0)
+        if distinct_rows(rows) != len(rows) - missing or missing > 1:
+            raise refused("a row takes part once, however often it is joined")
+    given = request.multiplicity
+    if given is not None and (bool((given < 1).any()) or (rows is not None and len(given) != len(rows))):
+        raise refused("every row that takes part is joined at least once")
+    job.parts[request.part] = PartUnderContract(block, -1 if rows is None else int(np.count_nonzero(rows >= 0)))
+
+
+def _check_part_request(own: ClientState, request: OpenPart) -> None:
+    rows = own.tables.scan(request.job, request.scan).num_rows
+    if request.train_rows is not None:
+        check_row_numbers(request.train_rows, "train_rows", rows)
+    check_row_numbers(request.test_rows, "test_rows", rows)
+    require(len(request.id_salt) <= 64, "id_salt", "is too long")
+    require(all(0 <= i < len(request.columns) for i in request.ids), "ids", "name a feature that there is not")
+    if request.multiplicity is not None:
+        due = rows if request.train_rows is None else len(request.train_rows)
+        check_array(request.multiplicity, "multiplicity", (due,), kinds=frozenset("i"))
+        require(not len(request.multiplicity) or int(request.multiplicity.min()) >= 0, "multiplicity", "is negative")
+
+
+def _check_statistics(request: OpenPart, answer: FeatureStatistics | FeatureNames, known: Known) -> None:
+    scan = known.scan(request)
+    train = scan.rows if request.train_rows is None else len(request.train_rows)
+    total = float(train or 0) if request.multiplicity is None else float(request.multiplicity.sum(dtype=np.float64))
+    infos = [scan.columns[column] for column in request.columns if column < len(scan.columns)]
+    known.parts[request.job, request.part] = KnownPart(scan, train, len(request.test_rows), total, infos)
+    is_masked = isinstance(answer, FeatureNames)
+    require(is_masked == request.wants_key, "columns", "come with figures where none were asked for, or without them")
+    is_silent = isinstance(answer, FeatureNames) and not answer.columns and answer.key is None
+    due = len(request.columns) if request.wants_statistics else 0
+    require(is_silent or len(answer.columns) == due, "columns", "are not those that were asked for")
+    for found, column in zip(answer.columns, request.columns, strict=False):
+        info = scan.columns[column] if column < len(scan.columns) else None
+        is_one = isinstance(found, NumberStatistics)
+        require(info is None or is_one == is_number(info), "columns", "are of other types than the scan said")
+        if isinstance(found, NumberStatistics):
+            _check_number_statistics(found, total, info)
+        elif isinstance(found, IdStatistics):
+            _check_id_statistics(found, request, train)
+        else:
+            _check_category_statistics(found, total)
+    if isinstance(answer, FeatureNames) and answer.key is not None:
+        require(len(answer.key.public) == 32 and len(answer.key.tag) <= 64, "key", "is not a public key of 32 bytes")
+        require(len(answer.key.client) <= 256, "key.client", "is longer than any client's name")
+
+
+def _check_number_statistics(statistics: NumberStatistics, total: float, info: ColumnInfo | None) -> None:
+    most = total * (1 + 1e-6) + 1e-6
+    check_count(statistics.weight, "columns.weight", most)
+    check_count(statistics.missing, "columns.missing", most)
+    check_count(statistics.weight + statistics.missing, "columns.missing", most)
+    check_array(statistics.mean, "columns.mean", (None,))
+    size = len(statistics.mean)
+    largest = max(info.size, 1) if info is not None and info.kind != "vector" else 2**24
+    require(size <= largest, "columns.mean", f"has {size:,} numbers where {largest:,} are due")
+    check_array(statistics.spread, "columns.spread", (size,))
+    check_finite(statistics.mean, "columns.mean")
+    require(not (np.abs(statistics.mean) > LARGEST).any(), "columns.mean", "is too large to be squared")
+    check_finite(statistics.spread, "columns.spread")
+    require(not (statistics.spread < 0).any(), "columns.spread", "is negative")
+
+
+def _check_category_statistics(statistics: CategoryStatistics, total: float) -> None:
+    count = len(statistics.categories)
+    require(count <= MOST_CATEGORIES, "columns.categories", f"are {count:,}, more than {MOST_CATEGORIES:,}")
+    require(len(set(statistics.categories)) == count, "columns.categories", "name one category twice")
+    longest = max(map(len, statistics.categories), default=0)
+    require(longest <= LONGEST_TEXT, "columns.categories", f"hold a text of {longest:,} characters")
+    most = total * (1 + 1e-6) + 1e-6
+    check_count(statistics.missing, "columns.missing", most)
+    check_array(statistics.weights, "columns.weights", (count,))
+    check_finite(statistics.weights, "columns.weights")
+    require(not (statistics.weights < 0).any(), "columns.weights", "hold a negative count")
+    # float32 on the wire rounds each of them
+    check_count(float(statistics.weights.sum()) + statistics.missing, "columns.weights", most * (1 + 1e-5))
+
+
+def _check_id_statistics(statistics: IdStatistics, request: OpenPart, rows: int | None) -> None:
+    require(bool(request.ids) or request.finds_ids, "columns", "hold an id where none was asked for")
+    count, most = statistics.count, MOST_CATEGORIES if rows is None else min(MOST_CATEGORIES, rows)
+    require(0 <= count <= most, "columns.count", f"is {count:,}, outside 0 to {most:,}")
+    require(
+        (statistics.tokens is not None) == bool(request.id_salt), "columns.tokens", "come where none are due, or not"
+    )
+    require(len(statistics.check) <= 16, "columns.check", "is too long")
+    if statistics.tokens is not None:
+        check_array(statistics.tokens, "columns.tokens", (count,), kinds=frozenset("i"))
+        is_ascending = bool((statistics.tokens[1:] > statistics.tokens[:-1]).all())
+        require(is_ascending, "columns.tokens", "are not ascending")
+
+
+def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | FeatureNames:
+    row_rules.check_part(own, request)
+    columns = [own.column(request.job, request.scan, c) for c in request.columns]
+    if columns and all_in_order(request.train_rows, len(columns[0][0])):
+        request = replace(request, train_rows=None)  # which need not be kept
+    part = own.parts[request.job, request.part] = Part(request)
+    wanted = columns if request.wants_statistics else []
+    found = [_compute_statistics(own, part, place, column) for place, column in enumerate(wanted)]
+    part.statistics = found if request.wants_moments else [without_moments(s) for s in found]
+    give_back()
+    if not request.wants_key:
+        return FeatureStatistics(columns=list(part.statistics))
+    if own.key is None:
+        return FeatureNames(columns=[])
+    part.sealing = Sealing(request.job, own.name, request.part, own.key)
+    return FeatureNames(columns=[names_only(s) for s in part.statistics], key=part.sealing.offer())
+
+
+def _compute_statistics(own: ClientState, part: Part, place: int, column: Column) -> Statistics:
+    """A feature's statistics over the part's rows: of ids only how many, and their names are kept here."""
+    request = part.request
+    if not are_ids(own, request, place, column):
+        return statistics(*column, request.train_rows, request.multiplicity, own.policy.minimum_rows)
+    found = statistics(*column, request.train_rows, request.multiplicity)
+    assert isinstance(found, CategoryStatistics)
+    part.ids[place] = found.categories
+    return id_statistics(own, request, place, found)
+
+
+def _permit_sums(policy: Policy, request: SumStatistics, use: Use) -> None:
+    policy.check_masked(len({peer.client for peer in request.peers}))
+
+
+def _enforce_sums(job: JobUnderContract, contract: Contract, request: SumStatistics) -> None:
+    part = opened_part(job, request.part)
+    count_request(part, f"summed statistics {int(request.is_second)}", 1)
+
+
+def _check_sums_request(own: ClientState, request: SumStatistics) -> None:
+    part = own.part(request)
+    due = len(part.statistics)
+    require(len(request.columns) == due, "columns", f"are {len(request.columns)} where {due} are due")
+    for agreed in request.columns:
+        if isinstance(agreed, NumberStatistics):
+            check_array(agreed.mean, "columns.mean", (None,))
+            check_finite(agreed.mean, "columns.mean")
+
+
+def _check_sums(request: SumStatistics, answer: Masked | Partial, known: Known) -> None:
+    due: Shapes = []
+    for column in request.columns:
+        if isinstance(column, NumberStatistics):
+            size = column.mean.size
+            due += [(size,), (size,)] if request.is_second else [(2,), (size,)]
+        elif isinstance(column, CategoryStatistics) and not request.is_second:
+            due.append((len(column.categories) + 1,))
+    check_summands(answer, known.part(request), "moments" if request.is_second else "counts", due)
+
+
+def _sum_statistics(own: ClientState, request: SumStatistics) -> Message:
+    part = own.part(request)
+    part.meet(request.peers)
+    summands = second_summands if request.is_second else first_summands
+    values = summands(part.statistics, request.columns)
+    return part.sealed(Partial(values=values), "moments" if request.is_second else "counts")
+
+
+def _enforce_encoding(job: JobUnderContract, contract: Contract, request: EncodeFeatures) -> None:
+    count_request(opened_part(job, request.part), "encode", 1)
+
+
+def _check_encoding_request(own: ClientState, request: EncodeFeatures) -> None:
+    check_encoders(request.encoders, len(own.part(request).request.columns))
+
+
+def check_encoders(encoders: Sequence[Encoder], due: int) -> None:
+    require(len(encoders) == due, "encoders", f"are {len(encoders)} where {due} are due")
+    for one in encoders:
+        if isinstance(one, NumberEncoder):
+            check_array(one.mean, "encoders.mean", (None,))
+            for name in ("mean", "scale", "fill"):
+                check_array(getattr(one, name), f"encoders.{name}", (one.mean.size,))
+                check_finite(getattr(one, name), f"encoders.{name}")
+            require(not (one.scale < 0).any(), "encoders.scale", "is negative")
+        elif isinstance(one, IdEncoder):
+            check_range(one.count, "encoders.count", 0, MOST_CATEGORIES)
+            if one.tokens is not None:
+                check_array(one.tokens, "encoders.tokens", (one.count,), kinds=frozenset("i"))
+                is_ascending = bool((one.tokens[1:] > one.tokens[:-1]).all())
+                require(is_ascending, "encoders.tokens", "are not ascending")
+        else:
+            require(len(set(one.categories)) == len(one.categories), "encoders.categories", "name one category twice")
+
+
+def _check_encoded(request: EncodeFeatures, answer: Encoded, known: Known) -> None:
+    due = sum(_width_of(encoder) for encoder in request.encoders)
+    require(answer.width == due, "width", f"is {answer.width:,} where these encoders make {due:,} columns")
+    part = known.part(request)
+    if part is not None:
+        part.width = due
+
+
+def _width_of(encoder: Encoder) -> int:
+    if isinstance(encoder, NumberEncoder):
+        return int(encoder.mean.size) + encoder.has_missing
+    if isinstance(encoder, IdEncoder):
+        return encoder.count + encoder.has_missing
+    return len(encoder.categories) + encoder.has_missing + encoder.has_other
+
+
+def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
+    part = own.part(request)
+    opened = part.request
+    pairs = [own.column(opened.job, opened.scan, c) for c in opened.columns]
+    columns, infos = [c for c, _ in pairs], [i for _, i in pairs]
+    least = own.policy.minimum_rows
+    named = zip(request.encoders, pairs, strict=True)
+    common = [without_rare(encoder, *pair, opened.train_rows, least) for encoder, pair in named]
+    encoders = known_ids(own, opened, pairs, common, part.ids)
+    part.train = encode(columns, infos, opened.train_rows, encoders)
+    part.test = encode(columns, infos, opened.test_rows, encoders)
+    part.encoders = tuple(request.encoders)
+    same = [p for (job, _), p in own.parts.items() if job == opened.job and p.request.scan == opened.scan]
+    if all(p.train is not None for p in same):  # features are what training goes on with
+        del columns, pairs, named
+        for each in same:
+            if limits_predictions(own, each):
+                count_unknowns(own, each)
+        own.tables.let_go(opened.job, opened.scan)
+    give_back(part.train.rows)  # before training: what encoding took would stay with Arrow's pool
+    return Encoded(width=part.train.width)
+
+
+def _permit_pooling(policy: Policy, request: RevealFeatures, use: Use) -> None:
+    policy.check_release("a model that is fitted at the server is known there")
+
+
+def _enforce_pooling(job: JobUnderContract, contract: Contract, request: RevealFeatures) -> None:
+    if not training_of(contract).is_pooled:
+        raise refused("features are not pooled")
+    count_request(opened_part(job, request.part), "pool", 1)
+
+
+def _check_revealed(request: RevealFeatures, answer: RevealedFeatures, known: Known) -> None:
+    part = known.part(request)
+    width = None if part is None or request.as_codes else part.width
+    for name, rows in (("train", None if part is None else part.train), ("test", None if part is None else part.test)):
+        check_array(getattr(answer, name), name, (rows, width))
+        check_finite(getattr(answer, name), name)
+
+
+def _reveal_features(own: ClientState, request: RevealFeatures) -> RevealedFeatures:
+    part = own.part(request)
+    if not own.may_reveal:
+        raise PolicyError("features are never pooled; a baseline that pools them runs in process only")
+    if part.train is None or part.test is None:
+        raise TransportError("a part must be encoded before its features can be pooled")
+    if not request.as_codes:
+        return RevealedFeatures(train=part.train.to_dense(), test=part.test.to_dense())
+    codes = (part.train.codes, part.test.codes)
+    return RevealedFeatures(part.train.dense, part.test.dense, *codes, row_width=part.train.width)
+
+
+EXCHANGES = (
+    Exchange(
+        FindIds,
+        (FoundIds,),
+        WITH_STATISTICS,
+        permit=_permit_ids,
+        enforce=_enforce_ids,
+        check_request=NoCheck("the contract names the block's columns"),
+        check_answer=_check_ids,
+        handle=_find_ids,
+    ),
+    Exchange(
+        OpenPart,
+        (FeatureStatistics, FeatureNames),
+        WITH_STATISTICS,
+        permit=_permit_part,
+        enforce=_enforce_part,
+        check_request=_check_part_request,
+        check_answer=_check_statistics,
+        handle=_open_part,
+        leaves_state=True,
+    ),
+    Exchange(
+        SumStatistics,
+        (Masked, Partial),
+        WITH_STATISTICS,
+        permit=_permit_sums,
+        enforce=_enforce_sums,
+        check_request=_check_sums_request,
+        check_answer=_check_sums,
+        handle=_sum_statistics,
+        leaves_state=True,
+    ),
+    Exchange(
+        EncodeFeatures,
+        (Encoded,),
+        TRAINING,
+        permit=NoCheck("it follows from a part that was opened under the policy"),
+        enforce=_enforce_encoding,
+        check_request=_check_encoding_request,
+        check_answer=_check_encoded,
+        handle=_encode_features,
+        leaves_state=True,
+    ),
+    Exchange(
+        RevealFeatures,
+        (RevealedFeatures,),
+        TRAINING,
+        permit=_permit_pooling,
+        enforce=_enforce_pooling,
+        check_request=NoCheck("the contract names the part"),
+        check_answer=_check_revealed,
+        handle=_reveal_features,
+    ),
+)

@@ -1,0 +1,312 @@
+"""Groups with rows at several clients: three exchanges, between the contract and the keys, that merge their figures.
+
+The server compares tokens of groups, and never sees a figure: what clients send of a shared group is masked among all
+clients of the table, and only the group's holder, the first of them that has it, takes the last mask off.
+
+Keys for masks follow from this owner's secret, the contract and the figures, and masks from all that the clients were
+told besides: whoever is asked the same again answers the same, and no mask is ever used for two different answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import TransportError
+from tablepuppet.exchanges.base import ALL_PURPOSES, Exchange, NoCheck
+from tablepuppet.owner.enforcement import JobUnderContract, count_once, refused, scan_of
+from tablepuppet.owner.policy import Policy, Use, refused_by
+from tablepuppet.owner.state import ClientState
+from tablepuppet.privacy.masks import MaskKey, Masks, check_key, mask_key
+from tablepuppet.protocol.base import Done, FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.bounds import (
+    LONGEST_TEXT,
+    MOST_COLUMNS,
+    Known,
+    check_array,
+    check_count,
+    check_range,
+    check_row_numbers,
+    check_scales,
+    require,
+)
+from tablepuppet.protocol.contract import Contract
+from tablepuppet.tables.group_sums import Partials, scales_of, words_of
+from tablepuppet.tables.tokens import job_key, key_of
+
+Words = NDArray[np.int64]
+
+
+class SendGroups(Message, frozen=True):
+    """Which groups do the rows of a scan come from? → Groups"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    scan: int
+
+
+class Groups(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("tokens", "group tokens", if_empty=True),
+        FieldDisclosure("sizes", "magnitudes"),
+    )
+    tokens: NDArray[np.uint8]  # groups × 16, ascending
+    kinds: list[str]  # of the groups' columns, and of each figure
+    sizes: list[int]  # powers of two above the largest figures, in steps of 16
+    key: MaskKey  # under which figures are masked
+    salt: bytes  # which nobody can guess this client's rows in a commitment without
+
+
+class SumGroups(Message, frozen=True):
+    """Send figures of the groups that other clients have too, under masks. → GroupSums
+
+    Masks are drawn from all of it: clients that were told different things share none.
+    """
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("rows", "shared groups"),)
+    job: str
+    scan: int
+    place: int  # of this client among the peers
+    peers: list[MaskKey]  # of all clients of the table
+    holders: NDArray[np.int32]  # of each shared group: the place of the client that will hold it
+    rows: NDArray[np.int32]  # of each shared group: which of this client's it is; −1: it has none
+    commitments: list[bytes]  # of each client: SHA-256 of its salt and its rows
+    scales: list[int]
+
+
+class GroupSums(Message, frozen=True):
+    """Of each shared group that others hold, in their order: words under masks."""
+
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("sums", "masked group sums"),
+        FieldDisclosure("extremes", "masked group extremes"),
+    )
+    sums: NDArray[np.int64]
+    extremes: NDArray[np.int64] | None = None  # each for the holder alone
+
+
+class HoldGroups(Message, frozen=True):
+    """Hold the groups that are yours, with what the others sent of them; let go of those that others hold. → Done"""
+
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("sums", "group sums"),
+        FieldDisclosure("extremes", "group extremes"),
+    )
+    job: str
+    scan: int
+    sums: NDArray[np.int64]  # over all other clients, still under this one's mask
+    extremes: NDArray[np.int64] | None = None  # groups × other clients × words
+
+
+def commitment(salt: bytes, rows: NDArray[np.int32]) -> bytes:
+    """What stands for one client's rows towards the others."""
+    return hashlib.sha256(salt + rows.tobytes()).digest()
+
+
+def _permit_groups(policy: Policy, request: SendGroups | SumGroups | HoldGroups, use: Use) -> None:
+    policy.rule(policy.merges != "", "merge_groups", "groups are not merged with those of other owners")
+
+
+_BEFORE = {SumGroups: SendGroups, HoldGroups: SumGroups}
+
+
+def _enforce_groups(job: JobUnderContract, contract: Contract, request: SendGroups | SumGroups | HoldGroups) -> None:
+    """Groups are told, summed and held, each once and in this order, before any row is shown."""
+    scan = scan_of(contract, request.scan)
+    if not scan.merges:
+        raise refused("groups of this scan are not merged with those of others")
+    kind = type(request)
+    before = _BEFORE.get(kind)
+    if before is not None and not job.asked[before.__name__, request.scan]:
+        raise refused(f"{before.__name__} comes before {kind.__name__}")
+    if job.asked["count", request.scan] or job.asked["keys", request.scan]:
+        raise refused("groups are merged before their rows are shown")
+    if isinstance(request, SumGroups) and len(request.peers) != scan.clients:
+        raise refused(f"figures of groups are masked among {scan.clients} owners, and these are {len(request.peers)}")
+    count_once(job, kind.__name__, request.scan)
+
+
+def _check_groups(request: SendGroups, answer: Groups, known: Known) -> None:
+    check_array(answer.tokens, "tokens", (None, 16), kinds=frozenset("u"))
+    check_count(len(answer.tokens), "tokens", known.most_rows)
+    halves = np.ascontiguousarray(answer.tokens).view(">u8").astype(np.uint64)
+    first, second = halves[:, 0], halves[:, 1]
+    is_next = (first[1:] > first[:-1]) | ((first[1:] == first[:-1]) & (second[1:] > second[:-1]))
+    require(bool(is_next.all()), "tokens", "are not ascending, each once")
+    require(0 < len(answer.kinds) <= MOST_COLUMNS, "kinds", f"are {len(answer.kinds):,}")
+    require(all(len(kind) <= LONGEST_TEXT for kind in answer.kinds), "kinds", "hold a text too long")
+    due = sum(map(scales_of, answer.kinds))
+    require(len(answer.sizes) == due, "sizes", f"are {len(answer.sizes)} where {due} are due")
+    require(all(abs(size) <= 1200 for size in answer.sizes), "sizes", "are no exponents of floats")
+    require(len(answer.key.public) == 32 and len(answer.key.tag) <= 64, "key", "is not a public key of 32 bytes")
+    require(len(answer.key.client) <= 256, "key.client", "is longer than any client's name")
+    require(len(answer.salt) == 16, "salt", "has not 16 bytes")
+    words = [words_of(kind) for kind in answer.kinds[1:]]
+    known.scan(request).words = sum(w[0] for w in words), sum(w[1] for w in words)
+
+
+def _send_groups(own: ClientState, request: SendGroups) -> Groups:
+    groups = own.tables.partials(request.job, request.scan, job_key(own.key, request.job))
+    return Groups(
+        tokens=groups.tokens,
+        kinds=list(groups.kinds),
+        sizes=groups.sizes(),
+        key=mask_key(_secret(own, request, groups, b"key"), key_of(own.key), _name(request), own.name, -1),
+        salt=_secret(own, request, groups, b"salt")[:16],
+    )
+
+
+def _check_sum_request(own: ClientState, request: SumGroups) -> None:
+    groups, parties = own.tables.partials(request.job, request.scan), len(request.peers)
+    check_range(request.place, "place", 0, parties - 1)
+    require(len({peer.client for peer in request.peers}) == parties, "peers", "name one client twice")
+    require(request.peers[request.place].client == own.name, "place", "is another client's")
+    check_array(request.holders, "holders", (None,), kinds=frozenset("i"))
+    shared = len(request.holders)
+    is_inside = not shared or (int(request.holders.min()) >= 0 and int(request.holders.max()) < parties)
+    require(is_inside, "holders", "name a client that there is not")
+    check_array(request.rows, "rows", (shared,), kinds=frozenset("i"))
+    check_row_numbers(request.rows, "rows", groups.count)
+    own_rows = request.rows[request.rows >= 0]
+    require(len(np.unique(own_rows)) == len(own_rows), "rows", "name one group twice")
+    require(bool((request.rows[request.holders == request.place] >= 0).all()), "holders", "hold what they do not have")
+    due = sum(map(scales_of, groups.kinds))
+    require(len(request.scales) == due, "scales", f"are {len(request.scales)} where {due} are due")
+    check_scales(request.scales)
+    is_one_each = len(request.commitments) == parties and all(len(c) == 32 for c in request.commitments)
+    require(is_one_each, "commitments", "are not one of 32 bytes for each client")
+
+
+def _check_sums(request: SumGroups, answer: GroupSums, known: Known) -> None:
+    due = int((request.holders != request.place).sum())
+    sums, extremes = known.scan(request).words
+    check_array(answer.sums, "sums", (due, sums), kinds=frozenset("i"))
+    require((answer.extremes is not None) == (extremes > 0), "extremes", "come where none are due, or not")
+    if answer.extremes is not None:
+        check_array(answer.extremes, "extremes", (due, extremes), kinds=frozenset("i"))
+
+
+def _sum_groups(own: ClientState, request: SumGroups) -> GroupSums:
+    groups = own.tables.partials(request.job, request.scan)
+    salt = _secret(own, request, groups, b"salt")[:16]
+    if commitment(salt, request.rows) != request.commitments[request.place]:
+        raise TransportError("the groups that this client shares are not those that all clients were told of")
+    is_held = request.holders == request.place
+    few = groups.rows[request.rows[~is_held & (request.rows >= 0)]] < own.policy.minimum_rows
+    if few.any():
+        raise refused_by(
+            "minimum_rows",
+            f"groups of fewer than {own.policy.minimum_rows:,} rows would be told to another owner that has rows of "
+            "them too; group by something coarser",
+        )
+    own.tables.agree(request.job, request.scan, request)
+    masks, sums, extremes = _mask(own, groups, request)
+    if not groups.query.has_extremes:
+        return GroupSums(sums=sums[~is_held])
+    return GroupSums(sums=sums[~is_held], extremes=_mask_for_holders(masks, request, extremes)[~is_held])
+
+
+def _check_hold_request(own: ClientState, request: HoldGroups) -> None:
+    agreed = own.tables.agreed(request.job, request.scan)
+    groups, held = own.tables.partials(request.job, request.scan), int((agreed.holders == agreed.place).sum())
+    sums, extremes = (sum(words_of(kind)[i] for kind in groups.kinds[1:]) for i in (0, 1))
+    check_array(request.sums, "sums", (held, sums), kinds=frozenset("i"))
+    require((request.extremes is not None) == (extremes > 0), "extremes", "come where none are due, or not")
+    if request.extremes is not None:
+        check_array(request.extremes, "extremes", (held, len(agreed.peers) - 1, extremes), kinds=frozenset("i"))
+
+
+def _hold_groups(own: ClientState, request: HoldGroups) -> Done:
+    groups, agreed = own.tables.partials(request.job, request.scan), own.tables.agreed(request.job, request.scan)
+    is_held, has = agreed.holders == agreed.place, agreed.rows >= 0
+    masks, sums, own_extremes = _mask(own, groups, agreed)
+    held = agreed.rows[is_held]
+    total = (sums[is_held].view(np.uint64) + request.sums.view(np.uint64)).view(np.int64)
+    others = []
+    if request.extremes is not None:
+        pads = [pad[is_held] for _, pad in masks.pads(own_extremes.shape, 1)]
+        given = np.moveaxis(request.extremes, 1, 0)
+        others = [(words - pad.view(np.int64)) for words, pad in zip(given, pads, strict=True)]
+    kept = np.setdiff1d(np.arange(groups.count), agreed.rows[~is_held & has])
+    parties = len(agreed.peers)
+    own.tables.merge(request.job, request.scan, groups.merged(kept, held, total, others, agreed.scales, parties))
+    return Done()
+
+
+def _mask(own: ClientState, groups: Partials, request: SumGroups) -> tuple[Masks, Words, Words]:
+    """This client's masks, its sums under them, and its extremes as they are."""
+    shared, name = key_of(own.key), _name(request)
+    for peer in request.peers:
+        check_key(peer, shared, name)
+    told = (request.holders.tobytes(), request.scales, request.commitments)
+    context = hashlib.sha256(msgspec.msgpack.encode(told)).digest()
+    private = _secret(own, request, groups, b"key")
+    peers = [msgspec.structs.replace(peer, part=place) for place, peer in enumerate(request.peers)]
+    masks = Masks.of(peers, private, name.encode() + context, request.place)
+    try:
+        sums, extremes = groups.words(request.rows, request.scales, len(peers))
+    except OverflowError:
+        raise TransportError("the scales are smaller than this client's figures") from None
+    return masks, masks.masked(sums, 0), extremes
+
+
+def _mask_for_holders(masks: Masks, request: SumGroups, extremes: Words) -> Words:
+    """Extremes of each group under a pad that its holder alone shares."""
+    found = extremes.view(np.uint64).copy()
+    for place, pad in masks.pads(extremes.shape, 1):
+        theirs = request.holders == place
+        found[theirs] += pad[theirs]
+    return found.view(np.int64)
+
+
+def _secret(own: ClientState, request: SendGroups | SumGroups, groups: Partials, use: bytes) -> bytes:
+    contract = own.contracts.contract(request.job)
+    agreed = b"" if contract is None else contract.hash.encode()
+    told = (b"tablepuppet groups", use, request.job, request.scan, agreed, groups.digest())
+    return hmac.digest(own.secret, msgspec.msgpack.encode(told), "sha256")
+
+
+def _name(request: SendGroups | SumGroups) -> str:
+    return f"{request.job} groups {request.scan}"
+
+
+EXCHANGES = (
+    Exchange(
+        SendGroups,
+        (Groups,),
+        ALL_PURPOSES,
+        permit=_permit_groups,
+        enforce=_enforce_groups,
+        check_request=NoCheck("the contract names the scan"),
+        check_answer=_check_groups,
+        handle=_send_groups,
+        leaves_state=True,
+    ),
+    Exchange(
+        SumGroups,
+        (GroupSums,),
+        ALL_PURPOSES,
+        permit=_permit_groups,
+        enforce=_enforce_groups,
+        check_request=_check_sum_request,
+        check_answer=_check_sums,
+        handle=_sum_groups,
+        leaves_state=True,
+    ),
+    Exchange(
+        HoldGroups,
+        (Done,),
+        ALL_PURPOSES,
+        permit=_permit_groups,
+        enforce=_enforce_groups,
+        check_request=_check_hold_request,
+        check_answer=NoCheck("Done says nothing"),
+        handle=_hold_groups,
+        leaves_state=True,
+    ),
+)

@@ -1,0 +1,271 @@
+"""Join keys: as tokens or in plain, in an order that only the clients know, or blinded by all owners of a domain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.exchanges.base import ALL_PURPOSES, Exchange, NoCheck
+from tablepuppet.exchanges.schema import check_row_count
+from tablepuppet.memory import give_back
+from tablepuppet.owner.enforcement import JobUnderContract, check_columns, count_once, refused, scan_of
+from tablepuppet.owner.policy import Policy, Use, permit_columns
+from tablepuppet.owner.state import ClientState
+from tablepuppet.privacy.options import KeyMode
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.bounds import (
+    LONGEST_TEXT,
+    MOST_ROWS,
+    SEEDS,
+    Known,
+    WrongError,
+    check_array,
+    check_range,
+    require,
+)
+from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.protocol.contract import Contract
+from tablepuppet.tables.columns import as_read
+from tablepuppet.tables.tokens import (
+    POINT_SIZE,
+    blinded,
+    blinding_key,
+    job_key,
+    key_check,
+    key_of,
+    points_of,
+    sorted_tokens,
+    to_array,
+    tokens,
+)
+
+
+class RowOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Number the rows of a scan in an order that only the clients know (tables/row_ids.py)."""
+
+    seed: int
+    offset: int  # of the client's first row in the whole table
+    is_shared: bool  # whether the table has other clients, so that the server must merge their orders
+
+
+class SendKeys(Message, frozen=True):
+    """Send the key columns of a scan, one row per row number. → Keys
+
+    Unless they are plain, keys come as tokens (tables/tokens.py), a dictionary of 16 bytes each; of `dh` of 32, which
+    are compared once all owners of a domain have blinded them. With an order, rows are numbered in it from now on and
+    for the whole job.
+    """
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    scan: int
+    columns: list[int]
+    tokens: KeyMode = "hmac"
+    domains: list[str] = msgspec.field(default_factory=list)  # one per column; columns that are compared share theirs
+    order: RowOrder | None = None
+
+
+class Keys(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("columns", "key tokens"),
+        FieldDisclosure("order", "row order", is_per_row=True),
+    )
+    rows: int
+    columns: pa.Table
+    order: NDArray[np.int64] | None = None  # ascending, where the order is shared
+    check: bytes = b""  # of hmac and dh tokens: the same from all clients that share a key
+
+
+class BlindKeys(Message, frozen=True):
+    """Blind keys that another owner of the same domain has blinded, in the order they come in. → BlindedKeys"""
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("points", "blinded keys"),)
+    job: str
+    domain: str
+    points: NDArray[np.uint8]  # distinct keys × 32 (tables/tokens.py)
+
+
+class BlindedKeys(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("points", "key tokens"),)
+    points: NDArray[np.uint8]
+
+
+def _permit_keys(policy: Policy, request: SendKeys, use: Use) -> None:
+    permit_columns(policy, request, use, request.columns, "keys")
+    if request.columns and request.tokens == "plain":
+        policy.rule(policy.keys_in_plain, "keys_in_plain", "join keys leave this owner as tokens only")
+
+
+def _enforce_keys(job: JobUnderContract, contract: Contract, request: SendKeys) -> None:
+    scan = scan_of(contract, request.scan)
+    check_columns(request.columns, scan.numbers("key"), "key")
+    if request.tokens != contract.keys:
+        raise refused(f"keys leave as {contract.keys}, and were asked for as {request.tokens}")
+    count_once(job, "keys", request.scan)
+    job.domains.update(request.domains)
+
+
+def _check_keys_request(own: ClientState, request: SendKeys) -> None:
+    due = 0 if request.tokens == "plain" else len(request.columns)
+    require(request.tokens == "plain" or len(request.domains) == due, "domains", f"are not one for each of {due} keys")
+    require(all(len(d) <= LONGEST_TEXT for d in request.domains), "domains", "hold a text too long")
+    if request.order is not None:
+        check_range(request.order.seed, "order", 0, SEEDS)
+        check_range(request.order.offset, "order", 0, MOST_ROWS)
+
+
+def _check_keys(request: SendKeys, answer: Keys, known: Known) -> None:
+    rows = check_row_count(answer.rows, known.scan(request), known)
+    check_table(answer.columns, "columns", len(request.columns), rows)
+    check_numbering(answer.columns, "columns", request.columns)
+    require(len(answer.check) <= 64, "check", "is longer than 64 bytes")
+    require(
+        bool(answer.check) or request.tokens not in ("hmac", "dh"),
+        "check",
+        "is missing, without which keys cannot be compared",
+    )
+    if request.tokens == "plain":
+        check_key_values(answer.columns, "columns", request.columns, known.scan(request).columns)
+    else:
+        for column in answer.columns.columns:
+            kind = column.type
+            size = 32 if request.tokens == "dh" else 16
+            is_token = pa.types.is_dictionary(kind) and kind.value_type == pa.binary(size)
+            require(is_token, "columns", f"are {kind}, not tokens of {size} bytes; install the same version everywhere")
+    is_due = request.order is not None and request.order.is_shared
+    require(answer.order is not None or not is_due, "order", "is missing, and rows are shared out in it")
+    if answer.order is not None:
+        check_array(answer.order, "order", (rows,), kinds=frozenset("i"))
+        require(bool((answer.order[1:] >= answer.order[:-1]).all()), "order", "is not ascending")
+
+
+_AS_NUMBERS = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_boolean,
+)  # databases differ in which of them
+
+
+_AS_TIMES = (pa.types.is_date, pa.types.is_timestamp)
+
+
+_AS_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+
+
+_ARROW: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {  # kinds that keys and identifiers come as
+    **dict.fromkeys(("integer", "float", "decimal", "boolean"), _AS_NUMBERS),
+    **dict.fromkeys(("date", "timestamp"), _AS_TIMES),
+    **dict.fromkeys(("string", "uuid"), _AS_TEXTS),
+}
+
+
+def check_table(table: pa.Table, name: str, columns: int, rows: int) -> None:
+    """Every buffer, offset and index of a table lies within it."""
+    require(table.num_columns == columns, name, f"has {table.num_columns:,} columns where {columns:,} are due")
+    require(table.num_rows == rows or not columns, name, f"has {table.num_rows:,} rows where {rows:,} are due")
+    try:
+        table.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        raise WrongError(name, f"is damaged ({str(error)[:200]})") from None
+
+
+def check_numbering(table: pa.Table, name: str, numbers: Sequence[int]) -> None:
+    require(table.column_names == [f"c{n}" for n in numbers], name, "are not those that were asked for")
+
+
+def check_key_values(table: pa.Table, name: str, numbers: Sequence[int], infos: Sequence[ColumnInfo]) -> None:
+    """Columns as they are, of the kind that their owner described them as."""
+    for number, column in zip(numbers, table.columns, strict=True):
+        kind = infos[number].kind if number < len(infos) else "other"
+        found = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        is_due = any(is_one(found) for is_one in _ARROW.get(kind, (lambda _: True,)))
+        require(is_due, name, f"are {str(found)[:100]}, and were described as {kind}")
+
+
+def _send_keys(own: ClientState, request: SendKeys) -> Keys:
+    order = None
+    if request.order is not None:
+        order = _shuffle(own, request, request.order)
+    elif not own.may_reveal:  # nobody need know where a row lies here: an order of this job, and of no other
+        own.tables.shuffle(request.job, request.scan, own.secret + request.job.encode(), 0, 0, wants_bits=False)
+    table = own.tables.scan(request.job, request.scan)
+    if request.tokens == "plain":
+        return Keys(rows=table.num_rows, columns=as_read(table, request.columns), order=order)
+    key = b"" if request.tokens == "sha256" else job_key(own.key, request.job)
+    columns = {}
+    for column, domain in zip(request.columns, request.domains, strict=True):
+        values, info = own.column(request.job, request.scan, column)
+        found = tokens(values, info, "sha256" if request.tokens == "sha256" else "hmac", key, domain)
+        if request.tokens == "dh":
+            points = blinded(points_of(found.dictionary), blinding_key(own.secret, request.job, domain))
+            found = sorted_tokens(found.indices, to_array(points))
+        columns[f"c{column}"] = found
+    give_back(table.num_rows)
+    check = key_check(key) if key else b""
+    return Keys(rows=table.num_rows, columns=pa.table(columns), order=order, check=check)
+
+
+def _shuffle(own: ClientState, request: SendKeys, order: RowOrder) -> NDArray[np.int64] | None:
+    """Puts the rows in the clients' order; what the server needs to merge it with other clients' orders."""
+    key = own.order_key if own.order_key is not None else key_of(own.key)
+    given = (request.job, request.scan, key, order.seed, order.offset)
+    return own.tables.shuffle(*given, wants_bits=order.is_shared)
+
+
+def _enforce_blinding(job: JobUnderContract, contract: Contract, request: BlindKeys) -> None:
+    """Whoever may ask without end learns of each guess whether this owner has it."""
+    if contract.keys != "dh":
+        raise refused(f"keys leave as {contract.keys}, and nobody else's are blinded")
+    if request.domain not in job.domains:
+        raise refused("keys are blinded that this owner's own are compared with, and no others")
+    job.blinded += len(request.points)
+    if job.blinded > contract.most_keys:
+        raise refused(f"{contract.most_keys:,} keys of others are blinded at most, and more were sent")
+
+
+def _check_blinding_request(own: ClientState, request: BlindKeys) -> None:
+    check_array(request.points, "points", (None, POINT_SIZE), kinds=frozenset("u"))
+
+
+def _check_blinded(request: BlindKeys, answer: BlindedKeys, known: Known) -> None:
+    check_array(answer.points, "points", request.points.shape, kinds=frozenset("u"))
+
+
+def _blind_keys(own: ClientState, request: BlindKeys) -> BlindedKeys:
+    """Other owners' keys under this owner's secret too; the log says how many."""
+    told = own.told.setdefault(request.job, Counter())
+    told["keys of others, blinded"] += len(request.points)
+    return BlindedKeys(points=blinded(request.points, blinding_key(own.secret, request.job, request.domain)))
+
+
+EXCHANGES = (
+    Exchange(
+        SendKeys,
+        (Keys,),
+        ALL_PURPOSES,
+        permit=_permit_keys,
+        enforce=_enforce_keys,
+        check_request=_check_keys_request,
+        check_answer=_check_keys,
+        handle=_send_keys,
+        leaves_state=True,
+        is_fixed=True,
+    ),
+    Exchange(
+        BlindKeys,
+        (BlindedKeys,),
+        ALL_PURPOSES,
+        permit=NoCheck("the policy's limit of keys was judged with the contract"),
+        enforce=_enforce_blinding,
+        check_request=_check_blinding_request,
+        check_answer=_check_blinded,
+        handle=_blind_keys,
+    ),
+)

@@ -1,0 +1,384 @@
+"""Labels and weights of a table's rows, and each row's side of the split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar, Literal
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array
+from tablepuppet.exchanges.base import PREDICTING, WITH_LABELS, Exchange, NoCheck
+from tablepuppet.owner import row_rules
+from tablepuppet.owner.enforcement import (
+    JobUnderContract,
+    check_role,
+    check_split,
+    count_once,
+    refused,
+    scan_of,
+    uses_of,
+)
+from tablepuppet.owner.policy import Policy, Use, permit_columns
+from tablepuppet.owner.releases import reads
+from tablepuppet.owner.state import ClientState
+from tablepuppet.privacy.options import LabelPrivacy
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.bounds import (
+    LARGEST,
+    LARGEST_COUNT,
+    MOST_CLASSES,
+    MOST_ROWS,
+    SEEDS,
+    TOO_LARGE,
+    Known,
+    check_array,
+    check_count,
+    check_range,
+    check_text,
+    require,
+)
+from tablepuppet.protocol.contract import Contract, FoldBy, Folds
+from tablepuppet.tables.columns import STRING_KINDS
+from tablepuppet.tables.labels import LabelNoise, read_labels, read_weights
+from tablepuppet.tables.labels import describe_labels as describe
+from tablepuppet.tables.split import Split, fold_numbers
+
+
+class DescribeLabels(Message, frozen=True):
+    """Which classes, or which kind of number, is the label? → LabelSummary"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    scan: int
+    column: int
+    wants_classes: bool = True  # the distinct values, where they are numbers
+
+
+class LabelSummary(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("classes", "label classes", if_empty=True),)
+    kind: Literal["number", "boolean", "class"]
+    classes: list[str | float] = msgspec.field(
+        default_factory=list
+    )  # distinct values; numbers only if there are at most 1000
+    missing: int = 0
+
+
+class SendLabels(Message, frozen=True):
+    """Send one label per row, as a class number or a number, and each row's side of the split. → Labels"""
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("classes", "label classes"),)
+    job: str
+    scan: int
+    column: int
+    classes: list[str | float] | None  # None: a number
+    offset: int  # this client's first row number in the label table
+    seed: int
+    test_fraction: float
+    validation_fraction: float = 0.0
+    test_column: int | None = None  # a predicate of the scan that says which are test rows, instead of a fraction
+    validation_column: int | None = None
+    privacy: LabelPrivacy | None = None  # what the owner does to its labels before they leave
+    folds: int = 0  # that rows are shared out in, for cross-validation; 0: none
+    fold_by: FoldBy = "row"
+    fold_column: int | None = None  # of groups that stay together, or of a time
+    is_alone: bool = False  # nobody else holds rows with labels: groups can be dealt out evenly
+
+
+class Labels(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("values", "labels", is_per_row=True),
+        FieldDisclosure("is_test", "split", is_per_row=True),
+        FieldDisclosure("folds", "split", is_per_row=True),
+    )
+    values: Array  # class numbers or numbers; NaN where the label is missing
+    is_test: NDArray[np.bool_]
+    is_validation: NDArray[np.bool_] | None = None  # None: no row
+    folds: NDArray[np.int16] | None = None  # which each row is in; by time, the first is never held out
+
+
+class SendSides(Message, frozen=True):
+    """Say which side of the split each row is on, as `SendLabels` draws it, and nothing of its label. → Sides"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    scan: int
+    offset: int  # this client's first row number in the label table
+    seed: int
+    test_fraction: float
+    validation_fraction: float
+    test_column: int | None = None
+    validation_column: int | None = None
+
+
+class Sides(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("is_test", "split", is_per_row=True),
+        FieldDisclosure("is_validation", "split", is_per_row=True),
+    )
+    is_test: NDArray[np.bool_]
+    is_validation: NDArray[np.bool_] | None  # None: no row
+
+
+class SendWeights(Message, frozen=True):
+    """Send the sample weight of each row of the label table. → Weights"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    scan: int
+    column: int
+
+
+class Weights(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "weights", is_per_row=True),)
+    values: Array  # NaN where it is missing
+
+
+def _permit_classes(policy: Policy, request: DescribeLabels, use: Use) -> None:
+    permit_columns(policy, request, use, [request.column], "labels")
+    policy.rule(policy.labels.leave, "labels.leave", "labels do not leave this owner")
+
+
+def _enforce_classes(job: JobUnderContract, contract: Contract, request: DescribeLabels) -> None:
+    scan = scan_of(contract, request.scan)
+    check_role(scan, request.column, "label")
+    if request.wants_classes and not contract.wants_classes:
+        raise refused("the distinct values of the label do not leave")
+    count_once(job, f"classes {request.column}", request.scan)
+
+
+def _check_summary(request: DescribeLabels, answer: LabelSummary, known: Known) -> None:
+    scan = known.scan(request)
+    check_count(answer.missing, "missing", LARGEST_COUNT if scan.rows is None else scan.rows)
+    scan.missing[request.column] = answer.missing
+    classes = answer.classes
+    require(len(classes) <= MOST_CLASSES, "classes", f"are {len(classes):,}, more than {MOST_CLASSES:,}")
+    require(len(set(classes)) == len(classes), "classes", "name one class twice")
+    require(len({type(c) for c in classes}) <= 1, "classes", "mix texts and numbers")
+    require(answer.kind != "boolean" or classes == [0.0, 1.0], "classes", "of a boolean label are false and true")
+    for value in classes:
+        if isinstance(value, str):
+            check_text(value, "classes")
+        else:
+            require(bool(np.isfinite(value)), "classes", "hold a number that is not finite")
+
+
+def _describe_labels(own: ClientState, request: DescribeLabels) -> LabelSummary:
+    column, info = own.column(request.job, request.scan, request.column)
+    if info.kind in STRING_KINDS:
+        row_rules.check_classes(own, request, column)
+    return LabelSummary(**describe(column, info, request.wants_classes)._asdict())
+
+
+def _permit_labels(policy: Policy, request: SendLabels, use: Use) -> None:
+    permit_columns(policy, request, use, [request.column], "labels")
+    _permit_sides(policy, request, use)
+    policy.check_label_privacy(request.privacy)
+
+
+def _permit_sides(policy: Policy, request: SendLabels | SendSides, use: Use) -> None:
+    split = [c for c in (request.test_column, request.validation_column) if c is not None]
+    permit_columns(policy, request, use, split, "filters")
+
+
+def _enforce_labels(job: JobUnderContract, contract: Contract, request: SendLabels) -> None:
+    scan = scan_of(contract, request.scan)
+    check_role(scan, request.column, "label")
+    check_split(contract, scan, request)
+    if request.privacy != contract.label_privacy:
+        raise refused("labels leave under the noise that was agreed on, and under no other")
+    folds = Folds(0) if contract.folds is None else contract.folds
+    if (request.folds, request.fold_by) != (folds.count, folds.by):
+        raise refused("rows are shared out in the agreed folds")
+    if request.fold_column is not None:
+        check_role(scan, request.fold_column, "split")
+    count_once(job, f"labels {request.column}", request.scan, uses_of(scan, "split"))
+
+
+def _check_labels_request(own: ClientState, request: SendLabels) -> None:
+    _check_sides_request(own, request)
+    classes = request.classes
+    if classes is not None:
+        require(len({type(c) for c in classes}) <= 1, "classes", "mix texts and numbers")
+        require(len(set(classes)) == len(classes), "classes", "name one class twice")
+
+
+def _check_sides_request(own: ClientState, request: SendLabels | SendSides) -> None:
+    check_range(request.seed, "seed", 0, SEEDS)
+    check_range(request.offset, "offset", 0, MOST_ROWS)
+    check_range(request.test_fraction, "test_fraction", 0, 1)
+    check_range(request.validation_fraction, "validation_fraction", 0, 1 - request.test_fraction)
+
+
+_PIECE = 1 << 16  # labels that are looked at together: they stay in the cache
+
+
+def _count_missing(labels: Array, classes: int | None) -> int:
+    """How many are missing; none of the others is wrong."""
+    is_there = ~np.isnan(labels)
+    values = labels if is_there.all() else labels[is_there]
+    require(not np.isinf(values).any(), "values", "hold infinity")
+    if classes is None:
+        require(not (np.abs(values) > LARGEST).any(), "values", TOO_LARGE)
+    else:
+        is_class = (values >= 0).all() and (values < classes).all() and (values == np.floor(values)).all()
+        require(bool(is_class), "values", f"hold a number that is no class of {classes}")
+    return len(labels) - len(values)
+
+
+def _check_labels_answer(request: SendLabels, answer: Labels, known: Known) -> None:
+    scan = known.scan(request)
+    rows = scan.rows
+    check_array(answer.values, "values", (rows,), kinds=frozenset("f"))
+    check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
+    missing, told = 0, scan.missing.get(request.column)
+    for start in range(0, len(answer.values), _PIECE):
+        piece = answer.values[start : start + _PIECE]
+        missing += _count_missing(piece, None if request.classes is None else len(request.classes))
+    is_as_told = told in (None, missing) or request.privacy is not None
+    require(is_as_told, "values", f"are missing in {missing:,} rows, and {told} were described")
+    if answer.folds is not None:
+        check_array(answer.folds, "folds", (rows,), kinds=frozenset("i"))
+        last = request.folds - (request.fold_by != "time")
+        is_fold = not len(answer.folds) or (answer.folds.min() >= 0 and answer.folds.max() <= last)
+        require(request.folds > 0 and bool(is_fold), "folds", "hold a number that is no fold")
+    _check_held_out(request, answer, rows)
+
+
+def _check_held_out(request: SendLabels | SendSides, answer: Labels | Sides, rows: int | None) -> None:
+    is_split = request.test_column is not None or request.test_fraction > 0
+    require(is_split or not answer.is_test.any(), "is_test", "names test rows where none were asked for")
+    if answer.is_validation is not None:
+        check_array(answer.is_validation, "is_validation", (rows,), kinds=frozenset("b"))
+        require(not (answer.is_validation & answer.is_test).any(), "is_validation", "names rows that are for the test")
+
+
+def _send_labels(own: ClientState, request: SendLabels) -> Labels:
+    column, info = own.column(request.job, request.scan, request.column)
+    order = own.tables.order(request.job, request.scan)
+    noise = None
+    table = own.tables.use(request.job, request.scan).table
+    if request.privacy is None:
+        own.owner.plain_label(table)
+        contract = own.contracts.contract(request.job)
+        if request.classes is not None and contract is not None and contract.purpose != "evaluate":
+            row_rules.check_classes(own, request, column)
+    else:
+        rows = own.tables.row_ids(request.job, request.scan)
+        expression = own.tables.expressions(request.job, request.scan)[request.column]
+        noise = LabelNoise(request.privacy, own.secret, table, _spend(own, table, request), rows, expression)
+    sides = _split_rows(own, request)
+    labels = Labels(**read_labels(column, info, request.classes, sides, order, noise)._asdict())
+    if not request.folds:
+        return labels
+    by = None if request.fold_column is None else own.column(request.job, request.scan, request.fold_column)
+    folds = fold_numbers(len(column), sides, request.folds, request.fold_by, by, order, request.is_alone)
+    row_rules.check_folds(own, request, folds)
+    return replace(labels, folds=folds)
+
+
+def _split_rows(own: ClientState, request: SendLabels | SendSides) -> Split:
+    """How rows are shared out, if the owner has nothing against it."""
+    where = [
+        None if c is None else own.column(request.job, request.scan, c)[0]
+        for c in (request.test_column, request.validation_column)
+    ]
+    sides = Split(request.offset, request.seed, request.test_fraction, request.validation_fraction, *where)
+    row_rules.check_split(own, request, sides)
+    return sides
+
+
+def _spend(own: ClientState, table: str, request: SendLabels) -> Callable[[str], None]:
+    return partial(own.owner.label, table, reads(own, request.job, request.scan, [request.column]), request)
+
+
+def _enforce_sides(job: JobUnderContract, contract: Contract, request: SendSides) -> None:
+    scan = scan_of(contract, request.scan)
+    check_split(contract, scan, request)
+    count_once(job, "sides", request.scan, contract.sides.count(request.scan))
+
+
+def _check_sides(request: SendSides, answer: Sides, known: Known) -> None:
+    rows = known.scan(request).rows
+    check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
+    _check_held_out(request, answer, rows)
+
+
+def _send_sides(own: ClientState, request: SendSides) -> Sides:
+    sides, order = _split_rows(own, request), own.tables.order(request.job, request.scan)
+    rows = own.tables.scan(request.job, request.scan).num_rows
+    is_test = sides.test(rows, order)
+    return Sides(is_test=is_test, is_validation=sides.validation(rows, order, is_test))
+
+
+def _permit_weights(policy: Policy, request: SendWeights, use: Use) -> None:
+    """A weight is a value of a row that leaves, as a label does; and there is no randomised form of it."""
+    permit_columns(policy, request, use, [request.column], "labels")
+    policy.check_weights()
+
+
+def _enforce_weights(job: JobUnderContract, contract: Contract, request: SendWeights) -> None:
+    scan = scan_of(contract, request.scan)
+    check_role(scan, request.column, "weight")
+    count_once(job, f"weights {request.column}", request.scan, uses_of(scan, "split"))
+
+
+def _check_weights(request: SendWeights, answer: Weights, known: Known) -> None:
+    check_array(answer.values, "values", (known.scan(request).rows,), kinds=frozenset("f"))
+    require(not np.isinf(answer.values).any(), "values", "hold infinity")
+    require(not (np.abs(answer.values) > LARGEST).any(), "values", TOO_LARGE)
+
+
+def _send_weights(own: ClientState, request: SendWeights) -> Weights:
+    return Weights(values=read_weights(*own.column(request.job, request.scan, request.column)))
+
+
+EXCHANGES = (
+    Exchange(
+        DescribeLabels,
+        (LabelSummary,),
+        WITH_LABELS,
+        permit=_permit_classes,
+        enforce=_enforce_classes,
+        check_request=NoCheck("the contract names the scan and the column"),
+        check_answer=_check_summary,
+        handle=_describe_labels,
+        is_fixed=True,
+    ),
+    Exchange(
+        SendLabels,
+        (Labels,),
+        WITH_LABELS,
+        permit=_permit_labels,
+        enforce=_enforce_labels,
+        check_request=_check_labels_request,
+        check_answer=_check_labels_answer,
+        handle=_send_labels,
+        is_fixed=True,
+    ),
+    Exchange(
+        SendSides,
+        (Sides,),
+        PREDICTING,
+        permit=_permit_sides,
+        enforce=_enforce_sides,
+        check_request=_check_sides_request,
+        check_answer=_check_sides,
+        handle=_send_sides,
+    ),
+    Exchange(
+        SendWeights,
+        (Weights,),
+        WITH_LABELS,
+        permit=_permit_weights,
+        enforce=_enforce_weights,
+        check_request=NoCheck("the contract names the scan and the column"),
+        check_answer=_check_weights,
+        handle=_send_weights,
+        is_fixed=True,
+    ),
+)

@@ -1,0 +1,297 @@
+"""Predictions: rows scored by a model that is sent, or by the part of one that its owner holds, and what names rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from msgspec.structs import replace
+
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.errors import PolicyError, TransportError
+from tablepuppet.exchanges.base import PREDICTING, SCORING, Exchange, NoCheck
+from tablepuppet.exchanges.features import check_encoders
+from tablepuppet.exchanges.keys import check_key_values, check_numbering, check_table
+from tablepuppet.models.neural import NeuralModel
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.owner.enforcement import (
+    JobUnderContract,
+    blocks_of,
+    check_role,
+    count_once,
+    distinct_rows,
+    refused,
+    scan_of,
+)
+from tablepuppet.owner.ids import known_ids
+from tablepuppet.owner.policy import Policy, Use, permit_columns
+from tablepuppet.owner.releases import reads, unknowns
+from tablepuppet.owner.state import ClientState, check_model, check_outputs
+from tablepuppet.privacy.gaussian import secure_generator
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.bounds import Known, check_array, check_finite, check_row_numbers, require
+from tablepuppet.protocol.columns import ColumnInfo, Encoder
+from tablepuppet.protocol.contract import Contract, fingerprint
+from tablepuppet.tables.columns import STRING_KINDS, as_read
+from tablepuppet.tables.encoding import encode
+
+
+class ScoreRows(Message, frozen=True):
+    """Encode these rows of a scan like this and predict them with θ. → Scores"""
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("theta", "model"),)
+    job: str
+    scan: int
+    columns: list[int]
+    rows: RowNumbers
+    encoders: list[Encoder]
+    theta: Array
+    model: ModelSpec
+    name: str  # the block's
+    outputs: int  # d_c
+    shuffled: tuple[int, ...] = ()  # features whose values change rows, in an order that the owner draws
+    fixed: int = -1  # a feature that has the same value in all rows
+    value: float | str | None = None  # of it; None: missing
+
+
+class ScoreOwnRows(Message, frozen=True):
+    """Predict these rows of a scan with the part of a model that you hold. → Scores"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    scan: int
+    columns: list[int]
+    rows: RowNumbers
+    model: str
+    name: str  # the block's
+    shuffled: tuple[int, ...] = ()
+
+
+class Scores(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "scores", is_per_row=True),)
+    values: Array  # h of the rows asked for
+
+
+class SendIdentifiers(Message, frozen=True):
+    """Send the columns that name the rows of a scan in the answer to a prediction. → Identifiers"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    scan: int
+    columns: list[int]
+
+
+class Identifiers(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "identifiers"),)
+    columns: pa.Table
+
+
+def permit_scores(policy: Policy, request: Any, use: Use) -> None:
+    permit_columns(policy, request, use, request.columns, "features")
+    policy.check_applied(is_held=False)
+
+
+def permit_own_scores(policy: Policy, request: Any, use: Use) -> None:
+    permit_columns(policy, request, use, request.columns, "features")
+    policy.check_applied(is_held=True)
+
+
+def _enforce_scores(job: JobUnderContract, contract: Contract, request: ScoreRows | ScoreOwnRows) -> None:
+    blocks = blocks_of(contract, request.scan, request.columns)
+    if isinstance(request, ScoreRows):
+        name = fingerprint(request.encoders, request.theta, request.model, request.outputs)
+        if name not in {block.model for block in blocks}:
+            raise refused("the model is not the one that was agreed on")
+        if request.fixed >= 0 and request.fixed not in {block.fixed for block in blocks if block.values}:
+            raise refused("this feature is not set to any value")
+    if request.shuffled and not contract.shuffles:
+        raise refused("no feature is shuffled")
+    count_scores(job, contract, request)
+
+
+def count_scores(job: JobUnderContract, contract: Contract, request: Any) -> None:
+    """Refuses rows that are scored more often than agreed, or too few of them."""
+    blocks = blocks_of(contract, request.scan, request.columns)
+    place = blocks[0].place
+    times, values = 1 + contract.shuffles * len(request.columns), sum(block.values for block in blocks)
+    job.scored[place] += 1
+    if job.scored[place] > len(blocks) * times + values:
+        raise refused(f"a model is applied {'once' if times + values == 1 else f'{times + values:,} times'}")
+    if job.minimum_rows > 1 and 0 < distinct_rows(request.rows) < job.minimum_rows:
+        raise PolicyError(
+            f"its policy refuses the request: a model is applied to at least {job.minimum_rows:,} distinct rows, "
+            "and fewer were asked for; ask for more (rule minimum_rows)"
+        )
+
+
+def _check_score_request(own: ClientState, request: ScoreRows) -> None:
+    _check_own_request(own, request)
+    _check_fixed(own, request)
+    check_encoders(request.encoders, len(request.columns))
+    check_finite(request.theta, "theta")
+    if request.model.is_linear:
+        check_array(request.theta, "theta", (None, request.outputs))
+    else:
+        check_array(request.theta, "theta", (None,))
+
+
+def _check_fixed(own: ClientState, request: ScoreRows) -> None:
+    """One value, of the feature's own kind."""
+    value = request.value
+    if request.fixed < 0:
+        require(request.fixed == -1 and value is None, "fixed", "is no feature")
+        return
+    require(request.fixed < len(request.columns), "fixed", "is no feature")
+    kind = own.tables.columns(request.job, request.scan)[request.columns[request.fixed]].kind
+    require(kind != "vector", "fixed", "is a vector, which is set to no single value")
+    if isinstance(value, float):
+        require(bool(np.isfinite(value)), "value", "is not finite")
+    is_text = kind in STRING_KINDS
+    require(value is None or isinstance(value, str) == is_text, "value", f"is not a {'text' if is_text else 'number'}")
+
+
+def _check_own_request(own: ClientState, request: ScoreRows | ScoreOwnRows) -> None:
+    check_asked_rows(own, request)
+    require(all(0 <= f < len(request.columns) for f in request.shuffled), "shuffled", "names what is no feature")
+
+
+def check_asked_rows(own: ClientState, request: Any) -> None:
+    check_row_numbers(request.rows, "rows", own.tables.scan(request.job, request.scan).num_rows)
+
+
+def _check_scores(request: ScoreRows, answer: Scores, known: Known) -> None:
+    check_array(answer.values, "values", (len(request.rows), request.outputs), kinds=frozenset("f"))
+    check_finite(answer.values, "values")
+
+
+def _check_own_scores(request: ScoreOwnRows, answer: Scores, known: Known) -> None:
+    check_array(answer.values, "values", (len(request.rows), None), kinds=frozenset("f"))
+    check_finite(answer.values, "values")
+
+
+def _score_rows(own: ClientState, request: ScoreRows) -> Scores:
+    return _score(own, request, request.encoders, request.theta, request.model, request.outputs)
+
+
+def _score_own_rows(own: ClientState, request: ScoreOwnRows) -> Scores:
+    part = own.part_store.find(request.model, request.name, own.asker(request.job))
+    infos = own.tables.columns(request.job, request.scan)
+    part.check(own.tables.reads(request.job, request.scan, request.columns), [infos[c] for c in request.columns])
+    return _score(own, request, part.encoders, part.theta, part.spec, part.outputs)
+
+
+def _score(
+    own: ClientState,
+    request: ScoreRows | ScoreOwnRows,
+    encoders: Sequence[Encoder],
+    theta: Array,
+    spec: ModelSpec,
+    outputs: int,
+) -> Scores:
+    """h of the rows asked for."""
+    pairs = [own.column(request.job, request.scan, c) for c in request.columns]
+    known = known_ids(own, request, pairs, encoders, {})
+    columns = [c for c, _ in pairs]
+    for feature in request.shuffled:
+        columns[feature] = _shuffle(columns[feature], request.rows)
+    infos = [i for _, i in pairs]
+    fixed = request.fixed if isinstance(request, ScoreRows) else -1
+    if isinstance(request, ScoreRows) and fixed >= 0:
+        columns[fixed], infos[fixed] = _set_constant(columns[fixed], infos[fixed], request.value)
+    features = encode(columns, infos, request.rows, known)
+    if own.owner.limits_scores:
+        place = (own, request.job, request.scan, request.columns)
+        table = own.tables.use(request.job, request.scan).table
+        name = np.append(theta, secure_generator().random()) if request.shuffled else theta  # tells something new
+        if isinstance(request, ScoreRows) and fixed >= 0:  # as well, unless it was asked for before
+            name = np.append(name, np.frombuffer(repr((fixed, request.value)).encode(), np.uint8))
+        own.owner.scores(table, reads(*place), (encoders, spec, outputs), name, partial(unknowns, *place))
+    check_outputs(outputs, features.rows)
+    check_model(spec, features.width, outputs)
+    if not spec.is_linear:
+        module = own.module(spec, features.width, outputs, request.name)
+        missing = request.rows < 0
+        model = NeuralModel.of(module, spec, features, features, outputs, missing=(missing, missing), stream=0)
+        return Scores(values=model.predict(theta.astype(spec.dtype)))
+    if len(theta) != features.width:
+        raise TransportError(f"the parameters are for {len(theta)} columns, and there are {features.width}")
+    return Scores(values=features.dot(theta))
+
+
+def _shuffle(column: pa.ChunkedArray, rows: RowNumbers) -> pa.ChunkedArray:
+    """A column whose values have changed places among the rows that take part."""
+    taken = np.unique(rows[rows >= 0])
+    order = np.arange(len(column))
+    order[taken] = secure_generator().permutation(taken)
+    return column.take(pa.array(order))
+
+
+def _set_constant(
+    column: pa.ChunkedArray, info: ColumnInfo, value: float | str | None
+) -> tuple[pa.ChunkedArray, ColumnInfo]:
+    """A column with one value in all its rows; a date or a decimal becomes the number that it is encoded as."""
+    is_text = info.kind in STRING_KINDS
+    constant = pa.repeat(pa.scalar(value, pa.large_string() if is_text else pa.float64()), len(column))
+    return pa.chunked_array([constant]), info if is_text else replace(info, kind="float")
+
+
+def _permit_identifiers(policy: Policy, request: SendIdentifiers, use: Use) -> None:
+    permit_columns(policy, request, use, request.columns, "keys")
+    policy.check_identifiers()
+
+
+def _enforce_identifiers(job: JobUnderContract, contract: Contract, request: SendIdentifiers) -> None:
+    scan = scan_of(contract, request.scan)
+    for column in request.columns:
+        check_role(scan, column, "identifier")
+    count_once(job, f"identifiers {sorted(request.columns)}", request.scan)
+
+
+def _check_identifiers(request: SendIdentifiers, answer: Identifiers, known: Known) -> None:
+    scan = known.scan(request)
+    due = answer.columns.num_rows if scan.rows is None else scan.rows
+    check_table(answer.columns, "columns", len(request.columns), due)
+    check_numbering(answer.columns, "columns", request.columns)
+    check_key_values(answer.columns, "columns", request.columns, scan.columns)
+
+
+def _send_identifiers(own: ClientState, request: SendIdentifiers) -> Identifiers:
+    table = own.tables.scan(request.job, request.scan)
+    return Identifiers(columns=as_read(table, request.columns))
+
+
+EXCHANGES = (
+    Exchange(
+        ScoreRows,
+        (Scores,),
+        SCORING,
+        permit=permit_scores,
+        enforce=_enforce_scores,
+        check_request=_check_score_request,
+        check_answer=_check_scores,
+        handle=_score_rows,
+    ),
+    Exchange(
+        ScoreOwnRows,
+        (Scores,),
+        SCORING,
+        permit=permit_own_scores,
+        enforce=_enforce_scores,
+        check_request=_check_own_request,
+        check_answer=_check_own_scores,
+        handle=_score_own_rows,
+    ),
+    Exchange(
+        SendIdentifiers,
+        (Identifiers,),
+        PREDICTING,
+        permit=_permit_identifiers,
+        enforce=_enforce_identifiers,
+        check_request=NoCheck("the contract names the scan and the columns"),
+        check_answer=_check_identifiers,
+        handle=_send_identifiers,
+    ),
+)

@@ -1,0 +1,63 @@
+"""All exchanges there are: the one list that says what may pass between the server and a client.
+
+A subject module declares its exchanges in `EXCHANGES`; an algorithm declares its updates (`Algorithm.requests`). Both
+ends decode nothing but the requests and answers that are listed here, and look every check up here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Union
+
+from tablepuppet.algorithms.registry import ALGORITHMS, Options
+from tablepuppet.exchanges import (
+    boosting,
+    contract,
+    evaluation,
+    features,
+    groups,
+    keys,
+    labels,
+    prediction,
+    schema,
+    start,
+    steps,
+)
+from tablepuppet.exchanges.base import Exchange
+from tablepuppet.exchanges.start import StartPart
+from tablepuppet.owner.policy import refused_by
+from tablepuppet.protocol.base import Failure, Message
+from tablepuppet.protocol.bounds import Known, WrongError, check_text
+
+_SUBJECTS = (schema, contract, groups, keys, labels, features, start, steps, evaluation, prediction, boosting)
+_UPDATES = [steps.update_exchange(kind, *algorithm.answers) for algorithm in ALGORITHMS for kind in algorithm.requests]
+EXCHANGES: dict[type[Message], Exchange] = {
+    exchange.request: exchange for exchange in (*(e for subject in _SUBJECTS for e in subject.EXCHANGES), *_UPDATES)
+}
+
+if TYPE_CHECKING:
+    REQUESTS = Message
+    RESPONSES = Message
+else:
+    REQUESTS = Union[tuple(StartPart[Options] if kind is StartPart else kind for kind in EXCHANGES)]  # noqa: UP007
+    RESPONSES = Union[(*dict.fromkeys(kind for e in EXCHANGES.values() for kind in e.answers), Failure)]
+
+
+def find_exchange(request: Message) -> Exchange:
+    """The exchange that a request begins; what is in no list is refused."""
+    exchange = EXCHANGES.get(type(request))
+    if exchange is None:
+        raise refused_by("none", f"no rule decides whether a {type(request).__name__} may be answered")
+    return exchange
+
+
+def check_answer(request: Message, answer: Any, known: Known) -> None:
+    """Raises WrongError unless this can be an honest answer; `known`: what the same client has said before."""
+    if isinstance(answer, Failure):
+        check_text(answer.error, "error")
+        check_text(answer.message, "message")
+        return
+    exchange = EXCHANGES[type(request)]
+    if not isinstance(answer, exchange.answers):
+        names = " or ".join(kind.__name__ for kind in exchange.answers)
+        raise WrongError(type(answer).__name__, f"is no answer to {type(request).__name__}, which asks for {names}")
+    exchange.check_answer(request, answer, known)

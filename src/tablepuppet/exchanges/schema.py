@@ -1,0 +1,198 @@
+"""What a table looks like, which expressions will be read of it, how many rows there are; and the end of a job.
+
+A *scan* is one client's reading of one table under one filter; row numbers are positions in it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tablepuppet.exchanges.base import BEFORE_CONTRACT, WITH_LABELS, Exchange, NoCheck
+from tablepuppet.owner.enforcement import JobUnderContract, count_once, refused, scan_of
+from tablepuppet.owner.releases import shown
+from tablepuppet.owner.state import ClientState
+from tablepuppet.protocol.base import Done, FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.bounds import MOST_COLUMNS, Known, KnownScan, check_count, check_text, require
+from tablepuppet.protocol.columns import ColumnInfo, Merges
+from tablepuppet.protocol.contract import Contract
+
+
+class DescribeTable(Message, frozen=True):
+    """Which columns does your table have, or a query over your tables give? → TableSchema"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    table: str
+    query: str | None = None  # a SELECT over tables of the client's, whose rows are taken as a table's
+
+
+class TableSchema(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = ()
+    columns: list[ColumnInfo]
+    withholds: bool = False  # whether the owner keeps the parameters that are trained on its table
+    merges: Merges = ""  # which figures of groups the owner lets be merged with those of other owners
+    stamp: bytes = b""  # another one whenever the table may have changed; none: there is no telling
+
+
+class OpenScan(Message, frozen=True):
+    """Prepare to read these expressions of a table, for the rows that pass the filter. → ScanSchema
+
+    Nothing is read yet: the answer gives the type of each expression.
+    """
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    scan: int
+    table: str
+    columns: list[str]
+    filter: str | None = None
+    query: str | None = None  # a SELECT over tables of the client's, of which `table` is one, read instead of it
+
+
+class ScanSchema(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = ()
+    columns: list[ColumnInfo]
+
+
+class CountRows(Message, frozen=True):
+    """How many rows does a scan have? → RowCount"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    scan: int
+
+
+class RowCount(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("rows", "row count"),)
+    rows: int
+
+
+class CloseJob(Message, frozen=True):
+    """Forget everything about a job. → Done"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+
+
+def _check_columns(columns: list[ColumnInfo], name: str) -> None:
+    require(len(columns) <= MOST_COLUMNS, name, f"are {len(columns):,}, more than {MOST_COLUMNS:,}")
+    for column in columns:
+        check_text(column.name, f"{name}.name")
+        check_text(column.detail, f"{name}.detail")
+        check_count(column.size, f"{name}.size", 2.0**24)
+
+
+def check_row_count(rows: int, scan: KnownScan, known: Known) -> int:
+    """A scan's number of rows, which stays what it was the first time."""
+    check_count(rows, "rows", known.most_rows)
+    require(scan.rows in (None, rows), "rows", f"are {rows:,}, and were {scan.rows} before: a table changes in a run")
+    scan.rows = rows
+    return rows
+
+
+def _check_table_schema(request: DescribeTable, answer: TableSchema, known: Known) -> None:
+    _check_columns(answer.columns, "columns")
+    names = {column.name for column in answer.columns}
+    require(len(names) == len(answer.columns), "columns", "name one column twice")
+    require(len(answer.stamp) <= 1024, "stamp", "is longer than 1,024 bytes")
+
+
+def _describe_table(own: ClientState, request: DescribeTable) -> TableSchema:
+    described = own.tables.describe(request.table, request.query)
+    return TableSchema(
+        columns=described.columns,
+        withholds=not own.policy.release_parameters,
+        merges=own.policy.merges,
+        stamp=described.stamp,
+    )
+
+
+def _enforce_scan(job: JobUnderContract, contract: Contract | None, request: OpenScan) -> None:
+    if contract is not None:
+        raise refused("a scan is opened before the contract is proposed, and not after")
+    job.opened[request.scan] = request
+
+
+def _check_scan_schema(request: OpenScan, answer: ScanSchema, known: Known) -> None:
+    _check_columns(answer.columns, "columns")
+    asked = len(request.columns)
+    require(len(answer.columns) == asked, "columns", f"are {len(answer.columns)} where {asked} were asked for")
+    known.scans[request.job, request.scan] = KnownScan(asked, answer.columns)
+
+
+def _open_scan(own: ClientState, request: OpenScan) -> ScanSchema:
+    columns = own.tables.open_scan(request)
+    own.policy.check_scan(own.tables.use(request.job, request.scan))
+    return ScanSchema(columns=columns)
+
+
+def _enforce_count(job: JobUnderContract, contract: Contract, request: CountRows) -> None:
+    scan_of(contract, request.scan)
+    count_once(job, "count", request.scan)
+
+
+def _check_rows(request: CountRows, answer: RowCount, known: Known) -> None:
+    check_row_count(answer.rows, known.scan(request), known)
+
+
+def _count_rows(own: ClientState, request: CountRows) -> RowCount:
+    return RowCount(rows=own.tables.scan(request.job, request.scan).num_rows)
+
+
+def _close_job(own: ClientState, request: CloseJob) -> Done:
+    own.contracts.close(request.job)
+    for (job, _), part in own.parts.items():
+        if job == request.job and part.shown:
+            own.owner.exposed(shown(own, part, part.shown))
+    if own.told.get(request.job):
+        own.approvals.finish(request.job)
+    own.tables.close(request.job)
+    own.owner.close(request.job)
+    own.parts = {key: part for key, part in own.parts.items() if key[0] != request.job}
+    return Done()
+
+
+EXCHANGES = (
+    Exchange(
+        DescribeTable,
+        (TableSchema,),
+        BEFORE_CONTRACT,
+        permit=NoCheck("names and types of columns are what a query is written from; no value is among them"),
+        enforce=NoCheck("it belongs to no job"),
+        check_request=NoCheck("its texts are parsed and looked up before they are used"),
+        check_answer=_check_table_schema,
+        handle=_describe_table,
+    ),
+    Exchange(
+        OpenScan,
+        (ScanSchema,),
+        BEFORE_CONTRACT,
+        permit=NoCheck("the handler judges the scan once its expressions are read; until then no row is"),
+        enforce=_enforce_scan,
+        check_request=NoCheck("its texts are parsed and looked up before they are used"),
+        check_answer=_check_scan_schema,
+        handle=_open_scan,
+        leaves_state=True,
+        is_fixed=True,
+    ),
+    Exchange(
+        CountRows,
+        (RowCount,),
+        WITH_LABELS,
+        permit=NoCheck("the contract says how often the rows of its scans are counted"),
+        enforce=_enforce_count,
+        check_request=NoCheck("the contract names the scan"),
+        check_answer=_check_rows,
+        handle=_count_rows,
+        is_fixed=True,
+    ),
+    Exchange(
+        CloseJob,
+        (Done,),
+        BEFORE_CONTRACT,
+        permit=NoCheck("nothing of a table leaves"),
+        enforce=NoCheck("a job may end at any time"),
+        check_request=NoCheck("a job that there is not is closed already"),
+        check_answer=NoCheck("Done says nothing"),
+        handle=_close_job,
+    ),
+)

@@ -1,0 +1,463 @@
+"""The start of training: a part's model is made, and the figures that the server half wants of it are told."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from functools import partial
+from itertools import pairwise
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec.structs import asdict, astuple
+
+from tablepuppet.algorithms.base import PartSetup
+from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.private import PrivateGradient
+from tablepuppet.algorithms.registry import algorithm_of
+from tablepuppet.algorithms.shape import RunShape
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.errors import PolicyError, TransportError
+from tablepuppet.exchanges.base import TRAINING, Exchange, NoCheck
+from tablepuppet.exchanges.steps import check_predictions, check_summands
+from tablepuppet.models.linear import LinearModel, Model
+from tablepuppet.models.neural import NeuralModel
+from tablepuppet.models.spec import ModelSpec, l2_of
+from tablepuppet.owner import row_rules
+from tablepuppet.owner.enforcement import (
+    JobUnderContract,
+    PartUnderContract,
+    agreed_start,
+    count_request,
+    opened_part,
+    refused,
+    scan_of,
+    started_part,
+    training_of,
+)
+from tablepuppet.owner.policy import Policy, Use
+from tablepuppet.owner.releases import (
+    Shown,
+    feature_expressions,
+    release_predictions,
+    start_name,
+    table_and_columns,
+    unknowns,
+)
+from tablepuppet.owner.state import ClientState, Part, check_model, check_options, check_outputs
+from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
+from tablepuppet.privacy.masks import MaskKey, honest_parts
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.bounds import (
+    MOST_CLIENTS,
+    MOST_ROWS,
+    SEEDS,
+    Known,
+    check_array,
+    check_count,
+    check_finite,
+    check_range,
+    require,
+)
+from tablepuppet.protocol.contract import Contract, Training
+from tablepuppet.protocol.steps import Masked, Partial
+from tablepuppet.tables.encoding import start_theta
+
+_Options = TypeVar("_Options")
+
+
+class StartPart(Message, Generic[_Options], frozen=True):
+    """Make the part's model and start the algorithm's client half. → Started"""
+
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("weights", "summed weights", is_per_row=True),
+        FieldDisclosure("multiplicity", "multiplicities", is_per_row=True),
+    )
+    job: str
+    part: int
+    algorithm: _Options  # of one of the algorithms in the list (algorithms/registry.py)
+    model: ModelSpec
+    block: int  # its number, which the initial values of a neural model depend on
+    name: str  # the block's
+    outputs: int  # d_c, or the width that a head wants of the block
+    blocks: int  # M
+    clients: int  # how many parts the block has
+    joined_rows: int  # N, training rows
+    share: float  # of those that rows of the block take part in: how many are the part's
+    l2: float
+    seed: int
+    privacy: GradientPrivacy | None = None
+    weights: Array | None = None  # of each train row, summed over its joined rows; None: their number
+    peers: list[MaskKey] = msgspec.field(
+        default_factory=list
+    )  # keys of all the block's parts, where summands leave under masks only
+    spread: list[float] = msgspec.field(
+        default_factory=list
+    )  # of each output of a linear block before training, drawn from (seed, block); none: it begins at zero
+    l1: float = 0.0
+    signs: list[int] = msgspec.field(default_factory=list)  # of each encoded column's parameters; none: any
+    l2_by_output: list[float] = msgspec.field(default_factory=list)  # of a linear block under a head; none: l2 for all
+    multiplicity: RowNumbers | None = None  # G over the folds that are trained on; None: all joined rows
+    starts: bool = False  # begin with the weights of the contract
+    continues: bool = False  # begin with the parameters of the model before, of the same part
+
+
+class Started(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("values", "predictions", is_per_row=True),
+        FieldDisclosure("figures", "figure"),
+    )
+    values: Array | None  # predictions of all train rows; None: all zero
+    figures: dict[str, float]  # what the algorithm's server half wants to know of the part, by name; empty: nothing, or
+    # only within a masked sum: SendFigures
+    width: int  # of θ
+    entropy: int = 0  # under privacy: chance for the server's samples, which a journal can repeat and nobody foretell
+
+
+class SendFigures(Message, frozen=True):
+    """The figures that Started held back, as a summand. → Masked"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    part: int
+
+
+class MultiplyGram(Message, frozen=True):
+    """Tᵀ diag(G) T v, to bound the objective's curvature. → Partial | Masked"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    part: int
+    vector: Array
+
+
+Start = StartPart[AlgorithmOptions]
+
+
+_MOST_FIGURES = 100
+
+
+_ONCE = ("start", "encode", "summed statistics 0", "summed statistics 1")  # what a part is asked for all its models
+
+
+def _permit_start(policy: Policy, request: StartPart[Any], use: Use) -> None:
+    policy.check_masked(max(1, len({peer.client for peer in request.peers})))
+    options = request.algorithm
+    if request.clients > 1:
+        policy.check_release("the owners of a table agree on them through the server")
+    policy.check_moments_of(options.sends_second_moments, options.name, request.clients)
+
+
+def _enforce_start(job: JobUnderContract, contract: Contract, request: StartPart[Any]) -> None:
+    part = opened_part(job, request.part)
+    training = _find_training(contract, part, request)
+    if request.algorithm.sends_second_moments and not training.sends_second_moments:
+        raise refused("second moments do not leave")
+    _enforce_noise(contract, request)
+    if (request.weights is not None) and not training.has_weights:
+        raise refused("joined rows count alike, and weights were sent")
+    if request.multiplicity is not None and contract.folds is None:
+        raise refused("all rows take part as often as they are joined, and no folds were agreed on")
+    if request.starts and not agreed_start(job, request):
+        raise refused("it begins with weights, and none were agreed on")
+    if request.continues and contract.fits == 1:
+        raise refused("one model is trained, from the start")
+    for counted in (request.weights, request.multiplicity):
+        if counted is None:
+            continue
+        rows = np.atleast_1d(counted)
+        weighed = int(np.count_nonzero(rows.any(axis=tuple(range(1, rows.ndim)))))
+        if weighed < min(job.minimum_rows, len(rows)):
+            raise refused(f"at least {job.minimum_rows:,} rows count, and the weights leave fewer")
+    if training.most_rows is not None and request.joined_rows > training.most_rows:
+        raise refused(f"at most {training.most_rows:,} joined rows were agreed on")
+    count_request(part, "start", contract.fits)
+    part.asked = Counter({name: count for name, count in part.asked.items() if name in _ONCE})
+    run = RunShape(
+        epochs=training.epochs,
+        rows=request.joined_rows,
+        batch_size=training.batch(request.joined_rows),
+        is_linear=training.model.is_linear,
+        is_private=contract.feature_privacy is not None,
+        has_head=bool(request.spread),
+    )
+    is_batched = run.batch_size is not None and run.batch_size < request.joined_rows
+    part.epochs = training.epochs if is_batched else None
+    part.exchanges = algorithm_of(request.algorithm).exchanges(request.algorithm, run)
+    part.requests = tuple(algorithm_of(request.algorithm).requests)
+
+
+def _enforce_noise(contract: Contract, request: StartPart[Any]) -> None:
+    """Noise that was agreed on is added, by an algorithm that has a private form."""
+    privacy = request.privacy
+    is_local = contract.prediction_privacy.mode == "local"
+    clips = privacy is not None and privacy.clips
+    if clips != (contract.feature_privacy is not None):
+        raise refused("gradients are noised as agreed, or not at all")
+    if is_local != (privacy is not None and privacy.hides_predictions):
+        raise refused("predictions are noised as agreed, or not at all")
+    has_form = algorithm_of(request.algorithm).why_not_private(request.algorithm) is None
+    if privacy is not None and (not has_form or (clips and privacy.noise <= 0)):
+        raise refused("what was agreed to be noised has no noise")
+    agreed = contract.feature_privacy
+    if privacy is not None and privacy.summed_over != 1 and (agreed is None or not agreed.shared_noise):
+        raise refused("each client adds all of the noise, and no share of it")
+    if privacy is not None and not 0 < privacy.prediction_bound < np.inf:
+        raise refused("under noise, predictions leave within bounds")
+
+
+def _find_training(contract: Contract, part: PartUnderContract, request: StartPart[Any]) -> Training:
+    """The training that a part is started for, if it was agreed on."""
+    table = scan_of(contract, part.block.scan).table
+    names = [block.name for block in contract.blocks if block.place == part.block.place]  # several, in a self-join
+    for training in (training_of(contract), *contract.others):
+        spec = msgspec.structs.replace(request.model, unit=training.model.unit)  # the label's unit is known since then
+        given = (msgspec.to_builtins(request.algorithm), spec, request.l1)
+        if given != (training.algorithm, training.model, training.l1) or (request.signs and not training.signs):
+            continue
+        more = training.l2_by_rows / max(1, request.joined_rows)
+        for least in [l2_of(training.l2, name, table) for name in names]:
+            if request.l2 == least + more and all(least <= one <= request.l2 for one in request.l2_by_output):
+                return training
+    raise refused("the algorithm and the model are not those that were agreed on")
+
+
+def _check_start_request(own: ClientState, request: StartPart[Any]) -> None:
+    check_range(request.clients, "clients", 1, MOST_CLIENTS)
+    check_range(request.blocks, "blocks", 1, MOST_CLIENTS)
+    check_range(request.block, "block", 0, MOST_CLIENTS)
+    check_range(request.joined_rows, "joined_rows", 0, MOST_ROWS)
+    check_range(request.share, "share", 0, 1 + 1e-9)
+    check_range(request.l2, "l2", 0, float(np.finfo(np.float64).max))
+    check_range(request.seed, "seed", 0, SEEDS - MOST_CLIENTS)
+    spread = request.spread
+    require(len(spread) in (0, request.outputs), "spread", f"has {len(spread)} numbers where {request.outputs} are due")
+    require(all(np.isfinite(s) and s >= 0 for s in spread), "spread", "is negative or not finite")
+    ridges = request.l2_by_output
+    require(len(ridges) in (0, request.outputs), "l2_by_output", f"has {len(ridges)} numbers for {request.outputs}")
+    require(not ridges or request.model.is_linear, "l2_by_output", "belongs to linear blocks")
+    part = own.part(request)
+    if request.weights is not None and part.train is not None:
+        check_array(request.weights, "weights", (part.train.rows, None))
+        check_finite(request.weights, "weights")
+        require(not (request.weights < 0).any(), "weights", "are negative")
+
+
+def _check_started(request: StartPart[Any], answer: Started, known: Known) -> None:
+    part = known.part(request)
+    _check_figures(answer.figures)
+    require(0 <= answer.entropy < 2**63, "entropy", "is not a number of 63 bits")
+    check_count(answer.width, "width", 2.0**31)
+    if part is None:
+        return
+    part.outputs, part.is_linear, part.theta = request.outputs, request.model.is_linear, answer.width
+    part.figures, part.vectors, part.products = answer.figures, None, None
+    if part.is_linear and part.width is not None:
+        require(answer.width == part.width, "width", f"is {answer.width:,} where the part has {part.width:,} columns")
+    elif part.width is not None:
+        most = _most_parameters(request, part.width)
+        require(answer.width <= most, "width", f"is {answer.width:,}, more than such a model has ({most:,})")
+    if answer.values is not None:
+        check_predictions(answer.values, "values", part.train, part.outputs)
+
+
+def _most_parameters(request: StartPart[Any], width: int) -> int:
+    """Parameters of a neural block, at the most; of a user's own module nobody here knows."""
+    if request.model.kind == "module":
+        return 2**31
+    sizes = (width, *request.model.hidden, request.outputs)
+    return sum((before + 1) * after for before, after in pairwise(sizes)) + request.outputs
+
+
+def _check_figures(figures: dict[str, float]) -> None:
+    require(len(figures) <= _MOST_FIGURES, "figures", f"are {len(figures):,}")
+    for name, value in figures.items():
+        require(len(name) <= 200, "figures", "have a name of more than 200 characters")
+        require(bool(np.isfinite(value)), "figures", "hold a number that is not finite")
+
+
+def _start_part(own: ClientState, request: Start) -> Started:
+    part = own.part(request)
+    if part.train is None or part.test is None:
+        raise TransportError("a part must be encoded before it is trained")
+    check_outputs(request.outputs, part.train.rows)
+    check_model(request.model, part.train.width, request.outputs)
+    check_options(request.algorithm)
+    given = part.request.multiplicity if request.multiplicity is None else request.multiplicity
+    one = np.broadcast_to(np.float64(1.0), part.train.rows)  # takes no memory
+    multiplicity = one if given is None else given.astype(np.float64)
+    weights = multiplicity if request.weights is None else request.weights[:, 0]
+    if request.signs and len(request.signs) != part.train.width:
+        raise TransportError(f"{len(request.signs)} signs were sent for {part.train.width} columns")
+    if len(multiplicity) != part.train.rows:
+        raise TransportError(f"multiplicities of {len(multiplicity)} rows were sent for {part.train.rows}")
+    if len(weights) != part.train.rows:
+        raise TransportError(f"{len(weights)} weights were sent for {part.train.rows} rows")
+    _check_rows(request, float(multiplicity.sum()))
+    if request.multiplicity is not None:
+        row_rules.check_fold(own, part.request, multiplicity)
+    before = part.state if request.continues else None
+    start = None if before is None else before.theta
+    if request.starts:
+        start = _take_start(own, part, request)
+    part.options, part.started, part.kept, part.batches_left = request.algorithm, request, None, None
+    model = _make_model(own, part, request)
+    part.setup = PartSetup(
+        model=model,
+        multiplicity=multiplicity,
+        weights=weights,
+        outputs=request.outputs,
+        blocks=request.blocks,
+        clients=request.clients,
+        joined_rows=request.joined_rows,
+        share=request.share,
+        l2=request.l2,
+        l1=request.l1,
+        signs=tuple(request.signs),
+        l2_by_output=np.array(request.l2_by_output) if request.l2_by_output else None,
+        seed=request.seed,
+        unit=request.model.unit,
+        start=start,
+        before=before,
+        private=None if request.privacy is None else PrivateGradient(request.privacy, secure_generator()),
+    )
+    if request.peers:
+        part.meet(request.peers)
+    else:
+        part.sealing = None
+    _check_shares(part, request)
+    own.owner.features(own.tables.use(request.job, part.request.scan).table, request, multiplicity)
+    part.state, part.figures = algorithm_of(part.options).start(part.setup, part.options)
+    is_zero = request.model.is_linear and not request.spread and (start is None or not start.any())
+    values = None if is_zero else release_predictions(own, part, model.predict(part.state.theta, None, 0))
+    entropy = secrets.randbits(63) if part.setup.is_private else 0
+    is_told = part.sealing is None or part.figures.is_public
+    figures = asdict(part.figures) if is_told else {}
+    return Started(values=values, figures=figures, width=model.width, entropy=entropy)
+
+
+def _take_start(own: ClientState, part: Part, request: Start) -> Array:
+    """θ of the weights that were agreed on; what it predicts leaves before anything is learned here."""
+    given, opened = own.contracts.start_of(request), part.request
+    theta = start_theta(given, part.encoders, request.outputs)
+    if theta.any():
+        name = start_name(feature_expressions(own, part), given)
+        told = Shown(*table_and_columns(own, part), numbers=request.outputs, name=name)
+        own.owner.begins(told, partial(unknowns, own, opened.job, opened.scan, opened.columns))
+    return theta
+
+
+def _check_rows(request: Start, own: float) -> None:
+    """The number of joined rows says how many batches an epoch has: at least this part's own take part."""
+    if request.joined_rows < own:
+        raise PolicyError(
+            "the request is outside its contract: this table's rows alone have more joined rows than said"
+        )
+
+
+def _check_shares(part: Part, request: Start) -> None:
+    """A share of noise leaves in a masked sum only, with so many others that a minority of them may be left out."""
+    if request.privacy is None or request.privacy.summed_over == 1:
+        return
+    clients = [] if part.sealing is None else [peer.client for peer in part.sealing.peers]
+    is_due = request.privacy.summed_over == honest_parts(clients)
+    if not is_due or request.algorithm.samples_at_clients or request.privacy.hides_predictions:
+        raise PolicyError(
+            "the request is outside its contract: a share of the noise is added to masked sums over three clients or "
+            "more, such that it is enough without a minority of them, and here it would not be"
+        )
+
+
+def _make_model(own: ClientState, part: Part, request: Start) -> Model:
+    spec, opened = request.model, part.request
+    assert part.train is not None
+    assert part.test is not None
+    if spec.is_linear:
+        clips = request.privacy is not None and request.privacy.clips
+        start = (request.seed, request.block, tuple(request.spread)) if request.spread else None
+        return LinearModel(part.train, part.test, request.outputs, part.train.row_norms() if clips else None, start)
+    module = own.module(spec, part.train.width, request.outputs, request.name, request.seed + request.block)
+    train = np.zeros(part.train.rows, np.bool_) if opened.train_rows is None else opened.train_rows < 0
+    missing = (train, opened.test_rows < 0)
+    given = (module, spec, part.train, part.test, request.outputs)
+    return NeuralModel.of(*given, missing=missing, stream=request.seed + request.part)
+
+
+def _enforce_figures(job: JobUnderContract, contract: Contract, request: SendFigures) -> None:
+    count_request(started_part(job, request.part), "figure", 1)
+
+
+def _check_figure_sums(request: SendFigures, answer: Partial | Masked, known: Known) -> None:
+    check_summands(answer, known.part(request), "figure", [(None,)])
+    require(all(v.size <= _MOST_FIGURES for v in answer.values), "values", "are more numbers than figures")
+
+
+def _send_figures(own: ClientState, request: SendFigures) -> Message:
+    part = own.started(request)
+    return part.sealed(Partial(values=[np.array(astuple(part.figures), np.float64)]), "figure")
+
+
+def _permit_second_moments(policy: Policy, request: MultiplyGram, use: Use) -> None:
+    policy.check_second_moments("a product with the second moments of features")
+
+
+def _enforce_second_moments(job: JobUnderContract, contract: Contract, request: MultiplyGram) -> None:
+    part = started_part(job, request.part)
+    assert part.exchanges is not None
+    count_request(part, "second moments", part.exchanges.power_rounds)
+
+
+def _check_gram_request(own: ClientState, request: MultiplyGram) -> None:
+    part = own.started(request)
+    check_array(request.vector, "vector", (None if part.train is None else part.train.width, None))
+
+
+def _check_gram(request: MultiplyGram, answer: Partial | Masked, known: Known) -> None:
+    check_summands(answer, known.part(request), "gram", [request.vector.shape])
+
+
+def _multiply_gram(own: ClientState, request: MultiplyGram) -> Message:
+    part = own.started(request)
+    assert part.setup is not None
+    if part.setup.is_private:
+        raise PolicyError("exact second moments are not sent while gradients are private")
+    if not isinstance(part.setup.model, LinearModel):
+        raise TransportError("only a linear model has a Gram matrix")
+    product = part.setup.model.train.gram_product(part.setup.weights, request.vector)
+    return part.sealed(Partial(values=[product]), "gram")
+
+
+EXCHANGES = (
+    Exchange(
+        StartPart,
+        (Started,),
+        TRAINING,
+        permit=_permit_start,
+        enforce=_enforce_start,
+        check_request=_check_start_request,
+        check_answer=_check_started,
+        handle=_start_part,
+        leaves_state=True,
+    ),
+    Exchange(
+        SendFigures,
+        (Partial, Masked),
+        TRAINING,
+        permit=NoCheck("it follows from a part that was started under the policy"),
+        enforce=_enforce_figures,
+        check_request=NoCheck("the contract names the part"),
+        check_answer=_check_figure_sums,
+        handle=_send_figures,
+    ),
+    Exchange(
+        MultiplyGram,
+        (Partial, Masked),
+        TRAINING,
+        permit=_permit_second_moments,
+        enforce=_enforce_second_moments,
+        check_request=_check_gram_request,
+        check_answer=_check_gram,
+        handle=_multiply_gram,
+    ),
+)

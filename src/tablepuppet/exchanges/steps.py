@@ -1,0 +1,367 @@
+"""The rounds of training: an algorithm's updates, what its union step made of a sum, and masked sums once more.
+
+A summand adds to what all clients of a block share. Its first array is as large as the part's parameters; others are
+curvatures of theirs. Under masks nothing can be read in it but its shape and scale, so these are held to.
+"""
+
+from __future__ import annotations
+
+import math
+from math import isfinite, isqrt
+from typing import Any, ClassVar
+
+import numpy as np
+from msgspec.structs import replace
+
+from tablepuppet.algorithms.registry import algorithm_of
+from tablepuppet.errors import PolicyError, TransportError
+from tablepuppet.exchanges.base import TRAINING, WITH_STATISTICS, Exchange, NoCheck
+from tablepuppet.owner.enforcement import JobUnderContract, count_request, opened_part, refused, started_part
+from tablepuppet.owner.releases import release_predictions
+from tablepuppet.owner.state import ClientState, Part
+from tablepuppet.protocol.base import Done, FieldDisclosures, Message
+from tablepuppet.protocol.bounds import (
+    LARGEST,
+    MOST_COLUMNS,
+    MOST_ROWS,
+    Known,
+    KnownPart,
+    WrongError,
+    check_array,
+    check_finite,
+    check_range,
+    check_row_numbers,
+    check_scales,
+    require,
+)
+from tablepuppet.protocol.contract import Contract
+from tablepuppet.protocol.steps import Combined, Masked, Move, Partial, Predictions
+
+
+class Seal(Message, frozen=True):
+    """Send the last summand once more, at this scale and under new masks. → Masked"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    repeats: ClassVar[bool] = True
+    job: str
+    part: int
+    scales: list[int]
+
+
+_MOST_EXPONENT = 1200
+
+
+_FLOATS = frozenset("f")
+
+
+Shapes = list[tuple[int | None, ...]]
+
+
+def _enforce_step(job: JobUnderContract, contract: Contract, request: Any) -> None:
+    part = started_part(job, request.part)
+    assert part.exchanges is not None
+    if not isinstance(request, part.requests):
+        raise refused(f"{type(request).__name__} is of another algorithm")
+    count_request(part, "step", part.exchanges.steps + 1)  # an opening, or a small block's second step
+
+
+def _check_step_request(own: ClientState, request: Any) -> None:
+    """An algorithm's step: what is per row has the rows that were predicted last; numbers are finite."""
+    part = own.started(request)
+    assert part.train is not None
+    assert part.setup is not None
+    batch = getattr(part.state, "rows", None)
+    rows, outputs = part.train.rows if batch is None else len(batch), part.setup.outputs
+    kind = type(request)
+    for disclosed in kind.discloses or ():
+        value = getattr(request, disclosed.field)
+        if value is not None and disclosed.is_per_row:
+            check_array(value, disclosed.field, (rows, None))
+            due = (outputs,) if disclosed.what == "signals" else (1, outputs * (outputs + 1) // 2)
+            width = value.shape[1]
+            if width not in due:
+                raise WrongError(disclosed.field, f"has {width} numbers a row where {due[-1]} are due")
+    fields = kind.__struct_fields__
+    for name in fields:
+        value = getattr(request, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise WrongError(name, "is not finite")
+    if "next_rows" in fields and request.next_rows is not None:
+        check_row_numbers(request.next_rows, "next_rows", part.train.rows, least=0)
+    if "count" in fields and getattr(request, "signal", None) is not None:
+        check_range(request.count, "count", 1, MOST_ROWS)
+    if "ridge" in fields:
+        is_one_each = len(request.ridge) == outputs and all(math.isfinite(r) and r >= 0 for r in request.ridge)
+        require(is_one_each, "ridge", f"is not {outputs} numbers from 0 up")
+    if "union_rho" in fields:
+        require(request.union_rho > 0 or part.setup.clients == 1, "union_rho", "is not positive")
+    if "follows" in fields and request.follows:
+        require(not (np.abs(request.signal) > 1.0).any(), "signal", "has slopes that no curvature follows from")
+    if "coefficients" in fields and request.coefficients is not None:
+        _check_coefficients(part, request.coefficients)
+
+
+def _check_coefficients(part: Part, given: Any) -> None:
+    trail = getattr(part.state, "trail", None)
+    check_array(given, "coefficients", (1 if trail is None else 1 + len(trail.constants) + len(trail.earlier),))
+
+
+def _check_step(request: Any, answer: Any, known: Known) -> None:
+    """An algorithm's step: predictions of the rows that it asked for, or a summand."""
+    part = known.part(request)
+    if part is not None and not isinstance(request, Combined):
+        wanted = getattr(request, "next_rows", None)
+        part.wanted = part.train if wanted is None else len(wanted)
+        part.has_trail = type(request).keeps_trail
+    if isinstance(answer, Partial | Masked):
+        check_summands(answer, part, "training")
+    elif isinstance(answer, Predictions):
+        _check_predictions(answer, part)
+    else:
+        _check_own(answer)
+
+
+def _check_predictions(answer: Predictions, part: KnownPart | None) -> None:
+    rows, outputs = (None, None) if part is None else (part.wanted, part.outputs)
+    check_predictions(answer.values, "values", rows, outputs)
+    products = answer.products
+    check_array(products, "products", (None,), kinds=_FLOATS)
+    if not 0 < products.size <= 100_000:
+        raise WrongError("products", f"are {products.size:,} numbers")
+    first = float(products[0])
+    if products.size > 1 or not isfinite(first):
+        check_finite(products, "products", diverged=True)
+    if first < 0:
+        raise WrongError("products", "begin with a negative square")
+    if part is not None and part.has_trail:
+        _check_vectors(products.size, part)
+    elif part is not None:
+        due = part.products = part.products or products.size
+        if products.size != due:
+            raise WrongError("products", f"are {products.size:,} numbers where they were {due:,} before")
+
+
+def check_predictions(values: Any, name: str, rows: int | None, outputs: int | None) -> None:
+    check_array(values, name, (rows, outputs), kinds=_FLOATS)
+    if values.size and not max(float(values.max()), -float(values.min())) <= LARGEST:  # what is not a number is neither
+        raise WrongError(name, "holds numbers that are not finite, or too large to be squared", diverged=True)
+
+
+def _check_vectors(products: int, part: KnownPart) -> None:
+    """Inner products of θ, its direction, constants and earlier directions, of which a round adds one at most."""
+    count = isqrt(products)
+    require(count * count == products, "products", "are not those of each vector with each")
+    if part.vectors is None:
+        has_constants = part.figures.get("spans_constant", 0.0) > 0
+        require((count > 2) == has_constants, "products", "are of other constants than the part began with")
+    else:
+        require(part.vectors <= count <= part.vectors + 1, "products", "are of more or fewer vectors than can be")
+    part.vectors = count
+
+
+def _check_own(answer: Message) -> None:
+    """An answer that an algorithm declares itself, which its server half judges: arrays of it hold numbers."""
+    for name in answer.__struct_fields__:
+        value = getattr(answer, name)
+        for values in value if isinstance(value, list) else [value]:
+            if isinstance(values, np.ndarray):
+                require(values.dtype.kind in "fiub", name, f"hold elements of type {values.dtype}")
+
+
+def check_summands(answer: Any, part: KnownPart | None, kind: str, due: Shapes | None = None) -> None:
+    """One client's share of a sum, in plain numbers or under masks."""
+    if part is not None:
+        part.summed, part.shapes = kind, due
+    if isinstance(answer, Masked):
+        _check_masked(answer, part)
+        return
+    require(len(answer.values) <= MOST_COLUMNS, "values", f"are {len(answer.values):,} arrays")
+    _check_shapes(answer.values, part, due)
+    for values in answer.values:
+        check_finite(values, "values", diverged=True)
+
+
+def _check_shapes(values: Any, part: KnownPart | None, due: Shapes | None) -> None:
+    """As many arrays as were asked for, each of its shape; of an algorithm's step, those that can be."""
+    if due is not None:
+        require(len(values) == len(due), "values", f"are {len(values)} arrays where {len(due)} are due")
+        for one, shape in zip(values, due, strict=True):
+            check_array(one, "values", shape)
+        return
+    require(1 <= len(values) <= 3, "values", f"are {len(values)} arrays where one to three are due")
+    theta = None if part is None else part.shape
+    if theta is None:
+        return
+    check_array(values[0], "values", theta)
+    for more in values[1:]:
+        width, outputs = (*theta, 1)[:2]
+        triangle, pairs = width * (width + 1) // 2, outputs * (outputs + 1) // 2
+        matrices = {(width, width), (1, triangle), (pairs, triangle)}
+        fits = more.shape in matrices | {(width, 1), (width, pairs), (0, 0)}
+        require(fits, "values", f"has shape {'×'.join(map(str, more.shape))}, which is no curvature of the part's")
+
+
+def _check_masked(answer: Masked, part: KnownPart | None) -> None:
+    count = len(answer.kinds)
+    require(count <= MOST_COLUMNS, "kinds", f"are {count:,}, more than {MOST_COLUMNS:,}")
+    require(len(answer.exponents) == count, "exponents", "are not as many as there are arrays")
+    require(all(abs(e) <= _MOST_EXPONENT for e in answer.exponents), "exponents", "are no exponents of floats")
+    require(len(answer.scales) in (0, count), "scales", "are not as many as there are arrays")
+    require(len(answer.values) == len(answer.scales), "values", "are not as many as there are scales")
+    for values in answer.values:
+        require(values.dtype == np.int64, "values", f"hold elements of type {values.dtype}")
+    due = None if part is None else part.shapes
+    require(
+        due is None or count == len(due), "kinds", f"are {count} arrays where {0 if due is None else len(due)} are due"
+    )
+    if part is not None and answer.scales:
+        named = part.scales.get(part.summed, [])[:count]
+        require(answer.scales == named, "scales", "are not those that were named")
+        _check_shapes(answer.values, part, due)
+
+
+def _take_step(own: ClientState, request: Any) -> Message:
+    part = own.started(request)
+    assert part.setup is not None
+    if part.kept is not None and part.kept.is_restored:
+        raise TransportError("training is over: the part's best parameters were restored")
+    if part.sealing is not None and isinstance(request, Combined):
+        part.sealing.rescale(request.scales)
+    algorithm = algorithm_of(part.options)
+    if not isinstance(request, (*algorithm.requests, Combined, Move)):
+        raise TransportError(f"a {type(request).__name__} does not belong to algorithm {algorithm.name}")
+    count_batch(own, part, request)
+    part.state, answer = algorithm.step(part.setup, part.options, part.state, request)
+    if isinstance(answer, Partial):
+        return part.sealed(answer, "training")
+    if isinstance(answer, Predictions):
+        return replace(answer, values=release_predictions(own, part, answer.values))
+    return answer
+
+
+def count_batch(own: ClientState, part: Part, request: Any) -> None:
+    """In an epoch a row is in no more batches than it has joined rows, however many there are said to be."""
+    epochs = own.contracts.epochs(part.request.job, part.request.part)
+    if epochs is None or not hasattr(request, "next_rows"):
+        return
+    assert part.setup is not None
+    if part.batches_left is None:
+        most = epochs * part.setup.multiplicity  # and what Poisson samples may have more, or the epoch after the last
+        most = most + (8.0 * np.sqrt(most) + 20.0 if part.setup.is_private else 1.0)
+        part.batches_left = most.astype(np.min_scalar_type(int(most.max(initial=0))))  # small: look-ups are far apart
+    every = request.next_rows is None
+    rows = np.arange(len(part.batches_left)) if every else request.next_rows.astype(np.intp)  # as look-ups want them
+    left = part.batches_left.take(rows)
+    if not left.all():
+        raise PolicyError(
+            "the request is outside its contract: in an epoch a row is in no more batches than it has joined rows"
+        )
+    left -= 1  # a row that is named twice is predicted once
+    part.batches_left[rows] = left
+
+
+def _enforce_combined(job: JobUnderContract, contract: Contract, request: Combined) -> None:
+    part = started_part(job, request.part)
+    assert part.exchanges is not None
+    count_request(part, "combine", part.asked["step"] * part.exchanges.inner)
+
+
+def _check_combined_request(own: ClientState, request: Combined) -> None:
+    theta = own.started(request).state.theta
+    check_scales(request.scales)
+    require(0 < len(request.values) <= 2, "values", f"are {len(request.values)} arrays where one or two are due")
+    check_array(request.values[0], "values", theta.shape)
+    for more in request.values[1:]:
+        check_array(more, "values", (0, 0))
+
+
+def _check_combined(request: Combined, answer: Any, known: Known) -> None:
+    part = known.part(request)
+    if part is not None and request.scales:
+        part.scales["training"] = list(request.scales)
+    _check_step(request, answer, known)
+
+
+def _enforce_move(job: JobUnderContract, contract: Contract, request: Move) -> None:
+    part = started_part(job, request.part)
+    count_request(part, "settle", part.asked["step"] + 1)
+
+
+def _check_move_request(own: ClientState, request: Move) -> None:
+    _check_coefficients(own.started(request), request.coefficients)
+
+
+def _enforce_seal(job: JobUnderContract, contract: Contract, request: Seal) -> None:
+    part = opened_part(job, request.part)
+    sums = sum(part.asked[name] for name in ("summed statistics 0", "summed statistics 1", "figure"))
+    sums += sum(part.asked[name] for name in ("second moments", "step", "combine"))
+    count_request(part, "seal", 2 * sums + 2)
+
+
+def _check_seal_request(own: ClientState, request: Seal) -> None:
+    check_scales(request.scales)
+
+
+def _check_sealed(request: Seal, answer: Masked, known: Known) -> None:
+    part = known.part(request)
+    if part is not None:
+        part.scales[part.summed] = list(request.scales)
+    _check_masked(answer, part)
+
+
+def _seal(own: ClientState, request: Seal) -> Masked:
+    part = own.part(request)
+    if part.sealing is None:
+        raise TransportError("this part's sums are not masked")
+    return part.sealing.again(request.scales)
+
+
+STARTED = NoCheck("it follows from a part that was started under the policy")
+
+
+def update_exchange(request: type[Message], *answers: type[Message]) -> Exchange:
+    """The exchange of an algorithm's own update; `answers`: what only this algorithm answers with."""
+    return Exchange(
+        request,
+        (Predictions, Partial, Masked, *answers),
+        TRAINING,
+        permit=STARTED,
+        enforce=_enforce_step,
+        check_request=_check_step_request,
+        check_answer=_check_step,
+        handle=_take_step,
+    )
+
+
+EXCHANGES = (
+    Exchange(
+        Combined,
+        (Predictions, Partial, Masked),
+        TRAINING,
+        permit=STARTED,
+        enforce=_enforce_combined,
+        check_request=_check_combined_request,
+        check_answer=_check_combined,
+        handle=_take_step,
+    ),
+    Exchange(
+        Move,
+        (Done,),
+        TRAINING,
+        permit=STARTED,
+        enforce=_enforce_move,
+        check_request=_check_move_request,
+        check_answer=NoCheck("Done says nothing"),
+        handle=_take_step,
+    ),
+    Exchange(
+        Seal,
+        (Masked,),
+        WITH_STATISTICS,
+        permit=STARTED,
+        enforce=_enforce_seal,
+        check_request=_check_seal_request,
+        check_answer=_check_sealed,
+        handle=_seal,
+    ),
+)

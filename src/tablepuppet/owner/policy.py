@@ -1,0 +1,314 @@
+"""Policy: what an owner lets leave, whatever the server asks.
+
+    minimum_rows = 50            # fewer distinct rows of a table than this never take part, nor are told apart by WHERE
+    minimum_difference = 50      # jobs are about the same rows, or about rows that differ by so many
+    keys_in_plain = false        # join keys leave as tokens only
+    keys_need_dh = true          # …and only such as one leaking client does not open (privacy.md, Join keys)
+    max_blinded_keys = 100000    # of other owners, in a job: so many guesses a server has that another client helps
+    second_moments = false       # no exact TᵀT: newton and admm(union="exact") on a partitioned table are refused
+    minimum_clients = 3          # statistics, gradients, parameters leave only in masked sums over so many clients
+    merge_groups = true          # counts and sums of groups that another owner of the table has too go to one of us;
+                                 # "extremes": least and greatest values too. By default nothing of the kind leaves
+    release_parameters = true    # false: trained parameters stay here, and I predict with them
+    predictions = true           # a trained model may be applied to my rows, by default unless their features have a
+                                 # budget; "held": only one whose part I hold
+    identifiers = true           # key values may be shown beside predictions; by default not under the first two rules
+    own_noise = true             # what I add to gradients is enough by itself, and no share of all clients' noise
+    max_splits = 50              # boosted trees may ask so many distinct splits of a table's rows, and no column whole
+    allow_reconstruction = false # no more predictions of a row, in training or after, than leave its features unknown
+
+    [labels]
+    leave = true                 # false: no label leaves at all
+    epsilon = 2.0                # …and only randomised, with at most this ε of a column over all jobs
+
+    [budget.orders]              # what all jobs together may spend of a table; it leaves under noise only
+    label = 6.0                  # ε of labels
+    features = 4.0               # ε of features towards outsiders
+    delta = 1e-5
+
+    [tables.orders]              # a table that is named here may be used for this and nothing else
+    features = ["quantity", "hour"]
+    keys = ["item_id", "card_id"]
+    labels = ["returned"]
+    filters = ["quantity"]       # columns whose values a WHERE may look at; by default the keys
+    texts = ["comment"]          # features that name nearly every row, and may leave as names of categories
+
+In: such a file's rules (`read_policy`). Out: a Policy, each of whose checks is nothing, or PolicyError: one sentence
+that names the rule. Which checks a request must pass is said with its exchange (exchanges/, `permit`).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from tablepuppet.errors import PolicyError
+from tablepuppet.privacy.ledger import TableBudget
+from tablepuppet.privacy.options import LabelPrivacy
+from tablepuppet.protocol.columns import Merges
+from tablepuppet.protocol.contract import Contract, ScanTerms
+from tablepuppet.tables.store import ScanUse
+
+Use = Callable[[str, int], ScanUse]  # what a job's open scan reads
+
+
+class LabelRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Whether labels may leave, and how private they must be."""
+
+    leave: bool = True
+    epsilon: float | None = None  # None: as they are
+
+
+class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the columns of one table may be used for."""
+
+    features: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    filters: tuple[str, ...] | None = None
+    texts: tuple[str, ...] = ()
+
+    def allowed(self, role: str) -> frozenset[str]:
+        """The columns that may play a role, in lower case."""
+        names = {"features": self.features, "keys": self.keys, "labels": self.labels, "texts": self.texts}.get(role)
+        if names is None:
+            names = self.keys if self.filters is None else self.filters
+        return frozenset(name.lower() for name in names)
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An owner's rules. Without a file everything that the messages allow is allowed."""
+
+    ask: bool = False  # whether a person approves every contract (tables/approvals.py)
+    minimum_rows: int = 1
+    minimum_difference: int | None = None  # rows by which two agreed sets of rows differ, or not at all; None: as above
+    minimum_clients: int = 1
+    keys_in_plain: bool = True
+    keys_need_dh: bool = False
+    max_blinded_keys: int | None = None
+    second_moments: bool = True
+    merge_groups: bool | Literal["extremes"] = False
+    release_parameters: bool = True
+    predictions: bool | Literal["held"] | None = None  # None: unless the features have a budget
+    identifiers: bool | None = None  # None: unless keys stay hidden and rows come in numbers (the two rules above)
+    allow_reconstruction: bool | None = None  # None: training as the job says; scores of few models, but in process
+    max_splits: int | None = None
+    own_noise: bool = False
+    labels: LabelRules = LabelRules()
+    budget: dict[str, TableBudget] = {}
+    tables: dict[str, TableRules] = {}
+
+    @property
+    def difference(self) -> int:
+        """Fewer rows than this must not be all that two jobs differ by."""
+        return self.minimum_rows if self.minimum_difference is None else self.minimum_difference
+
+    @property
+    def merges(self) -> Merges:
+        """Which figures of groups may be merged with those of other owners."""
+        return "extremes" if self.merge_groups == "extremes" else "sums" if self.merge_groups else ""
+
+    def check_merging(self, scan: ScanTerms) -> None:
+        """Refuses figures of groups that would leave for another owner of the table."""
+        self.rule(
+            scan.merges in ("", "sums", self.merges) and (not scan.merges or self.merges != ""),
+            "merge_groups",
+            f"{'least and greatest values' if scan.merges == 'extremes' else 'sums'} of groups of {scan.table} are not "
+            "merged with those of its other owners",
+        )
+        if scan.merges:
+            self.check_masked(scan.clients)
+            budget = self.budget.get(scan.table)
+            self.rule(
+                budget is None or budget.features is None,
+                f"budget.{scan.table}.features",
+                f"features of {scan.table} leave under noise only, and sums of groups would leave as they are",
+            )
+
+    def check_scan(self, use: ScanUse) -> None:
+        """Refuses a scan that reads or filters by a column without any permitted use, before anything is read."""
+        for other in use.others:
+            self.check_scan(other)
+        rules = self.tables.get(use.table)
+        if rules is None:
+            return
+        somehow = rules.allowed("features") | rules.allowed("keys") | rules.allowed("labels")
+        for columns in use.columns:
+            _refuse_others(columns, somehow, f"tables.{use.table}", "be read")
+        filters = rules.allowed("filters")
+        _refuse_others(use.compared, filters, f"tables.{use.table}.filters", "be filtered by")
+        _refuse_others(use.filter, somehow | filters, f"tables.{use.table}", "be read")
+
+    def check_columns(self, scan: ScanUse, columns: Collection[int], role: str) -> None:
+        for base in (scan, *scan.others):
+            rules = self.tables.get(base.table)
+            if rules is None:
+                continue
+            for column in columns:
+                _refuse_others(base.columns[column], rules.allowed(role), f"tables.{base.table}.{role}", _AS[role])
+
+    def check_label_privacy(self, given: LabelPrivacy | None) -> None:
+        self.rule(self.labels.leave, "labels.leave", "labels do not leave this owner")
+        limit = self.labels.epsilon
+        if limit is not None and (given is None or given.epsilon > limit):
+            found = "the job asks for them as they are" if given is None else f"the job has ε = {given.epsilon:g}"
+            raise refused_by(
+                "labels.epsilon",
+                f"labels leave only randomised, with ε of at most {limit:g}, and {found}; "
+                f'train with privacy={{"label": {{"epsilon": {limit:g}}}}}',
+            )
+
+    def check_weights(self) -> None:
+        self.rule(self.labels.leave, "labels.leave", "neither labels nor weights leave this owner")
+        if self.labels.epsilon is not None:
+            raise refused_by("labels.epsilon", "labels leave only randomised, and weights cannot; train without weight")
+
+    def check_keys(self, contract: Contract) -> None:
+        if contract.keys == "plain":
+            self.rule(self.keys_in_plain, "keys_in_plain", "join keys leave this owner as tokens only")
+        self.rule(
+            contract.keys == "dh" or not self.keys_need_dh,
+            "keys_need_dh",
+            f"join keys leave this owner blinded by all their owners only, and were asked for as {contract.keys}; "
+            'use privacy={"keys": "dh"}',
+        )
+        if contract.keys == "dh" and self.max_blinded_keys is not None:
+            self.rule(
+                contract.most_keys <= self.max_blinded_keys,
+                "max_blinded_keys",
+                f"at most {self.max_blinded_keys:,} keys of others are blinded in a job, and it asks for "
+                f'{contract.most_keys:,}; use privacy={{"keys": "dh", "max_keys": {self.max_blinded_keys}}}',
+            )
+
+    def check_identifiers(self) -> None:
+        allowed = self.identifiers
+        if allowed is None:
+            allowed = self.keys_in_plain or self.minimum_rows == 1
+        self.rule(allowed, "identifiers", "key values are not shown beside predictions; predict with key=[]")
+
+    def check_noise(self, contract: Contract, clients: int) -> None:
+        noise = contract.feature_privacy
+        self.rule(
+            noise is None or not noise.shared_noise or clients < 3 or not self.own_noise,
+            "own_noise",
+            "this owner adds all of the noise itself, for others might not; train with "
+            'privacy={"features": {"shared_noise": false, …}}',
+        )
+
+    def check_masked(self, clients: int) -> None:
+        if clients < self.minimum_clients:
+            raise refused_by(
+                "minimum_clients",
+                f"what is learnt from this owner's rows leaves only in masked sums over at least "
+                f"{self.minimum_clients} clients of a table, and here they would be {clients}",
+            )
+
+    def check_moments_of(self, are_sent: bool, name: str, clients: int) -> None:
+        if clients > 1 and are_sent:
+            self.check_second_moments(f'algorithm="{name}" sums them over the owners of a table')
+
+    def check_second_moments(self, why: str) -> None:
+        self.rule(
+            self.second_moments,
+            "second_moments",
+            f"exact second moments do not leave this owner ({why}); use an algorithm that sends none",
+        )
+
+    def check_release(self, why: str) -> None:
+        self.rule(
+            self.release_parameters, "release_parameters", f"trained parameters do not leave this owner, and {why}"
+        )
+
+    def check_applied(self, *, is_held: bool) -> None:
+        allowed = self.predictions in (None, True) or (is_held and self.predictions == "held")
+        self.rule(allowed, "predictions", _PREDICTIONS[self.predictions])
+
+    def check_scores(self, purpose: str, table: str) -> None:
+        """Scores are computed from exact features, whatever noise a model was trained with."""
+        budget = self.budget.get(table)
+        if budget is None or budget.features is None:
+            return
+        if purpose == "evaluate":
+            raise refused_by(
+                f"budget.{table}.features",
+                f"features of {table} leave under noise only, and metrics would be computed from them as they are; "
+                "measure the model on rows of your own",
+            )
+        if self.predictions is None:
+            raise refused_by(
+                f"budget.{table}.features",
+                f"features of {table} leave under noise only, and scores would be computed from them as they are; its "
+                "owner can allow that with predictions = true",
+            )
+
+    def check_split_limit(self, are_trees: bool, most: int | None) -> None:
+        self.rule(
+            not are_trees or self.allow_reconstruction is not False or most is not None or self.max_splits is not None,
+            "allow_reconstruction",
+            "boosted trees ask bits of every row, and many of them tell its features; train with max_splits",
+        )
+
+    def check_exposure(self, numbers: int, enough: int, what: str) -> None:
+        """Refuses exact numbers of a row that would be enough to know its features."""
+        if numbers >= enough:
+            raise refused_by(
+                "allow_reconstruction",
+                f"{what} would show {numbers:,} exact numbers of each row, over all jobs, and {enough:,} may be enough "
+                "to reconstruct it",
+            )
+
+    def hides_values_of(self, table: str) -> bool:
+        """Whether single values of a table are more than its owner tells: a condition's answer for a row is one."""
+        return self.minimum_rows > 1 or not self.labels.leave or self.labels.epsilon is not None or table in self.budget
+
+    def rule(self, holds: bool, rule: str, why: str) -> None:
+        if not holds:
+            raise refused_by(rule, why)
+
+
+_AS = {
+    "features": "be a feature",
+    "keys": "be a join key",
+    "labels": "be the label or a weight",
+    "filters": "be filtered by",
+}
+_PREDICTIONS: dict[bool | str | None, str] = {
+    None: "",
+    True: "",
+    False: "models are not applied to this owner's rows",
+    "held": "only models whose part this owner holds are applied to its rows",
+}
+
+
+def _refuse_others(columns: Collection[str], allowed: Collection[str], rule: str, use: str) -> None:
+    for column in sorted(columns):
+        if column.lower() not in allowed:
+            raise refused_by(rule, f"column {column} may not {use}")
+
+
+def permit_columns(policy: Policy, request: Any, use: Use, columns: Collection[int], role: str) -> None:
+    """Refuses expressions of the scan that a request names, unless they may play the role."""
+    policy.check_columns(use(request.job, request.scan), columns, role)
+
+
+def refused_by(rule: str, why: str) -> PolicyError:
+    """The refusal by a rule of the owner's."""
+    return PolicyError(f"its policy refuses the request: {why} (rule {rule})")
+
+
+def read_policy(path: str | Path) -> Policy:
+    """The policy in a TOML file; a rule that is not known is an error, for it would protect nothing."""
+    try:
+        content = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        raise PolicyError(f"the policy file {path} cannot be read; without it, nothing is answered") from None
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"the policy file {path} is not valid TOML: {error}") from None
+    try:
+        return msgspec.convert(content, Policy, strict=True)
+    except msgspec.ValidationError as error:
+        raise PolicyError(f"the policy file {path} cannot be used: {error}") from None

@@ -1,0 +1,339 @@
+"""The owner's side of a client: budgets over all jobs, and how much of a row predictions may tell.
+
+A prediction is one equation about a row. A column whose values are nearly all different is an unknown of it; one with
+few values is none, for whoever knows the model tries them all (age, gender and occupation follow from one number). How
+many features a job makes of a column does not matter, nor how many categories a server lists.
+
+In: what a request would release. Out: nothing, or a refusal before anything has left. Whatever the server asks, a
+release is written in the owner's account first (tables/owner_files.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting.messages import SplitRule, StartTrees, splits_name
+from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.arrays import Array
+from tablepuppet.errors import PolicyError
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.owner.policy import Policy
+from tablepuppet.privacy.accounting import Mechanism
+from tablepuppet.privacy.gaussian import GradientPrivacy
+from tablepuppet.privacy.ledger import Spending, without_noise
+from tablepuppet.protocol.columns import Encoder
+from tablepuppet.protocol.contract import Contract
+from tablepuppet.tables.columns import NUMBER_KINDS, numbers
+from tablepuppet.tables.owner_files import AccountFile
+
+if TYPE_CHECKING:
+    from tablepuppet.exchanges.labels import SendLabels
+    from tablepuppet.exchanges.start import StartPart
+    from tablepuppet.owner.state import ClientState, Part
+
+ScoredModel = tuple[Sequence[Encoder], ModelSpec, int]  # encoders, what each block is, outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Exact numbers of each row of a table that leave under one name, and the columns behind them."""
+
+    table: str
+    columns: tuple[str, ...]
+    numbers: int
+    name: str = ""
+
+    def spending(self, what: Literal["scores", "predictions"]) -> Spending:
+        return Spending(table=self.table, what=what, name=self.name, numbers=self.numbers, columns=self.columns)
+
+
+@dataclass
+class Charged:
+    """What a job's noisy steps on a table are in the account."""
+
+    spends: tuple[Mechanism, ...]
+    name: str = field(default_factory=lambda: secrets.token_hex(16))
+    told: float = 0.0  # of the parts so far: steps over σ²
+
+    def check(self, privacy: GradientPrivacy, most: int, *, is_local: bool) -> None:
+        """The server counts no less than the table's parts will do: their noise, steps, samples and joined rows."""
+        self.told += privacy.limit / privacy.noise**2
+        rate = privacy.rate if is_local else privacy.batch_rate
+        counted = sum(m.steps / m.noise**2 for m in self.spends)
+        is_low = any(m.probability < rate or (not is_local and m.joined < most) for m in self.spends)
+        if privacy.spends != self.spends or is_low or counted < self.told * (1 - 1e-9):
+            raise PolicyError("the job counts less privacy than its noisy steps cost: its noise is not what it says")
+
+
+@dataclass
+class Owner:
+    """An owner's policy and account."""
+
+    policy: Policy
+    account: AccountFile = field(default_factory=AccountFile)
+    is_in_process: bool = False  # server and client are one process: there is nobody to hide from
+    charged: dict[tuple[str, str], Charged] = field(default_factory=dict)  # by job and table
+    is_restoring: bool = False  # a checkpoint is lived again: what it released was written down then
+
+    def contract(self, contract: Contract) -> None:
+        """A contract was proposed: what has a budget leaves under noise only, and within what is left of it."""
+        for scan in contract.scans if contract.purpose in ("train", "explain", "evaluate") else ():
+            budget = self.policy.budget.get(scan.table)
+            if budget is None:
+                continue
+            if budget.label is not None and scan.numbers("label") and contract.label_privacy is None:
+                raise without_noise(scan.table, "label")
+            if contract.training is None:
+                continue
+            if budget.features is not None and scan.numbers("feature") and contract.feature_privacy is None:
+                raise without_noise(scan.table, "features")
+
+    def label(self, table: str, columns: tuple[str, ...], request: SendLabels, release: str) -> None:
+        """Noisy labels are about to leave: what all ways to write a label tell of its columns adds up."""
+        assert request.privacy is not None
+        epsilon = request.privacy.epsilon
+        spending = Spending(table=table, what="label", name=release, epsilon=epsilon, columns=columns)
+        limit, account = self.policy.labels.epsilon, self.account.account
+        if limit is not None and not account.knows(spending):
+            after = account.told_of_labels(table, columns) + epsilon
+            if after > limit * (1 + 1e-9):
+                raise PolicyError(
+                    f"its policy refuses the request: labels of {table} leave with ε of at most {limit:g} over all "
+                    f"jobs, and this label or ε, which is another than before, would bring it to {after:g}; use the "
+                    "label and the ε of an earlier job (rule labels.epsilon)"
+                )
+        self.account.spend(spending, budget=self.policy.budget.get(table))
+
+    def plain_label(self, table: str) -> None:
+        """Labels are about to leave as they are."""
+        budget = self.policy.budget.get(table)
+        if budget is not None and budget.label is not None:
+            raise without_noise(table, "label")
+
+    def features(self, table: str, request: StartPart[AlgorithmOptions], multiplicity: NDArray[np.float64]) -> None:
+        """A part is about to be trained: a release of its own, whatever follows."""
+        privacy, budget = request.privacy, self.policy.budget.get(table)
+        if privacy is None or not privacy.clips:
+            if budget is not None and budget.features is not None:
+                raise without_noise(table, "features")
+            return
+        if self.is_restoring:
+            return
+        # What a table's rows pay is one figure for all parts that a job makes of it.
+        charged = self.charged.setdefault((request.job, table), Charged(privacy.spends))
+        charged.check(privacy, int(multiplicity.max(initial=1.0)), is_local=request.algorithm.samples_at_clients)
+        spent = [
+            Spending(table=table, what="features", name=f"{charged.name}-{number}", **mechanism._asdict())
+            for number, mechanism in enumerate(privacy.spends)
+        ]
+        self.account.spend(*spent, budget=budget)
+        if privacy.hides_predictions:
+            noise = privacy.prediction_noise / (2.0 * privacy.prediction_bound)
+            name, steps = f"{charged.name}-{request.part}", privacy.prediction_limit
+            self.account.spend(Spending(table=table, what="noisy predictions", name=name, noise=noise, steps=steps))
+
+    def close(self, job: str) -> None:
+        """A job is over: one that comes under its name pays for itself."""
+        self.charged = {key: found for key, found in self.charged.items() if key[0] != job}
+
+    def limits_predictions(self, forbids: bool) -> bool:
+        """Whether exact predictions in training end before they tell a row; `forbids`: the job promises it."""
+        return (forbids or self.policy.allow_reconstruction is False) and not self.is_restoring
+
+    def predictions(self, shown: Shown, unknowns: int) -> None:
+        """So many exact numbers of each row will have left a job: with those of earlier jobs, too few to know it."""
+        earlier = self.account.account.shown(shown.table, shown.columns, but=shown.name)
+        self.policy.check_exposure(earlier + shown.numbers, unknowns, "this round of training")
+        self.exposed(shown)
+
+    def first_prediction(self, shown: Shown, unknowns: int) -> None:
+        """Training is about to be agreed to: one exact number of each row, at least, will leave."""
+        earlier = self.account.account.shown(shown.table, shown.columns)
+        self.policy.check_exposure(earlier + shown.numbers, unknowns, "training")
+
+    def exposed(self, shown: Shown) -> None:
+        """Writes down how many exact numbers of each row have left a job."""
+        if shown.numbers and not self.is_restoring:
+            self.account.spend(shown.spending("predictions"))
+
+    def trained(self, table: str, model: ScoredModel, theta: Array, start: str) -> None:
+        """Parameters that were trained here are about to leave: their scores are what the owner trained them for.
+
+        `start`: what they are called where another training begins with them.
+        """
+        if self.limits_scores and self.policy.allow_reconstruction is None:
+            names = [_fingerprint(model, theta), *([start] if start else [])]
+            self.account.spend(*(Spending(table=table, what="scores", name=name) for name in names))
+
+    def begins(self, shown: Shown, unknowns: Callable[[], int]) -> None:
+        """Training is about to begin with given weights, whose predictions leave: those of a model trained here, or
+        one more model that was not. Where all predictions are counted, so are these."""
+        if self.limits_scores and self.policy.allow_reconstruction is None:
+            self._score(shown, unknowns)
+
+    def scores(
+        self, table: str, columns: tuple[str, ...], model: ScoredModel, theta: Array, unknowns: Callable[[], int]
+    ) -> None:
+        """A model is about to be applied to rows of a table; the same model again tells nothing new."""
+        self._score(Shown(table, columns, model[-1], _fingerprint(model, theta)), unknowns)
+
+    def _score(self, shown: Shown, unknowns: Callable[[], int]) -> None:
+        spending = shown.spending("scores")
+        if self.account.account.knows(spending):
+            return
+        earlier = self.account.account.shown(shown.table, shown.columns)
+        self.policy.check_exposure(
+            earlier + shown.numbers, unknowns(), "one more model that was not trained here, applied to its rows,"
+        )
+        self.account.spend(spending)
+
+    def trees(self, table: str, request: StartTrees) -> None:
+        """Boosted trees are about to be grown on a table: bits of its rows will leave as they are. Under noise the
+        model is a release; without noise, a table that has a budget does not take part."""
+        budget = self.policy.budget.get(table)
+        if not request.spends:
+            if budget is not None and budget.features is not None:
+                raise without_noise(table, "features")
+            return
+        if self.is_restoring:
+            return
+        # Blocks that read one table pay one figure, which counts all of them.
+        charged = self.charged.setdefault((request.job, table), Charged(request.spends))
+        if charged.spends != request.spends:
+            raise PolicyError("the job counts what its trees cost in two ways")
+        spent = [
+            Spending(table=table, what="features", name=f"{charged.name}-{number}", **mechanism._asdict())
+            for number, mechanism in enumerate(request.spends)
+        ]
+        self.account.spend(*spent, budget=budget)
+
+    def trained_splits(self, table: str, rules: Sequence[SplitRule]) -> None:
+        """Splits that were found here are about to leave: rows will answer them, as they did in training."""
+        if self.limits_scores:
+            self.account.spend(Spending(table=table, what="scores", name=splits_name(rules)))
+
+    def splits(
+        self, table: str, columns: tuple[str, ...], rules: Sequence[SplitRule], unknowns: Callable[[], int]
+    ) -> None:
+        """Rows of a table are about to answer the splits of a model; the same again tells nothing new.
+
+        A split that a server chose may be all that there is to know of a column with few values: it counts as a number.
+        """
+        self._score(Shown(table, columns, len(rules), splits_name(rules)), unknowns)
+
+    @property
+    def limits_scores(self) -> bool:
+        """Whether the server may not choose as many models as it likes."""
+        allowed = self.policy.allow_reconstruction
+        return not self.is_in_process if allowed is None else not allowed
+
+
+def _fingerprint(model: ScoredModel, theta: Array) -> str:
+    described = msgspec.msgpack.encode(model, enc_hook=_plain)
+    return hashlib.sha256(described + np.ascontiguousarray(theta, np.float64).tobytes()).hexdigest()
+
+
+def start_name(features: Sequence[str], weights: Sequence[dict[str, list[float]]]) -> str:
+    """What weights to begin with are called: the same for whoever adds features to them, that begin at zero."""
+    given = sorted((name, sorted(units.items())) for name, units in zip(features, weights, strict=True) if units)
+    return hashlib.sha256(b"start" + msgspec.msgpack.encode(given)).hexdigest()
+
+
+def _plain(value: object) -> object:
+    assert isinstance(value, np.ndarray)
+    return value.tolist()
+
+
+def reads(own: ClientState, job: str, scan: int, columns: Iterable[int]) -> tuple[str, ...]:
+    """The columns of tables behind some expressions of a scan."""
+    use = own.tables.use(job, scan)
+    places = list(columns)
+    found = {f"{base.table}.{name}".lower() for base in (use, *use.others) for c in places for name in base.columns[c]}
+    return tuple(sorted(found))
+
+
+def unknowns(own: ClientState, job: str, scan: int, columns: Sequence[int]) -> int:
+    """How many exact numbers of a row are enough to know some features of it: at least one."""
+    use = own.tables.use(job, scan)
+    entries, by_column = 0, dict[str, int]()
+    for c in columns:
+        values, info = own.column(job, scan, c)
+        if info.kind not in NUMBER_KINDS:
+            continue
+        array = numbers(values, info)
+        present = array[~np.isnan(array).any(axis=1)]
+        if 2 * len(np.unique(present, axis=0)) <= len(present):
+            continue
+        entries += array.shape[1]
+        for base in (use, *use.others):
+            for name in base.columns[c]:
+                place = f"{base.table}.{name}".lower()
+                by_column[place] = max(by_column.get(place, 0), array.shape[1])
+    return max(1, min(entries, sum(by_column.values())))
+
+
+def tells_label(own: ClientState, job: str, columns: Iterable[str]) -> bool:
+    """Whether a job's label is made of columns that its features are made of too: what is learned would show them.
+
+    A subquery may make features of other rows' labels (of the week before, of the same place), and is left out.
+    """
+    contract = own.contracts.contract(job)
+    scans = [] if contract is None else [scan for scan in contract.scans if scan.query is None]
+    return any(set(columns) & set(reads(own, job, scan.scan, scan.numbers("label"))) for scan in scans)
+
+
+def release_predictions(own: ClientState, part: Part, predictions: Array) -> Array:
+    """Predictions of train rows as they may leave."""
+    assert part.setup is not None
+    count_predictions(own, part)
+    return predictions if part.setup.private is None else part.setup.private.shown(predictions)
+
+
+def count_predictions(own: ClientState, part: Part, times: int = 1) -> None:
+    """Counts the exact numbers that leave of each row; the owner may say that it is enough."""
+    assert part.setup is not None
+    assert part.train is not None
+    is_noisy = part.setup.private is not None and part.setup.private.privacy.hides_predictions
+    after = part.shown + (0 if is_noisy else times * part.setup.outputs)
+    if not is_noisy and limits_predictions(own, part):
+        own.owner.predictions(shown(own, part, after), count_unknowns(own, part))
+    part.shown = after
+
+
+def limits_predictions(own: ClientState, part: Part) -> bool:
+    """Whether exact predictions of a part end before they tell a row."""
+    contract = own.contracts.contract(part.request.job)
+    forbids = contract is not None and contract.feature_privacy is not None and not contract.allow_reconstruction
+    return own.owner.limits_predictions(forbids)
+
+
+def count_unknowns(own: ClientState, part: Part) -> int:
+    """How many exact numbers of a row are enough to know its features; counted once, best while its rows are here."""
+    if part.unknowns is None:
+        opened = part.request
+        part.unknowns = unknowns(own, opened.job, opened.scan, opened.columns)
+    return part.unknowns
+
+
+def shown(own: ClientState, part: Part, numbers: int) -> Shown:
+    """The exact numbers of each row that left a part."""
+    return Shown(*table_and_columns(own, part), numbers=numbers, name=f"{part.request.job} {part.request.part}")
+
+
+def table_and_columns(own: ClientState, part: Part) -> tuple[str, tuple[str, ...]]:
+    """The table and the columns that a part's features are made of."""
+    job, scan = part.request.job, part.request.scan
+    return own.tables.use(job, scan).table, reads(own, job, scan, part.request.columns)
+
+
+def feature_expressions(own: ClientState, part: Part) -> list[str]:
+    every = own.tables.expressions(part.request.job, part.request.scan)
+    return [every[c] for c in part.request.columns]

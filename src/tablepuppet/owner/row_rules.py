@@ -1,0 +1,348 @@
+"""Which rows a job is about: never few of them, and never a set that differs by few rows from one of an earlier job.
+
+In: a contract that was proposed, then splits and parts of its job. Out: the sets of rows, to be kept once they are
+agreed to, and sentences that say why a person should look. A job whose comparisons tell few rows apart (`id <> 7`)
+could be subtracted from one without them; so could two jobs whose rows differ by few. All of it is the owner's own
+reading: nothing of it leaves, and a refusal names the rule and no figure. Off unless `minimum_rows` is 2 or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PolicyError
+from tablepuppet.owner.ids import names_rows
+from tablepuppet.owner.state import ClientState
+from tablepuppet.protocol.contract import Contract, Role, ScanTerms
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, as_before, numbers
+from tablepuppet.tables.conditions import smallest_group
+from tablepuppet.tables.row_sets import Keys, Kind, Sketch, joined_keys
+from tablepuppet.tables.split import Split
+from tablepuppet.tables.store import TableConditions
+
+if TYPE_CHECKING:
+    from tablepuppet.exchanges.features import OpenPart
+    from tablepuppet.exchanges.labels import DescribeLabels, SendLabels, SendSides
+
+_VALUES: tuple[Role, ...] = ("feature", "label", "weight", "key")  # of what sums over rows leave
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowSet:
+    """Some rows of a table that a job is about."""
+
+    table: str
+    kind: Kind
+    sketch: Sketch
+
+
+def applies(own: ClientState) -> bool:
+    """Whether the owner's policy asks which rows a job is about."""
+    return max(own.policy.minimum_rows, own.policy.difference) > 1
+
+
+def is_on(own: ClientState) -> bool:
+    """Whether it is asked now; what a checkpoint lives again was judged before."""
+    return applies(own) and not own.owner.is_restoring
+
+
+def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet], list[str]]:
+    """The sets of rows of a contract, and what is to be said against them."""
+    sets: list[RowSet] = []
+    notes: list[str] = []
+    for scan in contract.scans:
+        try:
+            tables = own.tables.conditions(job, scan.scan, _predicates(own, job, scan, contract))
+            if contract.purpose != "predict":
+                notes += _reach(own, job, scan)
+        except PolicyError as error:  # of a query whose conditions cannot be placed
+            notes.append(str(error).partition("refuses the request: ")[2])
+            tables = []
+        for table in tables:
+            if table.conditions:
+                notes += _conditions(own, table, contract, sets)
+        if not notes:  # what is said against conditions is said whatever rows they pick
+            _enough_rows(own, job, scan)
+            if contract.purpose != "predict":
+                notes += [*_near_constant(own, job, scan), *_models_of_few(own, job, scan, contract)]
+        if contract.purpose != "predict":  # scores of single rows are what it is for; others limit those
+            sets.append(_compared(own, scan.table, "rows", own.tables.row_keys(job, scan.scan), sets, notes))
+    return sets, list(dict.fromkeys(notes))
+
+
+def _predicates(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> list[int]:
+    """The expressions that say as a whole which rows are held out; groups and times of folds, which do not, are looked
+    at once the folds are known (`check_folds`)."""
+    kinds, has_folds = own.tables.columns(job, scan.scan), contract.folds is not None and contract.folds.column
+    return [n for n in scan.numbers("split") if not has_folds or kinds[n].kind == "boolean"]
+
+
+def check_texts(own: ClientState, job: str, contract: Contract) -> None:
+    """Refuses a feature or label that names nearly every row: its values would leave as names."""
+    for scan in contract.scans if contract.purpose in ("train", "explain", "evaluate") else ():
+        features = scan.numbers("feature") if contract.training is not None else ()
+        for number in {*features, *scan.numbers("label")}:
+            values, info = own.column(job, scan.scan, number)
+            if info.kind not in STRING_KINDS:
+                continue
+            is_label = number in scan.numbers("label")
+            is_told = names_rows(values) if is_label else _leaves(contract, scan, number, values)
+            if is_told and not _may_leave(own, job, scan, number):
+                role, names = ("label", "classes") if is_label else ("feature", "categories")
+                stay = "" if is_label else "let them stay (ids=[…] with its name), "
+                raise _refused(
+                    f"nearly every row of {scan.table} has its own {info.name}, and as a {role} the texts themselves "
+                    f"would leave as names of {names}; {stay}make groups of them (CASE, left(…, 1)), embed them at "
+                    f"their owner (tp.embed), or ask the owner to grant it under tables.{scan.table}",
+                    "texts",
+                )
+
+
+def _leaves(contract: Contract, scan: ScanTerms, number: int, values: pa.ChunkedArray) -> bool:
+    """Whether texts that name nearly every row would leave: as ids they stay."""
+    blocks = [block for block in contract.blocks if block.scan == scan.scan and number in block.columns]
+    stay = [block.finds_ids or block.columns.index(number) in block.ids for block in blocks]
+    return not (stay and all(stay)) and names_rows(values)
+
+
+def _may_leave(own: ClientState, job: str, scan: ScanTerms, number: int) -> bool:
+    rules = own.policy.tables.get(scan.table)
+    granted = frozenset() if rules is None else rules.allowed("texts")
+    return {name.lower() for name in own.tables.use(job, scan.scan).columns[number]} <= granted
+
+
+def keep(own: ClientState, sets: list[RowSet]) -> None:
+    """Writes the sets of a job down that was agreed to."""
+    for rows in sets:
+        own.row_sets.add(rows.table, rows.kind, rows.sketch)
+
+
+def check_split(own: ClientState, request: SendLabels | SendSides, sides: Split) -> None:
+    """Refuses test or validation rows that are few, or that differ by few from those of an earlier job."""
+    if not is_on(own):
+        return
+    keys, order = own.tables.row_keys(request.job, request.scan), own.tables.order(request.job, request.scan)
+    is_test = sides.test(len(keys), order)
+    is_validation = sides.validation(len(keys), order, is_test)
+    table = own.tables.use(request.job, request.scan).table
+    for held, name in ((is_test, "test"), (is_validation, "validation")):
+        count = 0 if held is None else int(np.count_nonzero(held))
+        if held is None or not count:
+            continue
+        if count < own.policy.minimum_rows:
+            raise _refused(
+                f"fewer than {own.policy.minimum_rows:,} rows of {table} would be {name} rows, and a metric over them "
+                f"tells of single ones; keep more for it, or none ({name}_fraction = 0)",
+                "minimum_rows",
+            )
+        _check_set(own, request.job, table, "held out", keys[held])
+
+
+def check_folds(own: ClientState, request: SendLabels, folds: NDArray[np.int16]) -> None:
+    """Refuses folds that are few rows, or that differ by few from rows that were held out in an earlier job."""
+    if not is_on(own):
+        return
+    keys, table = own.tables.row_keys(request.job, request.scan), own.tables.use(request.job, request.scan).table
+    for fold in np.unique(folds):
+        held = folds == fold
+        if np.count_nonzero(held) < own.policy.minimum_rows:
+            raise _refused(
+                f"a fold would have fewer than {own.policy.minimum_rows:,} rows of {table}, and a metric over them "
+                "tells of single ones; use fewer folds",
+                "minimum_rows",
+            )
+        _check_set(own, request.job, table, "held out", keys[held])
+
+
+def check_fold(own: ClientState, opened: OpenPart, multiplicity: NDArray[np.float64]) -> None:
+    """Refuses the rows of a fold's training, as those of a job's."""
+    rows = opened.train_rows
+    times = multiplicity.astype(np.int64)
+    kept = np.flatnonzero(times)
+    check_part(own, replace(opened, train_rows=kept if rows is None else rows[kept], multiplicity=times[kept]))
+
+
+def check_part(own: ClientState, request: OpenPart) -> None:
+    """Refuses rows that take part, each as often as it is joined, that differ by few from those of an earlier job; and
+    those of which one is most: whoever holds the other table may name its key a million times."""
+    if not is_on(own):
+        return
+    keys = own.tables.row_keys(request.job, request.scan)
+    rows = np.arange(len(keys)) if request.train_rows is None else request.train_rows
+    times = np.ones(len(rows), np.int64) if request.multiplicity is None else request.multiplicity.astype(np.int64)
+    if len(times) != len(rows) or (len(rows) and rows.max() >= len(keys)):
+        raise PolicyError("the request is outside its contract: it is about rows that there are not")
+    total = np.bincount(rows[rows >= 0], times[rows >= 0], len(keys)).astype(np.int64)
+    taken = np.flatnonzero(total)
+    table = own.tables.use(request.job, request.scan).table
+    is_one = own.policy.minimum_rows > 1 and 2 * int(total.max(initial=0)) > int(total.sum())
+    notes = [_one_of_all(table)] if is_one else []
+    _check_set(own, request.job, table, "part", joined_keys(keys[taken], total[taken]), notes)
+
+
+def _conditions(own: ClientState, table: TableConditions, contract: Contract, sets: list[RowSet]) -> list[str]:
+    """What is to be said against the comparisons of a job in one table."""
+    notes: list[str] = []
+    least = own.policy.minimum_rows
+    if not all(condition.is_plain for condition in table.conditions):
+        notes.append(
+            f"a condition on {table.table} computes with several columns, and how few rows it picks depends on all of "
+            "them; compare single columns (rule minimum_rows)"
+        )
+    keys, holds, _ = table.read()
+    if 0 < smallest_group(holds) < least:
+        notes.append(
+            f"its conditions on {table.table} tell fewer than {least:,} rows apart from the others; leave them out, or "
+            "compare such that more rows are on each side (rule minimum_rows)"
+        )
+    if contract.purpose != "predict":
+        for held in holds:
+            if 0 < np.count_nonzero(held) < len(held):
+                sets.append(_compared(own, table.table, "rows", keys[held], sets, notes))
+    return notes
+
+
+def _reach(own: ClientState, job: str, scan: ScanTerms) -> list[str]:
+    """What is to be said against expressions that are about few rows, whatever they are written with."""
+    numbers = [number for role in _VALUES for number in scan.numbers(role)]
+    least = own.policy.minimum_rows
+    return [
+        f"an expression on {table} tells of fewer than {least:,} rows: it is the same for all others, or nearly, and a "
+        "sum over all rows would be one over those; use columns as they are, or functions in which many rows differ "
+        "(rule minimum_rows)"
+        for table in own.tables.singles_out(job, scan.scan, numbers, least)
+    ]
+
+
+def _near_constant(own: ClientState, job: str, scan: ScanTerms) -> list[str]:
+    """What is to be said against numbers that are the same in all rows but few: their mean, and their weight, are of
+    these."""
+    notes, least = [], own.policy.minimum_rows
+    for number in {*scan.numbers("feature"), *scan.numbers("weight")}:
+        column, info = own.column(job, scan.scan, number)
+        if info.kind not in NUMBER_KINDS or info.kind == "vector" or not len(column):
+            continue
+        values = numbers(column, info)[:, 0]
+        present = values[~np.isnan(values)]
+        if not len(present):
+            continue
+        usual = np.median(present[:: max(1, len(present) // 101)])  # one of more than half of them, if there is one
+        others = np.count_nonzero(present != usual)
+        if 0 < others < min(least, len(present) / 2):
+            notes.append(
+                f"all rows of {scan.table} but fewer than {least:,} have the same {info.name}, and what is learned of "
+                "it would be of these; leave it out (rule minimum_rows)"
+            )
+    return notes
+
+
+def _models_of_few(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> list[str]:
+    """What is to be said against models that are made to follow few labels: extreme quantiles, leaves of few rows."""
+    notes: list[str] = []
+    least = own.policy.minimum_rows
+    for training in (contract.training, *contract.others):
+        if training is None or not scan.numbers("label") or contract.label_privacy is not None:
+            continue
+        share = training.loss_options.get("quantile")
+        if share is not None and min(share, 1.0 - share) * own.tables.scan(job, scan.scan).num_rows < least:
+            notes.append(
+                f"fewer than {least:,} labels of {scan.table} lie beyond this quantile, and it is nearly the last of "
+                "them; use one further from 0 and 1 (rule minimum_rows)"
+            )
+        due = least / 4 if _has_classes(own, job, scan) else least  # a row of a class adds p (1 − p) to the sum
+        if training.most_splits and training.algorithm["min_child_weight"] < due:
+            notes.append(
+                f"leaves of trees may have fewer than {least:,} rows of {scan.table}, whose labels they would tell; "
+                f"train with min_child_weight={due:g} (rule minimum_rows)"
+            )
+    return list(dict.fromkeys(notes))
+
+
+def _has_classes(own: ClientState, job: str, scan: ScanTerms) -> bool:
+    """Whether trees would take a label for classes."""
+    column, info = own.column(job, scan.scan, scan.numbers("label")[0])
+    return info.kind in (*STRING_KINDS, "boolean") or len(pc.unique(as_before(column).drop_null())) <= 2
+
+
+def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column: pa.ChunkedArray) -> None:
+    """Refuses a label of which some class has few rows: its name would leave, and a model would learn those rows."""
+    if not is_on(own) or own.policy.minimum_rows < 2:
+        return
+    counts = np.asarray(pc.value_counts(column.drop_null()).field("counts"))
+    table = own.tables.use(request.job, request.scan).table
+    if counts.min(initial=own.policy.minimum_rows) < own.policy.minimum_rows:
+        note = (
+            f"fewer than {own.policy.minimum_rows:,} rows of {table} are of some class of the label, and a model would "
+            "learn what these are like; make groups of classes (CASE), or leave out more rows than these (rule "
+            "minimum_rows)"
+        )
+        _refuse(own, request.job, [note])
+
+
+def _enough_rows(own: ClientState, job: str, scan: ScanTerms) -> None:
+    if own.tables.scan(job, scan.scan).num_rows < own.policy.minimum_rows:
+        raise _refused(
+            f"at least {own.policy.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",
+            "minimum_rows",
+        )
+
+
+def _compared(own: ClientState, table: str, kind: Kind, keys: Keys, others: list[RowSet], notes: list[str]) -> RowSet:
+    """A set, and a note if it differs by few rows from an earlier one or another one of its job."""
+    limit = own.policy.difference
+    sketch = own.row_sets.sketch(keys, limit)
+    near = own.row_sets.nearest(table, kind, keys, limit, sketch)
+    same = [o.sketch for o in others if (o.table, o.kind) == (table, kind)]
+    if near is not None or any(sketch.difference(other, limit) for other in same):
+        notes.append(_too_close(table, limit))
+    return RowSet(table, kind, sketch)
+
+
+def _check_set(
+    own: ClientState, job: str, table: str, kind: Kind, keys: NDArray[np.uint64], against: Sequence[str] = ()
+) -> None:
+    """Keeps a set of rows of a job under way, or refuses it; a person who approves the contract excuses it."""
+    notes = list(against)
+    found = _compared(own, table, kind, keys, [], notes)
+    _refuse(own, job, notes)
+    keep(own, [found])
+
+
+def _refuse(own: ClientState, job: str, notes: Sequence[str]) -> None:
+    """Refuses what there is a note against in a job under way, unless a person approved it."""
+    if notes and not own.contracts.is_excused(job):
+        contract = own.contracts.contract(job)
+        assert contract is not None
+        own.approvals.wait(contract, tuple(notes))
+        raise few_rows(notes[0])
+
+
+def _too_close(table: str, limit: int) -> str:
+    return (
+        f"its rows of {table} differ from those of an earlier agreed job by fewer than {limit:,}, and the two together "
+        "would tell of those rows; use the rows that were agreed to before (rule minimum_difference)"
+    )
+
+
+def _one_of_all(table: str) -> str:
+    return (
+        f"one row of {table} is more than half of all joined rows, and means over them would be nearly its own values; "
+        "join such that no row is met by most others (rule minimum_rows)"
+    )
+
+
+def few_rows(note: str) -> PolicyError:
+    """The refusal of a contract that a person may still approve."""
+    return PolicyError(f"its policy refuses the request: {note}")
+
+
+def _refused(why: str, rule: str) -> PolicyError:
+    return PolicyError(f"its policy refuses the request: {why} (rule {rule})")

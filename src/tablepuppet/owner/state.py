@@ -1,0 +1,218 @@
+"""What a client has: its tables, its owner's rules and secrets, and the parts of the jobs under way.
+
+A part is a client's share of a block: its rows, its model, and what rounds change in it. Here is also what a server may
+make a client compute: models and options that fit this machine, or a refusal before anything is allocated or begun.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tablepuppet.errors import JobError, TransportError
+from tablepuppet.models.modules import Builder, build_module
+from tablepuppet.models.spec import ModelSpec
+from tablepuppet.owner.enforcement import ContractEnforcer
+from tablepuppet.owner.masked_sums import Sealing, SealState
+from tablepuppet.owner.policy import Policy
+from tablepuppet.owner.releases import Owner
+from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.columns import ColumnInfo, Encoder
+from tablepuppet.protocol.steps import Partial
+from tablepuppet.tables.approvals import Approvals
+from tablepuppet.tables.owner_files import AccountFile, OwnerLog
+from tablepuppet.tables.part_store import PartStore
+from tablepuppet.tables.row_sets import RowSets
+from tablepuppet.tables.store import ClientTables
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from tablepuppet.exchanges.features import OpenPart
+    from tablepuppet.exchanges.start import StartPart
+
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.base import Figures, PartSetup
+from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.memory import memory_limit
+from tablepuppet.models.features import Features
+from tablepuppet.privacy.masks import MaskKey
+from tablepuppet.tables.statistics import Statistics
+
+
+@dataclass
+class ClientState:
+    """All that answers are made from."""
+
+    name: str
+    tables: ClientTables
+    policy: Policy = field(default_factory=Policy)  # judges every request before it is answered
+    may_reveal: bool = False  # whether the centralised baseline may pool encoded features
+    modules: dict[str, Builder] = field(default_factory=dict)  # builders of torch modules that jobs may name
+    key: bytes | None = field(default=None, repr=False)  # shared by the clients, never with the server
+    secret: bytes = field(default_factory=partial(secrets.token_bytes, 32), repr=False)  # this owner's own
+    order_key: bytes | None = field(default=None, repr=False)  # for the order of rows; None: the same key
+    part_store: PartStore = field(default_factory=PartStore, repr=False)  # the parts of models that this owner holds
+    account: AccountFile = field(default_factory=AccountFile)  # of what all jobs have spent
+    log: OwnerLog = field(default_factory=OwnerLog)  # of proposals, decisions, disclosures and refusals
+    approvals: Approvals = field(default_factory=Approvals)  # by a person
+    row_sets: RowSets = field(default_factory=RowSets)  # that were agreed to in all jobs
+    parts: dict[tuple[str, int], Part] = field(default_factory=dict, repr=False)  # by job and block
+
+    def __post_init__(self) -> None:
+        self.owner = Owner(self.policy, self.account, is_in_process=self.may_reveal)
+        self.contracts = ContractEnforcer(self.policy.minimum_rows)
+        self.told: dict[str, Counter[str]] = {}  # by job: what left
+        self.waiting: dict[tuple[str, str], tuple[str, ...]] = {}  # jobs and contracts that a person was told of
+
+    def column(self, job: str, scan: int, column: int) -> tuple[pa.ChunkedArray, ColumnInfo]:
+        """The values of a scan's column, and its kind."""
+        table = self.tables.scan(job, scan)
+        return table.column(f"c{column}"), self.tables.columns(job, scan)[column]
+
+    def asker(self, job: str) -> str | None:
+        """In whose name a job is; None: within this process."""
+        contract = self.contracts.contract(job)
+        return None if self.may_reveal or contract is None else contract.asker
+
+    def part(self, request: Any) -> Part:
+        """The part that a request speaks of."""
+        if (request.job, request.part) not in self.parts:
+            raise TransportError(f"job {request.job} has no part {request.part} at this client")
+        return self.parts[request.job, request.part]
+
+    def started(self, request: Any) -> Part:
+        """The part that a request speaks of, which must have a model by now."""
+        part = self.part(request)
+        if part.setup is None:
+            raise TransportError("a part must be started before it is trained")
+        return part
+
+    def module(self, spec: ModelSpec, width: int, outputs: int, name: str, seed: int = 0) -> Module:
+        """A block's module; the user's own only if this client was given its builder."""
+        if spec.kind == "module" and spec.module not in self.modules:
+            raise JobError(
+                f"this client knows no module {spec.module!r}, and code is never sent to a client; "
+                "start it with the builder under that name"
+            )
+        return build_module(spec, width, outputs, seed=seed, name=name, builder=self.modules.get(spec.module))
+
+
+_State = TypeVar("_State")
+
+
+@dataclass
+class Part:
+    """One share of a block, from its rows to its trained parameters."""
+
+    request: OpenPart
+    statistics: Sequence[Statistics] = ()  # of its own train rows
+    train: Features | None = None
+    test: Features | None = None
+    setup: PartSetup | None = None
+    options: Any = None
+    state: Any = None
+    kept: Kept | None = None
+    shown: int = 0  # exact numbers that left of each row
+    unknowns: int | None = None  # of them that are enough to know a row
+    figures: Figures = field(default_factory=Figures)  # what the server half wants to know of the algorithm's start
+    sealing: Sealing | None = None  # where summands leave under masks
+    encoders: tuple[Encoder, ...] = ()
+    started: StartPart[AlgorithmOptions] | None = None
+    ids: dict[int, list[str]] = field(default_factory=dict)  # the names in columns of ids, which nobody else knows
+    trees: Any = None  # what boosted trees are grown from
+    batches_left: NDArray[np.unsignedinteger[Any]] | None = None  # that each row may still be in
+
+    @property
+    def theta(self) -> Any:
+        """The parameters that are evaluated and released."""
+        return self.kept.theta if self.kept is not None and self.kept.is_restored else self.state.theta
+
+    def sealed(self, partial: Partial, kind: str) -> Message:
+        """A summand as it may leave."""
+        return partial if self.sealing is None else self.sealing.seal(partial, kind)
+
+    def meet(self, peers: Sequence[MaskKey]) -> None:
+        """The block's parts are known, and sums among them can be masked."""
+        if self.sealing is None:
+            raise TransportError("masks need a key of this part, which was not asked for")
+        self.sealing.meet(peers)
+
+    def checkpoint(self, asked: dict[str, int]) -> Checkpoint[Any]:
+        """All that rounds have changed; `asked`: how often the contract was made use of."""
+        private = None if self.setup is None else self.setup.private
+        taken, showings = (0, 0) if private is None else private.counts
+        seal = None if self.sealing is None else self.sealing.state
+        return Checkpoint(self.state, self.kept, seal, taken, showings, self.shown, asked)
+
+    def restore(self, found: Checkpoint[Any]) -> None:
+        """Goes on where a checkpoint was made."""
+        self.state, self.kept, self.shown = found.state, found.kept, found.shown
+        if self.setup is not None and self.setup.private is not None:
+            self.setup.private.counts = (found.taken, found.showings)
+        if self.sealing is not None and found.seal is not None:
+            self.sealing.restore(found.seal)
+
+
+class Kept(Struct, frozen=True):
+    """The best parameters so far; once they are restored, they are the part's own."""
+
+    theta: NDArray[np.float64]
+    is_restored: bool = False
+
+
+class Checkpoint(Struct, Generic[_State], frozen=True):
+    """All that rounds have changed in a part: the state of its algorithm, what it kept, and its masks."""
+
+    state: _State
+    kept: Kept | None = None
+    seal: SealState | None = None
+    taken: int = 0  # noisy gradients
+    showings: int = 0  # noisy predictions
+    shown: int = 0  # exact ones
+    asked: dict[str, int] = {}
+
+
+_MOST_OUTPUTS = 10_000  # classes
+_LARGEST_OPTION = 1_000_000  # steps, vectors kept: of an algorithm's options
+_COPIES = 16  # arrays of the size of predictions or parameters that training holds
+
+
+def check_outputs(outputs: int, rows: int) -> None:
+    """Refuses more outputs a row than any label has, or than memory holds."""
+    if not 1 <= outputs <= _MOST_OUTPUTS:
+        raise TransportError(f"a model of {outputs:,} outputs is refused; 1 to {_MOST_OUTPUTS:,} are allowed")
+    _check_bytes(8 * rows * outputs, "predictions")
+
+
+def check_model(spec: ModelSpec, width: int, outputs: int) -> None:
+    """Refuses layers that memory does not hold."""
+    sizes = (width, *spec.hidden, outputs)
+    _check_bytes(8 * sum((before + 1) * after for before, after in pairwise(sizes)), "parameters")
+
+
+def check_options(options: Any) -> None:
+    """Refuses options that would keep this machine busy for ever."""
+    for name in getattr(options, "__struct_fields__", ()):
+        value = getattr(options, name)
+        if isinstance(value, int) and value > _LARGEST_OPTION:
+            raise TransportError(f"{name} = {value:,} is refused; at most {_LARGEST_OPTION:,} is allowed")
+
+
+def _check_bytes(size: int, what: str) -> None:
+    most = memory_limit() // 2 // _COPIES
+    if size > most:
+        raise TransportError(f"{what} of {size:,} bytes are more than this client has memory for")

@@ -1,0 +1,182 @@
+"""Bounds of what both ends send: sizes, ranges and shapes of fields, and what one client has said of its rows before.
+
+In: a field's value and its name. Out: nothing, or a `WrongError` that names the field. Plain limits of numbers, texts
+and lists are written beside the field (`msgspec.Meta`); here is what relates fields to each other, to an array's
+shape, or to what was said before (`Known`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tablepuppet.protocol.columns import ColumnInfo
+
+MOST_COLUMNS = 10_000
+
+
+MOST_CLASSES = 10_000
+
+
+MOST_CATEGORIES = 10_000_000
+
+
+LONGEST_TEXT = 65_536  # characters of a name, a category, a message
+
+
+LARGEST_COUNT = 2.0**62
+
+
+LARGEST = 1e140  # of labels, weights, predictions and means
+
+
+TOO_LARGE = "hold a number too large to be squared"
+
+
+SEEDS = 2**63
+MOST_ROWS = 2**62
+MOST_CLIENTS = 100_000
+_MOST_EXPONENT = 1200  # of floats, subnormal ones included, and some room
+
+
+_NUMBERS = frozenset("fiub")
+
+
+_NUMBER_KINDS = ("integer", "float", "decimal", "boolean", "date", "timestamp", "vector")
+
+
+_INTEGERS = frozenset("i")
+
+
+class WrongError(ValueError):
+    """A field of an answer, and what is wrong with it."""
+
+    def __init__(self, field: str, what: str, *, diverged: bool = False) -> None:
+        self.field, self.what, self.diverged = field, what, diverged
+        super().__init__(f"{field}: {what}")
+
+
+@dataclass
+class KnownScan:
+    """What a client has said of one scan."""
+
+    asked: int  # columns
+    columns: list[ColumnInfo] = field(default_factory=list)
+    rows: int | None = None
+    missing: dict[int, int] = field(default_factory=dict)  # labels, by column
+    words: tuple[int, int] = (0, 0)  # of a group's sums and extremes, where groups are merged
+
+
+@dataclass
+class KnownPart:
+    """What is known of one part: how many rows, columns and parameters it has."""
+
+    scan: KnownScan | None
+    train: int | None
+    test: int
+    total: float  # Σ G of the train rows
+    columns: list[ColumnInfo] = field(default_factory=list)  # of its features, where the scan told
+    width: int | None = None
+    outputs: int = 1
+    theta: int | None = None
+    is_linear: bool = True
+    wanted: int | None = None  # rows whose predictions the update under way asked for
+    figures: dict[str, float] = field(default_factory=dict)  # of its start
+    has_trail: bool = False  # whether its steps combine earlier ones
+    vectors: int | None = None  # whose inner products come with predictions
+    products: int | None = None  # how many numbers came with the first predictions of a part without a trail
+    norm: float | None = None  # ‖θ‖² at the last evaluation
+    summed: str = ""  # what is summed now
+    shapes: list[tuple[int | None, ...]] | None = None  # of its arrays; None: what an algorithm sums
+    scales: dict[str, list[int]] = field(default_factory=dict)  # of masked sums, by what is summed
+    kinds: Any = None  # of columns in bins
+    bins: int | None = None  # of all columns, where the server chose them
+    keys: list[tuple[int, bool]] = field(default_factory=list)  # of trees: column, and whether it says what is missing
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of its parameters, once they are known."""
+        if self.theta is None:
+            return None
+        return (self.theta, self.outputs) if self.is_linear else (self.theta,)
+
+
+@dataclass
+class Known:
+    """One client's commitments within a job."""
+
+    most_rows: int
+    scans: dict[tuple[str, int], KnownScan] = field(default_factory=dict)
+    parts: dict[tuple[str, int], KnownPart] = field(default_factory=dict)
+
+    def scan(self, request: Any) -> KnownScan:
+        return self.scans.setdefault((request.job, request.scan), KnownScan(asked=-1))
+
+    def part(self, request: Any) -> KnownPart | None:
+        return self.parts.get((request.job, request.part))
+
+    def close(self, job: str) -> None:
+        self.scans = {key: scan for key, scan in self.scans.items() if key[0] != job}
+        self.parts = {key: part for key, part in self.parts.items() if key[0] != job}
+
+
+def require(is_so: bool, name: str, what: str) -> None:
+    if not is_so:
+        raise WrongError(name, what)
+
+
+def check_text(text: str, name: str) -> None:
+    require(len(text) <= LONGEST_TEXT, name, f"has {len(text):,} characters, more than {LONGEST_TEXT:,}")
+
+
+def check_count(number: float, name: str, most: float = LARGEST_COUNT) -> None:
+    """A count, or a sum of them: finite, not negative, not more than there can be."""
+    require(bool(np.isfinite(number)) and number >= 0, name, "is not a count: it is negative or not finite")
+    require(number <= most, name, f"is {number:,.0f}, more than there can be ({most:,.0f})")
+
+
+def check_array(values: Any, name: str, shape: tuple[int | None, ...], *, kinds: frozenset[str] = _NUMBERS) -> None:
+    """An array of this shape (None: any length) and of numbers."""
+    if values.dtype.kind not in kinds:
+        raise WrongError(name, f"has elements of type {values.dtype}")
+    found = values.shape
+    if found == shape or (len(found) == len(shape) and all(map(_is_length, found, shape))):
+        return
+    wanted = " × ".join("any" if want is None else f"{want:,}" for want in shape)
+    raise WrongError(name, f"has shape {'×'.join(map(str, values.shape)) or 'of a number'} where {wanted} is due")
+
+
+def _is_length(found: int, wanted: int | None) -> bool:
+    return wanted is None or found == wanted
+
+
+def check_finite(values: Any, name: str, *, diverged: bool = False) -> None:
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise WrongError(name, "holds numbers that are not finite", diverged=diverged)
+
+
+def is_number(info: ColumnInfo) -> bool:
+    """Whether a feature of this kind is a number, or several."""
+    return info.kind in _NUMBER_KINDS
+
+
+def check_range(number: float, name: str, least: float, most: float) -> None:
+    if not least <= number <= most:
+        raise WrongError(name, f"is {number:,}, outside {least:,} to {most:,}")
+
+
+def check_row_numbers(rows: Any, name: str, count: int, *, least: int = -1) -> None:
+    check_array(rows, name, (None,), kinds=_INTEGERS)
+    if least == 0:  # one look at them: a negative number is a very large one without its sign
+        is_inside = not len(rows) or int(rows.view(f"u{rows.itemsize}").max()) < count
+    else:
+        is_inside = not len(rows) or (int(rows.min()) >= least and int(rows.max()) < count)
+    if not is_inside:
+        raise WrongError(name, f"hold a row that there is not; there are {count:,}")
+
+
+def check_scales(scales: Sequence[int]) -> None:
+    require(all(-_MOST_EXPONENT <= s <= _MOST_EXPONENT for s in scales), "scales", "are no exponents of floats")

@@ -1,0 +1,90 @@
+"""Columns as both ends speak of them: their kinds, statistics over a part's rows, and the encoders made from those."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tablepuppet.arrays import Array, RowNumbers
+
+Kind = Literal["integer", "float", "decimal", "boolean", "date", "timestamp", "string", "uuid", "vector", "other"]
+
+
+Merges = Literal["", "sums", "extremes"]  # nothing; what can be added up; that and each owner's least and greatest
+
+
+class ColumnInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A column's name and its kind; `detail` is the owner's own name for the type."""
+
+    name: str
+    kind: Kind
+    detail: str = ""
+    size: int = 0  # length of a vector
+    nullable: bool = True  # as far as its owner's database says
+
+
+class NumberStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Join-weighted moments of a number (or of each entry of a vector) over this part's rows."""
+
+    weight: float  # Σ G over rows with a value
+    missing: float  # Σ G over rows without one
+    mean: Array
+    spread: Array  # Σ G (x − mean)²
+
+
+class CategoryStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Join-weighted counts of each category over this part's rows."""
+
+    categories: list[str]
+    weights: Array
+    missing: float
+    is_cut: bool = False  # whether the owner left names out that few rows hold
+
+
+class IdStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A text whose values are ids: how many there are. No name leaves, and no count of any of them."""
+
+    count: int
+    has_missing: bool
+    tokens: RowNumbers | None = None  # where the block has several parts: 64 bits of an HMAC each, ascending
+    check: bytes = b""  # equal where clients' keys are
+
+
+Statistics = NumberStatistics | CategoryStatistics | IdStatistics
+
+
+class NumberEncoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """(x − mean) / scale; a scale of 0 makes the column 0. One indicator column if any is missing.
+
+    A missing number is `fill`, the mean over those present, before it is scaled.
+    """
+
+    mean: Array
+    scale: Array
+    fill: Array
+    has_missing: bool
+
+
+class CategoryEncoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """One 0/1 column per category, then one for NULL and one for all others where asked."""
+
+    categories: list[str]
+    has_missing: bool
+    has_other: bool
+
+
+class IdEncoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """One 0/1 column per id, then one for NULL where asked; an id that no training row had is all zeros.
+
+    Which column is whose is known to the owner alone, or, where a block has several parts, by tokens.
+    """
+
+    count: int
+    has_missing: bool
+    tokens: RowNumbers | None = None
+    salt: str = ""  # of the key that made the tokens
+    check: bytes = b""
+
+
+Encoder = NumberEncoder | CategoryEncoder | IdEncoder

@@ -1,0 +1,66 @@
+"""What the two halves of any algorithm say to each other in a round, besides the updates that it declares itself.
+
+A part answers an update with its predictions, or with one client's summand of what all clients of the block share:
+in plain numbers (`Partial`) or under masks (`Masked`). The rules of these exchanges are in exchanges/steps.py.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+
+
+class Partial(Message, frozen=True):
+    """One client's summand: the union operator adds those of all clients of the block."""
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "sums"),)
+    values: list[Array]
+
+
+class Masked(Message, frozen=True):
+    """One client's summand in fixed point and under masks that cancel in the sum (privacy/masks.py).
+
+    Without a scale that fits, only how large it is: `Seal` names one.
+    """
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("exponents", "sums"),)
+    values: list[NDArray[np.int64]]
+    exponents: list[int]  # of each array: the power of two above its largest entry
+    scales: list[int]  # of each array: the power of two that the integers are in units of
+    kinds: list[Literal["<f8", "<f4"]]  # what each array was
+
+
+class Combined(Message, frozen=True):
+    """What the union step made of the sum. → Predictions | Partial | Masked"""
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "agreed values"),)
+    job: str
+    part: int
+    values: list[Array]
+    scales: list[int] = msgspec.field(default_factory=list)  # of the next masked summand
+
+
+class Move(Message, frozen=True):
+    """The step coefficients chosen for the last directions. → Done"""
+
+    discloses: ClassVar[FieldDisclosures] = ()
+    job: str
+    part: int
+    coefficients: Array
+
+
+class Predictions(Message, frozen=True):
+    """h of the rows asked for, and inner products of the parameters (‖θ‖² first)."""
+
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("values", "predictions", is_per_row=True),
+        FieldDisclosure("products", "norms"),
+    )
+    values: Array
+    products: Array

@@ -143,6 +143,13 @@ def test_merged_groups_are_those_of_all_rows(
     assert_pooled([table(rows) for rows in parts], query, rtol=1e-7 if "stddev" in query or "var" in query else 1e-9)
 
 
+def test_extremes_of_narrow_decimals_are_merged_whatever_their_number() -> None:
+    rows = [(k, "a", 1.0, 1, Decimal(k) / 4 - 1, dt.date(2024, 1, 1)) for k in (1, 2, 3, 3, 5)]
+    for cut in range(1, 5):
+        query = "SELECT k1, min(d) AS least, max(d) AS most FROM t GROUP BY k1"
+        assert_pooled([table(rows[:cut]), table(rows[cut:])], query)
+
+
 def test_spreads_survive_means_that_are_far_from_zero() -> None:
     rng = np.random.default_rng(1)
     parts = [pa.table({"k": rng.integers(0, 9, 90), "x": rng.normal(1e5 * (c + 1), 10, 90)}) for c in range(3)]

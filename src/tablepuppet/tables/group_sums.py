@@ -208,7 +208,8 @@ def _numbers(column: pa.ChunkedArray, kind: str) -> tuple[str, NDArray[Any], NDA
             raise SourceError("a figure of some group is not finite and cannot be merged; leave such rows out by WHERE")
         return "float", values, present
     if pa.types.is_decimal(given):
-        return ("integer" if given.scale == 0 else f"decimal {given.scale}"), _unscaled(column), present
+        wide = pc.cast(column, pa.decimal128(38, given.scale))
+        return ("integer" if given.scale == 0 else f"decimal {given.scale}"), _unscaled(wide), present
     if pa.types.is_integer(given):
         return "integer", _unscaled(pc.cast(column, _WHOLE)), present
     if kind != "number" and (pa.types.is_date32(given) or pa.types.is_timestamp(given)):
@@ -218,7 +219,7 @@ def _numbers(column: pa.ChunkedArray, kind: str) -> tuple[str, NDArray[Any], NDA
 
 
 def _unscaled(column: pa.ChunkedArray) -> Integers:
-    """The 64-bit integers that decimals are, in units of their scale."""
+    """The 64-bit integers that decimals of 128 bits are, in units of their scale."""
     whole = column.combine_chunks()
     whole = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
     if not len(whole):
@@ -238,7 +239,8 @@ def _column(values: NDArray[Any], present: NDArray[np.bool_], kind: pa.DataType,
     if pa.types.is_decimal(kind):
         halves = np.stack([values, values >> 63], axis=1)
         mask = None if missing is None else pa.array(present).buffers()[1]
-        return pa.Array.from_buffers(kind, len(values), [mask, pa.py_buffer(np.ascontiguousarray(halves))])
+        wide = pa.decimal128(38, kind.scale)
+        return pa.Array.from_buffers(wide, len(values), [mask, pa.py_buffer(np.ascontiguousarray(halves))]).cast(kind)
     if pa.types.is_date32(kind):
         return pa.array(values.astype(np.int32), pa.int32(), mask=missing).cast(kind)
     return pa.array(values, pa.int64(), mask=missing).cast(kind if pa.types.is_temporal(kind) else pa.int64())

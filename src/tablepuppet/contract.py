@@ -56,8 +56,11 @@ def roles_of(bound: BoundQuery, identifiers: Sequence[tuple[int, int]] = ()) -> 
         for branch, member in zip(bound.branches, block.members, strict=True):
             for column in member.columns:
                 play(branch.relations[member.relation].scan, column, "feature")
-    for scan, column in identifiers:
-        play(scan, column, "identifier")
+    for number, scan in enumerate(bound.scans):
+        if scan.witness_of:
+            play(number, 0, "key")
+    for place_of, column in identifiers:
+        play(place_of, column, "identifier")
     return roles
 
 

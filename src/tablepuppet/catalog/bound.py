@@ -58,14 +58,11 @@ class Scan:
     columns: tuple[ColumnInfo, ...]  # the type of each expression, as its clients report it
     withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
     query: str | None = None  # over the clients' tables, `table` among them, whose rows are read instead of a table's
-    groups: tuple[str, ...] | None = None  # of such a query: columns of which a value must lie with one client
+    groups: tuple[str, ...] | None = None  # of such a query: columns of one of which each value lies with one client
     merges: Merges = ""  # such groups are merged over the clients, and may lie with several
     unmerged: str = ""  # why they are not, and what to do about it
     spelled: tuple[ScanTexts, ...] = ()  # per client: the expressions and the filter as it was sent them
-
-    def keeps_groups(self, column: int) -> bool:
-        """Whether rows that are equal in this column must all lie with one client."""
-        return self.groups is not None and self.expressions[column].strip('"').lower() in self.groups
+    witness_of: tuple[tuple[int, int], ...] = ()  # scans and columns whose groups this one lists before any is dropped
 
 
 class ScanTexts(NamedTuple):

@@ -58,17 +58,11 @@ def check_keys(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan]
 
 def check_groups(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan]) -> None:
     """A subquery that several clients compute in groups is joined on what its groups have in common."""
+    witnessed = {number for scan in scans for number, _ in scan.witness_of}
     for branch in branches:
-        joined = {
-            (relation, column)
-            for join, columns in zip(branch.resolved.tree.joins, branch.key_columns, strict=True)
-            for key, (left, right) in zip(join.on, columns, strict=True)
-            for relation, column in ((key.left, left), (key.right, right))
-        }
         for relation, number in enumerate(branch.scans):
             scan = scans[number]
-            keeps_groups = any(scan.keeps_groups(c) for r, c in joined if r == relation)
-            if scan.groups is None or scan.merges or keeps_groups:
+            if scan.groups is None or scan.merges or number in witnessed:
                 continue
             why = f". Or let groups be merged: {scan.unmerged}" if scan.unmerged else ""
             raise refuse(

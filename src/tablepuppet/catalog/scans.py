@@ -10,11 +10,12 @@ a relation that is already there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
 from tablepuppet.catalog.bound import Branch, Join, KeyPair, Member, Relation, Scan, ScanTexts, refuse, render, shown
+from tablepuppet.catalog.groups import WITNESS, GroupColumn
 from tablepuppet.catalog.names import ResolvedBranch
 from tablepuppet.catalog.schemas import TableShape
 from tablepuppet.catalog.types import common_cast, merged_column, type_name
@@ -33,6 +34,7 @@ class _Draft:
     filters: tuple[exp.Expr, ...]
     expressions: dict[str, exp.Expr] = field(default_factory=dict)  # by text, as the first client spells it
     places: list[exp.Expr] = field(default_factory=list)  # where the query uses each for the first time
+    witness_of: dict[tuple[int, int], None] = field(default_factory=dict)
 
     def texts(self, client: str) -> list[str]:
         return [render(e, self.shape.spelling[client]) for e in self.expressions.values()]
@@ -69,6 +71,27 @@ class Scans:
             draft.expressions[text] = expression
             draft.places.append(at)
         return list(draft.expressions).index(text)
+
+    def witness(self, scan: int, group: GroupColumn, column: int, *, null_matters: bool) -> None:
+        """Asks for the values of a group column of a scan, before groups are dropped.
+
+        Filters on this column alone are kept: they drop groups at all clients alike. So are NULLs left out where no
+        row with such a key can be in the join.
+        """
+        draft = self._drafts[scan]
+        named = {client: {WITNESS: WITNESS} for client in draft.shape.clients}
+        shape = replace(draft.shape, columns=(WITNESS,), spelling=named, query=group.witness, groups=None)
+        key = exp.column(WITNESS, quoted=True)
+        filters = [
+            condition.transform(lambda node: key.copy() if isinstance(node, exp.Column) else node)
+            for condition in draft.filters
+            if {c.name.lower() for c in condition.find_all(exp.Column)} == {group.name}
+        ]
+        if not null_matters:
+            filters.append(exp.Not(this=exp.Is(this=key.copy(), expression=exp.Null())))
+        number = self.scan(shape, filters)
+        self.column(number, key, draft.places[column])
+        self._drafts[number].witness_of[scan, column] = None
 
     def requests(self, job: str) -> dict[str, list[Message]]:
         """What to ask each client: to open every scan of its tables."""
@@ -133,10 +156,11 @@ def _typed(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]) ->
         tuple(columns),
         shape.withholding,
         shape.query,
-        shape.groups,
+        None if shape.groups is None else tuple(group.name for group in shape.groups),
         shape.merges,
         shape.unmerged,
         spelled,
+        tuple(draft.witness_of),
     )
 
 
@@ -202,4 +226,20 @@ def place(resolved: ResolvedBranch, scans: Scans) -> PlacedBranch:
         for join in resolved.tree.joins
     )
     outputs = tuple(scans.column(own[o.relation], o.expression, o.at) for o in resolved.outputs)
+    _place_witnesses(resolved, own, keys, scans)
     return PlacedBranch(resolved, own, outputs, keys)
+
+
+def _place_witnesses(
+    resolved: ResolvedBranch, own: Sequence[int], keys: Sequence[Sequence[tuple[int, int]]], scans: Scans
+) -> None:
+    """Asks for all groups of every key that divides a subquery of several clients."""
+    for join, columns in zip(resolved.tree.joins, keys, strict=True):
+        for key, (left, right) in zip(join.on, columns, strict=True):
+            sides = ((key.left, key.left_key, left), (key.right, key.right_key, right))
+            for relation, expression, column in sides:
+                shape = resolved.shapes[relation]
+                groups = () if shape.merges or not isinstance(expression, exp.Column) else shape.groups or ()
+                is_dropped = join.kind == "inner" or (join.kind != "not in" and relation == join.relation)
+                for group in (group for group in groups if group.name == expression.name.lower()):
+                    scans.witness(own[relation], group, column, null_matters=not is_dropped)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from tablepuppet.catalog.bound import partitions_of, refuse
+from tablepuppet.catalog.groups import GroupColumn, group_columns, inner_queries, mergeable
 from tablepuppet.catalog.types import merged_column, type_name
 from tablepuppet.errors import QueryError, TransportError, did_you_mean
 from tablepuppet.exchanges.schema import DescribeTable, TableSchema
@@ -26,7 +27,6 @@ from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import ColumnInfo, Merges
 from tablepuppet.query.derived import base_tables
 from tablepuppet.query.ucq import Ucq, matches
-from tablepuppet.tables.grouped_queries import UnmergeableError, grouped_select, split_groups
 from tablepuppet.tables.guard import AGGREGATES
 from tablepuppet.transport.link import Link
 
@@ -108,35 +108,34 @@ def owned_query(ucq: Ucq, query: exp.Query, tables: Mapping[str, tuple[str, ...]
             owners = f"{', '.join(tables[first])}; {', '.join(tables[name])}"
             message = f"this subquery reads {first} and {name}, which lie with different owners ({owners}). {advice}"
             raise refuse(ucq, message, base)
-    read = _groups(ucq, query, first, tables) if len(tables[first]) > 1 else _Read(first, None)
     for base, name in zip(bases, names, strict=True):
         if base.args.get("alias") is None:
             base.set("alias", exp.TableAlias(this=base.this.copy()))
         base.set("this", exp.Identifier(this=name, quoted=True))
-    return read._replace(query=own.sql("duckdb", identify=True, comments=False))
-
-
-def _groups(ucq: Ucq, query: exp.Query, table: str, tables: Mapping[str, tuple[str, ...]]) -> _Read:
-    """Columns whose values must each lie with one client of a shared table, or how groups that do not are merged."""
+    read = _Read(first, own.sql("duckdb", identify=True, comments=False))
+    if len(tables[first]) == 1:
+        return read
     partitions = {name.lower(): by for name, by in partitions_of(tables).items()}
-    found = group_columns(query, partitions)
-    if found is None:
-        return _Read(table, None)
-    merging, why_not = mergeable(query, partitions)
-    if not found and not merging:
-        raise _over_rows(ucq, query, table, tables)
-    return _Read(table, None, tuple(sorted(found)), merging, why_not)
+    groups = group_columns(own, partitions)
+    if groups is None:
+        return read
+    merging, why_not = mergeable(own, partitions)
+    if not groups and not merging:
+        raise _over_rows(ucq, query, first, tables)
+    return read._replace(groups=groups, merging=merging, why_not=why_not)
 
 
 def _over_rows(
     ucq: Ucq, query: exp.Query, table: str, tables: Mapping[str, tuple[str, ...]], unmerged: str = ""
 ) -> QueryError:
     """Why clients that share a table cannot compute a query each by itself."""
-    over = query.find(*_OVER_ROWS, *AGGREGATES) or query
+    over = next(inner_queries(query), None) or query.find(*_OVER_ROWS, *AGGREGATES) or query
     joined = (
         "Join tables here on columns that the federation says they are partitioned by ([partitioned_by] in its "
         f'file, or partitioned_by={{"{table}": ["key"]}}). '
         if isinstance(over, exp.Join)
+        else "A subquery in a condition or an item would need the rows of all of them. "
+        if isinstance(over, exp.Query)
         else ""
     )
     return refuse(
@@ -146,21 +145,6 @@ def _over_rows(
         "them offer the summed-up table, or select the column itself",
         over,
     )
-
-
-def mergeable(query: exp.Query, partitions: Partitions) -> tuple[Merges, str]:
-    """What of a query's groups must be merged where they lie with several clients; or what in it is in the way."""
-    try:
-        split = split_groups(query)
-        select, ctes, _ = grouped_select(query)
-    except UnmergeableError as error:
-        return "", str(error)
-    below = _of_source(select.args["from_"].this, ctes, partitions)
-    if select.args.get("joins") and below is None and not _joined(select, ctes, partitions):
-        below = _NOTHING
-    if below is not None:
-        return "", "groups of what looks at several rows itself"
-    return ("extremes" if split.has_extremes else "sums"), ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +158,7 @@ class TableShape:
     infos: Mapping[str, Mapping[str, ColumnInfo]]  # what each client says of them
     withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
     query: str | None = None  # over one owner's tables, `name` among them, whose rows are meant instead of a table's
-    groups: tuple[str, ...] | None = None  # of such a query: columns of which a value must lie with one client
+    groups: tuple[GroupColumn, ...] | None = None  # of such a query: what a value must lie with one client of
     merges: Merges = ""  # such groups are merged over the clients
     unmerged: str = ""  # why they are not
 
@@ -195,7 +179,7 @@ class _Read(NamedTuple):
 
     table: str
     query: str | None
-    groups: tuple[str, ...] | None = None  # see TableShape
+    groups: tuple[GroupColumn, ...] | None = None  # see TableShape
     merging: Merges = ""  # what must be merged where groups lie with several clients; "": they cannot be
     why_not: str = ""
 
@@ -281,138 +265,3 @@ def _shape(table: str, clients: tuple[str, ...], columns: Mapping[str, list[Colu
         client: dict(zip(spelling[client], columns[client], strict=True)) for client in clients
     }  # in the order in which the client lists them
     return TableShape(table, clients, tuple(common), spelling, infos)
-
-
-Names = frozenset[str]  # in lower case
-_NOTHING: Names = frozenset()
-
-
-Partitions = Mapping[str, Sequence[str]]  # table → the columns that it is partitioned by, both in lower case
-
-
-def group_columns(query: exp.Query, partitions: Partitions | None = None) -> Names | None:
-    """A subquery over a table that several clients share → columns whose values must not be shared.
-
-    If rows of equal value in one of them all lie with one client, the subquery over all rows is what its clients
-    compute, put together: the columns by which every GROUP BY, window and DISTINCT divides. The query must join on such
-    a column; the mapping then sees whether a value lies with two clients (mapping/keys). None: the subquery looks at
-    one row at a time, and nothing must hold. No column at all: it needs rows of several clients whatever they hold.
-
-    Tables may be joined on columns that they are partitioned by: rows that meet then lie with one client.
-    """
-    clause = query.args.get("with_")
-    ctes = {cte.alias.lower(): cte.this for cte in clause.expressions} if clause is not None else {}
-    return _of_query(query, ctes, partitions or {})
-
-
-def _of_query(query: exp.Expr, ctes: Mapping[str, exp.Expr], partitions: Partitions) -> Names | None:
-    if not isinstance(query, exp.Select) or query.args.get("from_") is None:
-        return _NOTHING
-    where = query.args.get("where")
-    if where is not None and where.find(exp.Query):
-        return _NOTHING
-    below = _of_source(query.args["from_"].this, ctes, partitions)
-    if query.args.get("joins"):
-        below = _joined(query, ctes, partitions)
-    for divided in _divisions(query):
-        below = divided if below is None else below & divided
-    return below if below is None else _shown(query, below)
-
-
-def _of_source(source: exp.Expr, ctes: Mapping[str, exp.Expr], partitions: Partitions) -> Names | None:
-    """What must hold below; None for a table, of which any column may be asked."""
-    if isinstance(source, exp.Subquery):
-        return _of_query(source.this, ctes, partitions)
-    if isinstance(source, exp.Table) and source.name.lower() in ctes:
-        return _of_query(ctes[source.name.lower()], ctes, partitions)
-    return None if isinstance(source, exp.Table) else _NOTHING
-
-
-def _joined(select: exp.Select, ctes: Mapping[str, exp.Expr], partitions: Partitions) -> Names:
-    """The columns that all tables of a join are partitioned by, if every table is joined to one before it on them."""
-    first, *joins = [select.args["from_"].this, *(join.this for join in select.args["joins"])]
-    known = {_called(first): _whole_by(first, ctes, partitions)}
-    for join, source in zip(select.args["joins"], joins, strict=True):
-        own, alias = _whole_by(source, ctes, partitions), _called(source)
-        if join.side in ("RIGHT", "FULL") or join.method:
-            return _NOTHING
-        shared = {i.name.lower() for i in join.args.get("using") or ()} & own
-        shared &= frozenset[str]().union(*known.values())
-        on = join.args.get("on")
-        for equality in on.find_all(exp.EQ) if on is not None and not on.find(exp.Or, exp.Not, exp.Case) else ():
-            sides = [equality.left, equality.right]
-            if all(isinstance(side, exp.Column) for side in sides):
-                ours = [c.name.lower() for c in sides if c.table.lower() == alias]
-                theirs = [c.name.lower() for c in sides if c.name.lower() in known.get(c.table.lower(), _NOTHING)]
-                shared |= {name for name in ours if name in own and theirs}
-        if not shared:
-            return _NOTHING
-        known[alias] = own
-    return frozenset[str]().union(*known.values())
-
-
-def _called(source: exp.Expr) -> str:
-    return source.alias_or_name.lower()
-
-
-def _whole_by(source: exp.Expr, ctes: Mapping[str, exp.Expr], partitions: Partitions) -> Names:
-    """The columns of a table, or of a query over one, whose values each lie with one client."""
-    if isinstance(source, exp.Table) and source.name.lower() not in ctes:
-        return frozenset(partitions.get(source.name.lower(), ()))
-    query = source.this if isinstance(source, exp.Subquery) else ctes.get(source.name.lower())
-    if not isinstance(query, exp.Select):
-        return _NOTHING
-    divided = _of_query(query, ctes, partitions)
-    base = query.args["from_"].this if divided is None and query.args.get("from_") else None
-    return _shown(query, _whole_by(base, ctes, partitions)) if base is not None else divided or _NOTHING
-
-
-def _divisions(select: exp.Select) -> list[Names]:
-    """The columns by which each clause of a SELECT divides its rows."""
-    found = []
-    if select.args.get("limit") or select.args.get("offset"):
-        found.append(_NOTHING)
-    group = select.args.get("group")
-    if group is not None:
-        found.append(_plain_columns(_group_expressions(select, group)))
-    own = [node for node in select.find_all(*AGGREGATES, exp.Window) if node.find_ancestor(exp.Select) is select]
-    windows = [node for node in own if isinstance(node, exp.Window)]
-    named = {w.name.lower(): w for w in select.args.get("windows") or ()}
-    for window in windows:
-        meant = named.get(window.alias.lower(), window) if window.alias else window
-        found.append(_plain_columns(meant.args.get("partition_by") or []))
-    if group is None and any(not _is_windowed(node) for node in own):
-        found.append(_NOTHING)  # one group of all rows
-    distinct = select.args.get("distinct")
-    if distinct is not None:
-        on = distinct.args.get("on")
-        found.append(_plain_columns(on.expressions if on is not None else select.expressions))
-    return found
-
-
-def _is_windowed(node: exp.Expr) -> bool:
-    return isinstance(node, exp.Window) or node.find_ancestor(exp.Window) is not None
-
-
-def _group_expressions(select: exp.Select, group: exp.Group) -> list[exp.Expr]:
-    """What GROUP BY names: expressions, positions in the SELECT list, or ALL of it that is no aggregate."""
-    if group.args.get("all"):
-        return [item for item in select.expressions if not item.find(*AGGREGATES)]
-    by_number = {str(k + 1): item for k, item in enumerate(select.expressions)}
-    return [by_number.get(e.name, e) if isinstance(e, exp.Literal) else e for e in group.expressions]
-
-
-def _plain_columns(expressions: list[exp.Expr]) -> Names:
-    return frozenset(e.unalias().name.lower() for e in expressions if isinstance(e.unalias(), exp.Column))
-
-
-def _shown(select: exp.Select, below: Names) -> Names:
-    """The names that columns below have in the SELECT list."""
-    shown: set[str] = set()
-    for item in select.expressions:
-        value = item.unalias()
-        if isinstance(value, exp.Star) or (isinstance(value, exp.Column) and isinstance(value.this, exp.Star)):
-            shown |= below
-        elif isinstance(value, exp.Column) and value.name.lower() in below:
-            shown.add(item.alias_or_name.lower())
-    return frozenset(shown)

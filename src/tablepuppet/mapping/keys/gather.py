@@ -123,16 +123,23 @@ def _check_keys(bound: BoundQuery, received: Sequence[Sequence[Keys]]) -> None:
 def _check_groups(
     bound: BoundQuery, received: Sequence[Sequence[Keys]], tables: Sequence[pa.Table], mode: KeyMode
 ) -> None:
-    """Groups that clients computed each by itself are whole: no key of theirs lies with two clients."""
-    for number, (scan, given, table) in enumerate(zip(bound.scans, received, tables, strict=True)):
-        names = [name for name in table.column_names if scan.keeps_groups(int(name[1:]))]
-        if scan.groups is None or len(given) < 2 or bound.merges(number, mode):
-            continue
+    """Groups that clients computed each by itself are whole: one of their columns has no value at two clients."""
+    columns: dict[int, list[int]] = {}
+    is_whole: set[int] = set()
+    for scan, given, table in zip(bound.scans, received, tables, strict=True):
         holder = np.repeat(np.arange(len(given)), [keys.rows for keys in given])
-        if not any(_lies_apart(table.column(name), holder) for name in names):
-            by_hand = 'under keys = "dh" they are not merged' if scan.merges else scan.unmerged
+        lies_apart = bool(scan.witness_of) and _lies_apart(table.column(0), holder)
+        for number, column in scan.witness_of:
+            columns.setdefault(number, []).append(column)
+            is_whole |= {number} if lies_apart else set()
+    for number, scan in enumerate(bound.scans):
+        if scan.groups is None or bound.merges(number, mode):
+            continue
+        if number not in is_whole:
+            by_hand = 'under keys = "dh" they are not merged; use keys = "hmac"' if scan.merges else scan.unmerged
             why = f"{by_hand}; " if by_hand else ""
-            joined = " or ".join(scan.expressions[int(name[1:])].strip('"') for name in names)
+            names = [scan.expressions[c].strip('"') for c in columns.get(number, ())] or scan.groups
+            joined = " or ".join(dict.fromkeys(names))
             raise MappingError(
                 f"some groups of {joined} have rows of {scan.table} with several of its clients "
                 f"({', '.join(scan.clients)}), and each computed the subquery over its own rows only; {why}let one of "
@@ -141,8 +148,8 @@ def _check_groups(
 
 
 def _lies_apart(keys: pa.ChunkedArray, holder: NDArray[np.int64]) -> bool:
-    """Whether no key lies with two holders; NULL never meets anything."""
-    pairs = pa.table({"key": keys, "holder": holder}).filter(pc.is_valid(keys))
+    """Whether no key lies with two holders, nor NULL."""
+    pairs = pa.table({"key": keys, "holder": holder})
     holders = pairs.group_by("key").aggregate([("holder", "min"), ("holder", "max")])
     return bool(pc.all(pc.equal(holders["holder_min"], holders["holder_max"])).as_py() in (True, None))
 
@@ -189,6 +196,9 @@ def key_domains(bound: BoundQuery) -> dict[Place, int]:
             left = find((branch.relations[pair.left].scan, pair.left_column))
             right = find((branch.relations[pair.right].scan, pair.right_column))
             root[max(left, right)] = min(left, right)
+    for number, scan in enumerate(bound.scans):
+        for place in scan.witness_of:
+            root[find((number, 0))] = find(place)
     numbers = {place: i for i, place in enumerate(sorted({find(p) for p in root}))}
     return {place: numbers[find(place)] for place in sorted(root)}
 

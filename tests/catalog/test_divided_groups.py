@@ -56,6 +56,7 @@ OVER_ALL = {
                             JOIN c ON c.k = t.k""",
     "limit": JOIN.format("SELECT k, z AS n FROM b ORDER BY z LIMIT 3"),
     "having alone": JOIN.format("SELECT max(k) AS k, count(*) AS n FROM b HAVING count(*) > 2"),
+    "exists with offset": "SELECT c.x, c.y FROM c WHERE EXISTS (SELECT 1 FROM b WHERE b.k = c.k OFFSET 1)",
 }
 
 
@@ -138,6 +139,25 @@ def test_groups_that_are_joined_count_all_tables_keys() -> None:
         pytest.raises(tp.TablePuppetError, match="have rows of b with several of its clients"),
     ):
         federation.explain(query, label="y")
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("EXISTS (SELECT max(b.z) FROM b WHERE b.k = c.k)", "this EXISTS is always true"),
+        ("NOT EXISTS (SELECT count(*) FROM b WHERE b.k = c.k)", "this EXISTS is always true"),
+        ("EXISTS (SELECT 1 FROM b WHERE b.k = c.k LIMIT 0)", "this EXISTS is never true"),
+    ],
+)
+def test_exists_that_looks_nothing_up_is_refused(query: str, reason: str) -> None:
+    with tp.Federation({"c": C, "b": pd.concat(B)}) as federation, pytest.raises(tp.TablePuppetError, match=reason):
+        federation.explain(f"SELECT c.x, c.y FROM c WHERE {query}", label="y")
+
+
+@pytest.mark.parametrize("test", ["EXISTS", "NOT EXISTS"])
+def test_a_limit_of_one_changes_nothing_in_exists(test: str) -> None:
+    query = f"SELECT c.x, c.y FROM c WHERE {test} (SELECT sum(z) OVER () FROM b WHERE b.k = c.k AND b.z > 2 LIMIT 1)"
+    assert_same(query, [pd.concat(B)], pooled(query, B))
 
 
 @pytest.mark.parametrize(

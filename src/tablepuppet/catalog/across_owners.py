@@ -20,6 +20,7 @@ from itertools import count
 from sqlglot import exp
 
 from tablepuppet.catalog.bound import refuse
+from tablepuppet.catalog.groups import has_aggregate
 from tablepuppet.catalog.inlining import inlined, inner_join
 from tablepuppet.catalog.schemas import find_table
 from tablepuppet.errors import QueryError
@@ -169,10 +170,25 @@ class _Branch:
                 wanted = [exp.column(f"c{k}", "q") for k in range(len(outer))]
                 return outer, _aliased(exp.select(*wanted).from_(rows), "key").distinct()
         elif isinstance(test, exp.Exists) and isinstance(test.this, exp.Select):
+            self._check_exists(test.this)
             found = _correlated(test.this)
             if found is not None:
                 return found
         raise self._refusal(table, condition, own)
+
+    def _check_exists(self, query: exp.Select) -> None:
+        """EXISTS that does not depend on what is looked up."""
+        inner = base_tables(query)[0]
+        limit = query.args.get("limit")
+        if isinstance(limit, exp.Limit) and limit.expression == exp.Literal.number(0):
+            raise refuse(self.ucq, "LIMIT 0 leaves no row, so that this EXISTS is never true; leave LIMIT out", inner)
+        if query.args.get("group") is None and has_aggregate(query):
+            raise refuse(
+                self.ucq,
+                "an aggregate without GROUP BY gives one row whatever there is, so that this EXISTS is always true; "
+                "write EXISTS (SELECT 1 FROM …), or leave the condition out",
+                inner,
+            )
 
     def _refusal(self, table: Source, condition: exp.Expr, own: tuple[str, ...]) -> QueryError:
         inner = next(base for base in base_tables(condition) if self._owners(base) != own)
@@ -352,12 +368,22 @@ def _correlated(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None:
             return None
         else:
             rest.append(conjunct)
-    if not outer or any(query.args.get(clause) for clause in ("group", "having", "limit", "qualify")):
+    if not outer or any(query.args.get(clause) for clause in ("group", "having", "offset", "qualify")):
+        return None
+    if query.args.get("limit") is not None and not _is_positive(query.args["limit"]):
         return None
     kept = query.copy()
+    for clause in ("limit", "order", "distinct"):
+        kept.set(clause, None)
     kept.set("expressions", [side.copy() for side in inner])
     kept.set("where", exp.Where(this=exp.and_(*(r.copy() for r in rest))) if rest else None)
     return outer, _aliased(kept, "key").distinct()
+
+
+def _is_positive(limit: exp.Expr) -> bool:
+    """LIMIT 1, LIMIT 2, …, which leave a row where there is one."""
+    count = limit.expression if isinstance(limit, exp.Limit) else None
+    return isinstance(count, exp.Literal) and count.name.isdigit() and int(count.name) > 0
 
 
 def _free(taken: Sequence[str]) -> str:

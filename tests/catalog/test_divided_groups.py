@@ -10,7 +10,7 @@ from sklearn.linear_model import LinearRegression
 
 import tablepuppet as tp
 from tablepuppet.catalog.groups import group_columns
-from tablepuppet.client.policy import Policy
+from tablepuppet.owner.policy import Policy
 from tablepuppet.query.parsing import syntax_tree
 
 C = pd.DataFrame({"k": [1, 2, 3, 4], "x": [1.0, 2.0, 4.0, 3.0], "y": [1.0, 3.0, 2.0, 5.0]})

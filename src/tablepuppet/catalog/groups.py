@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
-from tablepuppet.protocol import Merges
+from tablepuppet.protocol.columns import Merges
 from tablepuppet.query.conditions import conjuncts_of
 from tablepuppet.tables.grouped_queries import UnmergeableError, grouped_select, split_groups
 from tablepuppet.tables.guard import AGGREGATES
@@ -202,11 +202,11 @@ class _Reader:
 def inner_queries(query: exp.Expr) -> Iterator[exp.Query]:
     """The queries that stand elsewhere than in FROM or WITH: in an item, in a condition."""
     for inner in query.find_all(exp.Query):
-        around, of = inner.parent, inner.arg_key
-        while isinstance(around, exp.Subquery):
-            around, of = around.parent, around.arg_key
-        is_source = isinstance(around, exp.From | exp.Join | exp.CTE | exp.SetOperation | None) and of != "on"
-        if inner is not query and not is_source:
+        outer: exp.Expr = inner
+        while isinstance(outer.parent, exp.Subquery):
+            outer = outer.parent
+        is_source = isinstance(outer.parent, exp.From | exp.Join | exp.CTE | exp.SetOperation | None)
+        if inner is not query and not (is_source and outer.arg_key != "on"):
             yield inner
 
 
@@ -229,7 +229,7 @@ def _equalities(join: exp.Join, alias: str, known: Mapping[str, Divided]) -> Ite
     for equality in conjuncts_of(on) if on is not None else ():
         sides = [equality.left.unnest(), equality.right.unnest()] if isinstance(equality, exp.EQ) else []
         if sides and all(isinstance(side, exp.Column) for side in sides):
-            left, right = ((side.table.lower(), side.name.lower()) for side in sides)
+            left, right = ((side.text("table").lower(), side.name.lower()) for side in sides)
             yield from (pair for pair in ((left, right), (right, left)) if pair[1][0] == alias)
 
 

@@ -7,6 +7,7 @@ for each client, over its own scans and blocks alone. Whatever a client is asked
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import msgspec
@@ -20,7 +21,17 @@ from tablepuppet.job import Job
 from tablepuppet.privacy.options import KeyMode, Privacy
 from tablepuppet.privacy.rounding import Rounding
 from tablepuppet.protocol.base import What
-from tablepuppet.protocol.contract import BlockTerms, Column, Contract, Disclosure, Purpose, Role, ScanTerms, Training
+from tablepuppet.protocol.contract import (
+    BlockTerms,
+    Column,
+    Contract,
+    Disclosure,
+    Purpose,
+    Role,
+    ScanTerms,
+    SideTerms,
+    Training,
+)
 from tablepuppet.tables.columns import STRING_KINDS
 from tablepuppet.transport.link import Link
 
@@ -64,19 +75,22 @@ def roles_of(bound: BoundQuery, identifiers: Sequence[tuple[int, int]] = ()) -> 
     return roles
 
 
-def job_contracts(
-    bound: BoundQuery,
-    job: Job,
-    purpose: Purpose,
-    asker: str,
-    models: Sequence[Mapping[str, str]] = (),
-    shuffles: int = 0,
-    fixed: tuple[str, int, int] | None = None,
-) -> dict[str, Contract]:
-    """What each client is asked for a training run, an explanation of it, or an evaluation of `models`.
+@dataclass(frozen=True, slots=True)
+class ModelUse:
+    """Models that are applied to rows of a query, and what is asked beside their scores."""
 
-    `fixed`: a block, the place of a feature in it, and how many values that is set to.
-    """
+    models: tuple[Mapping[str, str], ...] = ()  # of each: the fingerprint of every block
+    sides: tuple[SideTerms, ...] = ()
+    shuffles: int = 0  # of every feature
+    fixed: tuple[str, int, int] | None = None  # a block, the place of a feature in it, how many values that is set to
+
+
+def job_contracts(
+    bound: BoundQuery, job: Job, purpose: Purpose, asker: str, use: ModelUse | None = None
+) -> dict[str, Contract]:
+    """What each client is asked for a training run, an explanation of it, or an evaluation of models."""
+    use = use or ModelUse()
+    models, shuffles = use.models, use.shuffles
     privacy = job.privacy
     training, fits = _training(job), job.fits
     others = () if job.search is None else tuple(_training(other) for other in job.search.jobs)
@@ -85,7 +99,7 @@ def job_contracts(
     ids = {block.name: id_features(job, block) for block in bound.blocks}
     check_ids(job, bound)
     if job.warm_start is not None and purpose != "evaluate":
-        models = [job.warm_start.names]
+        models = (job.warm_start.names,)
     starts = {b.name: tuple(job.start.get(name, {}) for name in b.features) for b in bound.blocks if job.start}
     asked = (masks, models[0] if models else None, starts, privacy.keys)
     for client, scans, own in _owners(bound, roles_of(bound), *asked):
@@ -93,8 +107,8 @@ def job_contracts(
             msgspec.structs.replace(block, model=names.get(block.name, "")) for names in models[1:] for block in own
         ]
         blocks = (*own, *twins)
-        if fixed is not None:
-            name, place, values = fixed
+        if use.fixed is not None:
+            name, place, values = use.fixed
             varied = {"fixed": place, "values": values}
             blocks = tuple(msgspec.structs.replace(b, **varied) if b.name == name else b for b in blocks)
         if purpose in ("train", "explain"):
@@ -121,7 +135,8 @@ def job_contracts(
             allow_reconstruction=privacy.allow_reconstruction,
             split=(job.test_fraction, job.validation_fraction),
             shuffles=shuffles,
-            disclosures=_disclosures(scans, blocks, (training, *others), purpose, fits, shuffles),
+            sides=(sides := _sides_of(client, bound, use.sides)),
+            disclosures=_disclosures(scans, blocks, (training, *others), purpose, fits, shuffles, sides),
         )
     return found
 
@@ -202,16 +217,12 @@ def score_contracts(
     identifiers: Sequence[Place],
     asker: str,
     privacy: Privacy,
-    split: tuple[float, float] = (0.0, 0.0),
-    sides: Sequence[int] = (),
+    sides: Sequence[SideTerms] = (),
 ) -> dict[str, Contract]:
-    """What each client is asked for predictions; `models`: the fingerprint of what is applied to each block.
-
-    `sides`: the scans of whose rows it is told on which side of a split, in such shares, they are.
-    """
+    """What each client is asked for predictions; `models`: the fingerprint of what is applied to each block."""
     found = {}
     for client, scans, blocks in _owners(bound, roles_of(bound, identifiers), {}, models, keys=privacy.keys):
-        told = tuple(scan for scan in sides if client in bound.scans[scan].clients)
+        told = _sides_of(client, bound, sides)
         found[client] = Contract(
             purpose="predict",
             asker=asker,
@@ -220,11 +231,14 @@ def score_contracts(
             blocks=blocks,
             keys=privacy.keys,
             most_keys=_most_keys(privacy),
-            split=split,
             sides=told,
             disclosures=_disclosures(scans, blocks, (), "predict", sides=told),
         )
     return found
+
+
+def _sides_of(client: str, bound: BoundQuery, sides: Sequence[SideTerms]) -> tuple[SideTerms, ...]:
+    return tuple(own for own in sides if client in bound.scans[own.scan].clients)
 
 
 def _most_keys(privacy: Privacy) -> int:
@@ -277,7 +291,7 @@ def _disclosures(
     purpose: Purpose,
     fits: int = 1,
     shuffles: int = 0,
-    sides: Sequence[int] = (),
+    sides: Sequence[SideTerms] = (),
 ) -> tuple[Disclosure, ...]:
     """What leaves each table and what comes, at most how often; a batch's rows are as many as they have joined rows."""
     found: list[Disclosure] = []
@@ -304,7 +318,7 @@ def _disclosures(
             tell(scan.table, "weights")
         if purpose == "predict" and scan.numbers("identifier"):
             tell(scan.table, "identifiers")
-        tell(scan.table, "split", sides.count(scan.scan))
+        tell(scan.table, "split", sum(own.scan == scan.scan for own in sides))
     for block in blocks:
         table = tables[block.scan]
         if purpose in ("predict", "evaluate"):

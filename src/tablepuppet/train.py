@@ -5,22 +5,23 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from tablepuppet.catalog import LabelColumns, bind
 from tablepuppet.catalog.across_owners import read_query
-from tablepuppet.catalog.binding import Key
-from tablepuppet.contract import agree, job_contracts, key_contracts
+from tablepuppet.catalog.binding import Key, Wanted, bind_features
+from tablepuppet.catalog.bound import BoundQuery
+from tablepuppet.contract import ModelUse, agree, job_contracts, key_contracts
 from tablepuppet.engine.drift import Drift, drift_of
 from tablepuppet.engine.encoders import gather_statistics, with_statistics
-from tablepuppet.engine.evaluate import Comparison, scored
+from tablepuppet.engine.evaluate import Comparison, Evaluation, score_labelled, score_rows
 from tablepuppet.engine.evaluate import compare as compare_models
-from tablepuppet.engine.inspection import Importance, permutation_importance, varied
+from tablepuppet.engine.inspection import Inspection, permutation_importance, varied
 from tablepuppet.engine.inspection import partial_dependence as dependence
-from tablepuppet.engine.metrics import Metrics
+from tablepuppet.engine.measured_rows import RowSelection
 from tablepuppet.engine.pooled import run_pooled
 from tablepuppet.engine.result import Result
 from tablepuppet.engine.rounding import Shown
@@ -34,6 +35,7 @@ from tablepuppet.mapping.build import default_limit, map_tables
 from tablepuppet.mapping.cluster.cluster import Cluster, at_work
 from tablepuppet.mapping.join.profile import Profile, check_meetings, profile_keys
 from tablepuppet.mapping.keys.gather import gather_keys
+from tablepuppet.mapping.mapping import TableMapping, summarise
 from tablepuppet.mapping.negatives import with_negatives
 from tablepuppet.memory import fix_thresholds
 from tablepuppet.plan.boosting import check_tree_exposure
@@ -114,7 +116,7 @@ def _gains(plan: Plan, tables: Tables, link: Link) -> tuple[Gain, ...]:
     return gains_of(plan, pairs)
 
 
-def profile(query: str, label: str, privacy: dict[str, Any], tables: Tables, link: Link) -> Profile:
+def profile(query: str, label: str | None, privacy: dict[str, Any], tables: Tables, link: Link) -> Profile:
     """How the keys of a query's tables meet; `privacy`: as what they leave."""
     asked = privacy_of(privacy)
     with _session(tables, link) as job_id:
@@ -156,34 +158,42 @@ def predict(
         return predict_rows(model, query, there.tables, there.link, job_id, there=there, **options)
 
 
-def evaluate(model: Model, job: Job, tables: Tables, link: Link) -> Metrics:
-    """A model's metrics on the labelled rows of a job's query."""
+def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = "test") -> Evaluation:
+    """A model's metrics on labelled rows of a job's query."""
+    measured = Measurement((model,), RowSelection.of(rows, (model,)))
     with _session(tables, link) as job_id:
-        prepared = prepare_job(job, tables, link, job_id, "evaluate", model=model)
-        found = scored(model, prepared, link, job_id).measured()
+        prepared = prepare_job(job, tables, link, job_id, "evaluate", measured=measured)
+        found = score_labelled(model, prepared, link, job_id).measured()
         shown = _shown(prepared, model)
-        return found.metrics if shown is None else shown.measured(found).metrics
+        metrics = found.metrics if shown is None else shown.measured(found).metrics
+        return Evaluation(metrics, measured.rows.measured(prepared.mapping))
 
 
-def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link) -> Comparison:
+def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link, *, rows: str = "test") -> Comparison:
     """Two models on the same labelled rows, each asked for as an evaluation is."""
+    measured = Measurement((model, other), RowSelection.of(rows, (model, other)))
     with _session(tables, link) as job_id, one_blas_thread:
-        prepared = prepare_job(job, tables, link, job_id, "evaluate", model=model, other=other)
-        first, second = (scored(one, prepared, link, job_id) for one in (model, other))
-        found, shown = compare_models(first, second), _shown(prepared, model)
+        prepared = prepare_job(job, tables, link, job_id, "evaluate", measured=measured)
+        first, second = (score_labelled(one, prepared, link, job_id) for one in (model, other))
+        found = compare_models(first, second, measured.rows.measured(prepared.mapping))
+        shown = _shown(prepared, model)
         return found if shown is None else shown.comparison(found, first.measured(), second.measured())
 
 
-def importance(model: Model, job: Job, tables: Tables, link: Link, *, by: str, repeats: int, seed: int) -> Importance:
+def importance(
+    model: Model, job: Job, tables: Tables, link: Link, *, by: str, repeats: int, seed: int, rows: str = "test"
+) -> Inspection:
     """How much worse a model gets where a feature or a table is shuffled."""
     if by not in ("feature", "table") or not isinstance(repeats, int) or not 1 <= repeats <= 100:
         raise JobError('importance is by="feature" or by="table", repeated 1 to 100 times')
     shuffles = repeats if by == "feature" and not model.spec.is_boosted else 0
+    measured = Measurement((model,), RowSelection.of(rows, (model,)), shuffles=shuffles)
     with _session(tables, link) as job_id, one_blas_thread:
-        prepared = prepare_job(job, tables, link, job_id, "evaluate", model=model, shuffles=shuffles)
-        rows = scored(model, prepared, link, job_id)
-        found, shown = permutation_importance(rows, by=by, repeats=repeats, seed=seed), _shown(prepared, model)
-        return found if shown is None else shown.rises(found, rows.measured().loss)
+        prepared = prepare_job(job, tables, link, job_id, "evaluate", measured=measured)
+        scored = score_labelled(model, prepared, link, job_id)
+        found, shown = permutation_importance(scored, by=by, repeats=repeats, seed=seed), _shown(prepared, model)
+        found = found if shown is None else shown.rises(found, scored.measured().loss)
+        return Inspection(found, measured.rows.measured(prepared.mapping))
 
 
 def _shown(prepared: Prepared, model: Model) -> Shown | None:
@@ -192,22 +202,33 @@ def _shown(prepared: Prepared, model: Model) -> Shown | None:
 
 
 def partial_dependence(
-    model: Model, job: Job, tables: Tables, link: Link, *, feature: str, values: Sequence[Any] | None, points: int
-) -> list[dict[str, Any]]:
-    """What a model says on average where one feature has the same value in every row."""
+    model: Model,
+    job: Job,
+    tables: Tables,
+    link: Link,
+    *,
+    feature: str,
+    values: Sequence[Any] | None,
+    points: int,
+    rows: str = "test",
+) -> Inspection:
+    """What a model says on average where one feature has the same value in every row; no label is read."""
     given = varied(model, feature, values, points)
     fixed = None if model.spec.is_boosted else (model.blocks[given.block].name, given.feature, len(given.values))
+    measured = Measurement((model,), RowSelection.of(rows, (model,)), fixed=fixed)
     with _session(tables, link) as job_id, one_blas_thread:
-        prepared = prepare_job(job, tables, link, job_id, "evaluate", model=model, fixed=fixed)
-        return dependence(scored(model, prepared, link, job_id), given)
+        mapping = map_features(job, tables, link, job_id, "evaluate", measured)
+        union = UnionOperator(link, job_id, mapping, model.widths)
+        return Inspection(dependence(score_rows(model, mapping.train, union), given), measured.rows.measured(mapping))
 
 
 def drift(model: Model, job: Job, tables: Tables, link: Link) -> Drift:
-    """How a query's rows differ from those that a model was trained on."""
+    """How a query's rows differ from those that a model was trained on; no label is read."""
+    measured = Measurement((model,), RowSelection.of("all", (model,)))
     with _session(tables, link) as job_id:
-        prepared = prepare_job(job, tables, link, job_id, "explain")
-        union = UnionOperator(link, job_id, prepared.mapping, 1, job.privacy)
-        return drift_of(model, gather_statistics(union, prepared.mapping, job), prepared.plan.mapping)
+        mapping = map_features(job, tables, link, job_id, "explain", measured)
+        union = UnionOperator(link, job_id, mapping, 1, job.privacy)
+        return drift_of(model, gather_statistics(union, mapping, job), summarise(mapping))
 
 
 def ask(question: str, given: Mapping[str, Any], tables: Tables, link: Link) -> Any:
@@ -221,6 +242,20 @@ _QUESTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Models, the rows that they are measured on, and what is done to a feature there."""
+
+    models: tuple[Model, ...]
+    rows: RowSelection
+    shuffles: int = 0  # of every feature, at its owner
+    fixed: tuple[str, int, int] | None = None  # a block, the place of a feature in it, and how many values it is set to
+
+    def use(self, bound: BoundQuery) -> ModelUse:
+        prints = tuple(block_fingerprints(model) for model in self.models)
+        return ModelUse(prints, self.rows.terms(bound), self.shuffles, self.fixed)
+
+
 def prepare_job(
     job: Job,
     tables: Tables,
@@ -228,19 +263,16 @@ def prepare_job(
     job_id: str,
     purpose: Purpose = "train",
     cluster: Cluster | None = None,
-    model: Model | None = None,
-    other: Model | None = None,
-    shuffles: int = 0,
-    fixed: tuple[str, int, int] | None = None,
+    measured: Measurement | None = None,
 ) -> Prepared:
     """Text → Ucq → BoundQuery → Contracts → TableMapping → Prepared; joined rows lie on the cluster, if any."""
     ucq = read_query(job.query, tables, link)
-    beside = LabelColumns(
-        job.weight, job.test_where, job.validation_where, None if job.search is None else job.search.folds.column
-    )
+    where = job.test_where if measured is None else measured.rows.condition
+    folds = None if job.search is None else job.search.folds
+    beside = LabelColumns(job.weight, where, job.validation_where, None if folds is None else folds.column)
     bound = bind(ucq, label=job.label, tables=tables, link=link, job=job_id, beside=beside)
-    models = [block_fingerprints(one) for one in (model, other) if one is not None]
-    rounding = agree(job_contracts(bound, job, purpose, link.asker, models, shuffles, fixed), link, job_id)
+    use = None if measured is None else measured.use(bound)
+    rounding = agree(job_contracts(bound, job, purpose, link.asker, use), link, job_id)
     mapping = map_tables(
         bound,
         link,
@@ -252,11 +284,38 @@ def prepare_job(
         max_joined_rows=job.max_joined_rows,
         privacy=job.privacy,
         cluster=cluster,
-        folds=None if job.search is None else job.search.folds,
+        folds=folds,
+        choice=None if measured is None else measured.rows.choice(bound, link, job_id),
     )
     if job.negatives:
         mapping = with_negatives(mapping, job.negatives, job.seed, job.max_joined_rows or default_limit())
     return replace(prepare(mapping, job), rounding=rounding)
+
+
+def map_features(
+    job: Job, tables: Tables, link: Link, job_id: str, purpose: Purpose, measured: Measurement
+) -> TableMapping:
+    """The rows of a query with the features of a model, whether or not they have labels."""
+    model, selection = measured.models[0], measured.rows
+    wanted = Wanted(
+        blocks=tuple((block.name, block.features) for block in model.blocks),
+        label=model.label,
+        bases=model.label_aliases,
+        key=(),
+        beside=LabelColumns(None, selection.condition),
+    )
+    bound = bind_features(read_query(job.query, tables, link), wanted, tables=tables, link=link, job=job_id).bound
+    agree(job_contracts(bound, job, purpose, link.asker, measured.use(bound)), link, job_id)
+    return map_tables(
+        bound,
+        link,
+        job=job_id,
+        task=task_of(job),
+        test_fraction=0.0,
+        max_joined_rows=job.max_joined_rows,
+        privacy=job.privacy,
+        choice=selection.choice(bound, link, job_id),
+    )
 
 
 def new_job_id() -> str:

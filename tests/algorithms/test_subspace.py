@@ -217,7 +217,7 @@ def test_metrics_counted_on_the_way_are_those_of_the_model(scenario: Scenario, a
     with tp.Federation(scenario.tables) as federation:
         given: dict[str, Any] = {"label": "y", "model": model, "algorithm": algorithm, "test_fraction": 0.0}
         result = federation.train(scenario.query, epochs=3, **given)
-        again = federation.evaluate(result)
+        again = federation.evaluate(result, rows="all")
     assert result.metrics["train"].keys() == again.keys()
     for name, value in again.items():
         assert result.metrics["train"][name] == pytest.approx(value, rel=1e-9), name
@@ -237,7 +237,7 @@ def test_the_last_walk_of_newton_finds_all_figures_of_the_model(monkeypatch: pyt
     with tp.Federation(scenario.tables) as federation:
         result = federation.train(scenario.query, label="y", model=model, l2=1e-3, epochs=20, test_fraction=0.0)
         last = steps[-2:]
-        again = federation.evaluate(result)
+        again = federation.evaluate(result, rows="all")
     assert result.converged
     assert len(result.history) < 20
     assert last == ["hessian_step", "measure_step"]

@@ -19,7 +19,7 @@ QUERY = JOINS["one-to-many"]
 def test_a_classifier_scores_what_training_measured() -> None:
     with federation(2) as owner:
         model = tp.RelationalClassifier().fit(owner, QUERY.format(y="class"), label="class")
-        assert model.score(owner) == pytest.approx(model.result_.metrics["train"]["accuracy"])
+        assert model.score(owner, rows="all") == pytest.approx(model.result_.metrics["train"]["accuracy"])
         shares = model.predict_proba(owner)
         assert shares.shape == (300, 4)
         assert np.allclose(shares.sum(axis=1), 1.0)
@@ -31,13 +31,13 @@ def test_two_classes_have_two_columns_of_probability() -> None:
         model = tp.RelationalClassifier(algorithm="admm", epochs=5).fit(owner, QUERY.format(y="flag"), label="flag")
         assert model.predict(owner).dtype == np.bool_
         assert np.array_equal(model.predict_proba(owner)[:, 1] > 0.5, model.predict(owner))
-        assert model.score(owner) == pytest.approx(model.result_.metrics["train"]["accuracy"])
+        assert model.score(owner, rows="all") == pytest.approx(model.result_.metrics["train"]["accuracy"])
 
 
 def test_a_regressor_scores_r_squared() -> None:
     with federation() as owner:
         model = tp.RelationalRegressor(l2=0.0).fit(owner, QUERY.format(y="number"), label="number")
-        assert model.score(owner) == pytest.approx(model.result_.metrics["train"]["r2"])
+        assert model.score(owner, rows="all") == pytest.approx(model.result_.metrics["train"]["r2"])
 
 
 def test_a_neural_estimator_fits_and_scores() -> None:
@@ -45,7 +45,7 @@ def test_a_neural_estimator_fits_and_scores() -> None:
     with federation(2) as owner:
         model = tp.RelationalClassifier(model="mlp", algorithm="sgd", epochs=2, hidden=(4,))
         model.fit(owner, QUERY.format(y="flag"), label="flag")
-        assert model.score(owner) == pytest.approx(model.result_.metrics["train"]["accuracy"])
+        assert model.score(owner, rows="all") == pytest.approx(model.result_.metrics["train"]["accuracy"])
 
 
 def test_scikit_learn_clones_it_and_sets_its_parameters() -> None:

@@ -57,7 +57,7 @@ def test_two_accuracies_of_models_that_differ_in_one_row_do_not_tell_its_label(l
         right, places = 0, range(100, 500, 10)
         for place in places:
             below, above = (scores[k : k + 2].mean() for k in (place - 1, place))
-            first, second = (owners.evaluate(moved(result, by))["accuracy"] for by in (below, above))
+            first, second = (owners.evaluate(moved(result, by), rows="all")["accuracy"] for by in (below, above))
             right += int(second < first) == people()["y"][ids[place].item()].as_py()
         assert (right == len(places)) == read
         assert read or right < 0.75 * len(places)  # guessing by the score alone would find as many
@@ -89,7 +89,7 @@ def test_a_share_of_one_row_is_not_shown() -> None:
         with federation(least) as owners:
             result = train(owners)
             ids, scores = ranked(owners, result)
-            found = owners.evaluate(moved(result, scores[-2:].mean()))
+            found = owners.evaluate(moved(result, scores[-2:].mean()), rows="all")
             if least == 1:
                 assert found["precision"] == people()["y"][ids[-1].item()].as_py()
             else:
@@ -104,10 +104,10 @@ def test_comparing_models_that_differ_in_one_row_tells_nothing_of_it() -> None:
             _, scores = ranked(owners, result)
             models = [moved(result, scores[k : k + 2].mean()) for k in range(292, 308)]
             for first, second in itertools.pairwise(models):
-                found = owners.compare(first, second)
+                found = owners.compare(first, second, rows="all")
                 assert (found.difference == 0 or abs(found.difference) > 1e-4) == (least > 1)
                 assert not (found.is_worse or found.is_better) or least == 1
-            wide = owners.compare(moved(result, 3.0), result.model)
+            wide = owners.compare(moved(result, 3.0), result.model, rows="all")
             assert wide.is_better
 
 
@@ -136,17 +136,17 @@ def test_figures_of_every_epoch_are_rounded_too() -> None:
 def test_honest_figures_are_within_their_standard_error_and_the_same_when_asked_again(label: str) -> None:
     query = f"SELECT p.x, p.z, p.{label} FROM people p"
     with federation(1) as owners:
-        exact = owners.evaluate(owners.train(query, label=label))
+        exact = owners.evaluate(owners.train(query, label=label), rows="all")
     with federation(LEAST) as owners:
         result = owners.train(query, label=label)
-        shown = owners.evaluate(result)
-        assert shown == owners.evaluate(result)
+        shown = owners.evaluate(result, rows="all")
+        assert shown == owners.evaluate(result, rows="all")
         assert set(shown) == set(exact)
         for name, value in exact.items():
             assert shown[name] == pytest.approx(value, abs=0.06 * max(1.0, abs(value)))
-        again = owners.compare(result, result)
+        again = owners.compare(result, result, rows="all")
         assert not again.is_worse
         assert not again.is_better
-        assert owners.importance(result)["feature"].iloc[0] == "p.x"
+        assert owners.importance(result, rows="all")["feature"].iloc[0] == "p.x"
         table = tp.search(owners, query, {"l2": [1e-3, 1e3]}, folds=3, label=label, epochs=3).table
         assert table["l2"][0] == 1e-3

@@ -70,7 +70,7 @@ def test_rows_with_a_cut_name_are_other_rows_in_training_and_prediction() -> Non
         (_, city) = result.model.blocks[0].encoders
         assert city.categories == ["north", "south"]  # type: ignore[union-attr]
         assert city.has_other  # type: ignore[union-attr]
-        assert owners.evaluate(result)["log_loss"] == result.metrics["train"]["log_loss"]
+        assert owners.evaluate(result, rows="all")["log_loss"] == result.metrics["train"]["log_loss"]
 
 
 @pytest.mark.parametrize("verb", ["train", "explain"])
@@ -166,7 +166,9 @@ def test_names_that_one_owner_has_often_and_another_rarely_are_others_there_in_t
     with tp.Federation(tables, policies={"people": Policy(minimum_rows=20)}) as owners:
         result = owners.train(query, label="y", algorithm=tp.Boosting(trees=3, min_child_weight=5), test_fraction=0.0)
         shown = result.metrics["train"]
-        assert owners.evaluate(result)["log_loss"] == shown["log_loss"]  # rows are scored as they were trained on
+        assert (
+            owners.evaluate(result, rows="all")["log_loss"] == shown["log_loss"]
+        )  # rows are scored as they were trained on
 
 
 def test_text_that_names_rows_is_no_label() -> None:

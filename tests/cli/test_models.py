@@ -59,7 +59,42 @@ def test_comparing_and_drift_end_with_codes_for_cron(path: Path, capsys: pytest.
     assert main(["compare", model, new, str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["rows"] > 0
+    assert found["which_rows"] == "test"
     assert not found["is_worse"]
+    assert main(["compare", model, new, str(path), "--better"]) == 3  # the same weights are no better
+    assert "rows that neither model was trained on" in " ".join(capsys.readouterr().out.split())
+
+
+def test_rows_are_chosen_on_the_command_line_or_in_the_job(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(path.parent / "model")
+    counts = {}
+    for rows in ("test", "train", "all"):
+        assert main(["evaluate", model, str(path), "--rows", rows, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        counts[rows] = found["rows"]
+        assert found["which_rows"] == rows
+    assert counts["test"] + counts["train"] == counts["all"]
+    job = path.with_name("all.toml")
+    job.write_text('rows = "all"\n' + path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert main(["importance", model, str(job), "--by", "table", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == counts["all"]
+    assert main(["train", str(job)]) == 0
+    job.write_text('rows = "some"\n' + path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert main(["evaluate", model, str(job)]) == 2
+    assert 'rows must be "test"' in " ".join(capsys.readouterr().err.split())
+
+
+def test_new_rows_need_no_label(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, job = str(path.parent / "model"), path.with_name("new.toml")
+    text = path.read_text(encoding="utf-8").replace(", o.returned", "")
+    job.write_text("\n".join(line for line in text.splitlines() if not line.startswith("label")), encoding="utf-8")
+    assert main(["drift", model, str(job), "--json"]) == 0
+    assert main(["predict", model, str(job)]) == 0
+    assert main(["explain", str(job), "--profile"]) == 0
+    assert main(["dependence", model, str(job), "--feature", "i.price"]) == 0
+    capsys.readouterr()
+    assert main(["train", str(job)]) == 2
+    assert "names no label" in " ".join(capsys.readouterr().err.split())
 
 
 def test_importance_and_dependence_are_shown_and_drawn(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

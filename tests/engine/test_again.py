@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_an_owner_that_lets_no_model_be_applied_lets_none_be_begun_with(before: 
 def test_two_models_are_compared_row_by_row(before: tp.Federation) -> None:
     good = before.train(QUERY.format(label="price"), label="price", test_fraction=0.0)
     poor = before.train(QUERY.format(label="price"), label="price", test_fraction=0.0, l2=10.0)
-    found = before.compare(good, poor)
+    found = before.compare(good, poor, rows="all")
     y = ORDERS["price"][:1_500].to_numpy()
     losses = [0.5 * (y - before.predict(m, key=[])["prediction"].to_numpy()) ** 2 for m in (good, poor)]
     gained = losses[1] - losses[0]
@@ -93,15 +94,18 @@ def test_two_models_are_compared_row_by_row(before: tp.Federation) -> None:
     assert found.standard_error == pytest.approx(gained.std() / np.sqrt(len(y)), rel=1e-9)
     assert found.is_worse
     assert not found.is_better
-    assert found.first == before.evaluate(good)
+    assert found.margin == pytest.approx(1.96 * found.standard_error, rel=2e-3)
+    twin = replace(good.model, encoded_intercept=good.model.encoded_intercept + 1e-9)
+    assert not before.compare(good, twin, rows="all").is_worse  # surely another, and no worse
+    assert found.first == before.evaluate(good, rows="all")
     assert found.table.set_index("metric").loc["rmse", "difference"] > 0
-    assert before.compare(good, good).difference == 0.0
+    assert before.compare(good, good, rows="all").difference == 0.0
 
 
 def test_rows_that_share_a_label_are_one_witness(before: tp.Federation) -> None:
     query = "SELECT o.x, u.age, u.user_id AS label FROM orders o JOIN users u ON o.user_id = u.user_id"
     models = [before.train(query, label="label", test_fraction=0.0, l2=l2) for l2 in (1e-4, 1.0)]
-    found = before.compare(models[0], models[1])
+    found = before.compare(models[0], models[1], rows="all")
     rows = [before.predict(model, key="user_id").to_pandas().sort_values("user_id") for model in models]
     gained = pd.Series(0.5 * (rows[1].prediction - rows[1].user_id) ** 2).to_numpy()
     gained = gained - 0.5 * (rows[0].prediction - rows[0].user_id).to_numpy() ** 2
@@ -132,18 +136,18 @@ def test_shuffled_features_and_tables_cost_what_they_were_worth(before: tp.Feder
     model = before.train(QUERY.format(label="price"), label="price", test_fraction=0.0)
     rows = ORDERS[:1_500]
     weights = model.coefficients().set_index("feature")["weight"]
-    found = before.importance(model, repeats=10).set_index("feature")
+    found = before.importance(model, repeats=10, rows="all").set_index("feature")
     assert list(found.index)[:2] == ["u.age", "o.x"] or list(found.index)[:2] == ["o.x", "u.age"]
     # Shuffling x moves predictions by w (x' − x): half of E(...)² is w² var(x), where x is independent of the rest.
     assert found.loc["o.x", "importance"] == pytest.approx(weights["o.x"] ** 2 * rows["x"].var(), rel=0.1)
     assert abs(found.loc["u.city", "importance"]) < 0.05 * found.loc["o.x", "importance"]
-    tables = before.importance(model, by="table", repeats=10).set_index("table")
+    tables = before.importance(model, by="table", repeats=10, rows="all").set_index("table")
     assert tables.loc["orders", "importance"] == pytest.approx(found.loc["o.x", "importance"], rel=0.1)
 
 
 def test_trees_are_shuffled_by_their_bits(before: tp.Federation) -> None:
     model = before.train(QUERY.format(label="price"), label="price", model="boosted", trees=10, depth=3)
-    found = before.importance(model).set_index("feature")["importance"]
+    found = before.importance(model, rows="all").set_index("feature")["importance"]
     assert found["o.x"] > 0.1 > found["u.city"]
 
 
@@ -152,7 +156,7 @@ def test_a_shuffle_counts_as_one_more_model(before: tp.Federation) -> None:
     strict = {"orders": Policy(allow_reconstruction=False)}
     found = tp.Federation({"orders": ORDERS, "users": PEOPLE}, policies=strict)
     with found, pytest.raises(tp.TablePuppetError, match="allow_reconstruction"):
-        found.importance(model)
+        found.importance(model, rows="all")
 
 
 def test_a_path_is_that_of_scikit_learn(before: tp.Federation) -> None:

@@ -92,7 +92,7 @@ def test_a_saved_model_predicts_what_was_measured(tmp_path: Path, label: str, fi
     assert result.metrics["train"][figure] > 0.8
     result.save(tmp_path / "model")
     model = tp.load(tmp_path / "model")
-    assert federation.evaluate(model, query) == pytest.approx(result.metrics["train"], rel=1e-12)
+    assert federation.evaluate(model, query, rows="all") == pytest.approx(result.metrics["train"], rel=1e-12)
     answered = federation.predict(model, query)
     assert answered.num_rows == 900
     again = federation.predict(result, query)
@@ -474,7 +474,7 @@ def test_categories_beyond_the_bins_are_told_apart_in_further_columns(tmp_path: 
     alone = ids().train(query, **job, learning_rate=0.5, test_fraction=0.0)
     assert shared.trees == alone.trees
     many.save(tmp_path / "model")
-    answered = ids().evaluate(tp.load(tmp_path / "model"), query)
+    answered = ids().evaluate(tp.load(tmp_path / "model"), query, rows="all")
     assert answered["rmse"] < 0.5 * few.metrics["test"]["rmse"]
 
 
@@ -487,5 +487,5 @@ def test_categories_that_training_did_not_see_are_measured_as_they_are_predicted
     options = tp.Boosting(trees=15, depth=4, checks=checks, every=2)
     federation, query = tp.Federation({"t": table}), "SELECT t.kind, t.y FROM t"
     result = federation.train(query, label="y", model="boosted", algorithm=options, test_where="held")
-    measured = federation.evaluate(result.model, "SELECT t.kind, t.y FROM t WHERE t.held")
+    measured = federation.evaluate(result.model, "SELECT t.kind, t.y FROM t WHERE t.held", rows="all")
     assert measured["rmse"] == pytest.approx(result.metrics["test"]["rmse"], rel=1e-12)

@@ -164,7 +164,7 @@ def test_a_run_that_stopped_early_is_shown_and_saved(tmp_path: Path) -> None:
     with federation() as owner:
         result = train(owner, patience=1, validation_fraction=0.3, class_weight="balanced", **ALGORITHMS["sgd"])
         result.save(tmp_path / "model")
-        assert owner.evaluate(tp.load(tmp_path / "model")) == owner.evaluate(result)
+        assert owner.evaluate(tp.load(tmp_path / "model"), rows="all") == owner.evaluate(result, rows="all")
     page = result.report(tmp_path / "report.html").read_text(encoding="utf-8")
     assert "validation" in page
     assert "validation" in result._repr_html_()

@@ -41,7 +41,7 @@ def test_it_is_the_mean_prediction_where_the_owner_has_one_value(label: str, opt
     with federation(GIVEN) as shop:
         model = shop.train(QUERY.format(label=label), label=label, **options).model
         features = {"price": "items", "category": "items", "credit": "cards"}
-        found = {feature: shop.partial_dependence(model, None, feature, points=2) for feature in features}
+        found = {feature: shop.partial_dependence(model, None, feature, points=2, rows="all") for feature in features}
     for feature, curve in found.items():
         assert curve.iloc[0, 1] != curve.iloc[1, 1]
         for _, row in curve.iterrows():
@@ -60,7 +60,7 @@ def test_it_is_that_of_scikit_learn() -> None:
         inner = QUERY.format(label="returned").replace("LEFT JOIN", "JOIN")
         estimator = model.to_sklearn()
         expected = partial_dependence(estimator, rows, ["o.quantity"], grid_resolution=4, percentiles=(0, 1))
-        found = shop.partial_dependence(model, inner, "quantity", values=expected["grid_values"][0])
+        found = shop.partial_dependence(model, inner, "quantity", values=expected["grid_values"][0], rows="all")
     np.testing.assert_allclose(found["probability"], expected["average"][0], rtol=1e-9)
 
 
@@ -70,15 +70,15 @@ def test_what_cannot_be_varied_is_said() -> None:
         plain = shop.train(QUERY.format(label="spent"), label="spent", standardize=False).model
         held = shop.train(QUERY.format(label="spent"), label="spent", release=False).model
         with pytest.raises(ModelError, match=r"is no feature.*i\.price"):
-            shop.partial_dependence(model, feature="i.prise")
+            shop.partial_dependence(model, feature="i.prise", rows="all")
         with pytest.raises(JobError, match="name some: values"):
-            shop.partial_dependence(plain, feature="price")
+            shop.partial_dependence(plain, feature="price", rows="all")
         with pytest.raises(ModelError, match="would tell its parameters"):
-            shop.partial_dependence(held, feature="price")
+            shop.partial_dependence(held, feature="price", rows="all")
         with pytest.raises(tp.TablePuppetError, match="value is not a number"):
-            shop.partial_dependence(model, feature="price", values=["cheap"])
+            shop.partial_dependence(model, feature="price", values=["cheap"], rows="all")
         with pytest.raises(JobError, match="finite numbers"):
-            shop.partial_dependence(model, feature="price", values=[float("nan")])
+            shop.partial_dependence(model, feature="price", values=[float("nan")], rows="all")
 
 
 def test_owners_count_every_value_as_one_more_model() -> None:
@@ -89,7 +89,7 @@ def test_owners_count_every_value_as_one_more_model() -> None:
         tp.Federation(GIVEN, policies=strict) as shop,
         pytest.raises(tp.TablePuppetError, match="allow_reconstruction"),
     ):
-        shop.partial_dependence(model, feature="price", values=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+        shop.partial_dependence(model, feature="price", values=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], rows="all")
 
 
 def test_a_feature_is_set_to_values_where_the_contract_says_so() -> None:
@@ -109,5 +109,5 @@ def test_a_feature_is_set_to_values_where_the_contract_says_so() -> None:
             return answer(message)
 
         owner.answer = meddled  # type: ignore[method-assign]
-        shop.evaluate(model)
+        shop.evaluate(model, rows="all")
         assert ["not set to any value" in t.message for t in told] == [True, True]  # type: ignore[attr-defined]

@@ -69,7 +69,7 @@ def test_metrics_of_two_classes_are_scikit_learns(federation: tp.Federation, ord
         "pr_auc": sk.average_precision_score(y, p),
     }
     assert result.metrics["train"] == pytest.approx(expected, rel=EXACT, abs=EXACT)
-    assert federation.evaluate(result) == pytest.approx(expected, rel=EXACT, abs=EXACT)
+    assert federation.evaluate(result, rows="all") == pytest.approx(expected, rel=EXACT, abs=EXACT)
     curves = result.curves["train"]
     np.testing.assert_array_equal(curves.confusion_matrix().to_numpy(), sk.confusion_matrix(y, guess))
     observed, predicted = calibration_curve(y, p, n_bins=20)
@@ -91,7 +91,7 @@ def test_metrics_of_several_classes_are_scikit_learns(federation: tp.Federation,
         "f1": sk.f1_score(y, guess, average="macro"),
     }
     assert result.metrics["train"] == pytest.approx(expected, rel=EXACT, abs=EXACT)
-    assert federation.evaluate(result) == pytest.approx(expected, rel=EXACT, abs=EXACT)
+    assert federation.evaluate(result, rows="all") == pytest.approx(expected, rel=EXACT, abs=EXACT)
     matrix = result.curves["train"].confusion_matrix()
     assert list(matrix.columns) == list(matrix.index) == ["a", "b", "c", "d"]
     np.testing.assert_array_equal(matrix.to_numpy(), sk.confusion_matrix(y, guess))
@@ -118,7 +118,7 @@ def test_metrics_of_numbers_are_scikit_learns(
         **({"coverage": (y <= guess).mean()} if model == "quantile" else {}),
     }
     assert result.metrics["train"] == pytest.approx(expected, rel=EXACT, abs=EXACT)
-    assert federation.evaluate(result) == pytest.approx(expected, rel=EXACT, abs=EXACT)
+    assert federation.evaluate(result, rows="all") == pytest.approx(expected, rel=EXACT, abs=EXACT)
     assert not result.curves
 
 

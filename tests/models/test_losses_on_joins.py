@@ -121,7 +121,7 @@ def test_a_model_is_saved_loaded_asked_and_evaluated(tmp_path: Path) -> None:
             fitted = X @ coefficients(result)[:-1] + result.intercept
             expected = np.exp(fitted) if y == "count" else fitted
             np.testing.assert_allclose(np.sort(predicted), np.sort(expected))
-            assert owner.evaluate(model) == pytest.approx(result.metrics["train"])
+            assert owner.evaluate(model, rows="all") == pytest.approx(result.metrics["train"])
             result.report(tmp_path / f"{y}.html")
             page = (tmp_path / f"{y}.html").read_text(encoding="utf-8")
             assert ("Deviance" in page) == (y == "count")
@@ -148,7 +148,7 @@ def test_estimators_and_job_files_take_the_options_of_a_loss(tmp_path: Path) -> 
     with federation() as owner:
         model = tp.RelationalRegressor(model="huber").set_params(delta=3.0).fit(owner, QUERY.format(y="heavy"), "heavy")
         assert model.result_.plan.job.loss_options == {"delta": 3.0}
-        assert model.score(owner) == pytest.approx(model.result_.metrics["train"]["r2"])
+        assert model.score(owner, rows="all") == pytest.approx(model.result_.metrics["train"]["r2"])
     from tablepuppet.cli.job_file import read_job
 
     file = tmp_path / "job.toml"
@@ -271,7 +271,7 @@ def test_a_loss_from_outside_is_explained_saved_loaded_asked_evaluated_and_repor
         table = owner.predict(model)
         assert "probability" not in table.column_names
         assert set(table["prediction"].to_pylist()) == {0, 1}
-        assert set(owner.evaluate(model)) == {"accuracy", "auc", "precision", "recall", "f1", "pr_auc"}
+        assert set(owner.evaluate(model, rows="all")) == {"accuracy", "auc", "precision", "recall", "f1", "pr_auc"}
         result.report(tmp_path / "report.html")
         with pytest.raises(tp.TablePuppetError, match="without probabilities"):
             tp.RelationalClassifier(model="svm").fit(owner, QUERY.format(y="flag"), "flag").predict_proba(owner)
@@ -297,7 +297,7 @@ def test_rates_weighted_by_their_exposure_are_counts_with_an_offset() -> None:
         counted = "SELECT a.x, a.w, b.z, a.claims FROM a JOIN b ON a.k = b.k"
         same = federation.train(counted, label="claims", exposure="days", **given)
         assert same.objective == pytest.approx(result.objective, rel=1e-12)
-        assert federation.evaluate(same) == pytest.approx(same.metrics["train"], rel=1e-9)
+        assert federation.evaluate(same, rows="all") == pytest.approx(same.metrics["train"], rel=1e-9)
         with pytest.raises(tp.TablePuppetError, match="leave weight out"):
             federation.train(counted, label="claims", exposure="days", weight="x", **given)
         with pytest.raises(tp.TablePuppetError, match="above 0"):

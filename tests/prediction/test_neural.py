@@ -26,7 +26,7 @@ def test_a_saved_perceptron_predicts_what_the_trained_one_did(tmp_path: Path, jo
         result.save(tmp_path / "model")
         loaded = owner.predict(tp.load(tmp_path / "model"), query, key="number")
         fresh = owner.predict(result, query, key="number")
-        assert owner.evaluate(result)["rmse"] == pytest.approx(result.metrics["train"]["rmse"], rel=1e-6)
+        assert owner.evaluate(result, rows="all")["rmse"] == pytest.approx(result.metrics["train"]["rmse"], rel=1e-6)
     assert loaded.equals(fresh)
     error = np.sqrt(np.mean((fresh["prediction"].to_numpy() - fresh["number"].to_numpy()) ** 2))
     assert error == pytest.approx(result.metrics["train"]["rmse"], rel=1e-6)

@@ -75,7 +75,7 @@ def test_classes_that_are_whole_numbers_stay_integers(values: list[int], tmp_pat
             assert [(c, type(c)) for c in model.classes] == [(v, int) for v in values]
             assert shop.predict(model)["prediction"].type == pa.int64()
             assert set(model.coefficients()["class_"].map(type)) == {int}
-        assert shop.evaluate(loaded) == shop.evaluate(result)
+        assert shop.evaluate(loaded, rows="all") == shop.evaluate(result, rows="all")
     written = [json.loads((tmp_path / "model" / "model.json").read_text()), json.loads(result.to_json())]
     assert [type(c) for c in written[0]["classes"]] == [int] * len(values)
     assert {type(c) for c in written[1]["coefficients"]["class_"]} == {int}

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.api import Federation
+from tablepuppet.engine.measured_rows import RowsWanted
 from tablepuppet.engine.result import Result
 from tablepuppet.errors import JobError, ModelError, TablePuppetError
 from tablepuppet.job import BatchSize, Job, loss_options
@@ -199,9 +200,9 @@ class RelationalClassifier(_RelationalEstimator):
             raise ModelError(f'model="{self._fitted().plan.job.model}" predicts classes without probabilities')
         return np.column_stack([table[name].to_numpy() for name in named])
 
-    def score(self, federation: Federation, query: str | None = None) -> float:
-        """The share of joined rows whose class is predicted."""
-        return federation.evaluate(self._fitted(), query)["accuracy"]
+    def score(self, federation: Federation, query: str | None = None, *, rows: RowsWanted = "test") -> float:
+        """The share of joined rows whose class is predicted; `rows`: as in `Federation.evaluate`."""
+        return federation.evaluate(self._fitted(), query, rows=rows)["accuracy"]
 
 
 class RelationalRegressor(_RelationalEstimator):
@@ -214,6 +215,6 @@ class RelationalRegressor(_RelationalEstimator):
     _estimator_type = "regressor"
     _loss = "squared"
 
-    def score(self, federation: Federation, query: str | None = None) -> float:
-        """R², as scikit-learn defines it, over the joined rows."""
-        return federation.evaluate(self._fitted(), query)["r2"]
+    def score(self, federation: Federation, query: str | None = None, *, rows: RowsWanted = "test") -> float:
+        """R², as scikit-learn defines it, over the joined rows; `rows`: as in `Federation.evaluate`."""
+        return federation.evaluate(self._fitted(), query, rows=rows)["r2"]

@@ -16,8 +16,9 @@ from tablepuppet.api.models import labelled_job, model_of, own_head, with_start
 from tablepuppet.api.owners import federation_from_toml, make_clients, name_owners, read_toml
 from tablepuppet.api.recommend import best, candidates
 from tablepuppet.engine.drift import Drift
-from tablepuppet.engine.evaluate import Comparison
-from tablepuppet.engine.metrics import Metrics
+from tablepuppet.engine.evaluate import Comparison, Evaluation
+from tablepuppet.engine.inspection import Inspection
+from tablepuppet.engine.measured_rows import RowsWanted
 from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.engine.search import SearchResult, check_apart, search_apart
 from tablepuppet.errors import JobError
@@ -135,7 +136,7 @@ class Federation:
     def _explain(self, job: Job) -> Plan:
         return story.explain(job, self._tables, Link(self._transport, wire=job.wire))
 
-    def profile(self, query: str, *, label: str, privacy: Any = None) -> Profile:
+    def profile(self, query: str, *, label: str | None = None, privacy: Any = None) -> Profile:
         """How the keys of a query's tables meet: orphans, duplicates, NULL keys; `str(profile)` is the text.
 
         `privacy`: as in a job; of it, as what keys leave ("keys": "dh").
@@ -384,20 +385,30 @@ class Federation:
         model: Model | Result,
         query: str | None = None,
         *,
+        rows: RowsWanted = "test",
         module: Builder | None = None,
         head: Any = None,
-    ) -> Metrics:
-        """A model's metrics on all labelled rows of a query: its own by default, or one with the same features."""
+    ) -> Evaluation:
+        """A model's metrics on labelled rows of a query: its own by default, or one with the same features.
+
+        `rows`: "test", those that the model was not trained on; "train"; or "all" (docs/validation.md). `.rows` of the
+        answer says which rows were measured.
+        """
         chosen = model_of(model)
         builder = chosen.builder if module is None else module
         with self._offered(chosen.spec.module, builder), own_head(chosen, head):
-            return cast("Metrics", self._ask("evaluate", model=chosen, job=labelled_job(chosen, query)))
+            given = {"model": chosen, "job": labelled_job(chosen, query), "options": {"rows": rows}}
+            return cast(Evaluation, self._ask("evaluate", **given))
 
-    def compare(self, first: Model | Result, second: Model | Result, query: str | None = None) -> Comparison:
-        """Two models on the same labelled rows, by default those of the second one's query: metrics side by side, and
-        the difference of their losses row by row (`.difference`, `.standard_error`, `.is_worse`)."""
+    def compare(
+        self, first: Model | Result, second: Model | Result, query: str | None = None, *, rows: RowsWanted = "test"
+    ) -> Comparison:
+        """Two models on the same labelled rows, by default those of the second one's query that neither was trained on:
+        metrics side by side, and the difference of their losses row by row (`.difference`, `.standard_error`,
+        `.is_worse`). `rows`: as in `evaluate`."""
         old, new = model_of(first), model_of(second)
-        return cast("Comparison", self._ask("compare", model=old, other=new, job=labelled_job(new, query)))
+        given = {"model": old, "other": new, "job": labelled_job(new, query), "options": {"rows": rows}}
+        return cast(Comparison, self._ask("compare", **given))
 
     def importance(
         self,
@@ -407,18 +418,17 @@ class Federation:
         by: Literal["feature", "table"] = "feature",
         repeats: int = 3,
         seed: int = 0,
+        rows: RowsWanted = "test",
     ) -> pd.DataFrame:
         """Permutation importance: how much the mean loss rises where a feature or a table is shuffled among its rows.
 
         by="table" asks owners for nothing more than `evaluate` does; by="feature" for the scores of their rows once
-        more, for each feature and repetition (docs/prediction.md#importance).
+        more, for each feature and repetition (docs/prediction.md#importance). `rows`: as in `evaluate`.
         """
-        import pandas as pd  # not to be loaded with every run
-
         chosen = model_of(model)
-        options = {"by": by, "repeats": repeats, "seed": seed}
+        options = {"by": by, "repeats": repeats, "seed": seed, "rows": rows}
         job = labelled_job(chosen, query)
-        return pd.DataFrame(self._ask("importance", model=chosen, job=job, options=options))
+        return cast(Inspection, self._ask("importance", model=chosen, job=job, options=options)).frame()
 
     def partial_dependence(
         self,
@@ -428,19 +438,19 @@ class Federation:
         *,
         values: Sequence[Any] | None = None,
         points: int = 11,
+        rows: RowsWanted = "test",
     ) -> pd.DataFrame:
-        """What the model says on average over labelled rows where `feature` has the same value in all of them: a row
-        for each of `values`, by default up to `points` that the model knows of (docs/prediction.md#partial-dependence).
+        """What the model says on average where `feature` has the same value in all rows: a row for each of `values`, by
+        default up to `points` that the model knows of (docs/prediction.md#partial-dependence). Rows need no label.
 
         The feature's owner scores its rows once more for each value; boosted trees are asked for no more than by
-        `evaluate`.
+        `evaluate`. `rows`: as in `evaluate`.
         """
-        import pandas as pd  # not to be loaded with every run
-
         chosen = model_of(model)
-        options = {"feature": feature, "values": None if values is None else list(values), "points": points}
+        named = None if values is None else list(values)
+        options = {"feature": feature, "values": named, "points": points, "rows": rows}
         job = labelled_job(chosen, query)
-        return pd.DataFrame(self._ask("partial_dependence", model=chosen, job=job, options=options))
+        return cast(Inspection, self._ask("partial_dependence", model=chosen, job=job, options=options)).frame()
 
     def drift(self, model: Model | Result, query: str | None = None) -> Drift:
         """How a query's rows differ from those that a model was trained on: means, spreads, categories, and how many

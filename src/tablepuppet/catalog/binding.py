@@ -73,29 +73,40 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 def bind(
-    ucq: Ucq, *, label: str, tables: Mapping[str, tuple[str, ...]], link: Link, job: str, beside: LabelColumns = NOTHING
+    ucq: Ucq,
+    *,
+    label: str | None,
+    tables: Mapping[str, tuple[str, ...]],
+    link: Link,
+    job: str,
+    beside: LabelColumns = NOTHING,
 ) -> BoundQuery:
-    """What the query means for a federation, whose `tables` map a name to the clients that hold its rows."""
+    """What the query means for a federation, whose `tables` map a name to the clients that hold its rows.
+
+    Without a label, every item is a feature, and the rows are those of the first table of FROM.
+    """
     try:
         ucq, resolved = _resolved(ucq, tables, link)
         check_arity(ucq, resolved)
-        label_position = find_label(ucq, resolved, label)
-        weight = weight_position(resolved[0], label_position, beside.weight)
+        label_position = None if label is None else find_label(ucq, resolved, label)
+        weight = None if label_position is None else weight_position(resolved[0], label_position, beside.weight)
         features = [p for p in range(len(resolved[0].outputs)) if p not in (label_position, weight)]
         check_features(ucq, resolved[0], features)
         scans = Scans()
         placed = [place(branch, scans) for branch in resolved]
-        outputs = [branch.outputs[label_position] for branch in resolved]
-        read = place_beside(placed, [o.relation for o in outputs], weight, beside, scans, outputs[0].at)
+        outputs = [branch.outputs[label_position or 0] for branch in resolved]
+        relations = [0 if label_position is None else output.relation for output in outputs]
+        read = place_beside(placed, relations, weight, beside, scans, outputs[0].at)
         requests = scans.requests(job)
     except RecursionError:
         raise QueryError(TOO_DEEP) from None
     opened = scans.typed(ucq, link.ask(requests))
     check_keys(ucq, placed, opened)
-    check_label(ucq, placed, opened, label_position)
+    if label_position is not None:
+        check_label(ucq, placed, opened, label_position)
     branches = tuple(
         replace(
-            branch.branch(label_position),
+            branch.around(0) if label_position is None else branch.branch(label_position),
             weight_column=columns.get("weight", -1),
             test_column=columns.get("test_where", -1),
             validation_column=columns.get("validation_where", -1),
@@ -106,7 +117,7 @@ def bind(
     check_beside(branches, opened)
     return BoundQuery(
         text=ucq.text,
-        label=resolved[0].outputs[label_position].name,
+        label="" if label_position is None else outputs[0].name,
         scans=opened,
         branches=branches,
         blocks=_blocks(ucq, placed, opened, features),

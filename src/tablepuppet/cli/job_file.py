@@ -30,7 +30,7 @@ FederationOption = Annotated[
     typer.Option("--federation", metavar="FILE", help="A federation file (TOML) instead of the one that JOB names."),
 ]
 
-_OF_THE_FILE = ("query_file", "federation", "tables", "owners", "partitioned_by", "privacy")
+_OF_THE_FILE = ("query_file", "federation", "tables", "owners", "partitioned_by", "privacy", "rows")
 _OF_A_JOB = tuple(name for name in Job.__struct_fields__ if name not in ("options", "loss_options"))
 _OF_ALGORITHMS = tuple({name for a in BY_NAME.values() for name in a.options.__struct_fields__})
 
@@ -44,6 +44,7 @@ class JobFile:
     arguments: dict[str, Any]
     federation: Path | None
     tables: dict[str, Any] | None  # [tables], with [owners] and [partitioned_by]
+    rows: Any = "test"  # that models are measured on
 
     def open_federation(self, instead: Path | None = None) -> Federation:
         """The federation that the job runs on."""
@@ -56,12 +57,12 @@ class JobFile:
         return Federation(**federation_from_toml(self.path, self.tables))
 
 
-def read_job(path: Path) -> JobFile:
-    """Reads a job file; whatever is wrong with it is one clear error."""
+def read_job(path: Path, *, needs_label: bool = True) -> JobFile:
+    """Reads a job file; whatever is wrong with it is one clear error. A saved model knows its label itself."""
     given = read_toml(path)
     _check_names(path, given)
     query = _query(path, given)
-    if "label" not in given:
+    if needs_label and "label" not in given:
         raise JobError(f'{path} names no label; add label = "…", the name of a column in the SELECT list')
     federation = given.pop("federation", None)
     sections: dict[str, Any] = {
@@ -74,8 +75,8 @@ def read_job(path: Path) -> JobFile:
         raise JobError(f"{path}: federation must be the path of a federation file, not {_kind(federation)}")
     if tables is not None and not isinstance(tables, dict):
         raise JobError(f"{path}: tables must be a section, [tables], not {_kind(tables)}")
-    place = None if federation is None else path.parent / federation
-    return JobFile(path, query, given | _algorithm(path, given), place, sections or None)
+    place, rows = None if federation is None else path.parent / federation, given.pop("rows", "test")
+    return JobFile(path, query, given | _algorithm(path, given), place, sections or None, rows)
 
 
 def _check_names(path: Path, given: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ that a script can retrain, or keep the old model.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 import typer
 from msgspec import to_builtins
 
-from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
+from tablepuppet.cli.job_file import FederationOption, JobArgument, JobFile, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.errors import ModelError
 from tablepuppet.output_files import write_whole
@@ -57,7 +58,7 @@ def predict(
     [bold]Example:[/bold] tablepuppet predict model/ returns.toml --key order_id --to predictions.parquet
     """
     screen = Screen(as_json)
-    loaded, asked = load(model), read_job(job)
+    loaded, asked = load(model), read_job(job, needs_label=False)
     with screen.progress("predicting"), asked.open_federation(federation) as tables:
         options: dict[str, Any] = {"key": key, "missing": missing, "to": to, "split": split}
         answer = tables.predict(loaded, asked.query, **options, progress=False)
@@ -83,22 +84,45 @@ def _show(screen: Screen, answer: pa.Table, to: Path | None, away: str) -> None:
     screen.show(shown, *notes)
 
 
+class WantedRows(StrEnum):
+    """The values of --rows."""
+
+    test = "test"
+    train = "train"
+    all = "all"
+
+
+RowsOption = Annotated[
+    WantedRows | None,
+    typer.Option("--rows", help="Which rows: test (no model was trained on them; the default), train or all."),
+]
+
+
+def _rows(chosen: WantedRows | None, asked: JobFile) -> Any:
+    """The rows that the command line asks for, or else the job file."""
+    return asked.rows if chosen is None else chosen.value
+
+
 def evaluate(
-    model: ModelArgument, job: JobArgument, federation: FederationOption = None, as_json: JsonOption = False
+    model: ModelArgument,
+    job: JobArgument,
+    federation: FederationOption = None,
+    rows: RowsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Measure a saved model on the labelled rows of a job's query.
+    """Measure a saved model on labelled rows of a job's query, by default those that it was not trained on.
 
     [bold]Example:[/bold] tablepuppet evaluate model/ this_month.toml --json
     """
     screen = Screen(as_json)
-    loaded, asked = load(model), read_job(job)
+    loaded, asked = load(model), read_job(job, needs_label=False)
     with screen.progress("measuring"), asked.open_federation(federation) as tables:
-        found = tables.evaluate(loaded, asked.query)
-    shown = table("metric", "value", title=f"{model} on the rows of {asked.path.name}")
+        found = tables.evaluate(loaded, asked.query, rows=_rows(rows, asked))
+    shown = table("metric", "value", title=f"{model} on {found.rows}")
     for name, value in found.items():
         shown.add_row(name, f"{value:.6g}")
     screen.show(shown)
-    screen.show_json(lambda: {"metrics": dict(found)})
+    screen.show_json(found.to_dict)
 
 
 def _plain(answer: pa.Table) -> pa.Table:
@@ -174,6 +198,7 @@ def importance(
     federation: FederationOption = None,
     by: ByOption = "feature",
     repeats: RepeatsOption = 3,
+    rows: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say by how much the mean loss rises where a feature, or a table, is shuffled among its rows.
@@ -181,14 +206,15 @@ def importance(
     [bold]Example:[/bold] tablepuppet importance model/ returns.toml --by table
     """
     screen = Screen(as_json)
-    loaded, asked = load(model), read_job(job)
+    loaded, asked = load(model), read_job(job, needs_label=False)
     with screen.progress("shuffling"), asked.open_federation(federation) as tables:
-        found = tables.importance(loaded, asked.query, by=by, repeats=repeats)
-    shown = table(*found.columns, title="how much the mean loss rises")
+        found = tables.importance(loaded, asked.query, by=by, repeats=repeats, rows=_rows(rows, asked))
+    shown = table(*found.columns, title=f"how much the mean loss rises, on {found.attrs['about']}")
     for row in found.itertuples(index=False):
         shown.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
     screen.show(shown)
-    screen.show_json(lambda: {"importance": found.to_dict("records")})
+    about = {name: found.attrs[name] for name in ("rows", "which_rows")}
+    screen.show_json(lambda: {"importance": found.to_dict("records"), **about})
 
 
 def dependence(
@@ -197,6 +223,7 @@ def dependence(
     feature: FeatureOption = None,
     federation: FederationOption = None,
     points: PointsOption = 11,
+    rows: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a model predicts on average where a feature has the same value in all rows (partial dependence).
@@ -205,23 +232,27 @@ def dependence(
     [dim]tablepuppet report run.json --dependence price.json[/dim] draws the curves.
     """
     screen = Screen(as_json)
-    loaded, asked = load(model), read_job(job)
+    loaded, asked = load(model), read_job(job, needs_label=False)
     if not feature:
         known = ", ".join(name for block in loaded.blocks for name in block.features)
         raise ModelError(f"name a feature: --feature NAME; the model has {known}")
     with screen.progress("asking"), asked.open_federation(federation) as tables:
-        found = {name: tables.partial_dependence(loaded, asked.query, name, points=points) for name in feature}
+        given: dict[str, Any] = {"points": points, "rows": _rows(rows, asked)}
+        found = {name: tables.partial_dependence(loaded, asked.query, name, **given) for name in feature}
     for name, curve in found.items():
-        shown = table(*curve.columns, title=name)
+        shown = table(*curve.columns, title=f"{name}, on {curve.attrs['about']}")
         for row in curve.itertuples(index=False):
             shown.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
         screen.show(shown)
-    screen.show_json(lambda: {"dependence": to_builtins(dependence_of(found))})
+    screen.show_json(lambda: {"dependence": to_builtins(dependence_of(found))})  # each curve says which rows
 
 
 FOUND = 3  # exit code
 
 SecondArgument = Annotated[Path, typer.Argument(metavar="NEW", help="The folder of the model to compare with it.")]
+BetterOption = Annotated[
+    bool, typer.Option("--better", help="End with code 3 unless the second model is better, beyond chance.")
+]
 ShiftOption = Annotated[float, typer.Option("--shift", help="How many standard deviations a mean may move.")]
 SpreadOption = Annotated[float, typer.Option("--spread", help="By which factor a standard deviation may change.")]
 MatchedOption = Annotated[
@@ -234,22 +265,26 @@ def compare(
     new: SecondArgument,
     job: JobArgument,
     federation: FederationOption = None,
+    rows: RowsOption = None,
+    better: BetterOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two saved models on the labelled rows of a job's query; code 3: the second is worse, beyond chance.
+    """Compare two saved models on labelled rows of a job's query, by default those that neither was trained on.
 
-    [bold]Example:[/bold] tablepuppet compare model/ new/ returns.toml && mv new model
+    Code 3: the second is worse, beyond chance; with --better, it is not better.
+
+    [bold]Example:[/bold] tablepuppet compare model/ new/ returns.toml --better && mv new model
     """
     screen = Screen(as_json)
-    first, second, asked = load(model), load(new), read_job(job)
+    first, second, asked = load(model), load(new), read_job(job, needs_label=False)
     with screen.progress("comparing"), asked.open_federation(federation) as tables:
-        found = tables.compare(first, second, asked.query)
-    shown = table("metric", "first", "second", "difference", title=f"{found.rows:,} rows")
+        found = tables.compare(first, second, asked.query, rows=_rows(rows, asked))
+    shown = table("metric", "first", "second", "difference", title=str(found.rows))
     for row in found.table.itertuples(index=False):
         shown.add_row(str(row[0]), *(f"{value:.6g}" for value in row[1:]))
     screen.show(shown, str(found))
     screen.show_json(found.to_dict)
-    if found.is_worse:
+    if found.is_worse or (better and not found.is_better):
         raise typer.Exit(FOUND)
 
 
@@ -267,7 +302,7 @@ def drift(
     [bold]Example:[/bold] tablepuppet drift model/ returns.toml || tablepuppet train returns.toml --warm-start model/
     """
     screen = Screen(as_json)
-    loaded, asked = load(model), read_job(job)
+    loaded, asked = load(model), read_job(job, needs_label=False)
     with screen.progress("looking at the rows"), asked.open_federation(federation) as tables:
         found = tables.drift(loaded, asked.query)
     said = found.found(shift=shift, spread=spread, matched=matched)

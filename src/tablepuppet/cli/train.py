@@ -141,11 +141,11 @@ def explain(
     [bold]Example:[/bold] tablepuppet explain returns.toml
     """
     screen = Screen(as_json)
-    asked = read_job(job)
+    asked = read_job(job, needs_label=not profile)
     if profile:
         with screen.progress("counting the keys"), asked.open_federation(federation) as tables:
             given = asked.arguments
-            found = tables.profile(asked.query, label=given["label"], privacy=given.get("privacy"))
+            found = tables.profile(asked.query, label=given.get("label"), privacy=given.get("privacy"))
         screen.show(str(found))
         screen.show_json(found.to_dict)
         return

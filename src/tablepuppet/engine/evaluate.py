@@ -9,13 +9,14 @@ row of the label's table are no witnesses of their own: the standard error count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from tablepuppet.arrays import Array
+from tablepuppet.engine.measured_rows import MeasuredRows
 from tablepuppet.engine.metrics import Measured, Metrics, measure, measure_scores
 from tablepuppet.errors import ModelError
 from tablepuppet.exchanges.prediction import Scores
@@ -69,24 +70,24 @@ def _keep_scores(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict
     return (), {}
 
 
-def scored(model: Model, prepared: Prepared, link: Link, job_id: str) -> Scored:
-    """Asks every client what the model says of its rows."""
+def score_labelled(model: Model, prepared: Prepared, link: Link, job_id: str) -> Scored:
+    """Asks every client what the model says of its rows, and puts labels beside it."""
     mapping = prepared.mapping
     found = tuple((block.name, block.features) for block in mapping.bound.blocks)
     if found != tuple((block.name, block.features) for block in model.blocks):
         raise ModelError("the query does not select the features that the model was trained on; use the model's query")
-    union = UnionOperator(link, job_id, mapping, model.widths)
     check_labels(model.loss, mapping)
-    rows = _in_classes_of(model, mapping)
+    return score_rows(model, _in_classes_of(model, mapping), UnionOperator(link, job_id, mapping, model.widths))
+
+
+def score_rows(model: Model, rows: Joined, union: UnionOperator) -> Scored:
+    """Asks every client what the model says of its rows."""
     if model.spec.is_boosted:
         parts = [(part, part.train_rows, part.train) for part in union.parts]
         bits = ask_bits(model, parts, [index.rows for index in rows_here(rows).indices], union.link, union.job)
-        return Scored(model, rows, cast("list[Array]", bits), union)
-    answers = union.ask(
-        lambda part: score_request(model, part, part.train_rows, job_id),
-        "evaluation",
-    )
-    per_row = [np.zeros((mapping.train.indices[i].rows, k)) for i, k in enumerate(model.widths)]
+        return Scored(model, rows, cast(list[Array], bits), union)
+    answers = union.ask(lambda part: score_request(model, part, part.train_rows, union.job), "evaluation")
+    per_row = [np.zeros((rows.indices[i].rows, k)) for i, k in enumerate(model.widths)]
     for part in union.parts:
         per_row[part.block][part.train] = cast("Scores", answers[part.number][0]).values
     return Scored(model, rows, per_row, union)
@@ -104,7 +105,31 @@ def _in_classes_of(model: Model, mapping: TableMapping) -> Joined:
     return replace(mapping.train, labels=number[mapping.train.labels.astype(np.intp)])
 
 
+@dataclass(frozen=True, eq=False)
+class Evaluation(Mapping[str, float]):
+    """A model's metrics by name, and the rows that they are of."""
+
+    metrics: Metrics
+    rows: MeasuredRows
+
+    def __getitem__(self, name: str) -> float:
+        return self.metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"metrics": dict(self.metrics), **self.rows.to_dict()}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:.4g}" for name, value in self.items()) + f"; {self.rows}"
+
+
 _SURE = 1.96  # standard errors
+_SMALL = 1e-4  # of the mean loss: a smaller difference is none, however sure
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +138,19 @@ class Comparison:
 
     first: Metrics
     second: Metrics
-    rows: int
+    rows: MeasuredRows
     difference: float
     standard_error: float
+    margin: float  # up to which a difference may be chance, or is too small to matter
 
     @property
     def is_worse(self) -> bool:
         """Whether the second model is worse, beyond chance."""
-        return self.difference > _SURE * self.standard_error
+        return self.difference > self.margin
 
     @property
     def is_better(self) -> bool:
-        return self.difference < -_SURE * self.standard_error
+        return self.difference < -self.margin
 
     @property
     def table(self) -> pd.DataFrame:
@@ -137,7 +163,7 @@ class Comparison:
         return pd.DataFrame([(n, a, b, b - a) for n, (a, b) in zip(names, pairs, strict=True)], columns=_HEAD)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"is_worse": self.is_worse, "is_better": self.is_better}
+        return asdict(self) | self.rows.to_dict() | {"is_worse": self.is_worse, "is_better": self.is_better}
 
     def _repr_html_(self) -> str:
         return str(self.table.to_html(index=False, float_format="%.4g"))
@@ -145,26 +171,40 @@ class Comparison:
     def __str__(self) -> str:
         verdict = "better" if self.is_better else "worse" if self.is_worse else "neither better nor worse"
         return (
-            f"The second model is {verdict}: its mean loss on {self.rows:,} rows differs by {self.difference:+.4g} "
-            f"± {_SURE * self.standard_error:.2g}."
+            f"The second model is {verdict}: its mean loss differs by {self.difference:+.4g} "
+            f"± {self.margin:.2g} on {self.rows}."
         )
 
 
 _HEAD = ["metric", "first", "second", "difference"]
 
 
-def compare(first: Scored, second: Scored) -> Comparison:
+def compare(first: Scored, second: Scored, measured: MeasuredRows) -> Comparison:
     """The same rows in the same order, seen by two models."""
     if type(first.model.loss) is not type(second.model.loss):
         raise ModelError("the two models have different losses, and their rows cannot be compared one by one")
     rows, others = rows_here(first.rows), rows_here(second.rows)
     if rows.rows != others.rows:
         raise ModelError("the tables changed between the two models; compare them again")
-    labels = rows.joined_labels()
-    loss = first.model.loss
-    gained = loss.value(second.scores(), others.joined_labels()) - loss.value(first.scores(), labels)
-    mean = float(gained.mean()) if rows.rows else float("nan")
+    loss, labels = first.model.loss, rows.joined_labels()
+    before, after = loss.value(first.scores(), labels), loss.value(second.scores(), others.joined_labels())
+    gained = after - before
+    mean = float(gained.mean())
     index = rows.label_index.numbers(rows.rows)
     witnesses = np.bincount(index, gained - mean, minlength=1)
-    error = float(np.sqrt(np.square(witnesses).sum())) / max(1, rows.rows)
-    return Comparison(first.measured().metrics, second.measured().metrics, rows.rows, mean, error)
+    error = float(np.sqrt(np.square(witnesses).sum())) / rows.rows
+    margin = max(likely_error(error, len(np.unique(index))), _SMALL * abs(float(before.mean())))
+    return Comparison(first.measured().metrics, second.measured().metrics, measured, mean, error, margin)
+
+
+def likely_error(standard_error: float, witnesses: int) -> float:
+    """Half of a 95 % interval: Student's t of so many witnesses, by the first terms of its expansion.
+
+    >>> round(likely_error(1.0, 1_000_000), 2), round(likely_error(1.0, 10), 2), likely_error(1.0, 1)
+    (1.96, 2.26, inf)
+    """
+    if witnesses < 2:
+        return float("inf")
+    z, freedom = _SURE, witnesses - 1
+    wider = (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    return (z + wider) * standard_error

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -25,11 +25,15 @@ import pyarrow as pa
 from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.arrays import Array
 from tablepuppet.engine.evaluate import Scored
+from tablepuppet.engine.measured_rows import MeasuredRows
 from tablepuppet.errors import JobError, ModelError, did_you_mean
 from tablepuppet.exchanges.prediction import Scores
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import score_request
 from tablepuppet.protocol.columns import CategoryEncoder, NumberEncoder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Value = float | str | None  # None: missing
 _MOST = 100  # values
@@ -43,6 +47,22 @@ class Varied:
     block: int
     feature: int
     values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A table, row by row, and the joined rows that it is about."""
+
+    table: list[dict[str, Any]]
+    rows: MeasuredRows
+
+    def frame(self) -> pd.DataFrame:
+        """The table; its `attrs` say which rows it is about."""
+        import pandas as pd  # not to be loaded with every run
+
+        frame = pd.DataFrame(self.table)
+        frame.attrs |= {**self.rows.to_dict(), "about": str(self.rows)}
+        return frame
 
 
 def varied(model: Model, feature: str, values: Sequence[Any] | None, points: int) -> Varied:
@@ -158,14 +178,11 @@ def _plain(value: Any) -> Value:
     raise JobError("values are finite numbers, texts or None; a date is a number, of days since 1970-01-01")
 
 
-Importance = list[dict[str, Any]]
-
-
-def permutation_importance(scored: Scored, *, by: str, repeats: int, seed: int) -> Importance:
+def permutation_importance(scored: Scored, *, by: str, repeats: int, seed: int) -> list[dict[str, Any]]:
     """Columns table, feature (by="feature"), importance, std; the most important first."""
     base = scored.measured().loss
     rng = np.random.default_rng(seed)
-    found: Importance = []
+    found: list[dict[str, Any]] = []
     for block, feature, name in _units(scored, by):
         losses = []
         for _ in range(repeats):

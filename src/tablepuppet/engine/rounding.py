@@ -20,7 +20,7 @@ import numpy as np
 
 from tablepuppet.arrays import Array
 from tablepuppet.engine.curves import Curves
-from tablepuppet.engine.evaluate import Comparison
+from tablepuppet.engine.evaluate import Comparison, likely_error
 from tablepuppet.engine.metrics import Measured, Metrics
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.mapping.mapping import Joined, TableMapping
@@ -255,7 +255,8 @@ class Shown:
             first=self.measured(first).metrics,
             second=self.measured(second).metrics,
             difference=self.figures.rounding.number("difference", found.difference, unit),
-            standard_error=max(error, unit),
+            standard_error=(shown := max(error, unit)),
+            margin=likely_error(shown, int(rows.rows)),
         )
 
     def rises(self, found: list[dict[str, Any]], loss: float) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
-from tablepuppet.exchanges.base import PREDICTING, WITH_LABELS, Exchange, NoCheck
+from tablepuppet.exchanges.base import SCORING, WITH_LABELS, Exchange, NoCheck
 from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import (
     JobUnderContract,
@@ -113,6 +113,7 @@ class SendSides(Message, frozen=True):
     validation_fraction: float
     test_column: int | None = None
     validation_column: int | None = None
+    known_rows: int | None = None  # rows that there were when sides were drawn: later ones are on the test side
 
 
 class Sides(Message, frozen=True):
@@ -188,7 +189,7 @@ def _permit_sides(policy: Policy, request: SendLabels | SendSides, use: Use) -> 
 def _enforce_labels(job: JobUnderContract, contract: Contract, request: SendLabels) -> None:
     scan = scan_of(contract, request.scan)
     check_role(scan, request.column, "label")
-    check_split(contract, scan, request)
+    check_split([contract.split], scan, request)
     if request.privacy != contract.label_privacy:
         raise refused("labels leave under the noise that was agreed on, and under no other")
     folds = Folds(0) if contract.folds is None else contract.folds
@@ -212,6 +213,8 @@ def _check_sides_request(own: ClientState, request: SendLabels | SendSides) -> N
     check_range(request.offset, "offset", 0, MOST_ROWS)
     check_range(request.test_fraction, "test_fraction", 0, 1)
     check_range(request.validation_fraction, "validation_fraction", 0, 1 - request.test_fraction)
+    if isinstance(request, SendSides) and request.known_rows is not None:
+        check_range(request.known_rows, "known_rows", 0, MOST_ROWS)
 
 
 _PIECE = 1 << 16  # labels that are looked at together: they stay in the cache
@@ -251,6 +254,7 @@ def _check_labels_answer(request: SendLabels, answer: Labels, known: Known) -> N
 
 def _check_held_out(request: SendLabels | SendSides, answer: Labels | Sides, rows: int | None) -> None:
     is_split = request.test_column is not None or request.test_fraction > 0
+    is_split = is_split or (isinstance(request, SendSides) and request.known_rows is not None)
     require(is_split or not answer.is_test.any(), "is_test", "names test rows where none were asked for")
     if answer.is_validation is not None:
         check_array(answer.is_validation, "is_validation", (rows,), kinds=frozenset("b"))
@@ -283,11 +287,13 @@ def _send_labels(own: ClientState, request: SendLabels) -> Labels:
 
 def _split_rows(own: ClientState, request: SendLabels | SendSides) -> Split:
     """How rows are shared out, if the owner has nothing against it."""
-    where = [
+    test, validation = (
         None if c is None else own.column(request.job, request.scan, c)[0]
         for c in (request.test_column, request.validation_column)
-    ]
-    sides = Split(request.offset, request.seed, request.test_fraction, request.validation_fraction, *where)
+    )
+    known = request.known_rows if isinstance(request, SendSides) else None
+    shares = (request.test_fraction, request.validation_fraction)
+    sides = Split(request.offset, request.seed, *shares, test, validation, known)
     row_rules.check_split(own, request, sides)
     return sides
 
@@ -298,8 +304,9 @@ def _spend(own: ClientState, table: str, request: SendLabels) -> Callable[[str],
 
 def _enforce_sides(job: JobUnderContract, contract: Contract, request: SendSides) -> None:
     scan = scan_of(contract, request.scan)
-    check_split(contract, scan, request)
-    count_once(job, "sides", request.scan, contract.sides.count(request.scan))
+    terms = [own for own in contract.sides if own.scan == request.scan]
+    check_split([(own.test_fraction, own.validation_fraction) for own in terms], scan, request)
+    count_once(job, "sides", request.scan, len(terms))
 
 
 def _check_sides(request: SendSides, answer: Sides, known: Known) -> None:
@@ -363,7 +370,7 @@ EXCHANGES = (
     Exchange(
         SendSides,
         (Sides,),
-        PREDICTING,
+        SCORING,
         permit=_permit_sides,
         enforce=_enforce_sides,
         check_request=_check_sides_request,

@@ -10,7 +10,8 @@ choice stays. Blocks are capped one after the other, and dropping a joined row n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from tablepuppet.mapping.cluster.rows import ClusterRows
 from tablepuppet.mapping.join.duckdb_join import BranchSide, Counts, ListedSide, Marks
 from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW, BranchJoin, Span, join_branch
 from tablepuppet.mapping.keys.gather import gather_keys
-from tablepuppet.mapping.keys.labels import LabelSpace, Task, read_labels
+from tablepuppet.mapping.keys.labels import LabelSpace, Task, no_labels, read_labels
 from tablepuppet.mapping.mapping import LabelRows, Part, Placement, RelationStats, TableMapping
 from tablepuppet.mapping.rows.materialize import Writer, can_build_on_workers
 from tablepuppet.memory import free_memory, give_back
@@ -97,6 +98,14 @@ def within_cap(blocks: Sequence[RowNumbers], caps: Sequence[int | None], seed: i
     return np.sort(kept)
 
 
+@dataclass(frozen=True, slots=True)
+class RowChoice:
+    """Which rows of the label space are mapped, all as training rows: those that a model is measured on."""
+
+    marks: Callable[[LabelSpace, Sequence[dict[str, int]]], NDArray[np.bool_]]
+    nothing_left: str  # what is said where no joined row has a marked one
+
+
 def map_tables(
     bound: BoundQuery,
     link: Link,
@@ -110,6 +119,7 @@ def map_tables(
     privacy: Privacy | None = None,
     cluster: Cluster | None = None,
     folds: Folds | None = None,
+    choice: RowChoice | None = None,
 ) -> TableMapping:
     """The table mapping of a bound query; with a cluster, its joined rows lie there."""
     privacy = privacy or Privacy()
@@ -126,14 +136,24 @@ def map_tables(
         limits = [limit - joins[-1].count() for limit in limits]
     del keys
     shares = (seed, test_fraction, validation_fraction)
-    labels = read_labels(bound, link, job, task, client_rows, *shares, privacy.label, folds)
+    if bound.branches[0].label_column < 0:
+        labels = no_labels(bound, client_rows)
+    else:
+        labels = read_labels(bound, link, job, task, client_rows, *shares, privacy.label, folds)
 
     of_labels = _label_span(bound, labels)
     is_held = labels.is_test | labels.is_validation
-    train, held = (_side(joins, of_labels, marks) for marks in (~is_held, is_held))
+    if choice is None:
+        _check_test_rows(bound, labels)
+        is_trained = ~is_held
+    else:
+        is_trained, is_held = choice.marks(labels, client_rows), np.zeros_like(is_held)
+    train, held = (_side(joins, of_labels, marks) for marks in (is_trained, is_held))
     counts = [_counts(train), _counts(held)]
     fits = _fits(bound, counts, client_rows)
     _check_labels(bound, labels, [of_labels.total(own) for own in counts])
+    if choice is not None and not _rows(train):
+        raise MappingError(choice.nothing_left)
     if test_fraction < 1 and not _rows(train):
         is_tested = not bool(labels.is_validation[of_labels.total(counts[1]) > 0].any())
         raise MappingError(_nothing_left(_rows(held), is_tested))
@@ -180,6 +200,11 @@ def map_tables(
     )
     give_back()
     return mapping
+
+
+def _check_test_rows(bound: BoundQuery, labels: LabelSpace) -> None:
+    if any(branch.test_column >= 0 for branch in bound.branches) and not labels.is_test.any():
+        raise MappingError("test_where matches no rows left by WHERE; change the condition, or leave it out")
 
 
 def _label_column(spans: Sequence[Span], of_labels: Span) -> int:

@@ -98,16 +98,21 @@ class Broken(Envelope, frozen=True):
     message: str
 
 
-_FIELDS: dict[Kind, dict[str, type]] = {
+_FIELDS: dict[Kind, dict[str, Any]] = {
     "predict": {"model": Model, "query": str, "options": dict},
-    "profile": {"query": str, "label": str, "privacy": dict},
-    "evaluate": {"model": Model, "job": Job},
-    "compare": {"model": Model, "other": Model, "job": Job},
+    "profile": {"query": str, "label": str | None, "privacy": dict},
+    "evaluate": {"model": Model, "job": Job, "options": dict},
+    "compare": {"model": Model, "other": Model, "job": Job, "options": dict},
     "importance": {"model": Model, "job": Job, "options": dict},
     "partial_dependence": {"model": Model, "job": Job, "options": dict},
     "drift": {"model": Model, "job": Job},
 }
-_MEASURES = ("evaluate", "compare", "importance", "partial_dependence")
+_MEASURES: dict[Kind, set[str]] = {
+    "evaluate": {"rows"},
+    "compare": {"rows"},
+    "importance": {"by", "repeats", "seed", "rows"},
+    "partial_dependence": {"feature", "values", "points", "rows"},
+}
 _OPTIONS = {"missing", "key", "only", "max_joined_rows", "split"}
 TO_WORKER = Begin | Answers | Interrupt
 FROM_WORKER = Ask | RoundEnded | Logged | Outcome | Broken
@@ -232,7 +237,7 @@ def _checked(kind: Kind, asked: Any) -> Any:
         raise JobError(f"a request to {kind} holds {', '.join(fields)}")
     for name, type_ in fields.items():
         if not isinstance(asked[name], type_):
-            raise JobError(f"{name} in a request to {kind} must be a {type_.__name__}")
+            raise JobError(f"{name} in a request to {kind} must be a {getattr(type_, '__name__', type_)}")
     if not fields and not isinstance(asked, Job):
         raise JobError(f"a request to {kind} holds a job")
     if kind == "predict" and not set(asked["options"]) <= _OPTIONS:
@@ -244,10 +249,8 @@ def _checked(kind: Kind, asked: Any) -> Any:
             "labels, which no ε covers: over a network they are not given. Save the model, and measure it on rows of "
             "your own"
         )
-    if kind == "importance" and set(asked["options"]) != {"by", "repeats", "seed"}:
-        raise JobError("importance has the options by, repeats and seed")
-    if kind == "partial_dependence" and set(asked["options"]) != {"feature", "values", "points"}:
-        raise JobError("partial_dependence has the options feature, values and points")
+    if kind in _MEASURES and set(asked["options"]) != _MEASURES[kind]:
+        raise JobError(f"{kind} has the options {', '.join(sorted(_MEASURES[kind]))}")
     for job in (asked, *(asked.values() if isinstance(asked, dict) else ())):
         if isinstance(job, Job):
             check_job(job)

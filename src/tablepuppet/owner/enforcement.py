@@ -9,6 +9,7 @@ What a contract says of one exchange stands with the exchange (exchanges/); here
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -139,11 +140,12 @@ def check_role(scan: ScanTerms, column: int, role: Role) -> None:
         raise refused(f"an expression was asked for as the {role}, and it is not")
 
 
-def check_split(contract: Contract, scan: ScanTerms, request: SendLabels | SendSides) -> None:
+def check_split(agreed: Sequence[tuple[float, float]], scan: ScanTerms, request: SendLabels | SendSides) -> None:
+    """Refuses a split by other columns, or in other shares, than those that were agreed on."""
     for column in (request.test_column, request.validation_column):
         if column is not None:
             check_role(scan, column, "split")
-    if (request.test_fraction, request.validation_fraction) != contract.split:
+    if (request.test_fraction, request.validation_fraction) not in agreed:
         raise refused("rows are split in the agreed shares")
 
 

@@ -83,8 +83,7 @@ def predict_rows(
     ]
     privacy = privacy_of(model.metadata.get("keys"))
     asked = None if record is None else AskedSides.of(record, servable.bound)
-    terms = ((0.0, 0.0), ()) if asked is None else (asked.shares, asked.scans)
-    own = (block_fingerprints(model), identifiers, link.asker, privacy, *terms)
+    own = (block_fingerprints(model), identifiers, link.asker, privacy, () if asked is None else asked.terms)
     agree(score_contracts(servable.bound, *own), link, job)
     rows = map_new_rows(
         servable.bound, link, job=job, max_joined_rows=max_joined_rows, incomplete=incomplete, privacy=privacy

@@ -24,6 +24,7 @@ from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.mapping.new_rows import NewRows
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.contract import SideTerms
 from tablepuppet.transport.link import Link
 
 _NAMES = ["train", "validation", "test"]
@@ -108,14 +109,10 @@ class AskedSides:
         return cls(record, tuple((place.scan, at, place.test, place.validation) for place, at in places))
 
     @property
-    def shares(self) -> tuple[float, float]:
-        """The fractions of test and validation rows."""
-        return self.record.test_fraction, self.record.validation_fraction
-
-    @property
-    def scans(self) -> tuple[int, ...]:
-        """The scan of each request to its clients; none where every row was for training."""
-        return tuple(scan for scan, *_ in dict.fromkeys(self.places)) if self._is_split else ()
+    def terms(self) -> tuple[SideTerms, ...]:
+        """What a contract says of each request; nothing where every row was for training."""
+        shares = (self.record.test_fraction, self.record.validation_fraction)
+        return tuple(SideTerms(scan, *shares) for scan, *_ in dict.fromkeys(self.places)) if self._is_split else ()
 
     @property
     def _is_split(self) -> bool:

@@ -137,6 +137,14 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return automatic_batch(rows) if self.batch_size == "auto" else self.batch_size
 
 
+class SideTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A scan of whose rows it is told on which side of a split they are, and the fractions of its sides."""
+
+    scan: int
+    test_fraction: float
+    validation_fraction: float = 0.0
+
+
 class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One owner's share of one job."""
 
@@ -158,7 +166,7 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     fits: int = 1  # how many models are trained: a setting on all folds but one, each
     folds: Folds | None = None  # of cross-validation
     shuffles: int = 0  # evaluate: how often every feature is shuffled at its owner, and its rows scored again
-    sides: tuple[int, ...] = ()  # predict: scans of whose rows it is told on which side of the split they are
+    sides: tuple[SideTerms, ...] = ()  # predict, evaluate: of which rows it is told which side of a split they are on
     disclosures: tuple[Disclosure, ...] = ()
     days: int = 30  # how long an approval of it lasts at most
     version: int = 1

@@ -62,10 +62,12 @@ def dependence(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
         parts.append(_values(feature, lines) if texts else _line(feature, lines))
     if not parts:
         return ""
+    about = "; ".join(dict.fromkeys(curve.about for run in runs for curve in run.dependence if curve.about))
     return (
         f'<div class="charts">{"".join(parts)}</div>'
-        '<p class="note">What the model says on average over its rows where the feature has this value in all of them '
-        "and everything else is as it is. Values that never occur together with the rest of a row are among them.</p>"
+        f'<p class="note">The mean prediction over {escape(about or "the rows")} where the feature has this value in '
+        "all of them and everything else is as it is. Values that never occur together with the rest of a row are "
+        "among them.</p>"
     )
 
 

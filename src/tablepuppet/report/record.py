@@ -117,6 +117,7 @@ class DependenceRecord(_Plain, frozen=True):
     feature: str
     values: list[float | str | None]  # None: missing
     means: dict[str, list[float]]  # prediction, probability, or probability_<class>: one for each value
+    about: str = ""  # over which rows
 
 
 class Coefficients(_Plain, frozen=True):

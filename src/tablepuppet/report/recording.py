@@ -109,6 +109,7 @@ def dependence_of(curves: Mapping[str, pd.DataFrame]) -> list[DependenceRecord]:
             feature=feature,
             values=[None if value != value else value for value in frame["value"].tolist()],
             means={name: frame[name].astype(float).tolist() for name in frame.columns if name != "value"},
+            about=frame.attrs.get("about", ""),
         )
         for feature, frame in curves.items()
     ]

@@ -39,13 +39,16 @@ class Split:
     validation_fraction: float = 0.0
     test_where: pa.ChunkedArray | None = None
     validation_where: pa.ChunkedArray | None = None
+    known_rows: int | None = None  # rows that there were when sides were drawn: later ones are on the test side
 
     def test(self, rows: int, order: RowNumbers | None) -> NDArray[np.bool_]:
         """Which rows are kept for the test."""
         if self.test_where is not None:
             return holds_of(self.test_where)
         is_test = split(rows, self.offset, self.seed, self.test_fraction)
-        return is_test if order is None or not self.test_fraction else is_test[order]
+        if self.known_rows is not None:
+            is_test[self.known_rows :] = True
+        return is_test if order is None else is_test[order]
 
     def validation(self, rows: int, order: RowNumbers | None, is_test: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         """Which of the others are for validation; None: no row."""

@@ -145,7 +145,7 @@ def test_predictions_saved_models_and_evaluation_are_those_of_training(head: str
         result = owner.train(query, label="flag", algorithm="sgd", head=head, epochs=2, test_fraction=0.0)
         result.save(tmp_path / "model")
         found = owner.predict(tp.load(tmp_path / "model"), key="o.item").column("probability").to_numpy()
-        metrics = owner.evaluate(tp.load(tmp_path / "model"))
+        metrics = owner.evaluate(tp.load(tmp_path / "model"), rows="all")
         np.testing.assert_array_equal(found, owner.predict(result, key="o.item").column("probability").to_numpy())
     assert metrics["log_loss"] == pytest.approx(result.metrics["train"]["log_loss"], abs=1e-12)
     assert result.explain()

@@ -137,11 +137,20 @@ def read_labels(
             "A number or a date that is written as text is learned as a number: CAST(… AS DOUBLE), CAST(… AS DATE). "
             "Else group the classes with CASE"
         )
-    if any(place.test >= 0 for place in places) and not is_test.any():
-        raise MappingError("test_where matches no rows left by WHERE; change the condition, or leave it out")
     if info.kind == "class" and privacy is None and 0.0 <= values.min(initial=0.0) <= values.max(initial=0.0) <= _BYTE:
         return LabelSpace(info, values.astype(np.int8), is_test, is_validation, weights, offsets, drawn)
     return LabelSpace(info, values, is_test, is_validation, weights, offsets, drawn)  # others, or some are missing
+
+
+def no_labels(bound: BoundQuery, client_rows: Sequence[dict[str, int]]) -> LabelSpace:
+    """The label space of a query without a label: its rows, all of them for training."""
+    offsets: dict[LabelPlace, int] = {}
+    total = 0
+    for place in dict.fromkeys(branch.label_place for branch in bound.branches):
+        offsets[place] = total
+        total += sum(client_rows[place.scan].values())
+    nothing = np.zeros(total, np.bool_)
+    return LabelSpace(LabelInfo("number"), np.zeros(total), nothing, nothing, None, offsets)
 
 
 def _is_constant(values: NDArray[np.float64]) -> bool:

@@ -22,7 +22,8 @@ from evaluation.curves import curve
 from evaluation.lineup import LINEUP, Group
 from evaluation.running import Outcome
 from evaluation.workload import Workload
-from tablepuppet.report.charts import COLOURS, TITLES, is_wide
+from tablepuppet.report.charts import TITLES, is_wide
+from tablepuppet.report.templates import COLOURS
 
 Kind = Literal["convergence", "time"]
 # RFL has the styles of RFL-V, with which it never shares a panel.

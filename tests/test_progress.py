@@ -12,7 +12,7 @@ from tests.algorithms.neural_join import JOINS, federation
 import tablepuppet as tp
 from tablepuppet import progress
 from tablepuppet.engine.result import EpochRecord, RoundEvent
-from tablepuppet.progress import showing
+from tablepuppet.progress import show_progress
 
 QUERY = JOINS["one-to-many"].format(y="number")
 
@@ -31,9 +31,7 @@ def test_training_shows_rounds_and_objective_and_clears_its_line() -> None:
     shown = terminal.getvalue()
     assert " of 3 rounds" in shown
     assert f"objective {result.history[0].objective:.6g}" in shown
-    assert "\n" not in shown
-    assert shown.endswith("\r")
-    assert not shown.split("\r")[-2].strip()
+    assert shown.endswith("\r\x1b[1A\x1b[2K")  # the line is cleared
 
 
 def test_what_is_done_at_once_shows_nothing_on_a_terminal() -> None:
@@ -46,9 +44,9 @@ def test_what_is_done_at_once_shows_nothing_on_a_terminal() -> None:
 
 def test_what_takes_longer_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_PATIENCE", 0.1)
-    with redirect_stderr(Terminal()) as terminal, showing("explaining", None):
+    with redirect_stderr(Terminal()) as terminal, show_progress("explaining", None):
         time.sleep(0.5)
-    assert "explaining … 0 s" in terminal.getvalue()
+    assert "explaining" in terminal.getvalue()
 
 
 @pytest.mark.parametrize("wanted", [None, False])
@@ -60,15 +58,16 @@ def test_a_log_is_left_alone_unless_asked(wanted: bool | None, capsys: pytest.Ca
 
 
 def test_a_log_that_asks_gets_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with showing("training", True) as bar:
+    with show_progress("training", True) as bar:
         bar.on_round(RoundEvent(1, 5, 10, EpochRecord(1, 0.25, {}, 5, 100, 0.1)))
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.splitlines()[-1] == "training ━━━━━━━━━━━━──────────── 5 of 10 rounds, 0 s, objective 0.25, done"
+    (line,) = err.splitlines()
+    assert line.split() == ["training", "━" * 12, "5", "of", "10", "rounds", "0:00:00", "objective", "0.25"]
 
 
 def test_a_terminal_that_goes_away_does_not_end_a_run() -> None:
-    with redirect_stderr(Terminal()) as out, showing("training", True):
+    with redirect_stderr(Terminal()) as out, show_progress("training", True):
         out.close()
         time.sleep(0.4)
 

@@ -1,57 +1,59 @@
-"""Progress in plain text on standard error: for terminals, notebooks and logs alike, without any widget.
+"""Progress of long calls on standard error, drawn by rich: on terminals, in notebooks and in logs.
 
-    with showing("training", progress) as bar:
+    with show_progress("training", progress) as bar:
         bar.on_round(event)
 
-In: what is being done, and rounds as they end. Out: one line that is written over,
-
-    training ━━━━━━━━━╺━━━━━━━━━━ 12 of 27 rounds, 8 s, objective 0.4123
-
-`progress=None`: on a terminal or in a notebook, from two seconds on; True: from the start, and anywhere (a log gets a
-line now and then); False: never. A thread writes, so that time is seen to pass also where no round ends.
+`progress=None`: on a terminal or in a notebook, from two seconds on. True: at once, and anywhere; a log gets a line now
+and then. False: never.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, TextIO
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TextIO, cast
 
 from tablepuppet.errors import JobError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
     from tablepuppet.engine.result import RoundEvent
 
 _PATIENCE = 2.0  # seconds before anything is shown, unless it was asked for
-_EVERY = {"terminal": 0.25, "notebook": 1.0, "log": 10.0}  # seconds between two lines
-_Place = Literal["terminal", "notebook", "log"]
-_CELLS = 24  # of the bar
+_LOG_INTERVAL = 10.0  # seconds between two lines of a log
 
 
-class Bar:
-    """What is known so far; any thread may read it."""
+class RoundProgress:
+    """Counts rounds on a bar, with the objective beside it; without a bar, it does nothing."""
 
-    def __init__(self, doing: str, is_shown: bool = True) -> None:
-        self.doing = doing
-        self.is_shown = is_shown
-        self.began = time.monotonic()
-        self.note = ""
-        self._done, self._total = 0, 0
+    def __init__(self, bar: Progress | None, doing: str) -> None:
+        self._bar = bar
+        self._task = None if bar is None else bar.add_task(doing, total=None, rounds="…", note="")
+        self._logged = time.monotonic()
 
     def on_round(self, event: RoundEvent) -> None:
         """Takes note of a round."""
-        self._done, self._total = event.round, event.rounds
+        if self._bar is None or self._task is None:
+            return
+        rounds = f"{event.round} of {event.rounds} rounds"
+        self._bar.update(self._task, completed=event.round, total=event.rounds, rounds=rounds)
         if event.record is not None and not math.isnan(event.record.objective):
-            self.note = f", objective {event.record.objective:.6g}"
+            self._bar.update(self._task, note=f"objective {event.record.objective:.6g}")
+        if not self._bar.console.is_terminal and time.monotonic() - self._logged > _LOG_INTERVAL:
+            self._logged = time.monotonic()
+            self._bar.console.print(self._bar.get_renderable())
 
-    def beside(self, other: Callable[[RoundEvent], None] | None) -> Callable[[RoundEvent], None] | None:
-        """One callback for the bar and another one; None where there is none, so that nobody is told in vain."""
-        if not self.is_shown or other is None:
-            return self.on_round if self.is_shown else other
+    def chain_callback(self, other: Callable[[RoundEvent], None] | None) -> Callable[[RoundEvent], None] | None:
+        """One callback for the bar and another one; None where there is neither."""
+        if self._bar is None or other is None:
+            return other if self._bar is None else self.on_round
 
         def both(event: RoundEvent) -> None:
             self.on_round(event)
@@ -59,77 +61,64 @@ class Bar:
 
         return both
 
-    def line(self) -> str:
-        """
-        >>> Bar("predicting").line()
-        'predicting … 0 s'
-        """
-        took = f"{time.monotonic() - self.began:.0f} s"
-        if not self._total:
-            return f"{self.doing} … {took}"
-        return (
-            f"{self.doing} {_drawn(self._done / self._total)} {self._done} of {self._total} rounds, {took}{self.note}"
-        )
-
 
 @contextmanager
-def showing(doing: str, progress: bool | None) -> Iterator[Bar]:
+def show_progress(doing: str, progress: bool | None) -> Iterator[RoundProgress]:
     """While inside, shows what is being done."""
     if progress not in (True, False, None):
         raise JobError(f"progress must be True, False or None (where somebody is watching), not {progress!r}")
-    out = sys.stderr
-    where: _Place = "terminal" if _is_terminal(out) else "notebook" if _is_notebook() else "log"
-    bar = Bar(doing, is_shown=where != "log" if progress is None else progress)
-    if not bar.is_shown:
-        yield bar
+    is_terminal, is_notebook = _is_terminal(sys.stderr), _is_notebook()
+    is_watched = is_terminal or is_notebook
+    if not (is_watched if progress is None else progress):
+        yield RoundProgress(None, doing)
         return
-    over = threading.Event()
-    patience = 0.0 if progress else _PATIENCE
-    writer = threading.Thread(target=_write, args=(bar, out, over, patience, where), daemon=True)
-    writer.start()
+    from rich.console import Console  # loaded where something is shown
+
+    console = Console(file=cast(TextIO, _LenientStream(sys.stderr)), force_terminal=is_watched, force_jupyter=False)
+    with show_rounds(doing, console, 0.0 if progress else _PATIENCE, is_kept=not is_terminal) as rounds:
+        yield rounds
+
+
+@contextmanager
+def show_rounds(doing: str, console: Console, patience: float = 0.0, is_kept: bool = False) -> Iterator[RoundProgress]:
+    """A bar on a console, once `patience` has passed; at the end it is cleared, unless it is kept."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    texts = [TextColumn(f"{{task.{name}}}") for name in ("description", "fields[rounds]", "fields[note]")]
+    columns = (texts[0], BarColumn(24), texts[1], TimeElapsedColumn(), texts[2])
+    bar = Progress(*columns, console=console, transient=not is_kept)
+    rounds = RoundProgress(bar, doing)
+    delay = threading.Timer(patience, bar.start)
+    delay.daemon = True
+    delay.start() if patience else bar.start()
     try:
-        yield bar
+        yield rounds
     finally:
-        over.set()
-        writer.join()
+        delay.cancel()
+        if patience:
+            delay.join()
+        if bar.live.is_started:
+            bar.stop()
 
 
-def _write(bar: Bar, out: TextIO, over: threading.Event, patience: float, where: _Place) -> None:
-    """Writes the line until it is over; then it goes from a terminal, and stays in a notebook and in a log."""
-    if over.wait(patience):
-        return
-    shown = ""
-    while True:
-        line = bar.line()
-        if where == "log" and line != shown:
-            _put(out, f"{line}\n")
-        elif where != "log":
-            _put(out, f"\r{line}{' ' * (len(shown) - len(line))}")
-        shown = line
-        if over.wait(_EVERY[where]):
-            break
-    rest = " " * len(shown)
-    _put(
-        out, {"terminal": f"\r{rest}\r", "notebook": f"\r{rest}\r{bar.line()}\n", "log": f"{bar.line()}, done\n"}[where]
-    )
-
-
-def _put(out: TextIO, text: str) -> None:
+class _LenientStream(io.TextIOBase):
     """A reader that has left is no reason to stop training."""
-    try:
-        out.write(text)
-        out.flush()
-    except (OSError, ValueError, UnicodeEncodeError):
-        return
 
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
 
-def _drawn(share: float) -> str:
-    """
-    >>> _drawn(0.5)
-    '━━━━━━━━━━━━────────────'
-    """
-    full = round(min(1.0, share) * _CELLS)
-    return "━" * full + "─" * (_CELLS - full)
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(self._out, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            self._out.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._out.flush()
 
 
 def _is_terminal(out: TextIO) -> bool:

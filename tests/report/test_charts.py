@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablepuppet.report.charts import HEIGHT, MAX_POINTS, WIDTH, Chart, Point, Series, axis_over, svg
+from tablepuppet.report.charts import HEIGHT, MAX_POINTS, WIDTH, Chart, Point, Series, axis_over
 
 numbers = st.floats(-1e12, 1e12, allow_nan=False).map(lambda x: round(x, 6))
 
@@ -22,7 +22,7 @@ def chart(values: list[tuple[float, float]], *, is_log: bool = False) -> Chart:
 
 @given(st.lists(st.tuples(st.floats(0, 1e9).map(lambda x: round(x, 6)), numbers), min_size=1, max_size=30))
 def test_every_point_lies_inside_the_drawing(values: list[tuple[float, float]]) -> None:
-    circles = re.findall(r'cx="([^"]+)" cy="([^"]+)"', svg(chart(values)))
+    circles = re.findall(r'cx="([^"]+)" cy="([^"]+)"', chart(values).svg())
     assert len(circles) == len(values)
     assert all(0 <= float(x) <= WIDTH and 0 <= float(y) <= HEIGHT for x, y in circles)
 
@@ -38,22 +38,22 @@ def test_ticks_are_few_ordered_and_inside_the_range(values: list[float]) -> None
 
 @pytest.mark.parametrize("value", [1e-300, 1e-15, 0.3, 1.0, 1e17])
 def test_one_value_on_a_log_scale_has_an_axis(value: float) -> None:
-    ElementTree.fromstring(svg(chart([(1.0, value)], is_log=True)))
+    ElementTree.fromstring(chart([(1.0, value)], is_log=True).svg())
 
 
 def test_a_chart_is_well_formed_and_escapes_what_it_is_told() -> None:
-    root = ElementTree.fromstring(svg(chart([(1.0, 2.0), (2.0, 3.0)])))
+    root = ElementTree.fromstring(chart([(1.0, 2.0), (2.0, 3.0)]).svg())
     assert "1.0 < 2.0" in "".join(root.itertext())
 
 
 def test_values_that_cannot_be_drawn_are_left_out() -> None:
-    drawn = svg(chart([(1.0, math.nan), (2.0, 0.0), (3.0, 1.0)], is_log=True))
+    drawn = chart([(1.0, math.nan), (2.0, 0.0), (3.0, 1.0)], is_log=True).svg()
     assert drawn.count("<circle") == 1
-    assert "nothing to draw" in svg(chart([(1.0, math.inf)]))
+    assert "nothing to draw" in chart([(1.0, math.inf)]).svg()
 
 
 def test_a_long_line_is_thinned_and_keeps_its_ends() -> None:
-    drawn = svg(chart([(float(i), float(i)) for i in range(1000)]))
+    drawn = chart([(float(i), float(i)) for i in range(1000)]).svg()
     assert drawn.count("<circle") == MAX_POINTS
     assert "0.0 &lt; 0.0" in drawn
     assert "999.0 &lt; 999.0" in drawn

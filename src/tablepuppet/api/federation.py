@@ -36,7 +36,7 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.output import at_threshold, check_file, write
 from tablepuppet.prediction.predict import as_keys
 from tablepuppet.privacy.options import privacy_of
-from tablepuppet.progress import showing
+from tablepuppet.progress import show_progress
 from tablepuppet.protocol.contract import FoldBy, Folds
 from tablepuppet.query.grammar import open_parser_early
 from tablepuppet.transport.link import Link, LocalTransport
@@ -129,7 +129,7 @@ class Federation:
         together, which model would learn it, and at what cost (docs/heads.md).
         """
         options = with_start(options)
-        with showing("explaining", progress), self._known(model) as known, known_head(options) as given:
+        with show_progress("explaining", progress), self._known(model) as known, known_head(options) as given:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
             return self._explain(job)
 
@@ -207,8 +207,8 @@ class Federation:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
             if isinstance(on_round, Logger):
                 on_round.start(job)
-            with showing("training", progress) as bar:
-                result = self._train(job, bar.beside(on_round), resume)
+            with show_progress("training", progress) as bar:
+                result = self._train(job, bar.chain_callback(on_round), resume)
         return replace(result, builder=known.builder, head_module=options["head"] if job.head == "module" else None)
 
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
@@ -259,8 +259,8 @@ class Federation:
             made = jobs(algorithm)
             if algorithm is None and len({job.algorithm for job in made}) > 1:  # that of kinks trains without them too
                 made = jobs(next((job.algorithm for job in made if job.l1 or job.signs), None))
-            with showing("searching", progress) as bar:
-                on_round = bar.beside(None)
+            with show_progress("searching", progress) as bar:
+                on_round = bar.chain_callback(None)
                 if all(job.spec.is_boosted for job in made):
                     check_apart(made, drawn)
                     found = search_apart(made, tried, drawn, lambda job: self._train(job, on_round, False))
@@ -324,7 +324,7 @@ class Federation:
         names = (key,) if isinstance(key, str) else key
         builder = chosen.builder if module is None else module
         offered = own_head(chosen, head)
-        with showing("predicting", progress), self._offered(chosen.spec.module, builder), offered:
+        with show_progress("predicting", progress), self._offered(chosen.spec.module, builder), offered:
             table = self._predict(
                 chosen,
                 chosen.query if query is None else query,

@@ -16,13 +16,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import JobError
 from tablepuppet.output_files import reason
+from tablepuppet.progress import show_rounds
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document for machines, no progress.")]
 
@@ -62,24 +62,11 @@ class Screen:
     @contextmanager
     def progress(self, doing: str) -> Iterator[Callable[[RoundEvent], None]]:
         """A bar that counts rounds, with the objective beside it; gives what `on_round` takes."""
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
-        )
-        is_hidden = self.wants_json or not self.err.is_terminal
-        with Progress(*columns, console=self.err, transient=True, disable=is_hidden) as bar:
-            task = bar.add_task(doing, total=None, note="")
-
-            def on_round(event: RoundEvent) -> None:
-                bar.update(task, completed=event.round, total=event.rounds)
-                if event.record is not None and not math.isnan(event.record.objective):
-                    bar.update(task, note=f"objective {event.record.objective:.6g}")
-
-            yield on_round
+        if self.wants_json or not self.err.is_terminal:
+            yield lambda event: None
+            return
+        with show_rounds(doing, self.err) as rounds:
+            yield rounds.on_round
 
     def show_figures(self, headings: Sequence[str], rows: Sequence[Sequence[str]], *, keys: int = 1) -> None:
         """One table, or, on a terminal too narrow for it, several below each other, each led by the first `keys`

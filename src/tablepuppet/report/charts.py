@@ -10,12 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import TYPE_CHECKING
 
 from tablepuppet.formatting import number, seconds, size, tick_text
 from tablepuppet.models.losses import metrics_by_name
 from tablepuppet.report.record import Epoch, RunRecord
-from tablepuppet.transport.meter import NETWORKS, Network
+from tablepuppet.report.templates import render_template, title_of
+from tablepuppet.transport.meter import Network
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +83,6 @@ WIDTH, HEIGHT = 460, 290
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 12, 46
 MAX_POINTS = 240  # in one chart
 
-# Distinct in light, dark and for colour-blind eyes; dashes tell lines apart in print.
-COLOURS = ("#3b6fd4", "#d9730d", "#1f9d6b", "#b5479b", "#8a6d1d", "#c23b3b", "#2a93a8", "#6b5bd2")
-DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 5", "1 4", "12 4", "6 2 1 2 1 2")
-
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -116,31 +116,24 @@ class Chart:
     x_text: Callable[[float], str] = tick_text
     y_text: Callable[[float], str] = tick_text
 
-
-def svg(chart: Chart) -> str:
-    """The chart as one `<svg>` element; a note in its place where there is nothing to draw."""
-    most = max(2, MAX_POINTS // max(1, len(chart.series)))
-    drawn = [_visible(series, chart, most) for series in chart.series]
-    points = [point for series in drawn for point in series.points]
-    if not points:
-        return f'<p class="note">{escape(chart.title)}: nothing to draw.</p>'
-    x = axis_over([p.x for p in points], LEFT, WIDTH - RIGHT, is_log=chart.is_log_x, from_zero=chart.x_from_zero)
-    y = axis_over([p.y for p in points], HEIGHT - BOTTOM, TOP, is_log=chart.is_log)
-    parts = [
-        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'tabindex="0" aria-label="{escape(chart.title)}. {escape(chart.y_label)} against {escape(chart.x_label)}." '
-        'font-family="system-ui, sans-serif" font-size="12.5">',
-        f"<title>{escape(chart.title)}</title>",
-        *_axes(chart, x, y),
-        *(_line(series, x, y) for series in drawn),
-        "</svg>",
-    ]
-    return "\n".join(parts)
-
-
-def swatch(style: int) -> str:
-    """A short piece of a run's line, for legends in HTML."""
-    return f'<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true"><path d="M1 5H25" {_stroke(style)}/></svg>'
+    def svg(self) -> Markup:
+        """The chart as one `<svg>` element; a note in its place where there is nothing to draw."""
+        most = max(2, MAX_POINTS // max(1, len(self.series)))
+        visible = [_visible(series, self, most) for series in self.series]
+        points = [point for series in visible for point in series.points]
+        if not points:
+            return render_template("chart.svg", chart=self, lines=[])
+        x = axis_over([p.x for p in points], LEFT, WIDTH - RIGHT, is_log=self.is_log_x, from_zero=self.x_from_zero)
+        y = axis_over([p.y for p in points], HEIGHT - BOTTOM, TOP, is_log=self.is_log)
+        return render_template(
+            "chart.svg",
+            chart=self,
+            lines=[(series.style, [(x.at(p.x), y.at(p.y), p.text) for p in series.points]) for series in visible],
+            x_ticks=[(x.at(tick), self.x_text(tick)) for tick in x.ticks(4)],
+            y_ticks=[(y.at(tick), self.y_text(tick)) for tick in y.ticks()],
+            size=(WIDTH, HEIGHT),
+            box=(LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM),
+        )
 
 
 def _visible(series: Series, chart: Chart, most: int) -> Series:
@@ -154,47 +147,6 @@ def _visible(series: Series, chart: Chart, most: int) -> Series:
         last = len(points) - 1
         points = [points[round(i * last / (most - 1))] for i in range(most)]
     return Series(series.name, series.style, tuple(points))
-
-
-def _stroke(style: int) -> str:
-    k = style % len(COLOURS)
-    dashes = DASHES[(style + style // len(COLOURS)) % len(DASHES)]  # a colour that comes back has other dashes
-    dash = f' stroke-dasharray="{dashes}"' if dashes else ""
-    return f'style="stroke: var(--line-{k}, {COLOURS[k]})" fill="none" stroke-width="2"{dash}'
-
-
-def _axes(chart: Chart, x: Axis, y: Axis) -> list[str]:
-    ink, grid = 'style="fill: var(--soft, #555)"', 'style="stroke: var(--grid, #ddd)"'
-    parts = []
-    for tick in y.ticks():
-        at = y.at(tick)
-        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" {grid}/>')
-        parts.append(
-            f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end" {ink}>{escape(chart.y_text(tick))}</text>'
-        )
-    for tick in x.ticks(4):
-        at = x.at(tick)
-        parts.append(f'<path d="M{at:.1f} {HEIGHT - BOTTOM}v4" {grid}/>')
-        label = escape(chart.x_text(tick))
-        parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle" {ink}>{label}</text>')
-    middle, low = (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8
-    parts.append(f'<text x="{middle}" y="{low}" text-anchor="middle" {ink}>{escape(chart.x_label)}</text>')
-    up = (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(
-        f'<text transform="translate(13 {up}) rotate(-90)" text-anchor="middle" {ink}>{escape(chart.y_label)}</text>'
-    )
-    return parts
-
-
-def _line(series: Series, x: Axis, y: Axis) -> str:
-    places = [(x.at(p.x), y.at(p.y), p.text) for p in series.points]
-    path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b, _ in places) if places else ""
-    fill = f'style="fill: var(--line-{series.style % len(COLOURS)}, {COLOURS[series.style % len(COLOURS)]})"'
-    marks = "".join(
-        f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" {fill}><title>{escape(text)}</title></circle>'
-        for a, b, text in places
-    )
-    return f'<g class="series"><path d="{path}" {_stroke(series.style)}/>{marks}</g>'
 
 
 TITLES = {name: metric.title for name, metric in metrics_by_name().items()}
@@ -226,11 +178,6 @@ def scales(networks: Mapping[str, Network]) -> list[Scale]:
             for name, net in networks.items()
         ),
     ]
-
-
-def title_of(name: str) -> str:
-    """A network's name for people: the profiles in capitals, a user's own as it was given."""
-    return name.upper() if name in NETWORKS else name
 
 
 def communication_seconds(rounds: int, slowest_bytes: int, net: Network) -> float:

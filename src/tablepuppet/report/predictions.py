@@ -1,143 +1,67 @@
-"""The report's section on classifiers: who is taken for whom, what thresholds give, and whether probabilities hold.
+"""What models predict and what they weigh, for the report: confusion, curves, partial dependence, coefficients.
 
-And the coefficients: all runs in one table, side by side, with a filter.
+In: run records. Out: charts, and rows for the template.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
+from dataclasses import dataclass
 
 from tablepuppet.formatting import number
-from tablepuppet.report.charts import Chart, Point, Series, svg, swatch
+from tablepuppet.report.charts import Chart, Point, Series
 from tablepuppet.report.record import CurvesRecord, RunRecord
-from tablepuppet.report.sections import bar, table
 
-_CLASSES = 20  # that a table in the page has room for
+_MAX_CLASSES = 20  # that a table in the page has room for
+_MAX_WEIGHTS = 6000  # in the page, which keeps it small; the run's record has them all
 
 
-def predictions(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
-    """Confusion matrices and curves of test rows, or of training rows where none were kept out."""
-    found = [(name, *_side(run)) for run, name in zip(runs, names, strict=True) if run.curves]
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """How often each class was predicted for each."""
+
+    caption: str
+    classes: list[str]
+    rows: list[tuple[str, list[int]]] | None  # None: too many for a page
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What classifiers make of test rows, or of training rows where none were kept out."""
+
+    matrices: list[Matrix]
+    charts: list[Chart]
+
+
+def predictions(runs: Sequence[RunRecord], names: Sequence[str]) -> Predictions | None:
+    """Confusion matrices and curves; None where no run is a classifier's."""
+    found = [(name, *_test_side(run)) for run, name in zip(runs, names, strict=True) if run.curves]
     if not found:
-        return ""
-    several = len(runs) > 1
-    matrices = "".join(
-        _matrix(f"{name}, {side} rows" if several else f"{side} rows", curves) for name, side, curves in found
-    )
+        return None
+    matrices = [
+        _matrix(f"{name}, {side} rows" if len(runs) > 1 else f"{side} rows", curves) for name, side, curves in found
+    ]
     curved = [(i, name, curves) for i, (name, _, curves) in enumerate(found) if curves.precision_recall]
-    charts = ""
-    if curved:
-        ranks = Chart("Precision and recall", "recall", "precision", tuple(_ranks(*item) for item in curved))
-        shares = Chart("Calibration", "predicted", "observed", tuple(_calibration(*item) for item in curved))
-        charts = "".join(
-            f"<figure>{svg(chart)}<figcaption>{escape(chart.title)}</figcaption></figure>" for chart in (ranks, shares)
-        )
-    return (
-        f'{matrices}<div class="charts">{charts}</div>'
-        '<p class="note">Down: the label; across: what is predicted. Each point of “Precision and recall” is a '
-        "threshold of the probability. Where probabilities hold, “Calibration” lies on the diagonal: of the rows that "
-        "are predicted with 0.3, three in ten are positive.</p>"
-    )
+    if not curved:
+        return Predictions(matrices, [])
+    ranks = Chart("Precision and recall", "recall", "precision", tuple(_precision_recall(*item) for item in curved))
+    shares = Chart("Calibration", "predicted", "observed", tuple(_calibration(*item) for item in curved))
+    return Predictions(matrices, [ranks, shares])
 
 
-def dependence(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
-    """A chart for every feature that is a number, a table for every other: what models say on average at each value."""
-    features = dict.fromkeys(curve.feature for run in runs for curve in run.dependence)
-    parts = []
-    for feature in features:
-        found = [
-            (name, curve)
-            for run, name in zip(runs, names, strict=True)
-            for curve in run.dependence
-            if curve.feature == feature
-        ]
-        lines = [
-            (" ".join(part for part in (name if len(runs) > 1 else "", _said(mean)) if part), curve.values, means)
-            for name, curve in found
-            for mean, means in curve.means.items()
-        ]
-        texts = any(isinstance(value, str) for _, values, _ in lines for value in values)
-        parts.append(_values(feature, lines) if texts else _line(feature, lines))
-    if not parts:
-        return ""
-    about = "; ".join(dict.fromkeys(curve.about for run in runs for curve in run.dependence if curve.about))
-    return (
-        f'<div class="charts">{"".join(parts)}</div>'
-        f'<p class="note">The mean prediction over {escape(about or "the rows")} where the feature has this value in '
-        "all of them and everything else is as it is. Values that never occur together with the rest of a row are "
-        "among them.</p>"
-    )
-
-
-def _said(mean: str) -> str:
-    """probability_gold → probability of gold."""
-    first, _, label = mean.partition("_")
-    return f"{first} of {label}" if label else first
-
-
-Line = tuple[str, list[float | str | None], list[float]]
-
-
-def _line(feature: str, lines: Sequence[Line]) -> str:
-    series = tuple(
-        Series(
-            name,
-            style,
-            tuple(
-                Point(float(x), y, f"{feature} = {number(float(x), 5)}\n{name} {number(y, 5)}")
-                for x, y in zip(values, means, strict=True)
-                if x is not None
-            ),
-        )
-        for style, (name, values, means) in enumerate(lines)
-    )
-    what = lines[0][0] if len(lines) == 1 else "mean"
-    shown = Chart(f"{feature}: {what}", feature, what, series, x_from_zero=False)
-    legend = "".join(f"<li>{swatch(s.style)} {escape(s.name)}</li>" for s in series) if len(series) > 1 else ""
-    missing = [
-        f"{name} {number(mean, 4)}"
-        for name, values, means in lines
-        for value, mean in zip(values, means, strict=True)
-        if value is None
-    ]
-    noted = f" (missing: {escape(', '.join(missing))})" if missing else ""
-    listed = f'<ul class="legend">{legend}</ul>' if legend else ""
-    return f"<figure>{svg(shown)}<figcaption>{escape(feature)}{noted}</figcaption>{listed}</figure>"
-
-
-def _values(feature: str, lines: Sequence[Line]) -> str:
-    values = list(dict.fromkeys(value for _, own, _ in lines for value in own))
-    known = [dict(zip(own, means, strict=True)) for _, own, means in lines]
-    largest = max((abs(mean) for means in known for mean in means.values()), default=0.0) or 1.0
-    rows = [
-        [
-            "<i>missing</i>" if value is None else escape(str(value)),
-            *(bar(abs(means[value]) / largest, number(means[value], 4)) if value in means else "–" for means in known),
-        ]
-        for value in values
-    ]
-    return f"<figure>{table([escape(feature), *(escape(name) for name, _, _ in lines)], rows)}</figure>"
-
-
-def _side(run: RunRecord) -> tuple[str, CurvesRecord]:
+def _test_side(run: RunRecord) -> tuple[str, CurvesRecord]:
     side = "test" if "test" in run.curves else "train"
     return side, run.curves[side]
 
 
-def _matrix(caption: str, curves: CurvesRecord) -> str:
-    names = [str(c) for c in curves.classes]
-    if len(names) > _CLASSES:
-        return f'<p class="note">{len(names)} classes are too many for a table; the run\'s record has all counts.</p>'
-    rows = []
-    for name, counts in zip(names, curves.confusion, strict=True):
-        whole = max(1, sum(counts))
-        rows.append([escape(name), *(bar(count / whole, number(count)) for count in counts)])
-    return table(["", *map(escape, names)], rows, caption=caption)
+def _matrix(caption: str, curves: CurvesRecord) -> Matrix:
+    classes = [str(c) for c in curves.classes]
+    is_small = len(classes) <= _MAX_CLASSES
+    return Matrix(caption, classes, list(zip(classes, curves.confusion, strict=True)) if is_small else None)
 
 
-def _ranks(style: int, name: str, curves: CurvesRecord) -> Series:
+def _precision_recall(style: int, name: str, curves: CurvesRecord) -> Series:
     c = curves.precision_recall
     points = zip(c["recall"], c["precision"], c["threshold"], c["f1"], strict=True)
     return Series(
@@ -166,94 +90,117 @@ def _calibration(style: int, name: str, curves: CurvesRecord) -> Series:
     )
 
 
-MOST = 6000  # weights in the page, which keeps it small; the run's record has them all
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """What models say on average at each value of a feature: a chart of numbers, or rows of texts."""
 
-Key = tuple[str, str, str]
-Cell = tuple[float | None, float | None]
+    feature: str
+    names: list[str]
+    chart: Chart | None
+    caption: str
+    rows: list[tuple[float | str | None, list[float | None]]]
+    largest: float
 
 
-def coefficients(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
-    """One row per coefficient, the largest on the encoded scale first."""
-    rows: dict[Key, list[Cell]] = {}
+_Line = tuple[str, list[float | str | None], list[float]]
+
+
+def dependence(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Dependence]:
+    """Every feature that somebody asked about."""
+    features = dict.fromkeys(curve.feature for run in runs for curve in run.dependence)
+    return [_dependence_on(feature, runs, names) for feature in features]
+
+
+def _dependence_on(feature: str, runs: Sequence[RunRecord], names: Sequence[str]) -> Dependence:
+    lines = [
+        (" ".join(part for part in (name if len(runs) > 1 else "", _title(mean)) if part), curve.values, means)
+        for run, name in zip(runs, names, strict=True)
+        for curve in run.dependence
+        if curve.feature == feature
+        for mean, means in curve.means.items()
+    ]
+    has_texts = any(isinstance(value, str) for _, values, _ in lines for value in values)
+    tables = [dict(zip(values, means, strict=True)) for _, values, means in lines]
+    missing = [
+        f"{name} {number(means[None], 4)}" for (name, _, _), means in zip(lines, tables, strict=True) if None in means
+    ]
+    values = list(dict.fromkeys(value for means in tables for value in means))
+    return Dependence(
+        feature,
+        [name for name, _, _ in lines],
+        None if has_texts else _dependence_chart(feature, lines),
+        f"{feature} (missing: {', '.join(missing)})" if missing else feature,
+        [(value, [means.get(value) for means in tables]) for value in values],
+        max((abs(mean) for means in tables for mean in means.values()), default=0.0) or 1.0,
+    )
+
+
+def _title(mean: str) -> str:
+    """probability_gold → probability of gold."""
+    first, _, label = mean.partition("_")
+    return f"{first} of {label}" if label else first
+
+
+def _dependence_chart(feature: str, lines: Sequence[_Line]) -> Chart:
+    series = tuple(
+        Series(
+            name,
+            style,
+            tuple(
+                Point(float(x), y, f"{feature} = {number(float(x), 5)}\n{name} {number(y, 5)}")
+                for x, y in zip(values, means, strict=True)
+                if x is not None
+            ),
+        )
+        for style, (name, values, means) in enumerate(lines)
+    )
+    what = lines[0][0] if len(lines) == 1 else "mean"
+    return Chart(f"{feature}: {what}", feature, what, series, x_from_zero=False)
+
+
+_Cell = tuple[float | None, float | None]  # the weight, and that of the encoded column
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The coefficients of all runs side by side, the largest on the encoded scale first."""
+
+    head: list[str]
+    texts: int  # columns of text
+    rows: list[tuple[list[str], list[_Cell]]]
+    count: int  # of all rows
+    largest: float
+    numbers: int
+    zeros: int
+
+
+def weights(runs: Sequence[RunRecord], names: Sequence[str]) -> Weights:
+    """One row per coefficient; none where no model is linear."""
+    rows: dict[tuple[str, str, str], list[_Cell]] = {}
     for i, run in enumerate(runs):
-        if run.coefficients is None:
-            continue
         c = run.coefficients
-        for name, feature, label, *cell in zip(c.table, c.feature, c.class_, c.weight, c.scaled, strict=True):
-            key = (name, feature, "" if label is None else str(label))
+        for table, feature, label, *cell in (
+            zip(c.table, c.feature, c.class_, c.weight, c.scaled, strict=True) if c else ()
+        ):
+            key = (feature, table, "" if label is None else str(label))
             rows.setdefault(key, [(None, None)] * len(runs))[i] = (cell[0], cell[1])
-    trees = "".join(_trees(run, name) for run, name in zip(runs, names, strict=True))
-    if not rows:
-        return trees or '<p class="note">These models have no coefficients to list.</p>'
-    ordered = sorted(rows.items(), key=lambda item: -_largest(item[1]))
-    has_classes = len({key[2] for key in rows}) > 1
-    largest = max((_largest(cells) for cells in rows.values()), default=0.0) or 1.0
-    head = ["Feature", "Table", *(["Class"] if has_classes else [])]
+    texts = 3 if len({label for _, _, label in rows}) > 1 else 2
+    head = ["Feature", "Table", "Class"][:texts]
     for name in names:
         suffix = f", {name}" if len(names) > 1 else ""
         head += [f"Weight{suffix}", f"Per encoded unit{suffix}"]
-    most = MOST // len(runs)
-    body = "".join(_row(key, cells, largest, has_classes) for key, cells in ordered[:most])
-    texts = 3 if has_classes else 2
-    heads = "".join(
-        f'<th{"" if i < texts else " class=number"}><button type="button" class="sort">{escape(h)}</button></th>'
-        for i, h in enumerate(head)
-    )
-    left_out = f" The {most:,} largest of {len(ordered):,} are here; the run's record has all." * (len(ordered) > most)
     scaled = [value for cells in rows.values() for _, value in cells if value is not None]
-    zeros = sum(value == 0.0 for value in scaled)
-    left_out += f" {zeros:,} of {len(scaled):,} weights are 0." * (zeros > 0)
-    intercepts = "; ".join(
-        f"{escape(n)} {', '.join(number(v, 5) for v in run.intercept)}" for run, n in zip(runs, names, strict=True)
-    )
-    return (
-        '<p class="note">“Weight” is on the original scale. “Per encoded unit” is the effect of one standard deviation '
-        "of a number, or of having a category: it compares across columns, and orders the table."
-        f"{left_out} Intercept: {intercepts}.</p>"
-        '<p class="controls"><label>Filter <input type="search" id="filter" placeholder="feature, table or class" '
-        'autocomplete="off"></label> <span id="filter-count" role="status"></span></p>'
-        '<div class="wide tall" tabindex="0" role="region" aria-label="Coefficients">'
-        f'<table id="weights"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>{trees}'
+    ordered = sorted(rows.items(), key=lambda item: -_largest(item[1]))
+    return Weights(
+        head,
+        texts,
+        [(list(key[:texts]), cells) for key, cells in ordered[: _MAX_WEIGHTS // len(runs)]],
+        len(rows),
+        max((_largest(cells) for cells in rows.values()), default=0.0) or 1.0,
+        len(scaled),
+        sum(value == 0.0 for value in scaled),
     )
 
 
-def _trees(run: RunRecord, name: str) -> str:
-    """What the features of boosted trees gained, and the first trees, to be opened one by one."""
-    if not run.importance:
-        return ""
-    largest = max((gain or 0.0 for _, _, gain, _ in run.importance), default=0.0) or 1.0
-    rows = "".join(
-        f'<tr><td>{escape(feature)}</td><td>{escape(owner)}</td><td class="number">'
-        f'{bar((gain or 0.0) / largest, number(gain, 4))}</td><td class="number">{number(splits, 4)}</td></tr>'
-        for owner, feature, gain, splits in run.importance
-    )
-    opened = "".join(
-        f"<details><summary>Tree {k}</summary><pre>{escape(text)}</pre></details>"
-        for k, text in enumerate(run.trees, 1)
-    )
-    return (
-        f'<p class="note">Trees of {escape(name)}: what all splits of a feature gained, and how many they are. Of '
-        "splits that stay with their owners nothing is known here.</p>"
-        '<div class="wide" tabindex="0" role="region" aria-label="Importance"><table><thead><tr><th>Feature</th>'
-        '<th>Table</th><th class="number">Gain</th><th class="number">Splits</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>{opened}"
-    )
-
-
-def _row(key: Key, cells: list[Cell], largest: float, has_classes: bool) -> str:
-    table, feature, label = key
-    texts = [feature, table, *([label] if has_classes else [])]
-    out = "".join(f"<td>{escape(text)}</td>" for text in texts)
-    for weight, scaled in cells:
-        out += f'<td class="number" data-value="{_raw(weight)}">{number(weight, 4)}</td>'
-        share = abs(scaled or 0.0) / largest
-        out += f'<td class="number" data-value="{_raw(scaled)}">{bar(share, number(scaled, 4))}</td>'
-    return f"<tr>{out}</tr>"
-
-
-def _raw(value: float | None) -> str:
-    return "" if value is None else f"{value:.9g}"
-
-
-def _largest(cells: Sequence[Cell]) -> float:
+def _largest(cells: Sequence[_Cell]) -> float:
     return max((abs(s) for _, s in cells if s is not None and math.isfinite(s)), default=0.0)

@@ -29,7 +29,7 @@ help: ## show this list
 demo: $(VENV)/.demo ## train on New York's flights of 2013: sixteen airlines, three other owners, nothing pooled
 	@$(BIN)/tablepuppet demo $(if $(FLIGHTS),--flights $(FLIGHTS))
 
-test: check ## check, then doctests, tests and examples (minutes)
+test: check ## check, then doctests, quick tests and examples (eight minutes on two cores)
 	@$(PYTEST) -m "not slow and not root and not network"
 
 check: $(VENV)/.dev ## format, lint, types and import rules
@@ -52,9 +52,8 @@ docs: $(VENV)/.dev ## build the documentation site into build/site; a broken lin
 wheel: $(VENV)/.dev ## build dist/, install the wheel into an environment of its own and use it there
 	@tools/check_wheel.sh "$(PYTHON)"
 
-nightly: check check-install docs wheel ## everything: all the above, slow tests, those that need root; with coverage
-	@test "$$(id -u)" = 0 || echo "nightly: tests that need root are skipped; run it as root to have them."
-	@$(PYTEST) -m "not network" --cov --cov-report=term
+nightly: $(VENV)/.dev ## everything, part by part, and how long each took: make test, slow tests, those that need root, docs, wheel
+	@tools/nightly.sh
 
 POOLED = --algorithm newton --algorithm sklearn-newton
 bench: $(VENV)/.dev ## measure all of docs/performance.md's tables (15 minutes, 13 GB; SMALL=1: ten, 4 GB); DATA=folder of all data adds MovieLens-1M

@@ -45,7 +45,11 @@ def run(workload: Workload, make: Callable[[Path], Path], folder: Path) -> list[
     return run_workload(small, make(folder / "data"), folder / "out", Plan(seeds=1, epochs=2), lambda _: None)
 
 
-@pytest.mark.parametrize(("workload", "make"), CASES, ids=lambda case: getattr(case, "name", ""))
+@pytest.mark.parametrize(
+    ("workload", "make"),
+    [case if case[0] is mimic.MIMIC else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
+    ids=lambda case: getattr(case, "name", ""),
+)
 def test_a_workload_runs_from_its_original_files(
     workload: Workload, make: Callable[[Path], Path], tmp_path: Path
 ) -> None:
@@ -65,6 +69,7 @@ def test_a_workload_runs_from_its_original_files(
     assert text.count("\n|") == len(LINEUP) + 2
 
 
+@pytest.mark.slow
 def test_figures_have_a_panel_per_workload_as_svg_and_png(tmp_path: Path) -> None:
     outcomes = run(walmart.WALMART, files.walmart, tmp_path)
     studies = [Study(walmart.WALMART, is_private, outcomes) for is_private in (False, True)]
@@ -108,6 +113,7 @@ def test_the_grid_is_searched_by_the_training_objective_and_once_for_all_sgd(tmp
     assert [line for line in tries if not line.endswith(KEPT)] == [line for line in tries if "objective inf" in line]
 
 
+@pytest.mark.slow
 def test_settings_share_the_baseline_and_every_run_says_a_line(tmp_path: Path) -> None:
     said: list[str] = []
     some = frozenset({"RFL-SGD-V", "RFL-ADMM"})

@@ -106,7 +106,15 @@ def check_label(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan
                 "a label is a number, a boolean or a string",
                 branch.resolved.outputs[label].at,
             )
-    union_of(ucq, branches, scans, label)
+    whole = union_of(ucq, branches, scans, label)
+    odd = [b for b in branches if (b.output(label, scans).kind == "boolean") != (whole.kind == "boolean")]
+    if odd:
+        raise refuse(
+            ucq,
+            f"the label {whole.name} is {whole.detail} in the branches of UNION ALL: is it true or false, or a number? "
+            f"Write CAST({odd[0].output_name(label)} AS DOUBLE) for a number, or a condition such as y > 0 in each",
+            odd[0].resolved.outputs[label].at,
+        )
 
 
 def union_of(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan], position: int) -> ColumnInfo:

@@ -22,6 +22,7 @@ _FAMILIES: dict[Kind, _Family] = {
     "uuid": "text",
 }
 _WIDEST: dict[_Family, Kind] = {"number": "float", "time": "timestamp", "text": "string"}
+_FLOAT_SCALE = 9  # digits after the point that a float keeps as a key
 _CASTS: dict[_Family, str] = {"number": "DOUBLE", "time": "TIMESTAMP", "text": "VARCHAR"}
 
 
@@ -87,8 +88,11 @@ def common_key_cast(left: ColumnInfo, right: ColumnInfo) -> tuple[str, str] | No
         return None
     if kinds <= {"date", "timestamp"}:
         return ("date", "DATE") if "date" in kinds else ("timestamp", "TIMESTAMP")
-    if kinds <= {"integer", "float", "decimal", "boolean"}:
+    if kinds <= {"integer", "boolean"}:
         return "integer", "BIGINT"
+    if kinds <= {"integer", "float", "decimal", "boolean"}:
+        scale = max(_FLOAT_SCALE if side.kind == "float" else _scale(side.detail) or 0 for side in (left, right))
+        return f"decimal of scale {scale}", f"DECIMAL(38, {scale})"
     return "string", "VARCHAR"
 
 

@@ -131,7 +131,27 @@ def _complaint(text: str, tokens: Sequence[Token], found: dict[str, object]) -> 
         return refusal(text, "TOP takes some of the joined rows, and every one is used; choose rows by WHERE", at)
     if what.endswith('"["'):
         return refusal(text, 'names are quoted by double quotes here, as in o."unit price", not by brackets', at)
-    return refusal(text, f"{INVALID}: {what}; check the words around the caret", at)
+    return refusal(text, f"{INVALID}: {what}; check the words around the caret{_quoting(text, at)}", at)
+
+
+_NAME_AT = re.compile(r"(?:(?:\b(?:FROM|JOIN)\s|[,.])\s*([A-Z_]+)|\b([A-Z_]+)\s*\.)", re.IGNORECASE)
+
+
+def _quoting(text: str, at: int) -> str:
+    """What to do with a reserved word in the place of a name, if the error is there."""
+    for found in _NAME_AT.finditer(text):
+        word = found[1] or found[2]
+        if word.lower() in _reserved() and found.start() <= at <= found.end():
+            return f'; a table or column called {word} is written "{word}"'
+    return ""
+
+
+@cache
+def _reserved() -> frozenset[str]:
+    """The words that cannot be names unless they are quoted."""
+    sql = "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')"
+    with _lock:
+        return frozenset(word for (word,) in _duckdb().execute(sql).fetchall())
 
 
 def _details(message: str) -> dict[str, object]:

@@ -171,13 +171,24 @@ def from_arrow(name: str, table: pa.Table | pads.Dataset) -> DuckSource:
     return _locked(name, connection, ())
 
 
-def from_query(name: str, tables: Mapping[str, pa.Table], query: str) -> DuckSource:
-    """A source over a query's rows, computed anew at every reading: by one thread, so that they come in one order."""
+def from_query(
+    name: str, tables: Mapping[str, pa.Table], query: str, casts: Mapping[str, Mapping[str, str]] | None = None
+) -> DuckSource:
+    """A source over a query's rows, computed anew at every reading: by one thread, so that they come in one order.
+
+    `casts`: columns of tables that Arrow has in another type than their owner.
+    """
     connection = _connect()
     try:
         connection.execute("SET threads = 1")
         for table, rows in tables.items():
-            connection.register(table, rows)
+            cast = ", ".join(
+                f"CAST({quoted(c)} AS {t}) AS {quoted(c)}" for c, t in (casts or {}).get(table, {}).items()
+            )
+            connection.register(f"{table} as read" if cast else table, rows)
+            if cast:
+                source = quoted(f"{table} as read")
+                connection.execute(f"CREATE TEMP VIEW {quoted(table)} AS SELECT * REPLACE ({cast}) FROM {source}")
         connection.execute(f"CREATE TEMP VIEW {RELATION} AS {query}")
     except duckdb.Error as error:
         connection.close()

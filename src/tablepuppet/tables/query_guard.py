@@ -189,9 +189,12 @@ class DerivedSource:
 
     def opened(self, filter: str | None, text: str | None = None) -> duckdb_source.DuckSource:
         """The rows of the query, or of another one over the same columns."""
-        tables = {}
+        tables, casts = {}, {}
         for table, source in self.sources.items():
             columns = list(self.query.reads[table])
             read = source.read([duckdb_source.quoted(column) for column in columns] or ["1"], filter)
             tables[table] = read.rename_columns(columns or ["a row"])  # count(*) names no column
-        return duckdb_source.from_query(self.name, tables, self.query.text if text is None else text)
+            if any(pa.types.is_string(kind) for kind in read.schema.types):
+                uuids = {info.name.lower() for info in source.describe() if info.kind == "uuid"}
+                casts[table] = {column: "UUID" for column in columns if column.lower() in uuids}
+        return duckdb_source.from_query(self.name, tables, self.query.text if text is None else text, casts)

@@ -22,7 +22,7 @@ from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.cluster.cluster import Cluster
 from tablepuppet.mapping.cluster.rows import ClusterRows
-from tablepuppet.mapping.join.duckdb_join import BranchSide, Counts, ListedSide, Marks
+from tablepuppet.mapping.join.duckdb_join import BranchSide, Counts, ListedSide, Marks, why_empty
 from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW, BranchJoin, Span, join_branch
 from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.keys.labels import LabelSpace, Task, no_labels, read_labels
@@ -134,6 +134,8 @@ def map_tables(
     for branch in bound.branches:
         joins.append(join_branch(bound, branch, keys, limits[0], max_here=limits[1]))
         limits = [limit - joins[-1].count() for limit in limits]
+    if not any(join.count() for join in joins):  # one branch of UNION ALL may be empty, and not all of them
+        raise MappingError(why_empty(bound, bound.branches[0], keys))
     del keys
     shares = (seed, test_fraction, validation_fraction)
     if bound.branches[0].label_column < 0:
@@ -272,8 +274,8 @@ def _check_labels(bound: BoundQuery, labels: LabelSpace, counts: Sequence[Counts
     if missing:
         total = sum(int(own.sum()) for own in counts)
         raise MappingError(
-            f"label {bound.label} is NULL in {missing:,} of {total:,} joined rows; "
-            f"add WHERE {bound.label} IS NOT NULL (on the table's own column)"
+            f"label {bound.label} is NULL or NaN in {missing:,} of {total:,} joined rows; add WHERE {bound.label} "
+            f"IS NOT NULL, and of floats AND NOT isnan({bound.label}) (on the table's own column)"
         )
     missing = without(labels.weights)
     if missing:

@@ -53,7 +53,7 @@ def map_new_rows(
     for branch in bound.branches:
         relations = _out_of_reach(bound, branch, incomplete)
         lenient.append(relations)
-        join = join_branch(bound, _outer(branch, relations), keys, limit, may_be_empty=True)
+        join = join_branch(bound, _outer(branch, relations), keys, limit)
         branches.append(ListedSide.of(join.side(None), join.sizes))
         limit -= branches[-1].rows
     total = sum(side.rows for side in branches)

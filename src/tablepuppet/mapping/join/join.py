@@ -20,7 +20,7 @@ import numpy as np
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import BoundQuery, Branch
 from tablepuppet.errors import MappingError
-from tablepuppet.mapping.join.duckdb_join import BranchSide, Counts, DuckJoin, ListedJoin, ListedSide, Marks, why_empty
+from tablepuppet.mapping.join.duckdb_join import BranchSide, Counts, DuckJoin, ListedJoin, ListedSide, Marks
 from tablepuppet.mapping.join.tree_join import TreeJoin, TreeSide
 from tablepuppet.mapping.keys.gather import ScanKeys
 
@@ -157,15 +157,12 @@ def join_branch(
     max_rows: int,
     *,
     max_here: int | None = None,
-    may_be_empty: bool = False,
 ) -> BranchJoin:
     """The joined rows of a branch, if they are not too many; `max_here`: where they must be made by this machine."""
     join = TreeJoin.of(branch, keys) or DuckJoin(branch, keys)
     count = join.count()
     if isinstance(join, DuckJoin) and max_here is not None:
         max_rows = min(max_rows, max_here)
-    if count == 0 and not may_be_empty:
-        raise MappingError(why_empty(bound, branch, keys))
     if count > max_rows:
         raise MappingError(
             f"the query joins to {count:,} rows, more than the limit of {max_rows:,}; "

@@ -142,9 +142,9 @@ class _Branch:
             outer, keys = self._keys(table, condition, test, own)
             if kind == "not in" and len(outer) > 1:
                 raise self._refusal(table, condition, own)
-            if kind != "inner" and any(len(self._owners(base)) > 1 for base in base_tables(keys)):
-                keys.set("distinct", None)  # a key that two clients have leaves the same rows out
             derived = derive(self.ucq.text, keys, ctes)
+            if kind != "inner" and any(len(self._owners(base)) > 1 for base in base_tables(derived)):
+                derived.set("distinct", None)  # a key that two clients have leaves the same rows out
             name = _unused(f"keys of {base_tables(derived)[0].name}", sources)
             tree = max(source.tree for source in sources) + 1
             equalities = [
@@ -414,7 +414,7 @@ def _as_join(query: exp.Expr, name: str) -> str:
 
 def _outer_columns(query: exp.Expr, expression: exp.Expr | None = None) -> list[exp.Column]:
     """The columns that name a table outside of the query."""
-    local = [t.alias_or_name for t in query.find_all(exp.Table)]
+    local = [source.alias_or_name for source in query.find_all(exp.Table, exp.Subquery)]
     return [
         column
         for column in (expression or query).find_all(exp.Column)

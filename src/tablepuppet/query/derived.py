@@ -132,7 +132,8 @@ def _subject(text: str, sources: Sequence[Source], node: exp.Expr) -> int:
         is_inside = query is not None and _is_below(query, node)
         qualifier = column.args.get("table")
         if qualifier is not None:
-            local = {t.alias_or_name.lower() for t in query.find_all(exp.Table)} if is_inside and query else set()
+            sources = query.find_all(exp.Table, exp.Subquery) if is_inside and query else ()
+            local = {source.alias_or_name.lower() for source in sources}
             if qualifier.name.lower() not in local:
                 found.update(matches(qualifier, aliases))
         elif not is_inside:

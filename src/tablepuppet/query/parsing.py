@@ -52,7 +52,9 @@ def syntax_tree(text: str) -> exp.Expr:
     if not text.isprintable() and any("\ud800" <= c <= "\udfff" or c == "\0" for c in text):
         raise QueryError("the query holds characters that are not text; check how it was read or typed")
     check_grammar(text, _words(text))
-    return _without_schemas(_tree(text))
+    tree = _without_schemas(_tree(text))
+    _rename_ctes(tree)
+    return tree
 
 
 def _words(text: str) -> Sequence[Token]:
@@ -150,6 +152,41 @@ def _without_schemas(tree: exp.Expr) -> exp.Expr:
         if schema is not None and schema.name.lower() in _DEFAULT_SCHEMAS and not node.args.get("catalog"):
             node.set("db", None)
     return tree
+
+
+def _rename_ctes(tree: exp.Expr) -> None:
+    """Gives a name of WITH that hides a table or another name one of its own, in place: WITH b AS (SELECT … FROM b)."""
+    tables = [(table, _cte_of(table)) for table in tree.find_all(exp.Table)]
+    ctes = list(tree.find_all(exp.CTE))
+    names = [cte.alias.lower() for cte in ctes]
+    outside = {table.name.lower() for table, cte in tables if cte is None}
+    for number, cte in enumerate(ctes):
+        if names[number] not in outside and names.count(names[number]) == 1:
+            continue
+        own = exp.Identifier(this=f"{cte.alias} (WITH {number + 1})", quoted=True)
+        own.meta.update(cte.args["alias"].this.meta)
+        cte.args["alias"].set("this", own)
+        for table in (table for table, found in tables if found is cte):
+            if table.args.get("alias") is None:
+                table.set("alias", exp.TableAlias(this=table.this.copy()))
+            table.set("this", own.copy())
+
+
+def _cte_of(table: exp.Table) -> exp.CTE | None:
+    """The query of WITH that a name in FROM means: of the nearest WITH around it, and written before it."""
+    inside: exp.Expr | None = None
+    node: exp.Expr | None = table
+    while node is not None:
+        clause = node.args.get("with_")
+        known: list[exp.CTE] = clause.expressions if clause is not None else []
+        if inside in known:
+            known = known[: known.index(inside)]  # type: ignore[arg-type]
+        found = [cte for cte in known if cte.alias.lower() == table.name.lower()]
+        if found:
+            return found[-1]
+        inside = node if isinstance(node, exp.CTE) else inside
+        node = node.parent
+    return None
 
 
 def _selects(text: str, tree: exp.Expr) -> Iterator[exp.Select]:

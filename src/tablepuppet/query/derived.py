@@ -132,8 +132,8 @@ def _subject(text: str, sources: Sequence[Source], node: exp.Expr) -> int:
         is_inside = query is not None and _is_below(query, node)
         qualifier = column.args.get("table")
         if qualifier is not None:
-            sources = query.find_all(exp.Table, exp.Subquery) if is_inside and query else ()
-            local = {source.alias_or_name.lower() for source in sources}
+            inner = list(query.find_all(exp.Table, exp.Subquery)) if is_inside and query else []
+            local = {source.alias_or_name.lower() for source in inner}
             if qualifier.name.lower() not in local:
                 found.update(matches(qualifier, aliases))
         elif not is_inside:

@@ -68,7 +68,7 @@ def test_what_jobs_have_shown_counts_when_an_owner_becomes_strict() -> None:
         assert client.account.account.shown("people", ["people.h"]) == 2 * shown
 
 
-def test_one_number_tells_columns_with_few_values() -> None:
+def test_one_number_reveals_columns_with_few_values() -> None:
     query = "SELECT p.gender, CAST(p.age AS VARCHAR) AS age, p.job, p.y FROM people p"
     strict = tp.Federation({"people": people()}, policies={"people": Policy(allow_reconstruction=False)})
     with strict as owners, pytest.raises(PolicyError, match="and 1 may be enough"):

@@ -223,7 +223,7 @@ def test_a_contract_about_trees_says_how_many_splits_are_told_and_no_more_are() 
     ("policy", "options", "is_told"),
     [
         (Policy(), {}, True),
-        (Policy(), {"tells": "splits"}, False),
+        (Policy(), {"reveal": "splits"}, False),
         (Policy(), {"max_splits": 50}, False),
         (Policy(max_splits=50), {}, False),
         (Policy(minimum_rows=2), {}, False),

@@ -84,10 +84,9 @@ QUERY = "SELECT o.quantity, i.price, i.kind, o.{} FROM orders o LEFT JOIN items 
 
 
 @pytest.mark.parametrize(("label", "figure"), [("y", "r2"), ("late", "auc"), ("level", "accuracy")])
-@pytest.mark.parametrize("checks", ["strict", "lazy"])
-def test_a_saved_model_predicts_what_was_measured(tmp_path: Path, label: str, figure: str, checks: Any) -> None:
+def test_a_saved_model_predicts_what_was_measured(tmp_path: Path, label: str, figure: str) -> None:
     federation, query = tp.Federation(shop()), QUERY.format(label)
-    options = tp.Boosting(trees=25, depth=4, checks=checks, every=4, min_child_weight=2.0)
+    options = tp.Boosting(trees=25, depth=4, min_child_weight=2.0)
     result = federation.train(query, label=label, model="boosted", algorithm=options, test_fraction=0.0)
     assert result.metrics["train"][figure] > 0.8
     result.save(tmp_path / "model")
@@ -478,14 +477,20 @@ def test_categories_beyond_the_bins_are_told_apart_in_further_columns(tmp_path: 
     assert answered["rmse"] < 0.5 * few.metrics["test"]["rmse"]
 
 
-@pytest.mark.parametrize("checks", ["strict", "lazy"])
-def test_categories_that_training_did_not_see_are_measured_as_they_are_predicted(checks: Any) -> None:
+def test_categories_that_training_did_not_see_are_measured_as_they_are_predicted() -> None:
     rng = np.random.default_rng(8)
     kinds, is_held = rng.integers(0, 60, 900), rng.random(900) < 0.3
     score = np.sin(kinds * 7.0) + 0.3 * rng.normal(size=900)
     table = pa.table({"kind": [f"k{k}" for k in kinds], "held": is_held & (kinds % 5 == 0) | (kinds < 6), "y": score})
-    options = tp.Boosting(trees=15, depth=4, checks=checks, every=2)
+    options = tp.Boosting(trees=15, depth=4)
     federation, query = tp.Federation({"t": table}), "SELECT t.kind, t.y FROM t"
     result = federation.train(query, label="y", model="boosted", algorithm=options, test_where="held")
     measured = federation.evaluate(result.model, "SELECT t.kind, t.y FROM t WHERE t.held", rows="all")
     assert measured["rmse"] == pytest.approx(result.metrics["test"]["rmse"], rel=1e-12)
+
+
+def test_old_words_are_read_with_what_they_mean_now() -> None:
+    with pytest.warns(FutureWarning) as said:
+        options = tp.Boosting(tells="splits", checks="lazy", every=3, bits=8)
+    assert [str(w.message).split("=")[0] for w in said] == ["the option tells", "the option checks", "the option bits"]
+    assert options == tp.Boosting(reveal="splits", every=3)

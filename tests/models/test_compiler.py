@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from tablepuppet.mapping.rows import index
 from tablepuppet.models import compiler
 from tablepuppet.models.compiler import COMPILED_FROM
 
-_ROOT = Path(__file__).parents[2]
 QUERY = "SELECT a.x, b.z, a.y FROM a JOIN b ON a.k = b.k"
 
 
@@ -76,27 +73,3 @@ def test_small_joins_get_no_hint_whatever_is_installed(monkeypatch: pytest.Monke
     assert not compiler.wins(COMPILED_FROM - 1)
     with tp.Federation(tables(2)) as federation:
         assert federation.explain(QUERY, label="y").hint is None
-
-
-_TREES = """
-import sys
-sys.modules["numba"] = None
-import tablepuppet as tp
-from tests.models.test_compiler import QUERY, tables
-with tp.Federation(tables({classes})) as federation:
-    assert "tablepuppet[fast]" in federation.explain(QUERY, label="y", model="boosted").hint
-    result = federation.train(QUERY, label="y", model="boosted", trees=5, depth=4)
-assert not any(name.startswith(("numba.", "tablepuppet.algorithms.boosting.compiled")) for name in sys.modules)
-print(repr(result.objective), sum(len(tree.left) for group in result.trees for tree in group))
-"""
-
-
-@pytest.mark.parametrize("classes", [0, 3], ids=["linear", "softmax"])
-def test_trees_grow_without_the_compiler_as_with_it(classes: int) -> None:
-    program = _TREES.replace("{classes}", str(classes))
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=_ROOT)
-    with tp.Federation(tables(classes)) as federation:
-        assert federation.explain(QUERY, label="y", model="boosted").hint is None
-        result = federation.train(QUERY, label="y", model="boosted", trees=5, depth=4)
-    nodes = sum(len(tree.left) for group in result.trees for tree in group)
-    assert found.stdout.split() == [repr(result.objective), str(nodes)]

@@ -28,7 +28,7 @@ def assert_same(network: Result, local: Result) -> None:
 @pytest.mark.parametrize(
     ("job", "killed"),
     [
-        ({**JOB, "tells": "splits"}, {3: "store-us", 10: "server", 17: "supplier"}),
+        ({**JOB, "reveal": "splits"}, {3: "store-us", 10: "server", 17: "supplier"}),
         ({**JOB, "trees": 400}, {1: "server"}),  # no client is asked about later trees
     ],
     ids=["splits", "columns"],

@@ -85,9 +85,8 @@ def test_a_network_is_estimated_from_its_layers() -> None:
     assert network.advice.algorithm == "sgd"
 
 
-@pytest.mark.parametrize("checks", ["strict", "lazy"])
 @pytest.mark.parametrize("label", ["y", "c"])
-def test_estimated_rounds_and_bytes_of_trees_are_near_those_counted(checks: Any, label: str) -> None:
+def test_estimated_rounds_and_bytes_of_trees_are_near_those_counted(label: str) -> None:
     """They depend on the data; the estimate is what runs on real tables took."""
     rng = np.random.default_rng(0)
     rows, dimension = 30_000, 1_500
@@ -99,8 +98,8 @@ def test_estimated_rounds_and_bytes_of_trees_are_near_those_counted(checks: Any,
         "items": pa.table({"item": np.arange(dimension), "z": z, "v": rng.normal(size=dimension)}),
     }
     query = f"SELECT f.x, f.u, i.z, i.v, f.{label} FROM facts f JOIN items i ON f.item = i.item"
-    for tells, most in (("splits", 1.4), ("columns", 2.5)):
-        options = tp.Boosting(trees=30, checks=checks, tells=tells)  # type: ignore[arg-type]
+    for reveal, most in (("splits", 1.4), ("columns", 2.5)):
+        options = tp.Boosting(trees=30, reveal=reveal)  # type: ignore[arg-type]
         result = tp.Federation(tables).train(query, label=label, model="boosted", algorithm=options)
         estimated, counted = result.plan.cost("boosting", 30), result.traffic
         assert 0.7 < estimated.rounds / counted.rounds < most

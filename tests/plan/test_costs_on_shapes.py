@@ -86,8 +86,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "perceptron": {"model": "logistic", "algorithm": "sgd", "head": "mlp", "epochs": 3},
     "network-centralized": {"model": "mlp", "algorithm": "centralized", "epochs": 2},
     "columns": {"model": "boosted", "algorithm": tp.Boosting(trees=TREES)},
-    "splits": {"model": "boosted", "algorithm": tp.Boosting(trees=TREES, tells="splits")},
-    "lazy": {"model": "boosted", "algorithm": tp.Boosting(trees=TREES, checks="lazy")},
+    "splits": {"model": "boosted", "algorithm": tp.Boosting(trees=TREES, reveal="splits")},
     "drawn": {"model": "boosted", "algorithm": tp.Boosting(trees=TREES, splits="random")},
 }
 
@@ -171,7 +170,7 @@ def test_every_algorithm_has_a_job_whose_cpu_time_is_measured() -> None:
 
 
 # Rounds and bytes of trees depend on what columns say: how many times more or fewer than counted (docs/boosting.md).
-OF_TREES = {"columns": (3.0, 6.0), "splits": (1.3, 1.4), "lazy": (3.0, 6.0), "drawn": (1.0, 1.2)}
+OF_TREES = {"columns": (3.0, 6.0), "splits": (1.3, 1.4), "drawn": (1.0, 1.2)}
 
 
 @pytest.mark.slow

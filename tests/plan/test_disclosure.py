@@ -129,7 +129,6 @@ def test_explain_counts_the_predictions_of_evaluation() -> None:
 @given(
     label=st.sampled_from(["y", "c"]),
     owners=st.sampled_from([1, 2, 3]),
-    checks=st.sampled_from(["strict", "lazy"]),
     splits=st.sampled_from(["best", "best", "random"]),
     depth=st.sampled_from([2, 4]),
     leaves=st.sampled_from([None, 5]),
@@ -142,7 +141,7 @@ def test_trees_tell_what_is_predicted_and_of_checks_and_splits_no_more(
     label: str, owners: int, weight: str | None, release: bool, **options: Any
 ) -> None:
     options |= {"leaves": None} if options["splits"] == "random" else {}
-    given: dict[str, Any] = {"label": label, "algorithm": tp.Boosting(every=2, **options), "weight": weight}
+    given: dict[str, Any] = {"label": label, "algorithm": tp.Boosting(**options), "weight": weight}
     given |= {"release": release}
     with tp.Federation(shop(owners)) as federation:
         query = QUERY.format(label=label)

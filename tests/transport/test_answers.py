@@ -194,9 +194,9 @@ def test_a_lie_about_splits_of_trees_is_refused(what: str, lie: Callable[[Any], 
             federation._transport, "items", trees.TreeObjections, lambda a: trees.TreeObjections(found=lie(a.found))
         )
         federation._transport = objects  # type: ignore[assignment]
-        tells = "splits" if what in ("bits", "missing", "a large gain") else "columns"
+        reveal = "splits" if what in ("bits", "missing", "a large gain") else "columns"
         with pytest.raises(tp.TablePuppetError, match=f"client items.*{says}"):
-            federation.train(QUERY, label="y", algorithm="boosting", trees=2, depth=3, tells=tells)
+            federation.train(QUERY, label="y", algorithm="boosting", trees=2, depth=3, reveal=reveal)
 
 
 @pytest.mark.parametrize(("who", "kind", "lie", "says"), LIES, ids=lambda v: v if isinstance(v, str) else "")

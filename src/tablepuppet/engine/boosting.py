@@ -18,6 +18,7 @@ from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.boosting.drawn import DrawnServer, Draws
 from tablepuppet.algorithms.boosting.exchange import SETS, NewKey
 from tablepuppet.algorithms.boosting.fixed_point import Labels
+from tablepuppet.algorithms.boosting.kernels import announce_compilation
 from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.messages import GrownTrees, HoldSplits, ReleaseSplits, SplitRule, Splits
 from tablepuppet.algorithms.boosting.model import compact, shifted
@@ -59,6 +60,7 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
     job = plan.job
     assert isinstance(job.options, Boosting)
     check_tree_exposure(plan.shape, job)
+    announce_compilation()
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs, job.privacy)
     open_parts(union, mapping, job, wants_moments=job.privacy.features is None, wants_statistics=False)
     names = [block.name for block in mapping.bound.blocks]

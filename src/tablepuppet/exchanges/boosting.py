@@ -78,7 +78,6 @@ if TYPE_CHECKING:
     from tablepuppet.algorithms.boosting.client import ClientHalf
 
 _SPEC = ModelSpec(kind="boosted")
-_PIECE = 1 << 17  # pairs of rows and cells that are sent together
 _CODES = 256  # of a column in bins
 
 
@@ -99,7 +98,7 @@ class TreesPart:
     train: Codes
     held: Codes
     limit: int | None
-    tells_columns: bool
+    reveals_columns: bool
     before: tuple[trees.SplitRule, ...] = ()  # of trees that were there already
     halves: list[tuple[TreesState, ClientHalf]] = field(default_factory=list)  # of the last request, and what it left
 
@@ -151,14 +150,16 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     if most is not None and len(before) > most:
         raise PolicyError(f"no more than {most} splits of this table may be told (max_splits), and there are more")
     limit = limit if most is None else min(limit, most - len(before))
-    tells_columns = options.tells_columns and most is None and own.policy.minimum_rows <= 1  # a bin may have few rows
+    reveals_columns = (
+        options.reveals_columns and most is None and own.policy.minimum_rows <= 1
+    )  # a bin may have few rows
     if before and not isinstance(request.before, str) and own.owner.limits_scores:
         opened = part.request
         place = (own, request.job, opened.scan, opened.columns)
         table = own.tables.use(request.job, opened.scan).table
         own.owner.splits(table, reads(*place), before, partial(unknowns, *place))
     empty = [RawColumn(c.feature, c.entry, np.zeros(0) if c.is_number else None) for c in columns]
-    part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, limit, tells_columns, before)
+    part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, limit, reveals_columns, before)
     part.state = TreesState()
     if request.peers:
         part.meet(request.peers)
@@ -174,7 +175,7 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
         kinds=kinds,
         has_missing=has_missing,
         limit=part.trees.limit,
-        tells_columns=half.book.tells_columns,
+        reveals_columns=half.book.reveals_columns,
         right=right,
         sizes=sizes,
     )
@@ -206,7 +207,7 @@ def reveal_keys(own: ClientState, request: trees.RevealKeys) -> trees.RevealedKe
     for key in request.keys:
         if not 0 <= key.column < len(book.columns.kinds):
             raise TransportError("a key is of a column that there is not")
-        if book.is_whole(key) and not book.tells_columns:
+        if book.is_whole(key) and not book.reveals_columns:
             raise PolicyError(
                 "columns of this table are not told whole: their splits are, one by one (max_splits, minimum_rows)"
             )
@@ -321,7 +322,10 @@ def _told(
 
 def _half(part: Part) -> ClientHalf:
     from tablepuppet.algorithms.boosting.client import ClientHalf  # here: they load the compiler
+    from tablepuppet.algorithms.boosting.kernels import announce_compilation
     from tablepuppet.algorithms.boosting.keys import KeyBook
+
+    announce_compilation()
 
     own: TreesPart | None = part.trees
     if own is None:
@@ -336,9 +340,8 @@ def _half(part: Part) -> ClientHalf:
     has_missing |= own.request.bounds is not None  # under noise, whether any is missing is not looked at
     rules = own.request.algorithm.rules
     known = (list(state.entries), list(state.is_told))
-    book = KeyBook(own.request.block, layout, has_missing, rules, *known, own.limit, own.tells_columns)
-    goes_ahead = own.request.algorithm.checks == "strict" and not own.tells_columns
-    return ClientHalf(book, own.train, own.held, goes_ahead)
+    book = KeyBook(own.request.block, layout, has_missing, rules, *known, own.limit, own.reveals_columns)
+    return ClientHalf(book, own.train, own.held)
 
 
 def _keep(part: Part, half: ClientHalf) -> None:
@@ -506,11 +509,12 @@ def _check_outline(outline: Outline, most: int, rows: int) -> None:
     check_array(outline.bounds, "check.trees.bounds", (nodes if len(outline.bounds) else 0, 2))
     require(all(0 < u < math.inf for u in outline.unit), "check.trees.unit", "is not a positive number")
     cells = int(np.count_nonzero(outline.left < 0))
-    pairs = 0
-    for piece in outline.pieces:
-        require(0 <= piece.size <= max(_PIECE, cells), "check.trees.pieces", "hold too many pairs at once")
-        pairs += piece.size
-    require(pairs <= rows * cells, "check.trees.pieces", f"hold {pairs:,} pairs where there are {rows * cells:,}")
+    require(outline.pairs is not None, "check.trees.pairs", "are missing")
+    assert outline.pairs is not None
+    require(outline.pairs.counts.size == rows, "check.trees.pairs", f"are not of {rows:,} rows")
+    size, others = outline.pairs.cells.size, {outline.pairs.g.size, outline.pairs.h.size}
+    require(size <= rows * cells, "check.trees.pairs", f"are {size:,} where there are {rows * cells:,}")
+    require(others == {size}, "check.trees.pairs", "have sums of other pairs")
 
 
 def _check_keys_request(own: ClientState, request: trees.RevealKeys) -> None:

@@ -20,7 +20,6 @@ from tablepuppet.arrays import Array
 
 COMPILED_FROM = 1 << 23  # joined rows from which compiled kernels are worth loading
 
-TREES_HINT = "pip install 'tablepuppet[fast]', at the server and at owners: compiled loops grow the same trees faster"
 HINT = "pip install 'tablepuppet[fast]' compiles the loops over so many joined rows: shorter epochs, in long runs"
 
 

@@ -51,7 +51,8 @@ def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insig
     for block, is_held in zip(shape.blocks, held, strict=True):
         learns = [
             f"which of its rows take part, and in how many joined rows (up to {block.most:,})",
-            f"slope and curvature of the loss at each of its rows, summed in each node of {_checked(options)}; those "
+            "slope and curvature of the loss at each of its rows, summed in each node of "
+            f"all {plural(options.trees, 'tree')}; those "
             "of the first tree tell the labels of rows that are joined once"
             if not options.is_random
             else "which of its splits were drawn, by chance alone: nothing of labels or of other tables",
@@ -70,11 +71,11 @@ def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insig
 
 def _of_rows(options: Boosting) -> str:
     """What is told of rows."""
-    if options.tells_columns:
+    if options.reveals_columns:
         return (
             f"of every column that a tree splits: which of up to {options.bins} bins, or categories, each row of its "
             "table lies in, test rows included; what bins and categories stand for is not told before the model is "
-            'released (tells="splits", or max_splits, tells no more than the sides of splits that are used, in more '
+            'released (reveal="splits", or max_splits, reveals no more than the sides of splits that are used, in more '
             "rounds)"
         )
     most = "" if options.max_splits is None else f", at most {options.max_splits} of each table"
@@ -83,12 +84,6 @@ def _of_rows(options: Boosting) -> str:
         "included (of strings with many rare categories, at once which rows have the same one); after many trees these "
         "bits are practically the binned table"
     )
-
-
-def _checked(options: Boosting) -> str:
-    if options.checks == "strict":
-        return f"all {plural(options.trees, 'tree')}"
-    return f"one tree in {options.every}"
 
 
 def tree_disclosures(mapping: MappingSummary, shape: Shape, job: Job) -> dict[Told, int]:
@@ -139,7 +134,7 @@ def tree_exposures(shape: Shape, given: AlgorithmOptions) -> list[Exposure]:
     found = []
     for block in shape.blocks:
         columns = block.numbers + block.strings
-        if options.tells_columns:
+        if options.reveals_columns:
             whole = columns * digits_of(options.bins - 1)
             found.append(Exposure(block.name, whole, whole))
         else:
@@ -172,7 +167,7 @@ def most_told(block: BlockShape, options: Boosting) -> int:
 
 
 def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
-    """How often to check: trees have no other algorithm."""
+    """What the trees cost: they have no other algorithm."""
     options = _own(given)
     if options.is_random:
         drawn = cost(shape, options.name, options, options.trees)
@@ -182,26 +177,22 @@ def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
             "owners are told no slopes; as a tree is not grown where it gains, take more of them than of others "
             "(docs/boosting.md)",
         )
-    strict, lazy = (
-        cost(shape, options.name, msgspec.structs.replace(options, checks=checks), options.trees)
-        for checks in ("strict", "lazy")
-    )
-    if options.tells_columns:
-        few = msgspec.structs.replace(options, tells="splits")
-        splits, first = cost(shape, options.name, few, options.trees), cost(shape, options.name, options, 1).rounds
+    exact = cost(shape, options.name, options, options.trees)
+    if not options.reveals_columns:
         return Advice(
             options.name,
-            f"the trees of the exact algorithm take about {strict.rounds} rounds, {spelled(strict)} on US-UK, for an "
-            f"owner tells a column once: {first} if the first tree splits every column, and one for each tree that "
-            "follows until another splits the last of them; "
-            f'tells="splits" tells the server less, of the same trees, in about {splits.rounds} rounds, '
-            f"{spelled(splits)} (docs/boosting.md)",
+            f"the trees of the exact algorithm take about {exact.rounds} rounds, {spelled(exact)} on US-UK "
+            "(docs/boosting.md)",
         )
+    few = msgspec.structs.replace(options, reveal="splits")
+    splits, first = cost(shape, options.name, few, options.trees), cost(shape, options.name, options, 1).rounds
     return Advice(
         options.name,
-        f'checks="strict" grows the trees of the exact algorithm in about {strict.rounds} rounds, {spelled(strict)} '
-        f'on US-UK; checks="lazy", every={options.every} takes about {lazy.rounds} rounds, {spelled(lazy)}, tells the '
-        "server of fewer splits, and is nearly as good (docs/boosting.md)",
+        f"the trees of the exact algorithm take about {exact.rounds} rounds, {spelled(exact)} on US-UK, for an "
+        f"owner reveals a column once: {first} if the first tree splits every column, and one for each tree that "
+        "follows until another splits the last of them; "
+        f'reveal="splits" tells the server less, of the same trees, in about {splits.rounds} rounds, '
+        f"{spelled(splits)} (docs/boosting.md)",
     )
 
 

@@ -14,7 +14,7 @@ from tablepuppet.algorithms.registry import BY_NAME, algorithm_of, is_expanded
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
-from tablepuppet.models.compiler import HINT, TREES_HINT, is_installed, wins
+from tablepuppet.models.compiler import HINT, is_installed, wins
 from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.heads.kinds import head_spec
 from tablepuppet.models.losses import Loss
@@ -126,7 +126,7 @@ class Plan:
     def hint(self) -> str | None:
         """What would make the run faster on this machine; None: nothing that is known."""
         if self.job.spec.is_boosted:
-            return None if is_installed() else TREES_HINT
+            return None
         is_slow = wins(self.mapping.train_rows, is_dear=is_dear(self.job, self.loss)) and not is_installed()
         return HINT if is_slow else None
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.bins import Columns
-from tablepuppet.algorithms.boosting.client import told
+from tablepuppet.algorithms.boosting.client import send_objections
 from tablepuppet.algorithms.boosting.drawn import Drawable
 from tablepuppet.algorithms.boosting.exchange import (
     NUMBER,
@@ -147,7 +147,7 @@ class TreeRounds:
         pending: dict[int, tuple[list[Objection], list[Key]]] = {}
         for number, block in enumerate(self.union.blocks):
             if not checks[number]:
-                found[number] = told(_NOBODY, [], [])
+                found[number] = send_objections(_NOBODY, [], [])
             elif number in self.books:
                 pending[number] = self._objections(number, checks[number][0], [answers[p.number][0] for p in block])
             else:
@@ -155,7 +155,9 @@ class TreeRounds:
         asked_for = {number: keys for number, (_, keys) in pending.items()}
         bits = self._bits(asked_for)
         for number, (kept, _) in pending.items():
-            found[number] = told(self.books[number], kept, bits[number], self._complete(number, bits[number]))
+            found[number] = send_objections(
+                self.books[number], kept, bits[number], self._complete(number, bits[number])
+            )
         return [found[number] for number in range(len(self.union.blocks))]
 
     def _shared_bins(self) -> dict[int, list[Bins]]:
@@ -180,14 +182,14 @@ class TreeRounds:
         layout = Columns.of([b.kind for b in bins], [b.size for b in bins], self.signs[number])
         has_missing = np.any([s.has_missing for s in started], axis=0)
         limits = [s.limit for s in started if s.limit is not None]
-        tells_columns = all(s.tells_columns for s in started)
+        reveals_columns = all(s.reveals_columns for s in started)
         return KeyBook(
             number,
             layout,
             has_missing,
             self.options.rules,
             limit=min(limits, default=None),
-            tells_columns=tells_columns,
+            reveals_columns=reveals_columns,
         )
 
     def _objections(self, number: int, check: Check, answers: Sequence[Message]) -> tuple[list[Objection], list[Key]]:
@@ -199,9 +201,8 @@ class TreeRounds:
             raise TransportError(f"{clients_of(self.union.blocks[number])} answer with sums of different sizes")
         with np.errstate(over="ignore"):  # masks wrap around
             total = [np.sum(np.stack(own), axis=0) for own in zip(*sums, strict=True)]
-        columns = len(book.columns.kinds)
-        counted = [[(0, columns, node_sums(outline, cells))] for outline, cells in zip(check.trees, total, strict=True)]
-        return book.news(book.objections(check, counted))
+        per_node = [node_sums(outline, cells) for outline, cells in zip(check.trees, total, strict=True)]
+        return book.add_new(book.objections(check, per_node))
 
     def _complete(self, number: int, told_: Sequence[NewKey | NewColumn]) -> list[Complete]:
         """Columns of categories of which everything was told just now."""

@@ -62,14 +62,13 @@ class Central:
     scores: Array
     trees: list[list[dict[tuple[int, ...], Any]]] = field(default_factory=list)  # by path: the split of a node
 
-    def fit(self, allowed: Sequence[Sequence[NDArray[np.bool_]]], rows: Sequence[NDArray[np.int64]], seed: int) -> None:
+    def fit(self, allowed: Sequence[Sequence[NDArray[np.bool_]]], rows: Sequence[NDArray[np.int64]]) -> None:
         """As many trees as there are samples of columns and rows."""
         labels = Labels(self.labels, None, self.weights)
         start = self.scores.copy(order="F")
-        for number, (columns, sample) in enumerate(zip(allowed, rows, strict=True)):
+        for columns, sample in zip(allowed, rows, strict=True):
             is_forest = self.options.forest
-            scores, draw = (start, (seed, 0)) if is_forest else (self.scores, (seed, number))
-            given = derivatives(self.loss, scores, labels, self.options.bits, draw)
+            given = derivatives(self.loss, start if is_forest else self.scores, labels, self.options.bits)
             grown = []
             for output, own in enumerate(given):
                 g, h = own.g.astype(np.int64), own.h.astype(np.int64)

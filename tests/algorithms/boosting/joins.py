@@ -18,7 +18,7 @@ from tablepuppet.algorithms.boosting.bins import (
     further_bins,
     number_bins,
 )
-from tablepuppet.algorithms.boosting.client import ClientHalf, told
+from tablepuppet.algorithms.boosting.client import ClientHalf, send_objections
 from tablepuppet.algorithms.boosting.drawn import Drawable, DrawnServer, Draws
 from tablepuppet.algorithms.boosting.exchange import NUMBER, Check, Codes, NewColumn, NewKey, Objections
 from tablepuppet.algorithms.boosting.fixed_point import Labels
@@ -170,7 +170,12 @@ def open_block(number: int, table: Table, options: Boosting) -> Block:
 
     def book() -> KeyBook:
         return KeyBook(
-            number, layout, has_missing, options.rules, limit=options.max_splits, tells_columns=options.tells_columns
+            number,
+            layout,
+            has_missing,
+            options.rules,
+            limit=options.max_splits,
+            reveals_columns=options.reveals_columns,
         )
 
     parts = []
@@ -178,7 +183,7 @@ def open_block(number: int, table: Table, options: Boosting) -> Block:
         stop = [*starts, table.rows][k + 1]
         own_rows = np.vstack([train[starts[k] : stop], train[-1:]])
         own_held = held[held_starts[k] : [*held_starts, len(held)][k + 1]]
-        parts.append(ClientHalf(book(), own_rows, own_held, options.checks == "strict"))
+        parts.append(ClientHalf(book(), own_rows, own_held))
     return Block(bins, layout, train, held, book(), parts, starts, held_starts)
 
 
@@ -196,9 +201,8 @@ def answer(block: Block, checks: list[Check]) -> Objections:
         book.add_unions(checks[0].unions)
     sums = [half.histograms(check) for half, check in zip(block.parts, checks, strict=True)]
     total = [np.sum(own, axis=0) for own in zip(*sums, strict=True)]
-    columns = len(block.layout.kinds)
-    counted = [[(0, columns, node_sums(outline, own))] for outline, own in zip(checks[0].trees, total, strict=True)]
-    kept, fresh = block.book.news(block.book.objections(checks[0], counted))
+    per_node = [node_sums(outline, own) for outline, own in zip(checks[0].trees, total, strict=True)]
+    kept, fresh = block.book.add_new(block.book.objections(checks[0], per_node))
     for half in block.parts:
         for key in fresh:
             half.book.add(key, is_told=True)
@@ -208,7 +212,7 @@ def answer(block: Block, checks: list[Check]) -> Objections:
         if isinstance(new, NewKey) and block.layout.kinds[new.column] != NUMBER:
             sides.setdefault(new.column, []).append(np.unpackbits(new.right, count=len(block.train) - 1))
     complete = [block.book.completed(column, block.book.occurring(column, own)) for column, own in sides.items()]
-    return told(block.book, kept, known, [c for c in complete if c is not None])
+    return send_objections(block.book, kept, known, [c for c in complete if c is not None])
 
 
 def _sides(block: Block, key: Key) -> Codes:
@@ -267,7 +271,7 @@ def train(join: Join, options: Boosting, seed: int = 0) -> tuple[BoostingServer,
         while checks is not None:
             rounds += 1
             answers = [
-                answer(block, own) if own else told(book_of(block), [], [])
+                answer(block, own) if own else send_objections(book_of(block), [], [])
                 for block, own in zip(blocks, checks, strict=True)
             ]
             try:

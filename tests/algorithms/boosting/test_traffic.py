@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting.traffic import tree_seconds, tree_waves
 from tablepuppet.algorithms.shape import BlockShape, Fan, PartShape, Shape
@@ -31,9 +27,8 @@ def _bytes(shape: Shape, options: tp.Boosting, tree: int) -> float:
     return sum(wave.times * (wave.down + wave.up) for wave in tree_waves(shape, options, tree))
 
 
-@pytest.mark.parametrize("checks", ["strict", "lazy"])
-def test_tables_of_few_values_have_told_all_after_some_trees_and_others_have_not(checks: Any) -> None:
-    options = tp.Boosting(trees=500, checks=checks, tells="splits")
+def test_tables_of_few_values_have_told_all_after_some_trees_and_others_have_not() -> None:
+    options = tp.Boosting(trees=500, reveal="splits")
     assert all(tree_waves(_FEW, options, tree) for tree in (0, 5))
     assert not any(tree_waves(_FEW, options, tree) for tree in range(450, 500))
     assert _bytes(_FLOATS, options, 100) > 10_000
@@ -66,21 +61,21 @@ def test_cpu_time_of_a_tree_grows_with_rows_columns_depth_and_checks() -> None:
     wide = _shape(_block("f", 10_000, 10_000, numbers=30), _FLOATS.blocks[1])
     assert tree_seconds(wide, usual, 50) > base
     assert tree_seconds(_FLOATS, tp.Boosting(depth=9), 50) > 1.3 * base
-    assert tree_seconds(_FLOATS, tp.Boosting(tells="splits"), 50) > 1.3 * base
+    assert tree_seconds(_FLOATS, tp.Boosting(reveal="splits"), 50) > 1.3 * base
     assert tree_seconds(_FLOATS, tp.Boosting(splits="random"), 50) < 0.5 * base
     assert tree_seconds(_FLOATS, usual, 0) > base  # bins are made once
 
 
 def test_early_trees_cost_more_than_late_ones_and_samples_less_than_all_rows() -> None:
-    options = tp.Boosting(tells="splits")
+    options = tp.Boosting(reveal="splits")
     costs = [sum(_bytes(_FLOATS, options, k) for k in range(t, t + 10)) for t in (1, 11, 31, 71)]
     assert costs == sorted(costs, reverse=True)
-    assert _bytes(_FLOATS, tp.Boosting(subsample=0.25, tells="splits"), 20) < _bytes(_FLOATS, options, 20)
+    assert _bytes(_FLOATS, tp.Boosting(subsample=0.25, reveal="splits"), 20) < _bytes(_FLOATS, options, 20)
 
 
 def test_a_cap_of_splits_bounds_what_is_told() -> None:
     shape = _shape(_FLOATS.blocks[0])
-    free, capped = tp.Boosting(trees=50, tells="splits"), tp.Boosting(trees=50, max_splits=10)
+    free, capped = tp.Boosting(trees=50, reveal="splits"), tp.Boosting(trees=50, max_splits=10)
     up = [sum(w.times * w.up for t in range(50) for w in tree_waves(shape, o, t)) for o in (free, capped)]
     told = 10 * (10_000 + 1) / 8
     assert up[0] > up[1] > told

@@ -32,7 +32,7 @@ class BoostingAlgorithm(Algorithm[Boosting]):
         trees = "1 tree" if options.trees == 1 else f"{options.trees:,} trees"
         size = f"depth {options.levels}" if options.leaves is None else f"{options.leaves:,} leaves"
         kind = "a forest of" if options.forest else "at most"
-        return f"{kind} {trees} of {size}, {'random splits' if options.is_random else f'{options.checks} checks'}"
+        return f"{kind} {trees} of {size}, {'random splits' if options.is_random else 'exact splits'}"
 
     def run_epochs(self, options: Boosting, usual: int) -> int:
         return options.trees
@@ -61,7 +61,7 @@ class BoostingAlgorithm(Algorithm[Boosting]):
 
     def server_memory(self, shape: Shape, options: Boosting) -> int:
         """Scores, the order of rows and room to part them, derivatives; then the bins that are known."""
-        per_row = 8 * shape.outputs + 4 + shape.outputs * (4 + 2 * max(16, options.bits) // 8)
+        per_row = 8 * shape.outputs + 4 + shape.outputs * (4 + 8)
         return shape.joined * per_row + sum(block.rows * block.width for block in shape.blocks)
 
     def client_memory(self, shape: Shape, options: Boosting, block: BlockShape, part: PartShape) -> float:

@@ -27,7 +27,6 @@ __all__ = [
     "Columns",
     "Key",
     "NumberBins",
-    "Splits",
     "category_bins",
     "further_bins",
     "number_bins",
@@ -144,11 +143,6 @@ class Columns:
     def bins(self) -> int:
         return int(self.offsets[-1])
 
-    def between(self, first: int, last: int) -> Columns:
-        """Some of the columns, side by side."""
-        offsets = self.offsets[first : last + 1] - self.offsets[first]
-        return Columns(self.kinds[first:last], offsets, self.signs[first:last])
-
     def size(self, column: int) -> int:
         return int(self.offsets[column + 1] - self.offsets[column])
 
@@ -168,57 +162,3 @@ class Columns:
     def is_missing(self, key: Key) -> bool:
         """Whether the key says no more than which values are missing."""
         return bool(self.kinds[key.column] == NUMBER) and key.border == self.size(key.column) - 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Splits:
-    """The best split of each of some nodes, as kernels.best_splits finds them."""
-
-    gain: Array
-    found: NDArray[
-        np.int64
-    ]  # (nodes, 5): column (−1: none), bin, whether missing values go left, Σg and Σh of the left
-    order: Codes  # (nodes, 256): of sorted categories, those that go left come first
-
-    @classmethod
-    def of(
-        cls,
-        sums: NDArray[np.int64],
-        columns: Columns,
-        allowed: NDArray[np.uint8],
-        unit: tuple[float, float],
-        rules: Array,
-        bounds: Array,
-        light: Array,
-        at: NDArray[np.int64] | None = None,
-    ) -> Splits:
-        """From (Σg, Σh) of every node and bin, or of those in `at`; `bounds`: what each node's values lie within,
-        `light`: the Σh below which its sparse categories are left out."""
-        at = np.arange(len(sums)) if at is None else at
-        out = cls.none(len(at), rules)
-        out.search(sums, columns, allowed, unit, rules, bounds, light, at)
-        return out
-
-    @classmethod
-    def none(cls, nodes: int, rules: Array) -> Splits:
-        """Before any column was searched."""
-        found = np.full((nodes, 5), -1, np.int64)
-        return cls(np.full(nodes, rules[2]), found, np.empty((nodes, 256), np.uint8))
-
-    def search(
-        self,
-        sums: NDArray[np.int64],
-        columns: Columns,
-        allowed: NDArray[np.uint8],
-        unit: tuple[float, float],
-        rules: Array,
-        bounds: Array,
-        light: Array,
-        at: NDArray[np.int64],
-        first: int = 0,
-    ) -> None:
-        """Looks for better ones in further columns, whose numbers begin with `first`."""
-        from tablepuppet.algorithms.boosting import kernels  # here: it loads the compiler
-
-        how = (columns.offsets, columns.kinds, columns.signs, allowed, np.array(unit), rules, bounds, light)
-        kernels.best_splits(sums, at, *how, first, self.gain, self.found, self.order)

@@ -1,31 +1,24 @@
-"""The client's half: histograms of its own rows, and bits of the keys that it tells.
+"""The client's half: histograms of its own rows, and bits of the keys that it reveals.
 
 It keeps nothing between rounds but its keys: every check brings all sums that it needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.ahead import is_worth_it, splits_ahead
-from tablepuppet.algorithms.boosting.bins import Codes, Columns, Key
+from tablepuppet.algorithms.boosting.bins import Codes, Key
 from tablepuppet.algorithms.boosting.exchange import Check, Complete, NewColumn, NewKey, Objections, Outline
-from tablepuppet.algorithms.boosting.keys import Counted, KeyBook, Objection, Split, node_sums
-from tablepuppet.algorithms.boosting.packing import CHUNK, words_of
-from tablepuppet.algorithms.boosting.paths import Walk
+from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, Split, node_sums
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
-_FEW_BINS = 1 << 16  # of all nodes, whose sums stay in the cache
-_FEW_PAIRS = 1 << 18  # that are listed for the sake of it
-_DENSE = 6  # so many times the pairs may be spread over rows and cells
 
 
 @dataclass
@@ -35,21 +28,18 @@ class ClientHalf:
     book: KeyBook
     train: Codes  # (rows + 1, columns): the last row is the one that an outer join did not find
     held: Codes  # of rows that are held out
-    goes_ahead: bool = True  # trees are mended by what it answers
 
     def check(self, check: Check) -> Objections:
         """What this block, which lies here alone, has against some trees."""
         self.book.add_unions(check.unions)
         is_first = not self.book.told
-        self._check(check)
-        counted = [self._counted(tree, self.goes_ahead and is_worth_it(tree, self.book.block)) for tree in check.trees]
-        objections = self.book.objections(check, [groups for groups, _ in counted])
-        ahead = self._ahead(check, [listed for _, listed in counted], objections)
-        later = [o for o in objections if (o.tree, o.node) not in ahead]
-        kept, fresh = self.book.news(later, [split.key for split in ahead.values()])
+        cells = self.histograms(check)
+        sums = [node_sums(outline, own) for outline, own in zip(check.trees, cells, strict=True)]
+        kept, fresh = self.book.add_new(self.book.objections(check, sums))
         changed = range(len(self._occurs)) if is_first else sorted({key.column for key in fresh})
         complete = [self.book.completed(column, self._occurs[column]) for column in changed]
-        return told(self.book, kept, [self.reveal(key) for key in fresh], [c for c in complete if c is not None])
+        keys = [self.reveal(key) for key in fresh]
+        return send_objections(self.book, kept, keys, [c for c in complete if c is not None])
 
     @cached_property
     def _occurs(self) -> list[Sums]:
@@ -59,92 +49,44 @@ class ClientHalf:
             counts[0] = is_missing
         return [np.flatnonzero(counts) for counts in found]
 
+    @cached_property
+    def _by_column(self) -> Codes:
+        return np.ascontiguousarray(self.train.T)
+
     def histograms(self, check: Check) -> list[Sums]:
         """Σ (g, h) per cell and bin, of every tree."""
-        self._check(check)
-        return [self._count(outline, self.book.columns, is_listed=False)[0] for outline in check.trees]
-
-    def _check(self, check: Check) -> None:
         if len(check.columns) != len(self.book.columns.kinds):
             raise TransportError("a check does not have this block's columns")
         if not check.trees:
             raise TransportError("a check has no trees")
-
-    def _ahead(
-        self, check: Check, listed: Sequence[Sums], objections: Sequence[Objection]
-    ) -> dict[tuple[int, int], Split]:
-        """By tree and node: the splits that it would go on with."""
-        if not self.book.has_room(objections):
-            return {}
-        found: dict[tuple[int, int], Split] = {}
-        allowed = check.columns.astype(np.uint8)
-        for tree, (outline, own) in enumerate(zip(check.trees, listed, strict=True)):
-            wishes = {o.node: o.split for o in objections if o.tree == tree and o.split is not None}
-            if own.size and wishes:
-                ahead = splits_ahead(self.book, self.train, allowed, outline, own, wishes)
-                found |= {(tree, node): split for node, split in ahead.items()}
-        return found
+        return [self._count(outline) for outline in check.trees]
 
     def reveal(self, key: Key) -> NewKey | NewColumn:
         """Of every row whether it goes right, or the bin of a column."""
-        if self.book.is_whole(key):
-            return self.book.told_as(key, np.concatenate([self.train[:, key.column], self.held[:, key.column]]))
-        right, column = self.book.columns.right(key), np.uint64(key.column)
-        bits = np.zeros((len(self.train) + len(self.held) + 7) // 8, np.uint8)
-        kernels.write_sides(self.train, column, right, 0, bits)
-        kernels.write_sides(self.held, column, right, len(self.train), bits)
-        return NewKey(key.column, self.book.columns.is_missing(key), bits)
+        codes = np.concatenate([self.train[:, key.column], self.held[:, key.column]])
+        return self.book.told_as(key, codes if self.book.is_whole(key) else self.book.columns.right(key)[codes])
 
-    def _counted(self, outline: Outline, is_listed: bool) -> tuple[Iterable[Counted], Sums]:
-        """Σ (g, h) per node and bin, a few columns at a time where all would not fit into the cache and most rows are
-        in many cells; and pairs, if they are to be listed or were."""
-        columns, cells = self.book.columns, int(np.count_nonzero(outline.left < 0))
-        pairs, width = sum(piece.size for piece in outline.pieces), -(-cells // 8) * 8
-        is_wide = len(outline.left) * columns.bins > _FEW_BINS and pairs <= _FEW_PAIRS
-        if is_wide and _DENSE * pairs >= len(self.train) * width:
-            _, listed = self._count(outline, columns.between(0, 0), is_listed=True)
-            spread, runs = np.zeros((len(self.train), width), np.int64), np.zeros(len(self.train) + 2, np.int64)
-            count = kernels.spread_listed(listed, spread, runs)
-            if count > 0:
-                return self._by_columns(outline, cells, spread, runs[: count + 1]), listed
-            is_listed = True
-        sums, listed = self._count(outline, columns, is_listed)
-        return [(0, len(columns.kinds), node_sums(outline, sums))], listed
-
-    def _by_columns(self, outline: Outline, cells: int, spread: Sums, runs: Sums) -> Iterator[Counted]:
-        """The columns one after the other, up to `_FEW_BINS` bins of all nodes together."""
-        columns, first = self.book.columns, 0
-        while first < len(columns.kinds):
-            most = columns.offsets[first] + _FEW_BINS // len(outline.left)
-            last = max(first + 1, int(np.searchsorted(columns.offsets, most, side="right")) - 1)
-            own = columns.between(first, last)
-            sums = np.zeros((cells, own.bins, 2), np.int64)
-            kernels.count_spread(spread, runs, self.train, first, own.offsets, sums)
-            yield first, last, node_sums(outline, sums)
-            first = last
-
-    def _count(self, outline: Outline, columns: Columns, is_listed: bool) -> tuple[Sums, Sums]:
-        """Σ (g, h) per cell and bin; and of every pair its row, cell, g and h, if they are to be listed."""
+    def _count(self, outline: Outline) -> Sums:
+        """Σ (g, h) per cell and bin."""
         cells = int(np.count_nonzero(outline.left < 0))
-        _check_outline(outline, cells)
-        out = np.zeros((cells, columns.bins, 2), np.int64)
-        listed = [np.zeros((4, 0), np.int64)]
-        row, walk = -1, Walk.of(outline, self.book)
-        codes = self.train if self.train.shape[1] else np.zeros((len(self.train), 1), np.uint8)
-        for piece in outline.pieces:
-            if piece.size:
-                words, starts = words_of(piece)
-                how = [kernels.fixed_type(a) for a in (piece.least, piece.widths, piece.unary)]
-                packed = (words, CHUNK, piece.size, *how, starts, piece.top, piece.shift)
-                listed.append(np.empty((4, piece.size if is_listed else 0), np.int64))
-                given: tuple[Any, ...] = (*packed, *walk.given(piece), row, codes, columns.offsets, out, listed[-1])
-                row = kernels.count_pairs(*given)
-                if row < 0:
-                    raise TransportError("sums are of rows or cells that there are not")
-        return out, np.concatenate(listed, axis=1)
+        _check_outline(outline)
+        out = np.zeros((cells, self.book.columns.bins, 2), np.int64)
+        if outline.pairs is None:
+            raise TransportError("a check has no sums")
+        rows = len(self.train)
+        counts = outline.pairs.counts.numbers(rows)
+        size = int(counts.sum())
+        if len(counts) != rows or counts.min(initial=0) < 0 or counts.max(initial=0) > cells:
+            raise TransportError("sums are of rows or cells that there are not")
+        own = [packed.numbers(size) for packed in (outline.pairs.cells, outline.pairs.g, outline.pairs.h)]
+        if any(len(o) != size for o in own) or (size and not 0 <= own[0].min() <= own[0].max() < cells):
+            raise TransportError("sums are of rows or cells that there are not")
+        pairs = kernels.PairArrays(counts.astype(np.int32), own[0].astype(np.int32), *own[1:])
+        kernels.count_pairs(pairs, self._by_column, self.book.columns.offsets, out)
+        return out
 
 
-def told(
+def send_objections(
     book: KeyBook, objections: Sequence[Objection], keys: list[NewKey | NewColumn], complete: Sequence[Complete] = ()
 ) -> Objections:
     """Objections as they travel, keys by their numbers."""
@@ -162,7 +104,7 @@ def told(
     )
 
 
-def _check_outline(outline: Outline, cells: int) -> None:
+def _check_outline(outline: Outline) -> None:
     """Refuses an outline that is not a tree: every node but the first is a child of one before it."""
     nodes = len(outline.left)
     arrays = (outline.asks, outline.gain, outline.block, outline.key, outline.to_left, outline.light)

@@ -26,8 +26,7 @@ from tablepuppet.algorithms.boosting.fixed_point import Derivatives, clipped_der
 from tablepuppet.algorithms.boosting.known import Choice
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.routes import Route, add_leaves
-from tablepuppet.algorithms.boosting.rows import RowNumbers, allowed_columns, sampled_rows
+from tablepuppet.algorithms.boosting.rows import Route, RowNumbers, add_leaves, allowed_columns, sampled_rows
 from tablepuppet.algorithms.boosting.server import BoostingServer, Rounds
 from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.privacy.leaves import LeafNoise
@@ -162,7 +161,7 @@ class DrawnServer(BoostingServer):
         """One tree for each output, without asking anybody."""
         number, options = self.first + len(self.trees), self.options
         if not (self._given and options.forest):  # whose trees all have the same
-            self._given = self._derivatives(number)
+            self._given = self._derivatives()
         order = sampled_rows(self.labels, self._orders[0], options.subsample, self.seed, number)
         shape = self.draws.tree(number)
         segments = self._part(shape, order)
@@ -181,10 +180,9 @@ class DrawnServer(BoostingServer):
         self.trees.append(group)
         yield from ()
 
-    def _derivatives(self, number: int) -> list[Derivatives]:
+    def _derivatives(self) -> list[Derivatives]:
         if self.noise is None:
-            how = (self.loss, self.scores, self.labels, self.options.bits, (self.seed, number))
-            return derivatives(*how, self._given)
+            return derivatives(self.loss, self.scores, self.labels, self.options.bits, self._given)
         return clipped_derivatives(self.loss, self.scores, self.labels, self.noise)
 
     def _sums(

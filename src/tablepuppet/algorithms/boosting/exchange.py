@@ -9,19 +9,22 @@ in a set of categories. Keys are numbered as they become known, at the server an
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
+from tablepuppet.errors import TransportError
 
 Bits = NDArray[np.uint8]  # packed, eight rows a byte
 Codes = NDArray[np.uint8]
 NUMBER, ONE_HOT, SORTED, KNOWN_ONE_HOT, SPARSE = 0, 1, 2, 3, 4  # how the bins of a column may be parted
 SETS = (SORTED, SPARSE)  # sorted categories; of sparse ones those that are light in a node are left out
 FEW = 4  # categories up to which each is tried against the rest
+_WIDTHS = (1, 2, 4, 8)
 WHOLE = 0  # the border of a key that stands for a column of numbers with all its borders
 
 
@@ -75,22 +78,44 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left: tuple[int, ...] = ()  # codes of categories
 
 
-class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Some (row, cell) pairs in order of rows, then cells: three arrays, packed (packing.py), and paths (paths.py).
-
-    The arrays are rows, each less the one before (the first of all less −1), Σg and Σh; or with a `top` what Σh has
-    more than follows from Σg.
-    """
+class Packed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whole numbers as they travel: the lowest bytes of all of them, then the next ones, compressed by zstd."""
 
     size: int
-    least: NDArray[np.int64]  # of each array and chunk
-    widths: NDArray[np.uint8]
-    unary: NDArray[np.int32]
-    words: NDArray[np.int64]
-    paths: NDArray[np.uint8]  # bits
-    turns: NDArray[np.int64]  # how many of them each level has
-    top: int = 0
-    shift: int = 0
+    width: int  # bytes of a number
+    data: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, values: NDArray[Any]) -> Packed:
+        """
+        >>> Packed.of(np.array([5, -3, 900])).numbers(most=3).tolist()
+        [5, -3, 900]
+        """
+        low, high = int(values.min(initial=0)), int(values.max(initial=0))
+        width = next(w for w in _WIDTHS if -(1 << 8 * w - 1) <= low and high < 1 << 8 * w - 1)
+        planes = values.astype(f"<i{width}").view(np.uint8).reshape(len(values), width).T
+        data = pa.compress(planes.tobytes(), "zstd", asbytes=True)
+        return cls(len(values), width, np.frombuffer(data, np.uint8))
+
+    def numbers(self, most: int) -> NDArray[np.int64]:
+        """The numbers, of which there are `most` at the most."""
+        if not 0 <= self.size <= most or self.width not in _WIDTHS:
+            raise TransportError("packed numbers do not follow the protocol")
+        try:
+            raw = pa.decompress(self.data.tobytes(), self.size * self.width, "zstd", asbytes=True)
+        except (pa.ArrowException, OSError):
+            raise TransportError("packed numbers do not follow the protocol") from None
+        planes = np.frombuffer(raw, np.uint8).reshape(self.width, self.size)
+        return np.ascontiguousarray(planes.T).view(f"<i{self.width}").ravel().astype(np.int64)
+
+
+class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Σg and Σh of every pair of a row and a cell that occurs, in order of rows, then cells."""
+
+    counts: Packed  # of each row, the one that does not exist among them: its pairs
+    cells: Packed
+    g: Packed
+    h: Packed
 
 
 class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,7 +130,7 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     to_left: NDArray[np.bool_]  # whether missing values go left
     bounds: Array  # (nodes, 2): what the values of a node lie within; (0, 2): nothing is bound
     light: Array  # Σh below which sparse categories are left out
-    pieces: list[Pairs] = []  # sums of the client's rows in cells; cells are numbered as they come
+    pairs: Pairs | None = None  # sums of the client's rows in cells; cells are numbered as they come
 
 
 class Union(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

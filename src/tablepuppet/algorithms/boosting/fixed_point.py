@@ -3,8 +3,7 @@
     s_g = 2^⌊log2(2^(b−2) / max|g|)⌋,  gi = ⌊g·s_g + ½⌋,  hi = max(1, ⌊h·s_h + ½⌋)
 
 Scales are powers of two, so that rounding happens once; sums of whole numbers have no order. Where h is one for every
-row, hi is one too. With 8 or 4 bits ½ becomes a number in [0, 1) that follows from the seed, the tree and the row: so
-few bits round coarsely, but sums over many rows are right on average.
+row, hi is one too.
 """
 
 from __future__ import annotations
@@ -62,101 +61,68 @@ class Derivatives:
     They lie side by side, as the upper and the lower half of one number: who sums them up reads one place, not two.
     """
 
-    both: Integers  # of 32 bits, or of 64 where a derivative has more than 16
+    both: NDArray[np.int64]
     unit: tuple[float, float]
+    is_small: bool = False  # both have 16 bits at the most
 
     @property
-    def g(self) -> Integers:
-        return self.parted(0, len(self.both))[0]
+    def g(self) -> NDArray[np.int64]:
+        return self.both >> 32
 
     @property
-    def h(self) -> Integers:
-        return self.parted(0, len(self.both))[1]
-
-    def parted(self, start: int, stop: int) -> tuple[Integers, Integers]:
-        """g and h of some joined rows."""
-        own, half = self.both[start:stop], 4 * self.both.itemsize
-        return own >> half, own & ((1 << half) - 1)
+    def h(self) -> NDArray[np.int64]:
+        return self.both & 0xFFFFFFFF
 
 
 def derivatives(
-    loss: Loss,
-    scores: Array,
-    labels: Labels,
-    bits: int,
-    draw: tuple[int, int] = (0, 0),
-    last: Sequence[Derivatives] = (),
+    loss: Loss, scores: Array, labels: Labels, bits: int, last: Sequence[Derivatives] = ()
 ) -> list[Derivatives]:
-    """In fixed point, for each output. `scores` is (joined rows, outputs), `draw` the seed and the tree. `last` are
-    those of the tree before: their memory is used again, and their scales are tried first, for most often they stay."""
-    dtype: type[np.signedinteger[Any]] = np.int32 if bits <= 16 else np.int64
-    both = [own.both for own in last] or [np.empty(len(scores), dtype) for _ in range(loss.outputs)]
+    """In fixed point, for each output. `scores` is (joined rows, outputs). `last` are those of the tree before: their
+    memory is used again, and their scales are tried first, for most often they stay."""
+    both = [own.both for own in last] or [np.empty(len(scores), np.int64) for _ in range(loss.outputs)]
     scales = [(1 / g, 1 / h) for g, h in (own.unit for own in last)] or [(1.0, 1.0)] * loss.outputs
     is_constant = loss.is_quadratic and labels.weights is None
     while True:
         with np.errstate(over="ignore", invalid="ignore"):  # by scales that are not theirs
-            extents = _written(loss, scores, labels, bits, draw, scales, both)
+            extents = _write(loss, scores, labels, scales, both)
         wanted = [_scales(extent, bits, is_constant) for extent in extents.tolist()]
         if wanted == scales:
-            return [Derivatives(own, (1 / by_g, 1 / by_h)) for own, (by_g, by_h) in zip(both, scales, strict=True)]
+            units = [(1 / by_g, 1 / by_h) for by_g, by_h in scales]
+            return [Derivatives(own, unit, bits <= 16) for own, unit in zip(both, units, strict=True)]
         scales = wanted
 
 
-def _written(
+def _write(
     loss: Loss,
     scores: Array,
     labels: Labels,
-    bits: int,
-    draw: tuple[int, int],
     scales: Sequence[tuple[float, float]],
-    both: Sequence[Integers],
+    both: Sequence[NDArray[np.int64]],
 ) -> Array:
     """Writes g and h by these scales; the largest |g| and h of each output."""
-    from tablepuppet.algorithms.boosting import kernels  # here: it loads the compiler
-
     extents = np.zeros((loss.outputs, 2))
-    is_constant = loss.is_quadratic and labels.weights is None
-    is_plain, (by_g, by_h) = labels.weights is None and bits >= 16, scales[0]
-    index = kernels.fixed_type(np.zeros(0, np.int32) if labels.index is None else labels.index)
-    values = kernels.fixed_type(labels.values)
-    if isinstance(loss, Squared) and is_plain:
-        extents[0] = kernels.residuals(scores[:, 0], values, index, by_g, both[0]), 1.0
-        return extents
-    half = 4 * both[0].itemsize
     for start in range(0, len(scores), _SHARD):
         stop = min(start + _SHARD, len(scores))
-        if isinstance(loss, Logistic) and is_plain:
-            own = (index[start:stop], values) if len(index) else (index, values[start:stop])
-            kernels.class_slopes(np.exp(-scores[start:stop, 0]), *own, by_g, by_h, both[0][start:stop], extents[0])
-            continue
         g, h = _exact(loss, scores, labels, start, stop)
         most_g = np.maximum(g.max(axis=0), -g.min(axis=0))
         extents = np.maximum(extents, np.stack([most_g, h.max(axis=0)], axis=1))
         for k, (out, (by_g, by_h)) in enumerate(zip(both, scales, strict=True)):
-            u, v = (0.5, 0.5) if bits >= 16 else _drawn(draw, 2 * k, start, stop)
-            fixed = _rounded(g[:, k], by_g, u).astype(out.dtype)
-            fixed <<= half
-            fixed += np.maximum(_rounded(h[:, k], by_h, 0.5 if is_constant else v), 1.0).astype(out.dtype)
+            fixed = _to_fixed(g[:, k], by_g).astype(np.int64)
+            fixed <<= 32
+            fixed += np.maximum(_to_fixed(h[:, k], by_h), 1.0).astype(np.int64)
             out[start:stop] = fixed
     return extents
 
 
 def clipped_derivatives(loss: Loss, scores: Array, labels: Labels, noise: LeafNoise) -> list[Derivatives]:
     """The same for sums that carry noise: each joined row within its clip, in units that no row has shaped."""
-    out = [Derivatives(np.empty(len(scores), np.int32), (noise.unit, noise.unit / noise.scale)) for _ in scores.T]
+    out = [Derivatives(np.empty(len(scores), np.int64), (noise.unit, noise.unit / noise.scale)) for _ in scores.T]
     for start in range(0, len(scores), _SHARD):
         stop = min(start + _SHARD, len(scores))
         g, h = noise.clipped(*_exact(loss, scores, labels, start, stop))
         for k, own in enumerate(out):
-            own.both[start:stop] = (g[:, k] << 16) + h[:, k]
+            own.both[start:stop] = (g[:, k] << 32) + h[:, k]
     return out
-
-
-def _drawn(draw: tuple[int, int], which: int, start: int, stop: int) -> tuple[Array, Array]:
-    """Two numbers in [0, 1) for each of some joined rows."""
-    seed, tree = draw
-    rows = np.arange(start, stop, dtype=np.uint64)
-    return uniform(seed + 2 + which, tree, rows), uniform(seed + 3 + which, tree, rows)
 
 
 def _exact(loss: Loss, scores: Array, labels: Labels, start: int, stop: int) -> tuple[Array, Array]:
@@ -179,10 +145,10 @@ def _exact(loss: Loss, scores: Array, labels: Labels, start: int, stop: int) -> 
     return g, curvature if loss.caution == 1 else curvature * loss.caution
 
 
-def _rounded(values: Array, scale: float, up: float | Array) -> Array:
-    """⌊v·scale + up⌋"""
+def _to_fixed(values: Array, scale: float) -> Array:
+    """⌊v·scale + ½⌋"""
     out = values * scale
-    out += up
+    out += 0.5
     return np.floor(out, out=out)
 
 

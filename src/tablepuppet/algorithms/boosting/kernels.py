@@ -1,31 +1,222 @@
-"""The loops of boosted trees: compiled where the compiler is installed (the extra `fast`), else NumPy's; the same sums,
-and so the same trees."""
+"""The loops of boosted trees over rows, compiled once per machine.
+
+What is summed is whole numbers, so no order of summation can change a bit. g and h of a joined row lie in one 64-bit
+number, as its upper and its lower half.
+
+Numbers of rows and places are unsigned: with signed ones every access would check whether they count from the end.
+A signed and an unsigned number together would become a floating-point one, so they are never mixed.
+
+Several nodes are done in one call: node k has the joined rows order[segments[k, 0] : segments[k, 1]].
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
-from tablepuppet.models.compiler import is_installed
-
-if TYPE_CHECKING or is_installed():
-    from tablepuppet.algorithms.boosting.compiled.bits import *  # noqa: F403
-    from tablepuppet.algorithms.boosting.compiled.columns import *  # noqa: F403
-    from tablepuppet.algorithms.boosting.compiled.nodes import *  # noqa: F403
-    from tablepuppet.algorithms.boosting.compiled.pairs import *  # noqa: F403
-    from tablepuppet.algorithms.boosting.compiled.splits import *  # noqa: F403
-else:
-    from tablepuppet.algorithms.boosting.plain.bits import *  # noqa: F403
-    from tablepuppet.algorithms.boosting.plain.columns import *  # noqa: F403
-    from tablepuppet.algorithms.boosting.plain.nodes import *  # noqa: F403
-    from tablepuppet.algorithms.boosting.plain.pairs import *  # noqa: F403
-    from tablepuppet.algorithms.boosting.plain.splits import *  # noqa: F403
+F = TypeVar("F", bound=Callable[..., Any])
+Array = NDArray[np.float64]
+Cells = NDArray[np.int16]
+Codes = NDArray[np.uint8]
+Integers = NDArray[np.signedinteger[Any]]
+Sums = NDArray[np.int64]
+LOW = 0xFFFFFFFF
+FOLDED_ROWS = 1 << 16  # joined rows whose 16-bit numbers add up to less than half of 32 bits
+log = logging.getLogger(__name__)
 
 
-def fixed_type(array: NDArray[Any]) -> NDArray[Any]:
-    """A read-only view: a loop is compiled once, wherever its arrays come from."""
-    view = np.ascontiguousarray(array).view()
-    view.flags.writeable = False
-    return view
+def compiled(function: F) -> F:
+    """A loop that is compiled once per machine, releases the interpreter lock and rounds as it is written.
+
+    It is kept beside this file, or in the user's cache folder where that is read-only; without both, in memory.
+    """
+    try:
+        return cast(F, njit(function, nogil=True, error_model="numpy", cache=True))
+    except RuntimeError:  # no folder can be written
+        return cast(F, njit(function, nogil=True, error_model="numpy"))
+
+
+@cache
+def announce_compilation() -> None:
+    """Says what the first training on a machine waits for."""
+    kept = Path(str(count_nodes.stats.cache_path))  # type: ignore[attr-defined]
+    if not any(kept.glob("kernels.count_nodes*.nbi")):
+        log.warning("compiling the loops of boosted trees, once per machine; this takes some seconds")
+
+
+class BlockRows(NamedTuple):
+    """Which row of codes a joined row j has: numbers[j] + base, `missed` where numbers[j] is negative; j itself without
+    numbers."""
+
+    numbers: Integers
+    base: int
+    missed: int
+    codes: Codes
+
+
+class NodeSplits(NamedTuple):
+    """Of each node the column that it looks at, and for each code whether it goes right."""
+
+    columns: Sums
+    right: Codes
+
+
+@compiled
+def _row_of(block: BlockRows, j: Any) -> Any:
+    r = np.int64(block.numbers[j]) if len(block.numbers) else np.int64(j)
+    return np.uint64(r + block.base if r >= 0 else block.missed)
+
+
+@compiled
+def part_nodes(
+    order: Integers, segments: Sums, block: BlockRows, splits: NodeSplits, spare: Integers, borders: Sums
+) -> None:
+    """In every segment, rows that go left first, both sides in the order they were in; where the right side begins."""
+    for k in range(len(segments)):
+        column, goes = np.uint64(splits.columns[k]), splits.right[k]
+        left, others = np.uint64(segments[k, 0]), np.uint64(0)
+        for t in range(np.uint64(segments[k, 0]), np.uint64(segments[k, 1])):
+            j = order[t]
+            side = np.uint64(goes[block.codes[_row_of(block, np.uint64(j)), column]])
+            order[left] = j  # both are written and one of them counts: no branch to guess
+            spare[others] = j
+            others += side
+            left += np.uint64(1) - side
+        for t in range(others):
+            order[left + t] = spare[t]
+        borders[k] = left
+
+
+@compiled
+def add_values(order: Integers, segments: Sums, values: Array, scores: Array) -> None:
+    """scores[j] += values[k] for the rows of every segment."""
+    for k in range(len(segments)):
+        for t in range(np.uint64(segments[k, 0]), np.uint64(segments[k, 1])):
+            scores[np.uint64(order[t])] += values[k]
+
+
+@compiled
+def sum_nodes(order: Integers, segments: Sums, both: Sums, out: Sums) -> None:
+    """Σ(g, h) of every segment."""
+    for k in range(len(segments)):
+        total_g, total_h = np.int64(0), np.int64(0)
+        for t in range(np.uint64(segments[k, 0]), np.uint64(segments[k, 1])):
+            x = both[np.uint64(order[t])]
+            total_g += x >> 32
+            total_h += x & LOW
+        out[k, 0], out[k, 1] = total_g, total_h
+
+
+class NodeSums(NamedTuple):
+    """Room for sums: per node and bin, per row of the block, and per bin with g and h in one number. The last two are
+    zero before and after; they are empty where they are of no use."""
+
+    out: Sums
+    per_row: Sums
+    folded: Sums
+
+
+@compiled
+def count_nodes(order: Integers, segments: Sums, block: BlockRows, offsets: Sums, both: Sums, sums: NodeSums) -> None:
+    """out[k, bin] += (g, h) of every segment per bin of every column: over its joined rows, or over the block's rows
+    with their sums, whichever are fewer."""
+    columns, starts, per_row = np.uint64(len(offsets) - 1), offsets.astype(np.uint64), sums.per_row
+    for k in range(len(segments)):
+        out, begin, end = sums.out[k], np.uint64(segments[k, 0]), np.uint64(segments[k, 1])
+        size = len(per_row) * (len(offsets) if len(offsets) > 2 else 0)
+        if size == 0 or (end - begin) * (columns - np.uint64(1)) <= np.uint64(size):
+            while begin < end:
+                stop = min(end, begin + np.uint64(FOLDED_ROWS))
+                for t in range(begin, stop):
+                    j = np.uint64(order[t])
+                    r, x = _row_of(block, j), both[j]
+                    for f in range(columns):
+                        place = starts[f] + block.codes[r, f]
+                        if len(sums.folded):
+                            sums.folded[place] += x
+                        else:
+                            out[place, 0] += x >> 32
+                            out[place, 1] += x & LOW
+                for b in range(len(sums.folded)):
+                    low = sums.folded[b] & LOW
+                    out[b, 0] += (sums.folded[b] - low) >> 32
+                    out[b, 1] += low
+                    sums.folded[b] = 0
+                begin = stop
+            continue
+        for t in range(begin, end):
+            j = np.uint64(order[t])
+            r, x = _row_of(block, j), both[j]
+            per_row[r, 0] += x >> 32
+            per_row[r, 1] += x & LOW
+        for r in range(np.uint64(len(per_row))):
+            if per_row[r, 1]:
+                for f in range(columns):
+                    place = starts[f] + block.codes[r, f]
+                    out[place, 0] += per_row[r, 0]
+                    out[place, 1] += per_row[r, 1]
+                per_row[r, 0] = 0
+                per_row[r, 1] = 0
+
+
+class RowOrder(NamedTuple):
+    """Joined rows by the row of a block that they come from: those of row r are joined[starts[r] : starts[r + 1]];
+    without a list, these numbers themselves."""
+
+    joined: Integers
+    starts: Sums
+
+
+class PairArrays(NamedTuple):
+    """(row, cell) pairs in order: how many each row has, then their cells, Σg and Σh."""
+
+    counts: NDArray[np.int32]
+    cells: NDArray[np.int32]
+    g: Sums
+    h: Sums
+
+
+@compiled
+def sum_pairs(rows: RowOrder, cell: Cells, both: Sums, here: Sums, out: PairArrays) -> Any:
+    """Σ(g, h) of every pair of a row and a cell that occurs; how many pairs there are. `here` has room for every cell,
+    zero before and after."""
+    count, none = np.uint64(0), np.int64(len(here))
+    for r in range(np.uint64(len(rows.starts) - 1)):
+        before, low, high = count, none, np.int64(-1)
+        for t in range(np.uint64(rows.starts[r]), np.uint64(rows.starts[r + np.uint64(1)])):
+            j = np.uint64(rows.joined[t]) if len(rows.joined) else t
+            c = np.int64(cell[j])
+            if c >= 0:
+                here[np.uint64(c), 0] += both[j] >> 32
+                here[np.uint64(c), 1] += both[j] & LOW
+                low, high = min(low, c), max(high, c)
+        for own in range(np.uint64(min(low, high + 1)), np.uint64(high + 1)):
+            if here[own, 1]:
+                out.cells[count], out.g[count], out.h[count] = own, here[own, 0], here[own, 1]
+                here[own, 0] = 0
+                here[own, 1] = 0
+                count += np.uint64(1)
+        out.counts[r] = count - before
+    return np.int64(count)
+
+
+@compiled
+def count_pairs(pairs: PairArrays, codes: Codes, offsets: Sums, out: Sums) -> None:
+    """out[cell, bin] += (g, h) for the bin of every column, column by column, so that what is added to stays in the
+    cache; codes[f, row]."""
+    for f in range(np.uint64(len(codes))):
+        start, t = np.uint64(offsets[f]), np.uint64(0)
+        for r in range(np.uint64(len(pairs.counts))):
+            place = start + codes[f, r]
+            for _ in range(pairs.counts[r]):
+                c = np.uint64(pairs.cells[t])
+                out[c, place, 0] += pairs.g[t]
+                out[c, place, 1] += pairs.h[t]
+                t += np.uint64(1)

@@ -6,13 +6,13 @@ several clients has its histograms summed first; whoever holds the sum then does
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.bins import Columns, Key, Splits
+from tablepuppet.algorithms.boosting.bins import Columns, Key
 from tablepuppet.algorithms.boosting.exchange import (
     NUMBER,
     ONE_HOT,
@@ -28,10 +28,10 @@ from tablepuppet.algorithms.boosting.exchange import (
     Union,
     digits_of,
 )
+from tablepuppet.algorithms.boosting.splits import SplitRules, Splits, search_splits
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
-Counted = tuple[int, int, Sums]  # columns first ≤ f < last, and Σ(g, h) of every node per bin of theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,13 @@ class KeyBook:
     entries: list[Key] = field(default_factory=list)  # keys, or columns of them
     is_told: list[bool] = field(default_factory=list)  # by a client; else a union that the server made
     limit: int | None = None  # bits of a row that may be told
-    tells_columns: bool = False  # whether a column is told whole once one of its splits is
+    reveals_columns: bool = False  # whether a column is told whole once one of its splits is
 
     def __post_init__(self) -> None:
         self.keys: list[Key] = []
         self.numbers: dict[Key, int] = {}
         self.told = 0
         self._codes: dict[int, tuple[int, dict[bytes, list[int]]]] = {}  # by column: of so many keys
-        self._right: dict[int, NDArray[np.bool_]] = {}  # by key, as far as somebody looked
         self._columns: set[int] = set()  # of which something was told
         self._marks: dict[int, list[NDArray[np.bool_]]] = {}  # by column: of keys that were told, which codes go right
         for entry, is_told in zip(self.entries, self.is_told, strict=True):
@@ -121,20 +120,6 @@ class KeyBook:
             raise TransportError(f"there is no key {number} in block {self.block}")
         return self.keys[number]
 
-    def right(self, number: int) -> NDArray[np.bool_]:
-        """For each possible code of a key's column, whether it goes right."""
-        found = self._right.get(number)
-        if found is None:
-            found = self._right[number] = self.columns.right(self.key(number))
-        return found
-
-    def goes_right(self, split: Split) -> NDArray[np.bool_]:
-        """For each possible code of a split's column, whether it goes right."""
-        right = self.columns.right(split.key)
-        if self.columns.kinds[split.key.column] == NUMBER:
-            right[0] = not split.to_left
-        return right
-
     def add_unions(self, unions: Sequence[Union]) -> None:
         """Sets that the server made of those it knows."""
         for union in unions:
@@ -158,23 +143,11 @@ class KeyBook:
             self._codes[column] = len(own), codes
         return codes
 
-    def has_room(self, objections: Sequence[Objection]) -> bool:
-        """Whether all of them may be told."""
-        return self.may_tell([key for o in objections if o.split is not None for key in self._wanted(o.split.key)])
-
-    def news(self, objections: Sequence[Objection], ahead: Sequence[Key] = ()) -> tuple[list[Objection], list[Key]]:
-        """The objections that may be told, and the keys, or columns, that must be for them, and those that are `ahead`
-        of them as far as there is room; they are known from now on."""
+    def add_new(self, objections: Sequence[Objection]) -> tuple[list[Objection], list[Key]]:
+        """The objections that may be told, and the keys, or columns, that must be for them; they are known from now
+        on."""
         fresh: list[Key] = []
-        kept = []
-        for objection in objections:
-            if objection.split is None:
-                kept.append(objection)
-                continue
-            if self._tell(objection.split.key, fresh):
-                kept.append(objection)
-        for key in ahead:
-            self._tell(key, fresh)
+        kept = [o for o in objections if o.split is None or self._tell(o.split.key, fresh)]
         return kept, fresh
 
     def _tell(self, key: Key, fresh: list[Key]) -> bool:
@@ -233,7 +206,7 @@ class KeyBook:
         """
         wanted = [k for k in self._needed(key) if k not in self.numbers]
         column = key.column
-        is_due = self.tells_columns or self.columns.kinds[column] == SPARSE
+        is_due = self.reveals_columns or self.columns.kinds[column] == SPARSE
         if not wanted or not is_due or column in self._columns:
             return wanted
         every = self._whole(key)
@@ -258,35 +231,23 @@ class KeyBook:
         missing = self._missing(column)
         return [missing] if key == missing else [missing, key]
 
-    def objections(self, check: Check, counted: Sequence[Iterable[Counted]]) -> list[Objection]:
-        """Of every node that is asked about: the best split, where it comes before the one that it has."""
+    def objections(self, check: Check, sums: Sequence[Sums]) -> list[Objection]:
+        """Of every node that is asked about: the best split, where it comes before the one that it has. `sums` are
+        Σ(g, h) of every tree's nodes per bin."""
         found = []
-        allowed = check.columns.astype(np.uint8)
-        for number, (outline, groups) in enumerate(zip(check.trees, counted, strict=True)):
+        for number, (outline, per_node) in enumerate(zip(check.trees, sums, strict=True)):
             asked = np.flatnonzero(outline.asks)
             bounds = outline.bounds[asked] if len(outline.bounds) else outline.bounds
-            how = (outline.unit, self.rules, bounds, outline.light[asked], asked)
-            splits, sets, own = Splits.none(len(asked), self.rules), self._own_sets(outline), {}
-            for first, last, sums in groups:
-                splits.search(sums, self.columns.between(first, last), allowed[first:last], *how, first)
-                for node, column in sets.items():
-                    if first <= column < last:
-                        start, stop = self.columns.offsets[column : column + 2] - self.columns.offsets[first]
-                        own[node] = sums[node, start:stop].copy()
+            how = SplitRules(np.array(outline.unit), self.rules, bounds, outline.light[asked])
+            splits = search_splits(per_node[asked], self.columns, check.columns, how)
             is_best = (splits.found[:, 0] >= 0) & (splits.gain >= outline.gain[asked])
             is_own = outline.block[asked] == self.block
             for place in np.flatnonzero(is_best | is_own).tolist():
                 node = int(asked[place])
-                objection = self._against(outline, number, node, self.best(splits, place), own.get(node))
+                objection = self._against(outline, number, node, self.best(splits, place), per_node[node])
                 if objection is not None:
                     found.append(objection)
         return found
-
-    def _own_sets(self, outline: Outline) -> dict[int, int]:
-        """The nodes that are asked about and split by sets of this block, and their columns."""
-        nodes = np.flatnonzero(outline.asks & (outline.block == self.block))
-        columns = [self.key(number).column for number in outline.key[nodes].tolist()]
-        return {n: c for n, c in zip(nodes.tolist(), columns, strict=True) if int(self.columns.kinds[c]) in SETS}
 
     def best(self, splits: Splits, place: int) -> tuple[float, Split] | None:
         """The gain and the split that were found for a node."""
@@ -300,14 +261,14 @@ class KeyBook:
         return gain, Split(Key(column, left=tuple(left)))
 
     def _against(
-        self, outline: Outline, tree: int, node: int, best: tuple[float, Split] | None, sums: Sums | None
+        self, outline: Outline, tree: int, node: int, best: tuple[float, Split] | None, sums: Sums
     ) -> Objection | None:
         have, block = float(outline.gain[node]), int(outline.block[node])
         if block == self.block:
             own = Split(self.key(int(outline.key[node])), bool(outline.to_left[node]))
             if best is not None and best[1] == own:
                 return None
-            if sums is not None and not self.is_full and not self._is_candidate(own, outline, node, sums):
+            if not self.is_full and not self._is_candidate(own, outline, node, sums):
                 return Objection(tree, node, 0.0 if best is None else best[0], None if best is None else best[1], True)
             if best is not None and best[0] >= have:
                 return Objection(tree, node, *best, False)
@@ -316,9 +277,14 @@ class KeyBook:
             return None
         return Objection(tree, node, *best, False)
 
-    def _is_candidate(self, split: Split, outline: Outline, node: int, own: Sums) -> bool:
-        """Whether a set is what sorting the categories of a node could give, whose sums are these: the first few."""
-        least = outline.light[node] if self.columns.kinds[split.key.column] == SPARSE else self.rules[5]
+    def _is_candidate(self, split: Split, outline: Outline, node: int, sums: Sums) -> bool:
+        """Whether a set is what sorting the categories of a node could give, whose sums are these: the first few. All
+        others are."""
+        column = split.key.column
+        if int(self.columns.kinds[column]) not in SETS:
+            return True
+        own = sums[self.columns.offsets[column] : self.columns.offsets[column + 1]]
+        least = outline.light[node] if self.columns.kinds[column] == SPARSE else self.rules[5]
         present = np.flatnonzero((own[:, 1] > 0) & (own[:, 1] * outline.unit[1] >= least))
         if not set(split.key.left) <= set(present.tolist()):
             return False
@@ -328,9 +294,9 @@ class KeyBook:
 
 
 def node_sums(outline: Outline, cells: Sums) -> Sums:
-    """The histogram of every node: a cell's own, or the sum of its children's."""
-    from tablepuppet.algorithms.boosting import kernels  # here: it loads the compiler
-
+    """The histogram of every node: a cell's own, or the sum of its children's, which come after it."""
     sums = np.empty((len(outline.left), *cells.shape[1:]), np.int64)
-    kernels.add_children(kernels.fixed_type(outline.left), kernels.fixed_type(cells), sums)
+    sums[outline.left < 0] = cells
+    for node in np.flatnonzero(outline.left >= 0)[::-1].tolist():
+        np.add(sums[outline.left[node]], sums[outline.left[node] + 1], out=sums[node])
     return sums

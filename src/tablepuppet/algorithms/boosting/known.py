@@ -1,7 +1,7 @@
 """What the server knows of a block's rows: the bits of keys that were told, as coarse bins.
 
 In: keys with a bit per row, and whole columns. Out: a code per row and column that tells apart what the keys do, and
-nothing finer; so the server finds the best split among keys that it knows as a client does among all (bins.Splits).
+nothing finer; so the server finds the best split among keys that it knows as a client does among all (splits.py).
 
     numbers             code 0 missing, then 1 + the number of known borders below
     one against rest    code c: the c-th category that was told, 0 all others
@@ -18,8 +18,7 @@ from operator import neg
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.bins import Codes, Columns, Splits
+from tablepuppet.algorithms.boosting.bins import Codes, Columns
 from tablepuppet.algorithms.boosting.exchange import (
     KNOWN_ONE_HOT,
     NUMBER,
@@ -30,6 +29,8 @@ from tablepuppet.algorithms.boosting.exchange import (
     NewKey,
     Union,
 )
+from tablepuppet.algorithms.boosting.kernels import NodeSplits
+from tablepuppet.algorithms.boosting.splits import SplitRules, Splits, search_splits
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -232,9 +233,7 @@ class KnownBlock:
 
     def _refine(self, column: _Column, number: int, codes: Codes, right: NDArray[np.bool_]) -> None:
         """Atoms that a new set cuts in two become two."""
-        sides = np.zeros((256, 2), np.int64)
-        kernels.count_sides(codes, right, sides)
-        found = np.flatnonzero(sides)
+        found = np.flatnonzero(np.bincount(codes * np.uint16(2) + right, minlength=512))
         if len(found) > 256:
             raise self._wrong("right", "tells apart more categories than a column can have")
         parent, rest = found // 2, np.ones(256 - len(found), np.bool_)
@@ -256,23 +255,13 @@ class KnownBlock:
             column.by_set.setdefault(self.sets[key].tobytes(), key)
         column.marks = np.stack([self.sets[key] for key in column.told], axis=1)
 
-    def best(
-        self,
-        sums: Sums,
-        unit: tuple[float, float],
-        allowed: NDArray[np.bool_],
-        rules: NDArray[np.float64],
-        bounds: NDArray[np.float64],
-        light: NDArray[np.float64],
-        *,
-        sets: bool = True,
-    ) -> Splits:
+    def best(self, sums: Sums, allowed: NDArray[np.bool_], how: SplitRules, *, sets: bool = True) -> Splits:
         """The best split of each of some nodes among known keys; without `sets`, sorted categories are left out
         whose order is not known."""
-        may = allowed[self._active].astype(np.uint8)
+        may = allowed[self._active]
         if not sets:
-            may[np.isin(self.layout.kinds, SETS) & ~np.isin(self._active, list(self.complete))] = 0
-        return Splits.of(sums, self.layout, may, unit, rules, bounds, light)
+            may[np.isin(self.layout.kinds, SETS) & ~np.isin(self._active, list(self.complete))] = False
+        return search_splits(sums, self.layout, may, how)
 
     def choice(self, splits: Splits, node: int) -> Choice | None:
         """One of the splits that were found."""
@@ -319,7 +308,7 @@ class KnownBlock:
         """The key that says which values of a key's column are missing; −1: none."""
         return self.columns[self.keys[key][0]].missing
 
-    def splits_by(self, choices: Sequence[Choice]) -> tuple[Sums, Codes]:
+    def splits_by(self, choices: Sequence[Choice]) -> NodeSplits:
         """Of each choice the column of codes that it looks at, and for each code whether it goes right."""
         right = np.zeros((len(choices), 256), np.uint8)
         places = np.empty(len(choices), np.int64)
@@ -332,4 +321,4 @@ class KnownBlock:
                 own[0] = not choice.to_left
             else:
                 own[:] = self.sets[choice.key]
-        return places, right
+        return NodeSplits(places, right)

@@ -104,7 +104,7 @@ class TreesStarted(Message, frozen=True):
     kinds: NDArray[np.uint8]  # of each column: numbers, or which categories
     has_missing: NDArray[np.bool_]  # where bins were given, or splits are drawn; else nothing
     limit: int | None = None  # bits of a row that the client will tell
-    tells_columns: bool = False  # whether it tells a column whole, once a tree splits it
+    reveals_columns: bool = False  # whether it tells a column whole, once a tree splits it
     right: list[NDArray[np.uint8]] = msgspec.field(default_factory=list)  # of earlier splits, as NewKey has it
     sizes: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))  # of drawn splits: bins
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from math import ceil, inf, log2
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 import numpy as np
@@ -21,18 +22,21 @@ _LIGHT_ROWS = 10.0  # of a node, that a category among many must be worth; four 
 class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     """Gradient-boosted trees over the join (docs/boosting.md).
 
-    `checks="strict"` gives the trees of the exact algorithm on the joined table; "lazy" asks clients about every
-    `every`-th tree only. A bin of a number has `min_bin_rows` joined rows or more. A string has up to `categories`
-    (8,000; or `bins`, if fewer than 255 are given). Those whose Σh in a node is below `min_category_weight` go right
-    unsorted; by default those of ten rows (forty where labels are classes) in columns of many categories with few
-    joined rows each. `leaves` grows each tree where it gains most, to so many leaves; `depth` bounds it too (6, or 15
-    beside `leaves`). `monotone` names features in which scores never fall (1) or never rise (−1). `forest` grows every
-    tree on the first derivatives and takes the mean of them all. With `tells="columns"` an
-    owner tells the server the bins of a column once a tree splits it, so that few trees need asking; with "splits", or
-    under `max_splits`, no more than the sides of the splits that are used. `max_splits` caps the distinct splits that
-    one table's owner tells; later trees use those that are known. `bits` is the precision of derivatives; below 16 they
-    are rounded at random, right on average. `splits="random"` draws every split from the seed: all bits are told in one
-    round, whatever the number of trees.
+    The trees are those of the exact algorithm on the joined table. A bin of a number has `min_bin_rows` joined rows or
+    more. A string has up to `categories` (8,000; or `bins`, if fewer than 255 are given). Those whose Σh in a node is
+    below `min_category_weight` go right unsorted; by default those of ten rows (forty where labels are classes) in
+    columns of many categories with few joined rows each. `leaves` grows each tree where it gains most, to so many
+    leaves; `depth` bounds it too (6, or 15 beside `leaves`). `monotone` names features in which scores never fall (1)
+    or never rise (−1). `forest` grows every tree on the first derivatives and takes the mean of them all.
+
+    With `reveal="columns"` an owner reveals to the server the bins of a column once a tree splits it, so that few trees
+    need asking; with "splits", or under `max_splits`, no more than the sides of the splits that are used. `max_splits`
+    caps the distinct splits that one table's owner reveals; later trees use those that are known. `bits` is the
+    precision of derivatives. `splits="random"` draws every split from the seed: all bits are revealed in one round,
+    whatever the number of trees.
+
+    `tells` is the old word for `reveal`. `checks="lazy"`, `every` and fewer than 16 `bits` had faster approximations
+    that are no longer needed: they are read, and mean exact trees of 16 bits.
     """
 
     name: ClassVar[str] = "boosting"
@@ -55,10 +59,12 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     splits: Literal["best", "random"] = "best"
     checks: Literal["strict", "lazy"] = "strict"
     every: int = 5
-    tells: Literal["columns", "splits"] = "columns"
+    reveal: Literal["columns", "splits"] = "columns"
+    tells: Literal["columns", "splits"] | None = None
     max_splits: int | None = None
 
     def __post_init__(self) -> None:
+        self._read_old_words()
         self._check(1 <= self.trees <= 100_000, "trees must lie in 1..100000")
         self._check(0 < self.learning_rate <= 1, "learning_rate must lie in (0, 1]")
         self._check(1 <= self.levels <= _DEEPEST, f"depth must lie in 1..{_DEEPEST}")
@@ -88,6 +94,20 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         )
         self._check(self.every >= 1, "every must be at least 1")
         self._check(self.max_splits is None or self.max_splits >= 1, "max_splits must be at least 1, or None")
+
+    def _read_old_words(self) -> None:
+        """Options of earlier versions, with what they mean now."""
+        if self.tells is not None:
+            self._replace_old("tells", f'write reveal="{self.tells}"', reveal=self.tells, tells=None)
+        if self.checks == "lazy":
+            self._replace_old("checks", "leave it out: all trees are strict", checks="strict")
+        if self.bits < 16:
+            self._replace_old("bits", "write 16, which is used, or 32", bits=16)
+
+    def _replace_old(self, name: str, advice: str, **values: Any) -> None:
+        warnings.warn(f"the option {name}={getattr(self, name)!r} is old: {advice}", FutureWarning, stacklevel=5)
+        for field, value in values.items():
+            msgspec.structs.force_setattr(self, field, value)
 
     def settled(self, *, is_linear: bool, is_private: bool) -> Self:
         return msgspec.structs.replace(self, depth=self.levels)
@@ -129,17 +149,16 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         return 4 * self.trees * min(whole, 2 * (self.leaves or whole))  # growth by leaves looks beyond them
 
     @property
-    def tells_columns(self) -> bool:
-        """Whether a column is told whole once a tree splits it."""
-        return self.tells == "columns" and self.max_splits is None and not self.is_random
+    def reveals_columns(self) -> bool:
+        """Whether a column is revealed whole once a tree splits it."""
+        return self.reveal == "columns" and self.max_splits is None and not self.is_random
 
     @property
     def most_checks(self) -> int:
         """Requests about trees that a client answers at the most."""
         if self.is_random:
             return self.most_splits  # a request is about one of them at least
-        strict = self.trees if self.checks == "strict" else 1
-        return 3 * (self.levels + 2) * (strict + 1) + self.trees - strict
+        return 3 * (self.levels + 2) * (self.trees + 1)
 
     @property
     def rules(self) -> NDArray[np.float64]:

@@ -1,165 +1,108 @@
-"""Joined rows as boosting sees them: row numbers per block, and sums of (row, cell) pairs.
+"""Joined rows as boosting sees them: row numbers per block, sums of (row, cell) pairs, and routes through trees.
 
 In: p_i of every block, g and h in fixed point, and the cell of every joined row. Out: Σ(g, h) of each pair that occurs,
-ordered by row, packed a piece at a time, so that nothing here is as long as the joined table.
+ordered by row.
 
 A tree sees a sample of rows and of columns, drawn from the seed and the tree's number alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from math import ceil, prod
+from math import ceil
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.exchange import Pairs
+from tablepuppet.algorithms.boosting.exchange import Packed, Pairs
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, uniform
-from tablepuppet.algorithms.boosting.packing import pack
-from tablepuppet.algorithms.boosting.paths import PathCode
+from tablepuppet.algorithms.boosting.kernels import BlockRows, PairArrays, RowOrder
+from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 
 RowNumbers = NDArray[np.signedinteger[Any]]
-Cells = NDArray[np.uint16]
+Cells = NDArray[np.int16]
 Sums = NDArray[np.int64]
-NO_CELL = 65_535
-_PAIRS = 1 << 17  # of a piece
-_BATCHES = 8  # in which a piece is filled, at least
-_ENTRIES = 1 << 20  # sums that are scattered into at a time, at least
-_FOLDABLE = 1 << 16  # joined rows of one row whose 16-bit sums stay within half of 32 bits
+NO_CELL = -1
+_CHUNK = 1 << 16  # rows whose numbers are made at a time
 
 
-class Scratch:
-    """Sums of rows, of one block after the other: zero again whenever nobody uses them. Fresh ones for every level of
-    a tree would be asked of the system page by page."""
-
-    def __init__(self) -> None:
-        self._zeros = np.zeros(0, np.int64)
-
-    def zeros(self, *shape: int) -> Sums:
-        size = prod(shape)
-        if size > len(self._zeros):
-            self._zeros = np.zeros(size, np.int64)
-        return self._zeros[:size].reshape(shape)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class BlockIndex:
     """p_i: the row of a block that each joined row comes from; −1: none."""
 
     rows: int
     index: RowNumbers  # empty: the identity
     is_sorted: bool
-    most: int  # joined rows that one row is in, at the most
 
     @classmethod
     def of(cls, rows: int, index: RowNumbers | None, *, is_sorted: bool) -> BlockIndex:
-        if index is None:
-            return cls(rows, kernels.fixed_type(np.zeros(0, np.int32)), True, 1)
-        counts = np.zeros(rows + 1, np.int64)
-        for start in range(0, len(index), _ENTRIES):
-            counts += np.bincount(index[start : start + _ENTRIES] + 1, minlength=rows + 1)
-        return cls(rows, kernels.fixed_type(index), is_sorted, int(counts.max(initial=1)))
+        given = np.zeros(0, np.int32) if index is None else index
+        view = np.ascontiguousarray(given).view()
+        view.flags.writeable = False  # a loop is compiled once, wherever its arrays come from
+        return cls(rows, view, is_sorted or index is None)
 
-    def folds(self, given: Derivatives) -> bool:
-        """Whether Σg and Σh of a row fit into one 64-bit number."""
-        return given.both.itemsize == 4 and self.most <= _FOLDABLE
+    @cached_property
+    def zeros(self) -> Sums:
+        """Room for Σ(g, h) of every row and of the one that does not exist, zero whenever nobody uses it."""
+        return np.zeros((self.rows + 1, 2), np.int64)
 
-    def pairs(
-        self, starts: Sequence[int], cell: Cells, code: PathCode, given: Derivatives, scratch: Scratch
-    ) -> list[list[Pairs]]:
-        """The pairs of each part of the block, whose rows begin where `starts` says and count from there. Joined rows
-        without a row here have row n_i, of the last part."""
-        borders = [*starts, self.rows + 1]
-        if not self.is_sorted:
-            return self._scattered(borders, cell, code, given, scratch)
+    @cached_property
+    def _by_row(self) -> RowOrder:
+        """Joined rows by their rows here; those without one come last, at row n_i."""
         if not len(self.index):
-            parts = ((a, min(b, len(cell))) for a, b in pairwise(borders))
-            return [list(_each(cell[a:b], code, given, a)) for a, b in parts]
-        firsts = np.array(borders[:-1], self.index.dtype)  # of its own type: of another, all numbers would be copied
-        places = [*np.searchsorted(self.index, firsts).tolist(), len(cell)]
-        return [
-            list(self._in_order(start, a, b, cell, code, given))
-            for start, (a, b) in zip(starts, pairwise(places), strict=True)
-        ]
+            return RowOrder(self.index, np.append(np.arange(self.rows + 1), self.rows))
+        numbers = np.where(self.index < 0, self.rows, self.index)
+        starts = np.append(0, np.cumsum(np.bincount(numbers, minlength=self.rows + 1)))
+        joined = self.index[:0] if self.is_sorted else np.argsort(numbers, kind="stable").astype(self.index.dtype)
+        joined.flags.writeable = False
+        return RowOrder(joined, starts)
 
-    def _in_order(
-        self, first: int, at: int, stop: int, cell: Cells, code: PathCode, given: Derivatives
-    ) -> Iterator[Pairs]:
-        room, row = _Room(max(_PAIRS, code.cells), code, given.unit), first - 1
-        while at < stop:
-            count, at, row = kernels.pairs_in_order(
-                self.index, cell, given.both, code.cells, at, stop, row, room.steps, room.cells, room.sums
-            )
-            yield from room.packed(count)
-
-    def _scattered(
-        self, borders: list[int], cell: Cells, code: PathCode, given: Derivatives, scratch: Scratch
-    ) -> list[list[Pairs]]:
-        cells = code.cells
-        together = min(self.rows + 1, max(1, max(_ENTRIES, len(cell) // 4) // cells))
-        size = max(_PAIRS, cells)
-        emitted = max(1, size // (_BATCHES * cells))
-        room, count = _Room(min(size, (self.rows + 1) * cells), code, given.unit), 0
-        scattered = scratch.zeros(together, cells, 1 if self.folds(given) else 2)
-        pieces: list[list[Pairs]] = [[] for _ in borders[1:]]
-        rows = [start - 1 for start in borders[:-1]]
-        for first in range(0, self.rows + 1, together):
-            last = min(first + together, self.rows + 1)
-            kernels.scatter_cells(self.index, self.rows, cell, given.both, cells, first, last, scattered)
-            for part, (start, stop) in enumerate(pairwise(borders)):
-                for begin in range(max(first, start), min(last, stop), emitted):
-                    some = scattered[begin - first : min(begin + emitted, last, stop) - first]
-                    if count + some.shape[0] * cells > len(room.steps):
-                        pieces[part] += room.packed(count)
-                        count = 0
-                    into = (count, room.steps, room.cells, room.sums)
-                    count, rows[part] = kernels.emit_cells(some, begin, rows[part], *into)
-                if first < stop <= last:
-                    pieces[part] += room.packed(count)
-                    count = 0
-        return pieces
+    def pairs(self, starts: Sequence[int], cell: Cells, cells: int, given: Derivatives) -> list[Pairs]:
+        """The pairs of each part of the block, whose rows begin where `starts` says. Joined rows without a row here
+        have row n_i, of the last part."""
+        most = min(int(np.count_nonzero(cell >= 0)), (self.rows + 1) * cells)
+        counts = np.empty(self.rows + 1, np.int32)
+        found = PairArrays(counts, np.empty(most, np.int32), np.empty(most, np.int64), np.empty(most, np.int64))
+        kernels.sum_pairs(self._by_row, cell, given.both, np.zeros((cells, 2), np.int64), found)
+        ends = np.append(0, np.cumsum(counts))
+        parts = []
+        for start, stop in pairwise([*starts, self.rows + 1]):
+            own = slice(ends[start], ends[stop])
+            rows = counts[start:stop] if stop > self.rows else np.append(counts[start:stop], 0)
+            parts.append(Pairs(*map(Packed.of, (rows, found.cells[own], found.g[own], found.h[own]))))
+        return parts
 
 
-class _Room:
-    """Pairs on their way into a packing."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """How joined rows, of training or held out, find their side of a block's splits."""
 
-    def __init__(self, size: int, code: PathCode, unit: tuple[float, float]) -> None:
-        self.code, self.unit = code, unit
-        self.steps, self.cells = np.empty(size, np.int32), np.empty(size, np.uint16)
-        self.sums = np.empty((2, size), np.int64)
+    block: KnownBlock
+    index: BlockIndex
+    is_held: bool
 
-    def packed(self, count: int) -> list[Pairs]:
-        g, h = self.sums[:, :count]
-        return (
-            [pack(count, [self.steps[:count], g, h], self.unit, self.code.written(self.cells[:count]))] if count else []
-        )
-
-
-def _each(cell: Cells, code: PathCode, given: Derivatives, first: int) -> Iterator[Pairs]:
-    """The pairs of rows that are in one joined row each, in order; `first` is the joined row of the first."""
-    if len(cell) and int(cell.max()) < code.cells:  # all of them: they are packed from where they lie
-        for start in range(0, len(cell), _PAIRS):
-            own = slice(start, min(start + _PAIRS, len(cell)))
-            yield pack(
-                own.stop - start,
-                [None, *given.parted(first + start, first + own.stop)],
-                given.unit,
-                code.written(cell[own]),
-            )
-        return
-    both = given.both[first : first + len(cell)]
-    room, at, row = _Room(min(_PAIRS, max(1, len(cell))), code, given.unit), 0, -1
-    while at < len(cell):
-        count, at, row = kernels.pairs_of_each(cell, both, code.cells, at, row, room.steps, room.cells, room.sums)
-        yield from room.packed(count)
+    def part(
+        self, order: RowNumbers, segments: Sequence[tuple[int, int]], how: Sequence[Choice], spare: RowNumbers
+    ) -> Sums:
+        """Parts the rows of every segment; where the right sides begin."""
+        rows, borders = self.block.rows, np.empty(len(segments), np.int64)
+        block = BlockRows(self.index.index, rows + 1 if self.is_held else 0, rows, self.block.codes)
+        splits = self.block.splits_by(how)
+        kernels.part_nodes(order, np.array(segments, np.int64), block, splits, spare, borders)
+        return borders
 
 
-_SHARD = 1 << 16
+def add_leaves(
+    order: RowNumbers, segments: Sequence[tuple[int, int]], values: Sequence[float], scores: NDArray[np.float64]
+) -> None:
+    """Adds a value to the scores of every segment's rows."""
+    if segments:
+        kernels.add_values(order, np.array(segments, np.int64), np.array(values), scores)
 
 
 def sampled_rows(labels: Labels, out: RowNumbers, fraction: float, seed: int, tree: int) -> RowNumbers:
@@ -167,8 +110,8 @@ def sampled_rows(labels: Labels, out: RowNumbers, fraction: float, seed: int, tr
     which has room for all."""
     is_whole = fraction == 1.0 and (labels.weights is None or bool((labels.weights > 0).all()))
     count = 0
-    for start in range(0, len(out), _SHARD):
-        stop = min(start + _SHARD, len(out))
+    for start in range(0, len(out), _CHUNK):
+        stop = min(start + _CHUNK, len(out))
         own = np.arange(start, stop, dtype=out.dtype)
         if not is_whole:
             is_in = uniform(seed, tree, own.astype(np.uint64)) < fraction

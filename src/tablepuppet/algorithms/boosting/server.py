@@ -1,7 +1,5 @@
-"""The server's half: grows trees from keys that it knows, lets clients check them, mends what they object to.
-
-    strict     until nobody objects: the trees are those of the exact algorithm, level by level
-    lazy       every `every`-th tree is checked once, and what clients find serves later trees; the first tree is strict
+"""The server's half: grows trees from keys that it knows, lets clients check them, mends what they object to until
+nobody objects. The trees are those of the exact algorithm, level by level.
 
 A round is one `Check` to every part and `Objections` of every block back. Which of a block's parts hold which rows, and
 how their sums are added up, is for the caller: it drives the generator that `grow` gives.
@@ -21,11 +19,15 @@ from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, der
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.outlines import check_off, mark_cells, outline_of, unchecked
-from tablepuppet.algorithms.boosting.paths import PathCode
-from tablepuppet.algorithms.boosting.routes import Route, add_leaves
-from tablepuppet.algorithms.boosting.rows import BlockIndex, RowNumbers, Scratch, allowed_columns, sampled_rows
-from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth
+from tablepuppet.algorithms.boosting.rows import (
+    BlockIndex,
+    Route,
+    RowNumbers,
+    add_leaves,
+    allowed_columns,
+    sampled_rows,
+)
+from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, TreeRows
 from tablepuppet.errors import TransportError
 from tablepuppet.models.losses import Loss
 
@@ -72,7 +74,6 @@ class BoostingServer:
         dtype = np.int32 if count < 2**31 else np.int64
         self._orders: list[RowNumbers] = [np.empty(count, dtype) for _ in range(self.loss.outputs)]
         self._spare: RowNumbers = np.empty(count, dtype)
-        self._scratch = Scratch()
         options, is_bound = self.options, any(sign for block in self.blocks for sign in block.signs)
         rules = options.rules
         rules[7] *= 1 if self.loss.task == "number" else 4  # rows of a class say less than those of a number
@@ -84,35 +85,26 @@ class BoostingServer:
         number = self.first + len(self.trees)
         options = self.options
         if not (options.forest and self._given):
-            how = (self.loss, self.scores, self.labels, options.bits, (self.seed, number))
-            self._given = derivatives(*how, self._given)
-        given = self._given
+            self._given = derivatives(self.loss, self.scores, self.labels, options.bits, self._given)
         columns = allowed_columns([len(b.kinds) for b in self.blocks], options.feature_fraction, self.seed, number)
         rows = sampled_rows(self.labels, self._orders[0], options.subsample, self.seed, number)
         orders = [order[: len(rows)] for order in self._orders]
         for order in orders[1:]:
             order[...] = rows
         growing = [
-            GrowingTree(self._growth, self.blocks, self.indices, own, order, columns, self._spare, self._scratch)
-            for own, order in zip(given, orders, strict=True)
+            GrowingTree(self._growth, TreeRows(self.blocks, self.indices, columns, order, self._spare), given)
+            for given, order in zip(self._given, orders, strict=True)
         ]
         for tree in growing:
             tree.grow([0])
-        if options.checks == "strict" or not self.trees:
-            yield from self._mend(growing, columns)
-        elif len(self.trees) % options.every == 0:
-            plans = [outline_of(tree, [0]) for tree in growing]
-            if any(numbers for _, numbers in plans):
-                checks = self._checks(growing, plans, columns)
-                if any(checks):
-                    self._learn((yield checks))
-        self.trees.append([self._finished(output, tree, rows) for output, tree in enumerate(growing)])
+        yield from self._mend(growing, columns)
+        self.trees.append([self._finish_tree(output, tree, rows) for output, tree in enumerate(growing)])
 
     def _mend(self, growing: Sequence[GrowingTree], columns: Columns) -> Rounds:
         """Until nobody objects."""
         roots: list[list[int]] = [[0] for _ in growing]
         while True:
-            plans = [outline_of(tree, own) for tree, own in zip(growing, roots, strict=True)]
+            plans = [tree.outline(own) for tree, own in zip(growing, roots, strict=True)]
             if not any(numbers for _, numbers in plans):
                 return
             checks = self._checks(growing, plans, columns)
@@ -120,7 +112,7 @@ class BoostingServer:
                 return
             answers = yield checks
             for tree, (_, numbers) in zip(growing, plans, strict=True):
-                check_off(tree, numbers)
+                tree.check_off(numbers)
             found = self._by_node(answers, plans)
             self._learn(answers)
             for block in (number for number, answer in enumerate(answers) if answer.keys or answer.complete):
@@ -134,18 +126,17 @@ class BoostingServer:
         if not any(asked):
             return [[] for _ in self.blocks]
         outlines: list[list[list[Outline]]] = [[[] for _ in starts] for starts in self.starts]
-        cell = self._spare.view(np.uint16)[: len(self.scores)]  # nothing is parted meanwhile
+        cell = np.empty(len(self.scores), np.int16)
         for tree, (outline, numbers) in zip(growing, plans, strict=True):
             if not numbers:
                 continue
-            mark_cells(tree, outline, numbers, cell)
-            codes = PathCode.each(outline, len(self.blocks))
+            cells = tree.mark_cells(outline, numbers, cell)
             for block, (index, starts) in enumerate(zip(self.indices, self.starts, strict=True)):
                 if not asked[block]:
                     continue
                 own = replace(outline, key=np.where(outline.block == block, outline.key, -1).astype(np.int32))
-                for part, pieces in enumerate(index.pairs(starts, cell, codes[block], tree.given, self._scratch)):
-                    outlines[block][part].append(replace(own, pieces=pieces))
+                for part, pairs in enumerate(index.pairs(starts, cell, cells, tree.given)):
+                    outlines[block][part].append(replace(own, pairs=pairs))
         checks: list[list[Check]] = []
         for block, known in enumerate(self.blocks):
             if not asked[block]:
@@ -180,7 +171,7 @@ class BoostingServer:
 
     # -- the end of a tree -----------------------------------------------------------------
 
-    def _finished(self, output: int, growing: GrowingTree, rows: RowNumbers) -> Tree:
+    def _finish_tree(self, output: int, growing: GrowingTree, rows: RowNumbers) -> Tree:
         """The tree; its values are added to all scores."""
         tree, numbers = as_tree(growing.nodes, growing.given.unit, self.options.l2, self.options.rate)
         growing.add_values(tree, numbers, self.scores[:, output])
@@ -200,7 +191,7 @@ class BoostingServer:
 
     def finish(self) -> None:
         """Gives up what only a further tree would need."""
-        self._orders, self._spare, self._given, self._scratch = [], self._spare[:0].copy(), [], Scratch()
+        self._orders, self._spare, self._given = [], self._spare[:0].copy(), []
 
     def cut(self, trees: int, starts: Sequence[Array]) -> None:
         """Forgets all but the first trees; scores, which begin with `starts`, are added up anew."""
@@ -255,6 +246,6 @@ def _mended(tree: GrowingTree, better: dict[int, _Better]) -> list[int]:
             forced[number] = best
     tree.grow(list(forced), forced)
     if tree.growth.leaves is not None:
-        return unchecked(tree, again)
+        return tree.unchecked(again)
     split = [tree.nodes[v].left for v in forced if v not in again]
     return [*again, *(n for left in split for n in (left, left + 1))]

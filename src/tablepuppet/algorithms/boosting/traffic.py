@@ -21,7 +21,6 @@ _NODE = 40  # bytes that a node takes, down and up
 _KEY, _ANSWER = 24, 70  # bytes of a split that is asked for by name, and of one that is told, besides its rows' bits
 _BIN = 16  # bytes of Σg and Σh
 _SPARE = 3  # bits of a derivative that few rows need
-_REST = 4  # bits of what rounding leaves of h where it follows from g
 _COUNT = 5  # bits of a pair's row and of how many joined rows it has
 _INTEGERS, _CATEGORIES = 30, 8  # splits of a column that hold all it can tell, most often
 _FIRST, _LATER = 1.5, 0.16  # splits that a tree asks a block for, by inner node
@@ -101,23 +100,18 @@ def _rounds(shape: Shape, options: Boosting, tree: int) -> list[_Round]:
     """The rounds of a tree whose splits are searched."""
     if tree == 0:
         return _first_tree(shape, options)
-    if options.checks == "lazy" and tree % options.every:
-        return []
-    before = tree if options.checks == "strict" else tree // options.every  # trees that were checked
-    asked = [_asked(block, options, shape.outputs, before) for block in shape.blocks]
+    asked = [_asked(block, options, shape.outputs, tree) for block in shape.blocks]
     is_asked = 1 - math.prod(1 - a for a in asked)
     chance = tree * _DITHER % 1
-    if is_asked < (chance if options.tells_columns else 0.5):
+    if is_asked < (chance if options.reveals_columns else 0.5):
         return []
-    asked = [a / is_asked for a in asked] if options.tells_columns else asked
+    asked = [a / is_asked for a in asked] if options.reveals_columns else asked
     new = [
-        _told(block, options, shape.outputs, before + 1) - _told(block, options, shape.outputs, before)
+        _told(block, options, shape.outputs, tree + 1) - _told(block, options, shape.outputs, tree)
         for block in shape.blocks
     ]
     cells, together = max(1, options.most_leaves // 2), _together(tree)
     whole = _Round(asked, cells, together, 1.0, new)
-    if options.checks == "lazy":
-        return [whole]
     found = sum(new)
     more = 1 - math.exp(-found / 2) + found / 40  # rounds that mend
     share = (_MENDED + _EARLY * math.exp(-tree / 5)) / max(more, 0.2)
@@ -131,7 +125,7 @@ def _first_tree(shape: Shape, options: Boosting) -> list[_Round]:
     levels, most = options.deep_levels, max(1, options.most_leaves // 2)
     cells = [min(2**level, most) for level in range(levels)]
     again = [1.0] * len(shape.blocks)
-    if options.tells_columns:
+    if options.reveals_columns:
         columns = max(1, sum(b.numbers + b.strings for b in shape.blocks))
         cells = [1, *[most] * (min(levels, round(1.3 + math.log2(columns) / 2)) - 1)]
         again = [float(_things(block, options) > 1) for block in shape.blocks]
@@ -160,12 +154,12 @@ def _together(tree: int) -> float:
 
 def _things(block: BlockShape, options: Boosting) -> int:
     """S: what a block can tell: its columns, or their splits."""
-    return max(1, block.numbers + block.strings) if options.tells_columns else _splits(block, options)
+    return max(1, block.numbers + block.strings) if options.reveals_columns else _splits(block, options)
 
 
 def _bits(block: BlockShape, options: Boosting) -> float:
     """Of a row, that tell a column, or a split."""
-    if not options.tells_columns:
+    if not options.reveals_columns:
         return 1.0
     return (_NUMBER_BITS * block.numbers + _CATEGORY_BITS * block.strings) / _things(block, options)
 
@@ -186,7 +180,7 @@ def _splits(block: BlockShape, options: Boosting) -> int:
 def _wishes(options: Boosting, outputs: int, checked: int) -> float:
     """K: the columns, or splits, that so many checked trees ask a block for, known ones among them."""
     nodes = math.sqrt(outputs) * (options.most_leaves - 1)  # trees of one time are alike
-    later = _OF_COLUMNS if options.tells_columns else _LATER
+    later = _OF_COLUMNS if options.reveals_columns else _LATER
     return nodes * (_FIRST + later * (checked - 1)) if checked else 0.0
 
 
@@ -199,7 +193,7 @@ def _told(block: BlockShape, options: Boosting, outputs: int, checked: int) -> f
 def _asked(block: BlockShape, options: Boosting, outputs: int, checked: int) -> float:
     """How likely it is that a block is still asked."""
     things, wishes = _things(block, options), _wishes(options, outputs, checked)
-    if options.tells_columns:
+    if options.reveals_columns:
         if things == 1:
             return 0.0
         of_number = max(_POOR_NUMBER, min(_POOR_BOOLEAN, 4 / max(1, block.rows) ** 2))  # few rows: columns part alike
@@ -248,15 +242,8 @@ def _sizes(
     pairs, fan = _pairs(options, part, cells, together)
     is_once = part.joined <= part.rows
     each = max(2, options.bits - _SPARE)
-    per_h = (_REST if is_once else each + 2) if shape.curvature_varies or shape.outputs > 1 else 0
-    others = 1 - block.width / max(1, sum(b.width for b in shape.blocks))  # whose turns the owner does not know
-    bits = (
-        others * math.log2(cells)
-        + each
-        + per_h
-        + (1 if is_once and options.subsample == 1 else _COUNT)
-        + 2 * math.log2(fan)
-    )
+    per_h = (each if is_once else each + 2) if shape.curvature_varies or shape.outputs > 1 else 0
+    bits = math.log2(cells) + each + per_h + (1 if is_once and options.subsample == 1 else _COUNT) + 2 * math.log2(fan)
     down = shape.outputs * pairs * bits / 8
     if block.is_split:
         return down, shape.outputs * cells * (_splits(block, options) + 2 * block.width) * _BIN

@@ -1,8 +1,7 @@
 """A tree while it grows: the joined rows of its nodes, and histograms over what the server knows.
 
 In: derivatives in fixed point and known blocks. Out: nodes. The joined rows of a node lie side by side in one array of
-row numbers; a split parts them, unless its children are leaves by depth. Of two children the one with fewer rows is
-counted, the other is its parent less it.
+row numbers; a split parts them. Of two children the one with fewer rows is counted, the other is its parent less it.
 """
 
 from __future__ import annotations
@@ -17,17 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.exchange import Codes
+from tablepuppet.algorithms.boosting.exchange import Outline
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives
+from tablepuppet.algorithms.boosting.kernels import BlockRows, NodeSums
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, value_of
-from tablepuppet.algorithms.boosting.routes import Route, add_leaves
-from tablepuppet.algorithms.boosting.rows import BlockIndex, RowNumbers, Scratch
+from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, Cells, Route, RowNumbers, add_leaves
+from tablepuppet.algorithms.boosting.splits import SplitRules
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
-_FAR = 1 << 20  # joined rows that no cache holds
-_SEVERAL = 4  # nodes whose rows lie far apart
 _UNBOUND = np.zeros((0, 2))
 
 
@@ -72,24 +70,26 @@ class Growth:
         return [float(rule) for rule in self.rules[6:]]
 
 
+@dataclass(frozen=True, eq=False)
+class TreeRows:
+    """What a tree is grown on."""
+
+    blocks: Sequence[KnownBlock]
+    indices: Sequence[BlockIndex]
+    allowed: Sequence[NDArray[np.bool_]]  # by block: columns that may be used
+    order: RowNumbers  # joined rows
+    spare: RowNumbers  # room for as many
+
+
 class GrowingTree:
     """One tree. Its nodes are split level by level, all of a level together."""
 
-    def __init__(
-        self,
-        growth: Growth,
-        blocks: Sequence[KnownBlock],
-        indices: Sequence[BlockIndex],
-        given: Derivatives,
-        order: RowNumbers,
-        allowed: Sequence[NDArray[np.bool_]],
-        spare: RowNumbers,
-        scratch: Scratch,
-    ) -> None:
-        self.growth, self.blocks, self.indices, self.given = growth, blocks, indices, given
-        self.order, self.allowed, self.spare, self.scratch = order, allowed, spare, scratch
-        whole = self._totals([(0, len(order))])[0]
-        self.nodes = [Node(0, len(order), 0, *whole, bound=(-inf, inf) if growth.is_bound else None)]
+    def __init__(self, growth: Growth, rows: TreeRows, given: Derivatives) -> None:
+        self.growth, self.given = growth, given
+        self.blocks, self.indices, self.allowed = rows.blocks, rows.indices, rows.allowed
+        self.order, self.spare = rows.order, rows.spare
+        whole = self._totals([(0, len(self.order))])[0]
+        self.nodes = [Node(0, len(self.order), 0, *whole, bound=(-inf, inf) if growth.is_bound else None)]
         self._sums: dict[int, dict[int, Sums]] = {}  # by node, then block
         self._least, self._deepest = growth.least, growth.depth
 
@@ -167,11 +167,11 @@ class GrowingTree:
         asked = [block for block in self.blocks if block.layout.bins]
         if not asked:
             return [None] * len(numbers)
-        found, bounds, light = [], self.bounds(numbers), self.light(numbers)
+        how = SplitRules(np.array(self.given.unit), self.growth.rules, self.bounds(numbers), self.light(numbers))
+        found = []
         for block in asked:
             sums = np.array([self._sums[n][block.block] for n in numbers])
-            how = (self.given.unit, self.allowed[block.block], self.growth.rules)
-            found.append(block.best(sums, *how, bounds, light, sets=sets))
+            found.append(block.best(sums, self.allowed[block.block], how, sets=sets))
         gains = np.array([np.where(splits.found[:, 0] >= 0, splits.gain, -1.0) for splits in found])
         first = np.argmax(gains, axis=0).tolist()  # of equal gains the earliest block's
         return [asked[f].choice(found[f], place) for place, f in enumerate(first)]
@@ -202,8 +202,8 @@ class GrowingTree:
             self.nodes[number].choice = None
 
     def _split(self, chosen: Mapping[int, Choice]) -> list[int]:
-        """Gives nodes children; those that may be split again. Rows of a last level stay where they are."""
-        self._part([n for n in chosen if not self._is_last(n)])
+        """Gives nodes children; those that may be split again."""
+        self._part(list(chosen))
         unknown = [n for n, choice in chosen.items() if choice.sums is None]
         sums = dict(zip(unknown, self._left_totals(unknown), strict=True))
         below, family = [], []
@@ -254,9 +254,6 @@ class GrowingTree:
         if least <= 0 or least * unit_h < rules[1] or abs(gain - choice.gain) > 1e-9 * max(abs(gain), 1.0):
             raise TransportError(f"{block.owner} claims a gain that its split does not have: Objections.gain")
 
-    def _is_last(self, number: int) -> bool:
-        return self.nodes[number].depth + 1 == self.growth.depth
-
     def _part(self, numbers: Sequence[int]) -> None:
         """Parts the rows of nodes by the splits that they have."""
         for block in range(len(self.blocks)):
@@ -279,54 +276,84 @@ class GrowingTree:
 
     def _left_totals(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
         """Σg and Σh of what goes left in nodes whose splits others counted."""
-        last = [n for n in numbers if self._is_last(n)]
-        self._part(last)  # their rows may lie in any order
         return self._totals([(self.nodes[n].start, self.nodes[n].border) for n in numbers])
 
     def _count(self, numbers: Sequence[int]) -> None:
         """Σ(g, h) of nodes per bin of every block, as far as they are not known."""
-        mixed: dict[tuple[int, ...], tuple[RowNumbers, Codes]] = {}
         for block, index in zip(self.blocks, self.indices, strict=True):
-            own = tuple(n for n in numbers if block.block not in self._sums.setdefault(n, {}))
-            if own:
-                out = np.zeros((len(own), block.layout.bins, 2), np.int64)
-                if block.layout.bins:
-                    segments = np.array([(self.nodes[n].start, self.nodes[n].stop) for n in own], np.int64)
-                    if own not in mixed:
-                        mixed = {own: self._mixed(segments)}
-                    rows, mark = mixed[own]
-                    how = (index.index, index.rows, block.codes, block.layout.offsets, self.given.both)
-                    is_joined = len(index.index) > 0 and len(block.layout.kinds) > 1
-                    sums = self.scratch.zeros(is_joined * (index.rows + 1), 1 if index.folds(self.given) else 2)
-                    kernels.count_nodes(rows, segments, mark, *how, sums, out)
-                for place, number in enumerate(own):
-                    self._sums[number][block.block] = out[place]
-
-    def _mixed(self, segments: Sums) -> tuple[RowNumbers, Codes]:
-        """The rows of several nodes in ascending order, and of each its node, where they are so many that node by node
-        each would be read from where no cache has it; else the rows as they lie. Nothing is parted meanwhile."""
-        joined, count = len(self.given.both), int((segments[:, 1] - segments[:, 0]).sum())
-        places = self.spare[-(-joined // self.spare.itemsize) :]  # behind a byte for every joined row
-        is_apart = joined >= _FAR and _SEVERAL <= len(segments) < 255 and 8 * count >= joined
-        if not is_apart or count >= len(places) or self.given.both.itemsize != 4:
-            return self.order, np.zeros(0, np.uint8)
-        mark = self.spare.view(np.uint8)[:joined]
-        kernels.mix_nodes(self.order, segments, mark, places)
-        return places[:count], mark
+            own = [n for n in numbers if block.block not in self._sums.setdefault(n, {})]
+            if not own:
+                continue
+            out = np.zeros((len(own), block.layout.bins, 2), np.int64)
+            segments = np.array([(self.nodes[n].start, self.nodes[n].stop) for n in own], np.int64)
+            if block.layout.bins:
+                rows = BlockRows(index.index, 0, index.rows, block.codes)
+                per_row = index.zeros if len(index.index) else index.zeros[:0]
+                sums = NodeSums(out, per_row, np.zeros(block.layout.bins if self.given.is_small else 0, np.int64))
+                kernels.count_nodes(self.order, segments, rows, block.layout.offsets, self.given.both, sums)
+            for place, number in enumerate(own):
+                self._sums[number][block.block] = out[place]
 
     def add_values(self, tree: Tree, numbers: Sequence[int], scores: NDArray[np.float64]) -> None:
         """Adds the values of the leaves to the scores of their rows; `numbers` are the tree's nodes here."""
         own = [self.nodes[n] for n in numbers]
-        leaves = [k for k, left in enumerate(tree.left) if left < 0 and own[k].depth < self.growth.depth]
+        leaves = [k for k, left in enumerate(tree.left) if left < 0]
         add_leaves(self.order, [(own[k].start, own[k].stop) for k in leaves], [tree.value[k] for k in leaves], scores)
-        last = [k for k, left in enumerate(tree.left) if left >= 0 and self._is_last(numbers[k])]
-        for block in range(len(self.blocks)):
-            some = [k for k in last if tree.block[k] == block]
-            if some:
-                segments = [(own[k].start, own[k].stop) for k in some]
-                values = [tree.value[tree.left[k] : tree.left[k] + 2] for k in some]
-                how = [_choice(own[k]) for k in some]
-                self._route(block).add(self.order, segments, how, values, scores)
+
+    # -- what clients are asked about --------------------------------------------------------
+
+    def check_off(self, numbers: Sequence[int]) -> None:
+        """Clients were asked about these nodes."""
+        for number in numbers:
+            self.nodes[number].is_checked = True
+
+    def unchecked(self, again: Sequence[int]) -> list[int]:
+        """The topmost nodes that clients were not asked about as they are now."""
+        for number in again:
+            self.nodes[number].is_checked = False
+        found, below = [], [0]
+        while below:
+            number = below.pop()
+            node = self.nodes[number]
+            if not node.is_checked and self.is_open(number):
+                found.append(number)
+            elif node.left >= 0:
+                below += [node.left, node.left + 1]
+        return sorted(found)
+
+    def outline(self, roots: Sequence[int]) -> tuple[Outline, list[int]]:
+        """These nodes and what is below them, as far as it may be split; and their numbers here."""
+        numbers = [n for n in roots if self.is_open(n)]
+        left = []
+        place = 0
+        while place < len(numbers):
+            child = self.nodes[numbers[place]].left
+            is_inner = child >= 0 and (self.is_open(child) or self.is_open(child + 1))
+            left.append(len(numbers) if is_inner else -1)
+            if is_inner:
+                numbers += [child, child + 1]
+            place += 1
+        choices = [self.nodes[n].choice for n in numbers]
+        outline = Outline(
+            unit=self.given.unit,
+            left=np.array(left, np.int32),
+            asks=np.array([self.is_open(n) for n in numbers], np.bool_),
+            gain=np.array([0.0 if c is None else c.gain for c in choices]),
+            block=np.array([-1 if c is None else c.block for c in choices], np.int32),
+            key=np.array([-1 if c is None else c.key for c in choices], np.int32),
+            to_left=np.array([c is not None and c.to_left for c in choices], np.bool_),
+            bounds=self.bounds(numbers),
+            light=self.light(numbers),
+        )
+        return outline, numbers
+
+    def mark_cells(self, outline: Outline, numbers: Sequence[int], cell: Cells) -> int:
+        """Writes the cell of every joined row; how many cells there are."""
+        cell[:] = NO_CELL
+        cells = [self.nodes[n] for n, left in zip(numbers, outline.left.tolist(), strict=True) if left < 0]
+        for number, node in enumerate(cells):
+            cell[self.order[node.start : node.stop]] = number
+        return len(cells)
 
 
 def _worth(g: float, h: float, bound: tuple[float, float] | None) -> float:

@@ -1,0 +1,182 @@
+"""The best split of each of some nodes, from Σ(g, h) of every node and bin.
+
+Gains are the only floating-point numbers; they are rounded as written (no fused products), so that a client and the
+server that see the same sums find the same split whatever their processors are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting.bins import Columns
+from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, SORTED, SPARSE
+from tablepuppet.algorithms.boosting.kernels import Array, Codes, Integers, Sums, compiled
+
+CLOSE = 1 - 1e-9  # more than products and quotients are rounded by
+
+
+class SplitRules(NamedTuple):
+    """What a split must fulfil."""
+
+    unit: Array  # of g and of h
+    rules: (
+        Array  # λ, least Σh of a side, least gain, further λ of sorted categories, what smooths them, least Σh of one
+    )
+    bounds: Array  # (nodes, 2): what the values of leaves lie within; (0, 2): nothing is bound
+    light: Array  # of each node: Σh below which sparse categories are left out
+
+
+class SearchedColumns(NamedTuple):
+    """Where each column's bins lie, and whether it may be used."""
+
+    offsets: Sums
+    kinds: Codes
+    signs: Integers
+    allowed: Codes
+
+
+class Splits(NamedTuple):
+    """The best split of every node."""
+
+    gain: Array
+    found: Sums  # (nodes, 5): column (−1: none), bin, whether missing values go left, Σg and Σh of the left
+    order: Codes  # (nodes, 256): of sorted categories, those that go left come first
+
+
+def search_splits(sums: Sums, columns: Columns, allowed: NDArray[np.bool_], how: SplitRules) -> Splits:
+    """The split with the largest gain of every node. The first in this order wins a tie: column, missing values right
+    before left, bin. Bin 0 is "missing". Sorted categories: the left side is order[k, :bin]; one against the rest:
+    `bin` itself is the left side. Leaves of a column with a sign rise, or fall, with its values."""
+    nodes = len(sums)
+    out = Splits(np.full(nodes, how.rules[2]), np.full((nodes, 5), -1, np.int64), np.empty((nodes, 256), np.uint8))
+    own = SearchedColumns(columns.offsets, columns.kinds, columns.signs, allowed.astype(np.uint8))
+    best_splits(sums, own, SplitRules(*map(np.array, how)), out)  # copies: what came in a message is read-only
+    return out
+
+
+@compiled
+def _value(G: Any, H: Any, bound: Array) -> Any:
+    """−G/H within bounds."""
+    return min(max(-G / H, bound[0]), bound[1])
+
+
+@compiled
+def _worth(G: Any, H: Any, bound: Array) -> Any:
+    """What a leaf gains: G²/H, or less where it is bound."""
+    if len(bound) == 0:
+        return G * G / H
+    w = _value(G, H, bound)
+    return -(2 * G * w + H * w * w)
+
+
+@compiled
+def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Splits) -> None:
+    """Searches every column of every node."""
+    free, total, places, ratio = np.empty(0), np.empty(2, np.int64), np.empty(256, np.int64), np.empty(256)
+    for k in range(len(sums)):
+        bound = how.bounds[k] if len(how.bounds) else free
+        total[0], total[1] = 0, 0
+        for b in range(columns.offsets[0], columns.offsets[1] if len(columns.kinds) else columns.offsets[0]):
+            total[0] += sums[k, b, 0]
+            total[1] += sums[k, b, 1]
+        for f in range(len(columns.kinds)):
+            own, kind = sums[k, columns.offsets[f] : columns.offsets[f + 1]], columns.kinds[f]
+            if not columns.allowed[f]:
+                continue
+            if kind == NUMBER:
+                out.gain[k] = _search_numbers(own, total, f, columns.signs[f], how, bound, out.gain[k], out.found[k])
+                continue
+            is_sorted, count = kind in (SORTED, SPARSE), 0
+            least = how.light[k] if kind == SPARSE else how.rules[5] if kind == SORTED else -np.inf
+            for b in range(1 if kind == KNOWN_ONE_HOT else 0, len(own)):
+                if own[b, 1] > 0 and own[b, 1] * how.unit[1] >= least:
+                    places[count] = b
+                    ratio[b] = own[b, 0] * how.unit[0] / (own[b, 1] * how.unit[1] + how.rules[4])
+                    count += 1
+            if is_sorted:
+                _sort(places, ratio, count)
+            given = (own, total, f, places[:count], is_sorted)
+            best = _search_categories(given, how, bound, out.gain[k], out.found[k])
+            if is_sorted and best > out.gain[k]:
+                for p in range(out.found[k, 1]):
+                    out.order[k, p] = places[p]
+            out.gain[k] = best
+
+
+@compiled
+def _search_numbers(
+    sums: Sums, total: Sums, column: int, sign: Any, how: SplitRules, bound: Array, best: Any, found: Sums
+) -> Any:
+    """The best gain, that of a border if it is more than `best` was; that border is written to `found`."""
+    penalty, (total_g, total_h), (unit_g, unit_h) = how.rules[0], (total[0], total[1]), (how.unit[0], how.unit[1])
+    base = _worth(total_g * unit_g, total_h * unit_h + penalty, bound)
+    missing_g, missing_h = sums[0, 0], sums[0, 1]
+    for left in range(2 if missing_h else 1):
+        gl = missing_g if left == 1 else np.int64(0)
+        hl = missing_h if left == 1 else np.int64(0)
+        for b in range(1, len(sums) - (1 if missing_h == 0 else left)):
+            if sums[b, 1] == 0 and not (left == 1 and sign):
+                continue  # the split before has the same sides, or its mirror image had, which has no sign
+            gl += sums[b, 0]
+            hl += sums[b, 1]
+            HL, HR = hl * unit_h, (total_h - hl) * unit_h
+            if min(HL, HR) < how.rules[1] or hl == total_h:
+                continue
+            GL, GR = gl * unit_g, (total_g - gl) * unit_g
+            whole = (HL + penalty) * (HR + penalty) * CLOSE * (best + base)
+            if len(bound) == 0 and GL * GL * (HR + penalty) + GR * GR * (HL + penalty) < whole:
+                continue  # surely less, without a division
+            gain = _worth(GL, HL + penalty, bound) + _worth(GR, HR + penalty, bound) - base
+            if gain > best:
+                if len(bound) and sign:
+                    rise = _value(GR, HR + penalty, bound) - _value(GL, HL + penalty, bound)
+                    if rise * sign < 0:
+                        continue
+                best = gain
+                found[0], found[1], found[2], found[3], found[4] = column, b, left, gl, hl
+    return best
+
+
+@compiled
+def _search_categories(given: Any, how: SplitRules, bound: Array, best: Any, found: Sums) -> Any:
+    """The same for categories, each against the rest; or for the first ones, where they are sorted."""
+    sums, total, column, places, is_sorted = given
+    (total_g, total_h), (unit_g, unit_h) = (total[0], total[1]), (how.unit[0], how.unit[1])
+    base = _worth(total_g * unit_g, total_h * unit_h + how.rules[0], bound)
+    ridge = how.rules[0] + how.rules[3] if is_sorted else how.rules[0]
+    gl, hl = np.int64(0), np.int64(0)
+    for t in range(len(places)):
+        b = places[t]
+        gl = sums[b, 0] + (gl if is_sorted else np.int64(0))
+        hl = sums[b, 1] + (hl if is_sorted else np.int64(0))
+        HL, HR = hl * unit_h, (total_h - hl) * unit_h
+        if min(HL, HR) < how.rules[1] or hl == total_h:
+            continue
+        GL, GR = gl * unit_g, (total_g - gl) * unit_g
+        gain = _worth(GL, HL + ridge, bound) + _worth(GR, HR + ridge, bound) - base
+        if gain > best:
+            best = gain
+            found[0], found[1], found[2], found[3], found[4] = column, t + 1 if is_sorted else b, 0, gl, hl
+    return best
+
+
+@compiled
+def _sort(places: Sums, ratio: Array, count: int) -> None:
+    """The first places by their ratio, then by their number (Shell's sort: a library's takes seconds to compile)."""
+    gap = 1
+    while gap < count:
+        gap = 3 * gap + 1
+    while gap > 1:
+        gap //= 3
+        for t in range(gap, count):
+            own, at = places[t], t
+            while at >= gap:
+                other = places[at - gap]
+                if ratio[other] < ratio[own] or (ratio[other] == ratio[own] and other < own):
+                    break
+                places[at] = other
+                at -= gap
+            places[at] = own

@@ -60,8 +60,8 @@ class BoostingAlgorithm(Algorithm[Boosting]):
         return tree_seconds(shape, options, epoch)
 
     def server_memory(self, shape: Shape, options: Boosting) -> int:
-        """Scores, the order of rows and room to part them, derivatives; then the bins that are known."""
-        per_row = 8 * shape.outputs + 4 + shape.outputs * (4 + 8)
+        """Scores, the order of rows and room to part them, derivatives, rows by block; then the bins that are known."""
+        per_row = 8 * shape.outputs + 4 + shape.outputs * (4 + 8) + 4 * len(shape.blocks)
         return shape.joined * per_row + sum(block.rows * block.width for block in shape.blocks)
 
     def client_memory(self, shape: Shape, options: Boosting, block: BlockShape, part: PartShape) -> float:

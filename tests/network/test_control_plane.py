@@ -37,6 +37,8 @@ from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
 from tablepuppet.protocol.base import Failure
 from tablepuppet.protocol.codec import Frame, decode
+from tablepuppet.protocol.columns import ColumnInfo, NumberEncoder
+from tablepuppet.protocol.contract import Folds
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.envelopes import Request, pack
@@ -190,6 +192,9 @@ def test_a_users_frame_imports_nothing_and_makes_nothing_but_jobs(module: str) -
 def test_what_waits_on_the_disk_since_before_a_class_moved_is_read() -> None:
     assert _class("tablepuppet.job.engines", "Local", None) is Local
     assert _class("tablepuppet.engine.comparison", "Comparison", None) is Comparison
+    assert _class("tablepuppet.protocol.features", "NumberEncoder", None) is NumberEncoder
+    assert _class("tablepuppet.protocol.setup", "ColumnInfo", None) is ColumnInfo
+    assert _class("tablepuppet.protocol.setup", "Folds", None) is Folds
 
 
 def test_a_user_does_not_choose_the_servers_ray_cluster() -> None:

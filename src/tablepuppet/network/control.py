@@ -118,17 +118,21 @@ def _whole(flat: Any, buffers: Any, allowed: frozenset[type] | None) -> Any:
     raise ValueError("unknown kind of value")
 
 
-# Modules whose classes lie elsewhere now: jobs that wait on a coordinator's disk, and results, name them.
+# Modules, or single classes, that lie elsewhere now: jobs that wait on a coordinator's disk, and results, name them.
 _MOVED = {
     "tablepuppet.job.engines": "tablepuppet.job.job",
     "tablepuppet.engine.comparison": "tablepuppet.engine.evaluate",
+    "tablepuppet.protocol.features": "tablepuppet.protocol.columns",
+    "tablepuppet.protocol.setup": "tablepuppet.protocol.columns",
+    "tablepuppet.protocol.setup.Folds": "tablepuppet.protocol.contract",
 }
 
 
 def _class(module: str, name: str, allowed: frozenset[type] | None) -> type:
     """A class of ours that is loaded already."""
     is_ours = isinstance(module, str) and isinstance(name, str) and module.startswith("tablepuppet.")
-    kind = getattr(sys.modules.get(_MOVED.get(module, module)), name, None) if is_ours else None
+    home = _MOVED.get(f"{module}.{name}", _MOVED.get(module, module)) if is_ours else ""
+    kind = getattr(sys.modules.get(home), name, None)
     if not isinstance(kind, type) or not (is_dataclass(kind) or issubclass(kind, msgspec.Struct)):
         raise ValueError(
             f"{str(module)[:100]}.{str(name)[:100]} is not the same at both ends; install the same version"

@@ -18,8 +18,7 @@ import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -114,7 +113,6 @@ LARGEST = 2**34  # bytes of the arrays of one message, unpacked
 _reading = threading.local()  # .buffers, .packing and .room (bytes) of the frame that a thread is decoding
 _ELEMENTS = {"float": "f", "uint8": "u", "bool": "b", "signedinteger": "i", "numpy.int": "i"}  # by what is declared
 _ANY = "fiub"
-_TYPE = b"\xa4type"  # the key that says which message a map is
 _DTYPES = {name: np.dtype(name) for name in ("<f8", "<f4", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")}
 
 
@@ -131,14 +129,6 @@ class Frame:
         if not self.header or self.header[0] >= len(_WIRES):
             raise TransportError("a message does not follow the protocol: unknown encoding")
         return _WIRES[self.header[0]]
-
-    @property
-    def kind(self) -> bytes:
-        """The name of the message, which its header begins with; nothing, where it does not."""
-        at = 4 if self.header[1:2] == b"\xde" else 2  # behind the wire's byte and a map's
-        name = at + len(_TYPE) + 1
-        size = self.header[name - 1] - 0xA0 if self.header[at : name - 1] == _TYPE and len(self.header) >= name else 0
-        return self.header[name : name + size] if 0 < size < 32 else b""
 
     @property
     def payload(self) -> int:
@@ -222,8 +212,7 @@ def decode(frame: Frame, types: Any, unpacked: int = LARGEST) -> Any:
     """
     _reading.buffers, _reading.packing, _reading.room = frame.buffers, frame.wire.partition("+")[2], unpacked
     try:
-        known = _KNOWN.get(id(types)) or _KNOWN.setdefault(id(types), _Decoders(types))
-        return known.of(frame.kind).decode(memoryview(frame.header)[1:])
+        return _decoder_of(types).decode(memoryview(frame.header)[1:])
     except (msgspec.MsgspecError, ValueError, ArithmeticError, LookupError, TypeError) as error:
         raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
     except (pa.ArrowException, OSError, MemoryError, RecursionError) as error:
@@ -232,31 +221,16 @@ def decode(frame: Frame, types: Any, unpacked: int = LARGEST) -> Any:
         del _reading.buffers
 
 
-class _Decoders:
-    """Of some types of messages: to study thirty of them takes longer than to read as many, so each is studied when the
-    first of its name comes. What has none of their names is refused by the decoder of all."""
-
-    def __init__(self, types: Any) -> None:
-        self.types = types
-        members = get_args(types) if get_origin(types) in (Union, UnionType) else ()
-        self._kinds = {str((get_origin(kind) or kind).__struct_config__.tag).encode(): kind for kind in members}
-        self._made: dict[bytes, msgspec.msgpack.Decoder[Any]] = {}
-
-    def of(self, name: bytes) -> msgspec.msgpack.Decoder[Any]:
-        found = self._made.get(name)
-        if found is not None:
-            return found
-        kind = self._kinds.get(name)
-        name, kind = (b"", self.types) if kind is None else (name, kind)
-        with _STUDYING:  # a type that another thread has half studied ends the process
-            if name not in self._made:
-                self._made[name] = msgspec.msgpack.Decoder(kind, dec_hook=_beside_header)
-            return self._made[name]
-
-
-_STUDYING = threading.Lock()
+_STUDYING = threading.Lock()  # a type that another thread has half studied ends the process
 # By the types' id, for to hash their union takes long; they are kept inside, so that no other object ever has the id.
-_KNOWN: dict[int, _Decoders] = {}
+_DECODERS: dict[int, tuple[Any, msgspec.msgpack.Decoder[Any]]] = {}
+
+
+def _decoder_of(types: Any) -> msgspec.msgpack.Decoder[Any]:
+    with _STUDYING:
+        if id(types) not in _DECODERS:
+            _DECODERS[id(types)] = types, msgspec.msgpack.Decoder(types, dec_hook=_beside_header)
+        return _DECODERS[id(types)][1]
 
 
 def _beside_header(declared: type, value: Any) -> Any:

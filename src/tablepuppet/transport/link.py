@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -116,55 +115,25 @@ def _remote_error(client: str, failure: Failure) -> errors.TablePuppetError:
 
 
 Handler = Callable[[Frame], Frame]
-_SMALL = 1 << 17  # bytes of a round that clients may answer one after the other
-_AGAIN = 16  # rounds of a moment, the last of which is timed
-_QUICK = 0.002  # CPU seconds of a client's answer that are not worth a thread
-_WON = 0.8  # of the time that clients take one after the other: what threads must stay below
-_LONG = 256  # rounds until threads are tried again
 
 
 class LocalTransport:
-    """Carries frames to clients in this process, one thread a client up to the number of cores.
-
-    Small rounds may go in the server's own thread instead: those of a moment, as batches of few rows are; and longer
-    ones in which threads were not faster, since they mostly wait for the interpreter, as in steps of small networks.
-    """
+    """Carries frames to clients in this process, one thread a client up to the number of cores."""
 
     def __init__(self, handlers: Mapping[str, Handler], threads: int | None = None) -> None:
         self._handlers = dict(handlers)
         workers = min(len(self._handlers) or 1, threads or os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tablepuppet-client")
         self._is_closed = False
-        self._ways: dict[tuple[bytes, int], _Way] = {}  # of small rounds, by kind of message and size
 
     def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]:
         if self._is_closed:
             if not wait:  # a last word to clients that are gone
                 return {}
             raise TransportError("this federation is closed; make it again, or ask inside its `with` block")
-        size = sum(frame.size for given in frames.values() for frame in given)
-        if size > _SMALL:
-            return dict(zip(frames, self._pool.map(self._served, frames, frames.values()), strict=True))
-        kind = b" ".join(frame.kind for frame in next(iter(frames.values()), ()))
-        way = self._ways.setdefault((kind, size.bit_length()), _Way())
-        each = map if way.is_plain else self._pool.map
-        if way.untimed:
-            way.untimed -= 1
-            return dict(zip(frames, each(self._served, frames, frames.values()), strict=True))
-        spent: list[float] = []
-        began = time.perf_counter()
+        return dict(zip(frames, self._pool.map(self._serve, frames, frames.values()), strict=True))
 
-        def timed(client: str) -> list[Frame]:
-            before = time.thread_time()
-            answers = self._served(client, frames[client])
-            spent.append(time.thread_time() - before)
-            return answers
-
-        found = dict(zip(frames, each(timed, frames), strict=True))
-        way.took(time.perf_counter() - began, sum(spent), len(spent))
-        return found
-
-    def _served(self, client: str, frames: Sequence[Frame]) -> list[Frame]:
+    def _serve(self, client: str, frames: Sequence[Frame]) -> list[Frame]:
         handler = self._handlers[client]
         return [handler(frame) for frame in frames]
 
@@ -174,29 +143,6 @@ class LocalTransport:
     def close(self) -> None:
         self._is_closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-class _Way:
-    """How small rounds of one kind are answered, as far as timed ones have told."""
-
-    def __init__(self) -> None:
-        self.is_plain = False  # one after the other
-        self.untimed = 0  # rounds that go the same way
-        self._tried = 0
-        self._in_threads = 0.0  # seconds
-
-    def took(self, seconds: float, cpu: float, clients: int) -> None:
-        """What a round took that was timed: one to get going, one in threads, and one without, which counts as if
-        nobody else had used the processor."""
-        self._tried += 1
-        if cpu < _QUICK * clients:
-            self.is_plain, self.untimed, self._tried = True, _AGAIN - 1, 0
-        elif self._tried == 1:
-            self.is_plain = False
-        elif self._tried == 2:
-            self._in_threads, self.is_plain = seconds, True
-        else:
-            self.is_plain, self.untimed, self._tried = self._in_threads >= _WON * cpu, _LONG, 0
 
 
 _ROW = 16  # bytes that the server needs for a row, at least

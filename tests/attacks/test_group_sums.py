@@ -148,7 +148,7 @@ def test_groups_are_merged_by_contract_only() -> None:
         for asked in story:
             client.answer(replace(asked, job=job))
         sums = server.of(SumGroups)[name][0]
-        with pytest.raises(tp.TablePuppetError, match="groups comes before sum groups"):
+        with pytest.raises(tp.TablePuppetError, match="SendGroups comes before SumGroups"):
             client.answer(replace(sums, job=job))
         groups = SendGroups(job=job, scan=sums.scan)
         client.answer(groups)

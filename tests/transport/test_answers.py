@@ -111,8 +111,8 @@ LIES: list[tuple[str, type, Lie, str]] = [
         lambda a: replace(a, columns=first(a.columns, mean=np.array([np.nan]))),
         "columns.mean",
     ),
-    ("items", FeatureStatistics, lambda a: replace(a, columns=first(a.columns, weight=-1.0)), "columns.weight"),
-    ("items", FeatureStatistics, lambda a: replace(a, columns=first(a.columns, weight=1e9)), "columns.weight"),
+    ("items", FeatureStatistics, lambda a: replace(a, columns=first(a.columns, weight=-1.0)), r"columns\S*\.weight"),
+    ("items", FeatureStatistics, lambda a: replace(a, columns=first(a.columns, weight=1e9)), r"columns\S*\.weight"),
     (
         "items",
         FeatureStatistics,

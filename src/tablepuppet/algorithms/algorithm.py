@@ -22,6 +22,7 @@ from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy
 from tablepuppet.protocol.base import Done, Message
+from tablepuppet.protocol.steps import Update
 
 FLOAT = 8  # bytes
 _LOSS, _MOVED = 18e-9, 9e-9  # CPU seconds for a joined row in a walk: its loss, and each block's value there and back
@@ -102,7 +103,7 @@ class Algorithm(ABC, Generic[_Options]):
 
     options: ClassVar[type[AlgorithmOptions]]
     summary: ClassVar[str]  # one line of a table
-    requests: ClassVar[tuple[type[Message], ...]] = ()  # the messages that its client half answers, besides common ones
+    requests: ClassVar[tuple[type[Update], ...]] = ()  # the messages that its client half answers, besides common ones
     answers: ClassVar[tuple[type[Message], ...]] = ()  # what only it answers with
     figures: ClassVar[type[Figures]] = Figures  # what the server half wants to know of a block before the first round
     remedy: ClassVar[str] = "check the features for extreme values"  # for a run that diverges

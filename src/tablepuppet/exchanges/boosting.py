@@ -56,8 +56,8 @@ from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.releases import reads, tells_label, unknowns
 from tablepuppet.owner.state import ClientState, Part
 from tablepuppet.privacy.accounting import composed_epsilon
-from tablepuppet.protocol.base import Done
-from tablepuppet.protocol.bounds import MOST_CLIENTS, check_array, check_finite, check_range, require
+from tablepuppet.protocol.base import MOST_CLIENTS, Done
+from tablepuppet.protocol.bounds import check_array, check_finite, check_range, require
 from tablepuppet.protocol.contract import Contract
 from tablepuppet.tables.binning import (
     RawColumn,

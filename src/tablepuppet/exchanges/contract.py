@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Collection
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
 
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.base import BEFORE_CONTRACT, Exchange, NoCheck
@@ -34,7 +36,7 @@ class Agreement(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = ()
     contract: str  # its hash
     is_agreed: bool
-    waits_for: str = ""  # who decides, where a person does
+    waits_for: Annotated[str, Meta(max_length=1000)] = ""  # who decides, where a person does
     least_rows: int = 1  # fewer are not told apart by figures that whoever asks is shown
     figures_key: bytes = b""  # by which these are rounded, the same in all jobs
 
@@ -156,7 +158,6 @@ def _enforce_proposal(job: JobUnderContract, agreed: Contract | None, request: P
 
 def _check_agreement(request: ProposeContract, answer: Agreement, known: Known) -> None:
     require(answer.contract == request.contract.hash, "contract", "names another one than was proposed")
-    require(len(answer.waits_for) <= 1000, "waits_for", "is longer than 1,000 characters")
 
 
 def _propose(own: ClientState, request: ProposeContract) -> Agreement:

@@ -30,7 +30,7 @@ from tablepuppet.owner.releases import (
     tells_label,
 )
 from tablepuppet.owner.state import ClientState, Kept, Part
-from tablepuppet.protocol.base import Done, FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import Amount, Done, FieldDisclosure, FieldDisclosures, Message
 from tablepuppet.protocol.bounds import Known, WrongError, check_array, check_finite, require
 from tablepuppet.protocol.contract import Contract
 from tablepuppet.tables.encoding import start_weights
@@ -57,8 +57,8 @@ class Evaluation(Message, frozen=True):
     test: Array
     train: Array | None
     norm: float  # ‖θ‖²
-    absolute: float | None = None  # ‖θ‖₁, where it is penalised
-    ridged: float | None = None  # Σ β θ², where each output has a β of its own
+    absolute: Amount | None = None  # ‖θ‖₁, where it is penalised
+    ridged: Amount | None = None  # Σ β θ², where each output has a β of its own
 
 
 class Keep(Message, frozen=True):
@@ -120,10 +120,6 @@ def _check_evaluation(request: Evaluate, answer: Evaluation, known: Known) -> No
     if not np.isfinite(answer.norm):
         raise WrongError("norm", "is not finite", diverged=True)
     require(answer.norm >= 0, "norm", "is negative")
-    absolute = 0.0 if answer.absolute is None else answer.absolute
-    require(bool(np.isfinite(absolute)) and absolute >= 0, "absolute", "is not a number from 0 up")
-    ridged = 0.0 if answer.ridged is None else answer.ridged
-    require(bool(np.isfinite(ridged)) and ridged >= 0, "ridged", "is not a number from 0 up")
     if part is not None:
         part.norm = answer.norm
 

@@ -6,9 +6,10 @@ A *part* is one client's share of a block: some feature columns of a scan, for t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from msgspec import Meta
 from msgspec.structs import replace
 
 from tablepuppet.arrays import Array, Codes, RowNumbers
@@ -34,17 +35,14 @@ from tablepuppet.owner.policy import Policy, Use, permit_columns, refused_by
 from tablepuppet.owner.releases import count_unknowns, limits_predictions
 from tablepuppet.owner.state import ClientState, Part
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import MOST_CATEGORIES, FieldDisclosure, FieldDisclosures, Message, Place
 from tablepuppet.protocol.bounds import (
     LARGEST,
-    LONGEST_TEXT,
-    MOST_CATEGORIES,
     Known,
     KnownPart,
     check_array,
     check_count,
     check_finite,
-    check_range,
     check_row_numbers,
     is_number,
     require,
@@ -102,9 +100,7 @@ class OpenPart(Message, frozen=True):
     wants_key: bool = False  # whether the block's sums are masked: then names of categories come, and no figure
     ids: tuple[int, ...] = ()  # features, by their place in `columns`, whose texts are ids and stay with their owner
     finds_ids: bool = False  # the owner takes further texts for ids, by its own rule (owner/ids.py)
-    id_salt: str = (
-        ""  # not empty: the block has other parts, and tokens of ids are told, so that all mean the same ones
-    )
+    id_salt: Annotated[str, Meta(max_length=64)] = ""  # of tokens of ids, where the block has other parts
 
 
 class FeatureStatistics(Message, frozen=True):
@@ -142,7 +138,7 @@ class EncodeFeatures(Message, frozen=True):
 
 class Encoded(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = ()
-    width: int
+    width: Place
 
 
 class RevealFeatures(Message, frozen=True):
@@ -232,7 +228,6 @@ def _check_part_request(own: ClientState, request: OpenPart) -> None:
     if request.train_rows is not None:
         check_row_numbers(request.train_rows, "train_rows", rows)
     check_row_numbers(request.test_rows, "test_rows", rows)
-    require(len(request.id_salt) <= 64, "id_salt", "is too long")
     require(all(0 <= i < len(request.columns) for i in request.ids), "ids", "name a feature that there is not")
     if request.multiplicity is not None:
         due = rows if request.train_rows is None else len(request.train_rows)
@@ -261,9 +256,6 @@ def _check_statistics(request: OpenPart, answer: FeatureStatistics | FeatureName
             _check_id_statistics(found, request, train)
         else:
             _check_category_statistics(found, total)
-    if isinstance(answer, FeatureNames) and answer.key is not None:
-        require(len(answer.key.public) == 32 and len(answer.key.tag) <= 64, "key", "is not a public key of 32 bytes")
-        require(len(answer.key.client) <= 256, "key.client", "is longer than any client's name")
 
 
 def _check_number_statistics(statistics: NumberStatistics, total: float, info: ColumnInfo | None) -> None:
@@ -284,10 +276,7 @@ def _check_number_statistics(statistics: NumberStatistics, total: float, info: C
 
 def _check_category_statistics(statistics: CategoryStatistics, total: float) -> None:
     count = len(statistics.categories)
-    require(count <= MOST_CATEGORIES, "columns.categories", f"are {count:,}, more than {MOST_CATEGORIES:,}")
     require(len(set(statistics.categories)) == count, "columns.categories", "name one category twice")
-    longest = max(map(len, statistics.categories), default=0)
-    require(longest <= LONGEST_TEXT, "columns.categories", f"hold a text of {longest:,} characters")
     most = total * (1 + 1e-6) + 1e-6
     check_count(statistics.missing, "columns.missing", most)
     check_array(statistics.weights, "columns.weights", (count,))
@@ -304,7 +293,6 @@ def _check_id_statistics(statistics: IdStatistics, request: OpenPart, rows: int 
     require(
         (statistics.tokens is not None) == bool(request.id_salt), "columns.tokens", "come where none are due, or not"
     )
-    require(len(statistics.check) <= 16, "columns.check", "is too long")
     if statistics.tokens is not None:
         check_array(statistics.tokens, "columns.tokens", (count,), kinds=frozenset("i"))
         is_ascending = bool((statistics.tokens[1:] > statistics.tokens[:-1]).all())
@@ -396,7 +384,6 @@ def check_encoders(encoders: Sequence[Encoder], due: int) -> None:
                 check_finite(getattr(one, name), f"encoders.{name}")
             require(not (one.scale < 0).any(), "encoders.scale", "is negative")
         elif isinstance(one, IdEncoder):
-            check_range(one.count, "encoders.count", 0, MOST_CATEGORIES)
             if one.tokens is not None:
                 check_array(one.tokens, "encoders.tokens", (one.count,), kinds=frozenset("i"))
                 is_ascending = bool((one.tokens[1:] > one.tokens[:-1]).all())

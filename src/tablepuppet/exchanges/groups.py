@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.errors import TransportError
@@ -23,16 +24,22 @@ from tablepuppet.owner.enforcement import JobUnderContract, count_once, refused,
 from tablepuppet.owner.policy import Policy, Use, refused_by
 from tablepuppet.owner.state import ClientState
 from tablepuppet.privacy.masks import MaskKey, Masks, check_key, mask_key
-from tablepuppet.protocol.base import Done, FieldDisclosure, FieldDisclosures, Message
-from tablepuppet.protocol.bounds import (
-    LONGEST_TEXT,
+from tablepuppet.protocol.base import (
     MOST_COLUMNS,
+    Done,
+    Exponent,
+    FieldDisclosure,
+    FieldDisclosures,
+    Message,
+    Place,
+    Text,
+)
+from tablepuppet.protocol.bounds import (
     Known,
     check_array,
     check_count,
     check_range,
     check_row_numbers,
-    check_scales,
     require,
 )
 from tablepuppet.protocol.contract import Contract
@@ -40,6 +47,9 @@ from tablepuppet.tables.group_sums import Partials, scales_of, words_of
 from tablepuppet.tables.tokens import job_key, key_of
 
 Words = NDArray[np.int64]
+Kinds = Annotated[list[Text], Meta(min_length=1, max_length=MOST_COLUMNS)]
+Salt = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 class SendGroups(Message, frozen=True):
@@ -56,10 +66,10 @@ class Groups(Message, frozen=True):
         FieldDisclosure("sizes", "magnitudes"),
     )
     tokens: NDArray[np.uint8]  # groups × 16, ascending
-    kinds: list[str]  # of the groups' columns, and of each figure
-    sizes: list[int]  # powers of two above the largest figures, in steps of 16
+    kinds: Kinds  # of the groups' columns, and of each figure
+    sizes: list[Exponent]  # powers of two above the largest figures, in steps of 16
     key: MaskKey  # under which figures are masked
-    salt: bytes  # which nobody can guess this client's rows in a commitment without
+    salt: Salt  # which nobody can guess this client's rows in a commitment without
 
 
 class SumGroups(Message, frozen=True):
@@ -71,12 +81,12 @@ class SumGroups(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("rows", "shared groups"),)
     job: str
     scan: int
-    place: int  # of this client among the peers
+    place: Place  # of this client among the peers
     peers: list[MaskKey]  # of all clients of the table
     holders: NDArray[np.int32]  # of each shared group: the place of the client that will hold it
     rows: NDArray[np.int32]  # of each shared group: which of this client's it is; −1: it has none
-    commitments: list[bytes]  # of each client: SHA-256 of its salt and its rows
-    scales: list[int]
+    commitments: list[Digest]  # of each client: SHA-256 of its salt and its rows
+    scales: list[Exponent]
 
 
 class GroupSums(Message, frozen=True):
@@ -138,14 +148,8 @@ def _check_groups(request: SendGroups, answer: Groups, known: Known) -> None:
     first, second = halves[:, 0], halves[:, 1]
     is_next = (first[1:] > first[:-1]) | ((first[1:] == first[:-1]) & (second[1:] > second[:-1]))
     require(bool(is_next.all()), "tokens", "are not ascending, each once")
-    require(0 < len(answer.kinds) <= MOST_COLUMNS, "kinds", f"are {len(answer.kinds):,}")
-    require(all(len(kind) <= LONGEST_TEXT for kind in answer.kinds), "kinds", "hold a text too long")
     due = sum(map(scales_of, answer.kinds))
     require(len(answer.sizes) == due, "sizes", f"are {len(answer.sizes)} where {due} are due")
-    require(all(abs(size) <= 1200 for size in answer.sizes), "sizes", "are no exponents of floats")
-    require(len(answer.key.public) == 32 and len(answer.key.tag) <= 64, "key", "is not a public key of 32 bytes")
-    require(len(answer.key.client) <= 256, "key.client", "is longer than any client's name")
-    require(len(answer.salt) == 16, "salt", "has not 16 bytes")
     words = [words_of(kind) for kind in answer.kinds[1:]]
     known.scan(request).words = sum(w[0] for w in words), sum(w[1] for w in words)
 
@@ -177,9 +181,7 @@ def _check_sum_request(own: ClientState, request: SumGroups) -> None:
     require(bool((request.rows[request.holders == request.place] >= 0).all()), "holders", "hold what they do not have")
     due = sum(map(scales_of, groups.kinds))
     require(len(request.scales) == due, "scales", f"are {len(request.scales)} where {due} are due")
-    check_scales(request.scales)
-    is_one_each = len(request.commitments) == parties and all(len(c) == 32 for c in request.commitments)
-    require(is_one_each, "commitments", "are not one of 32 bytes for each client")
+    require(len(request.commitments) == parties, "commitments", "are not one for each client")
 
 
 def _check_sums(request: SumGroups, answer: GroupSums, known: Known) -> None:

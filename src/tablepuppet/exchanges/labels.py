@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -27,19 +28,26 @@ from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.releases import reads
 from tablepuppet.owner.state import ClientState
 from tablepuppet.privacy.options import LabelPrivacy
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import (
+    Count,
+    FieldDisclosure,
+    FieldDisclosures,
+    Finite,
+    Fraction,
+    Message,
+    Place,
+    Seed,
+    Text,
+)
 from tablepuppet.protocol.bounds import (
     LARGEST,
     LARGEST_COUNT,
     MOST_CLASSES,
-    MOST_ROWS,
-    SEEDS,
     TOO_LARGE,
     Known,
     check_array,
     check_count,
     check_range,
-    check_text,
     require,
 )
 from tablepuppet.protocol.contract import Contract, FoldBy, Folds
@@ -47,6 +55,8 @@ from tablepuppet.tables.columns import STRING_KINDS
 from tablepuppet.tables.labels import LabelNoise, read_labels, read_weights
 from tablepuppet.tables.labels import describe_labels as describe
 from tablepuppet.tables.split import Split, fold_numbers
+
+Classes = Annotated[list[Text | Finite], Meta(max_length=MOST_CLASSES)]
 
 
 class DescribeLabels(Message, frozen=True):
@@ -62,10 +72,8 @@ class DescribeLabels(Message, frozen=True):
 class LabelSummary(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("classes", "label classes", if_empty=True),)
     kind: Literal["number", "boolean", "class"]
-    classes: list[str | float] = msgspec.field(
-        default_factory=list
-    )  # distinct values; numbers only if there are at most 1000
-    missing: int = 0
+    classes: Classes = msgspec.field(default_factory=list)  # distinct values; numbers only if there are at most 1000
+    missing: Count = 0
 
 
 class SendLabels(Message, frozen=True):
@@ -76,14 +84,14 @@ class SendLabels(Message, frozen=True):
     scan: int
     column: int
     classes: list[str | float] | None  # None: a number
-    offset: int  # this client's first row number in the label table
-    seed: int
-    test_fraction: float
-    validation_fraction: float = 0.0
+    offset: Count  # this client's first row number in the label table
+    seed: Seed
+    test_fraction: Fraction
+    validation_fraction: Fraction = 0.0
     test_column: int | None = None  # a predicate of the scan that says which are test rows, instead of a fraction
     validation_column: int | None = None
     privacy: LabelPrivacy | None = None  # what the owner does to its labels before they leave
-    folds: int = 0  # that rows are shared out in, for cross-validation; 0: none
+    folds: Place = 0  # that rows are shared out in, for cross-validation; 0: none
     fold_by: FoldBy = "row"
     fold_column: int | None = None  # of groups that stay together, or of a time
     is_alone: bool = False  # nobody else holds rows with labels: groups can be dealt out evenly
@@ -107,10 +115,10 @@ class SendSides(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = ()
     job: str
     scan: int
-    offset: int  # this client's first row number in the label table
-    seed: int
-    test_fraction: float
-    validation_fraction: float
+    offset: Count  # this client's first row number in the label table
+    seed: Seed
+    test_fraction: Fraction
+    validation_fraction: Fraction
     test_column: int | None = None
     validation_column: int | None = None
     known_rows: int | None = None  # rows that there were when sides were drawn: later ones are on the test side
@@ -157,15 +165,9 @@ def _check_summary(request: DescribeLabels, answer: LabelSummary, known: Known) 
     check_count(answer.missing, "missing", LARGEST_COUNT if scan.rows is None else scan.rows)
     scan.missing[request.column] = answer.missing
     classes = answer.classes
-    require(len(classes) <= MOST_CLASSES, "classes", f"are {len(classes):,}, more than {MOST_CLASSES:,}")
     require(len(set(classes)) == len(classes), "classes", "name one class twice")
     require(len({type(c) for c in classes}) <= 1, "classes", "mix texts and numbers")
     require(answer.kind != "boolean" or classes == [0.0, 1.0], "classes", "of a boolean label are false and true")
-    for value in classes:
-        if isinstance(value, str):
-            check_text(value, "classes")
-        else:
-            require(bool(np.isfinite(value)), "classes", "hold a number that is not finite")
 
 
 def _describe_labels(own: ClientState, request: DescribeLabels) -> LabelSummary:
@@ -209,9 +211,6 @@ def _check_labels_request(own: ClientState, request: SendLabels) -> None:
 
 
 def _check_sides_request(own: ClientState, request: SendLabels | SendSides) -> None:
-    check_range(request.seed, "seed", 0, SEEDS)
-    check_range(request.offset, "offset", 0, MOST_ROWS)
-    check_range(request.test_fraction, "test_fraction", 0, 1)
     check_range(request.validation_fraction, "validation_fraction", 0, 1 - request.test_fraction)
     if isinstance(request, SendSides) and request.known_rows is not None:
         check_range(request.known_rows, "known_rows", 0, MOST_ROWS)

@@ -31,7 +31,7 @@ from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.releases import reads, unknowns
 from tablepuppet.owner.state import ClientState, check_model, check_outputs
 from tablepuppet.privacy.gaussian import secure_generator
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Finite, Message
 from tablepuppet.protocol.bounds import Known, check_array, check_finite, check_row_numbers, require
 from tablepuppet.protocol.columns import ColumnInfo, Encoder
 from tablepuppet.protocol.contract import Contract, fingerprint
@@ -54,7 +54,7 @@ class ScoreRows(Message, frozen=True):
     outputs: int  # d_c
     shuffled: tuple[int, ...] = ()  # features whose values change rows, in an order that the owner draws
     fixed: int = -1  # a feature that has the same value in all rows
-    value: float | str | None = None  # of it; None: missing
+    value: Finite | str | None = None  # of it; None: missing
 
 
 class ScoreOwnRows(Message, frozen=True):
@@ -147,8 +147,6 @@ def _check_fixed(own: ClientState, request: ScoreRows) -> None:
     require(request.fixed < len(request.columns), "fixed", "is no feature")
     kind = own.tables.columns(request.job, request.scan)[request.columns[request.fixed]].kind
     require(kind != "vector", "fixed", "is a vector, which is set to no single value")
-    if isinstance(value, float):
-        require(bool(np.isfinite(value)), "value", "is not finite")
     is_text = kind in STRING_KINDS
     require(value is None or isinstance(value, str) == is_text, "value", f"is not a {'text' if is_text else 'number'}")
 

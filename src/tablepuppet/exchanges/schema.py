@@ -5,14 +5,16 @@ A *scan* is one client's reading of one table under one filter; row numbers are 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from tablepuppet.exchanges.base import BEFORE_CONTRACT, WITH_LABELS, Exchange, NoCheck
 from tablepuppet.owner.enforcement import JobUnderContract, count_once, refused, scan_of
 from tablepuppet.owner.releases import shown
 from tablepuppet.owner.state import ClientState
-from tablepuppet.protocol.base import Done, FieldDisclosure, FieldDisclosures, Message
-from tablepuppet.protocol.bounds import MOST_COLUMNS, Known, KnownScan, check_count, check_text, require
+from tablepuppet.protocol.base import MOST_COLUMNS, Count, Done, FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.bounds import Known, KnownScan, check_count, require
 from tablepuppet.protocol.columns import ColumnInfo, Merges
 from tablepuppet.protocol.contract import Contract
 
@@ -27,10 +29,10 @@ class DescribeTable(Message, frozen=True):
 
 class TableSchema(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = ()
-    columns: list[ColumnInfo]
+    columns: Annotated[list[ColumnInfo], Meta(max_length=MOST_COLUMNS)]
     withholds: bool = False  # whether the owner keeps the parameters that are trained on its table
     merges: Merges = ""  # which figures of groups the owner lets be merged with those of other owners
-    stamp: bytes = b""  # another one whenever the table may have changed; none: there is no telling
+    stamp: Annotated[bytes, Meta(max_length=1024)] = b""  # another one whenever the table may have changed
 
 
 class OpenScan(Message, frozen=True):
@@ -50,7 +52,7 @@ class OpenScan(Message, frozen=True):
 
 class ScanSchema(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = ()
-    columns: list[ColumnInfo]
+    columns: Annotated[list[ColumnInfo], Meta(max_length=MOST_COLUMNS)]
 
 
 class CountRows(Message, frozen=True):
@@ -63,7 +65,7 @@ class CountRows(Message, frozen=True):
 
 class RowCount(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("rows", "row count"),)
-    rows: int
+    rows: Count
 
 
 class CloseJob(Message, frozen=True):
@@ -71,14 +73,6 @@ class CloseJob(Message, frozen=True):
 
     discloses: ClassVar[FieldDisclosures] = ()
     job: str
-
-
-def _check_columns(columns: list[ColumnInfo], name: str) -> None:
-    require(len(columns) <= MOST_COLUMNS, name, f"are {len(columns):,}, more than {MOST_COLUMNS:,}")
-    for column in columns:
-        check_text(column.name, f"{name}.name")
-        check_text(column.detail, f"{name}.detail")
-        check_count(column.size, f"{name}.size", 2.0**24)
 
 
 def check_row_count(rows: int, scan: KnownScan, known: Known) -> int:
@@ -90,10 +84,8 @@ def check_row_count(rows: int, scan: KnownScan, known: Known) -> int:
 
 
 def _check_table_schema(request: DescribeTable, answer: TableSchema, known: Known) -> None:
-    _check_columns(answer.columns, "columns")
     names = {column.name for column in answer.columns}
     require(len(names) == len(answer.columns), "columns", "name one column twice")
-    require(len(answer.stamp) <= 1024, "stamp", "is longer than 1,024 bytes")
 
 
 def _describe_table(own: ClientState, request: DescribeTable) -> TableSchema:
@@ -113,7 +105,6 @@ def _enforce_scan(job: JobUnderContract, contract: Contract | None, request: Ope
 
 
 def _check_scan_schema(request: OpenScan, answer: ScanSchema, known: Known) -> None:
-    _check_columns(answer.columns, "columns")
     asked = len(request.columns)
     require(len(answer.columns) == asked, "columns", f"are {len(answer.columns)} where {asked} were asked for")
     known.scans[request.job, request.scan] = KnownScan(asked, answer.columns)

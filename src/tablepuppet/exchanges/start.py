@@ -6,10 +6,11 @@ import secrets
 from collections import Counter
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from msgspec.structs import asdict, astuple
 
 from tablepuppet.algorithms.base import PartSetup
@@ -48,16 +49,20 @@ from tablepuppet.owner.releases import (
 from tablepuppet.owner.state import ClientState, Part, check_model, check_options, check_outputs
 from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
 from tablepuppet.privacy.masks import MaskKey, honest_parts
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
-from tablepuppet.protocol.bounds import (
+from tablepuppet.protocol.base import (
     MOST_CLIENTS,
-    MOST_ROWS,
-    SEEDS,
+    Amount,
+    Count,
+    FieldDisclosure,
+    FieldDisclosures,
+    Finite,
+    Message,
+    Seed,
+)
+from tablepuppet.protocol.bounds import (
     Known,
     check_array,
-    check_count,
     check_finite,
-    check_range,
     require,
 )
 from tablepuppet.protocol.contract import Contract, Training
@@ -65,6 +70,8 @@ from tablepuppet.protocol.steps import Masked, Partial
 from tablepuppet.tables.encoding import start_theta
 
 _Options = TypeVar("_Options")
+_MOST_FIGURES = 100
+FiguresByName = Annotated[dict[Annotated[str, Meta(max_length=200)], Finite], Meta(max_length=_MOST_FIGURES)]
 
 
 class StartPart(Message, Generic[_Options], frozen=True):
@@ -78,21 +85,21 @@ class StartPart(Message, Generic[_Options], frozen=True):
     part: int
     algorithm: _Options  # of one of the algorithms in the list (algorithms/registry.py)
     model: ModelSpec
-    block: int  # its number, which the initial values of a neural model depend on
+    block: Annotated[int, Meta(ge=0, le=MOST_CLIENTS)]  # its number, which a neural model begins by
     name: str  # the block's
     outputs: int  # d_c, or the width that a head wants of the block
-    blocks: int  # M
-    clients: int  # how many parts the block has
-    joined_rows: int  # N, training rows
-    share: float  # of those that rows of the block take part in: how many are the part's
-    l2: float
-    seed: int
+    blocks: Annotated[int, Meta(ge=1, le=MOST_CLIENTS)]  # M
+    clients: Annotated[int, Meta(ge=1, le=MOST_CLIENTS)]  # how many parts the block has
+    joined_rows: Count  # N, training rows
+    share: Annotated[float, Meta(ge=0.0, le=1.0 + 1e-9)]  # of those with rows of the block: how many are the part's
+    l2: Amount
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1 - MOST_CLIENTS)]  # the block's number is added to it
     privacy: GradientPrivacy | None = None
     weights: Array | None = None  # of each train row, summed over its joined rows; None: their number
     peers: list[MaskKey] = msgspec.field(
         default_factory=list
     )  # keys of all the block's parts, where summands leave under masks only
-    spread: list[float] = msgspec.field(
+    spread: list[Amount] = msgspec.field(
         default_factory=list
     )  # of each output of a linear block before training, drawn from (seed, block); none: it begins at zero
     l1: float = 0.0
@@ -109,10 +116,9 @@ class Started(Message, frozen=True):
         FieldDisclosure("figures", "figure"),
     )
     values: Array | None  # predictions of all train rows; None: all zero
-    figures: dict[str, float]  # what the algorithm's server half wants to know of the part, by name; empty: nothing, or
-    # only within a masked sum: SendFigures
-    width: int  # of θ
-    entropy: int = 0  # under privacy: chance for the server's samples, which a journal can repeat and nobody foretell
+    figures: FiguresByName  # that the algorithm's server half wants; empty: none, or only in a masked sum (SendFigures)
+    width: Annotated[int, Meta(ge=0, le=2**31)]  # of θ
+    entropy: Seed = 0  # under privacy: chance for the server's samples, which a journal can repeat and nobody foretell
 
 
 class SendFigures(Message, frozen=True):
@@ -133,9 +139,6 @@ class MultiplyGram(Message, frozen=True):
 
 
 Start = StartPart[AlgorithmOptions]
-
-
-_MOST_FIGURES = 100
 
 
 _ONCE = ("start", "encode", "summed statistics 0", "summed statistics 1")  # what a part is asked for all its models
@@ -224,16 +227,8 @@ def _find_training(contract: Contract, part: PartUnderContract, request: StartPa
 
 
 def _check_start_request(own: ClientState, request: StartPart[Any]) -> None:
-    check_range(request.clients, "clients", 1, MOST_CLIENTS)
-    check_range(request.blocks, "blocks", 1, MOST_CLIENTS)
-    check_range(request.block, "block", 0, MOST_CLIENTS)
-    check_range(request.joined_rows, "joined_rows", 0, MOST_ROWS)
-    check_range(request.share, "share", 0, 1 + 1e-9)
-    check_range(request.l2, "l2", 0, float(np.finfo(np.float64).max))
-    check_range(request.seed, "seed", 0, SEEDS - MOST_CLIENTS)
     spread = request.spread
     require(len(spread) in (0, request.outputs), "spread", f"has {len(spread)} numbers where {request.outputs} are due")
-    require(all(np.isfinite(s) and s >= 0 for s in spread), "spread", "is negative or not finite")
     ridges = request.l2_by_output
     require(len(ridges) in (0, request.outputs), "l2_by_output", f"has {len(ridges)} numbers for {request.outputs}")
     require(not ridges or request.model.is_linear, "l2_by_output", "belongs to linear blocks")
@@ -246,9 +241,6 @@ def _check_start_request(own: ClientState, request: StartPart[Any]) -> None:
 
 def _check_started(request: StartPart[Any], answer: Started, known: Known) -> None:
     part = known.part(request)
-    _check_figures(answer.figures)
-    require(0 <= answer.entropy < 2**63, "entropy", "is not a number of 63 bits")
-    check_count(answer.width, "width", 2.0**31)
     if part is None:
         return
     part.outputs, part.is_linear, part.theta = request.outputs, request.model.is_linear, answer.width
@@ -268,13 +260,6 @@ def _most_parameters(request: StartPart[Any], width: int) -> int:
         return 2**31
     sizes = (width, *request.model.hidden, request.outputs)
     return sum((before + 1) * after for before, after in pairwise(sizes)) + request.outputs
-
-
-def _check_figures(figures: dict[str, float]) -> None:
-    require(len(figures) <= _MOST_FIGURES, "figures", f"are {len(figures):,}")
-    for name, value in figures.items():
-        require(len(name) <= 200, "figures", "have a name of more than 200 characters")
-        require(bool(np.isfinite(value)), "figures", "hold a number that is not finite")
 
 
 def _start_part(own: ClientState, request: Start) -> Started:

@@ -24,6 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -32,6 +33,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Integers
@@ -41,10 +43,10 @@ from tablepuppet.errors import PrivacyError
 class MaskKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part's public key, and the proof that a client of the federation made it for this job."""
 
-    client: str
+    client: Annotated[str, Meta(max_length=256)]
     part: int
-    public: bytes
-    tag: bytes
+    public: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    tag: Annotated[bytes, Meta(max_length=64)]
 
 
 def new_private() -> bytes:

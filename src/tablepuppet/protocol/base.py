@@ -6,10 +6,12 @@ A message is a frozen struct that rejects unknown fields. Beside its fields it d
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, NamedTuple
+import sys
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 What = Literal[
     "row count",
@@ -52,6 +54,23 @@ What = Literal[
 ]
 
 
+LONGEST_TEXT = 65_536  # characters of a name, a category, a message
+MOST_COLUMNS = 10_000
+MOST_CATEGORIES = 10_000_000
+MOST_CLIENTS = 100_000
+_GREATEST = sys.float_info.max
+
+# Bounds that stand beside a field; the decoder holds both ends to them.
+Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
+Place = Annotated[int, Meta(ge=0)]  # of a scan, a part, a column
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+Amount = Annotated[float, Meta(ge=0.0, le=_GREATEST)]  # finite, and not negative
+Finite = Annotated[float, Meta(ge=-_GREATEST, le=_GREATEST)]
+Exponent = Annotated[int, Meta(ge=-1200, le=1200)]  # of floats, subnormal ones included, and some room
+
+
 class FieldDisclosure(NamedTuple):
     """One field tells the receiver of a message something about rows that are not its own."""
 
@@ -69,7 +88,6 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True,
 
     discloses: ClassVar[FieldDisclosures] = None
     repeats: ClassVar[bool] = False  # whether the answer says again what the last one said
-    keeps_trail: ClassVar[bool] = False  # whether predictions come with inner products of θ and all directions so far
 
 
 class Done(Message, frozen=True):
@@ -82,8 +100,8 @@ class Failure(Message, frozen=True):
     """The answer when a request cannot be met: which error, and its message."""
 
     discloses: ClassVar[FieldDisclosures] = ()
-    error: str
-    message: str
+    error: Text
+    message: Text
 
 
 _MANY = (np.ndarray, list, dict)

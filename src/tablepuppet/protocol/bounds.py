@@ -7,7 +7,6 @@ shape, or to what was said before (`Known`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,16 +14,7 @@ import numpy as np
 
 from tablepuppet.protocol.columns import ColumnInfo
 
-MOST_COLUMNS = 10_000
-
-
 MOST_CLASSES = 10_000
-
-
-MOST_CATEGORIES = 10_000_000
-
-
-LONGEST_TEXT = 65_536  # characters of a name, a category, a message
 
 
 LARGEST_COUNT = 2.0**62
@@ -34,12 +24,6 @@ LARGEST = 1e140  # of labels, weights, predictions and means
 
 
 TOO_LARGE = "hold a number too large to be squared"
-
-
-SEEDS = 2**63
-MOST_ROWS = 2**62
-MOST_CLIENTS = 100_000
-_MOST_EXPONENT = 1200  # of floats, subnormal ones included, and some room
 
 
 _NUMBERS = frozenset("fiub")
@@ -128,10 +112,6 @@ def require(is_so: bool, name: str, what: str) -> None:
         raise WrongError(name, what)
 
 
-def check_text(text: str, name: str) -> None:
-    require(len(text) <= LONGEST_TEXT, name, f"has {len(text):,} characters, more than {LONGEST_TEXT:,}")
-
-
 def check_count(number: float, name: str, most: float = LARGEST_COUNT) -> None:
     """A count, or a sum of them: finite, not negative, not more than there can be."""
     require(bool(np.isfinite(number)) and number >= 0, name, "is not a count: it is negative or not finite")
@@ -176,7 +156,3 @@ def check_row_numbers(rows: Any, name: str, count: int, *, least: int = -1) -> N
         is_inside = not len(rows) or (int(rows.min()) >= least and int(rows.max()) < count)
     if not is_inside:
         raise WrongError(name, f"hold a row that there is not; there are {count:,}")
-
-
-def check_scales(scales: Sequence[int]) -> None:
-    require(all(-_MOST_EXPONENT <= s <= _MOST_EXPONENT for s in scales), "scales", "are no exponents of floats")

@@ -18,11 +18,12 @@ import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.errors import TransportError
@@ -213,12 +214,30 @@ def decode(frame: Frame, types: Any, unpacked: int = LARGEST) -> Any:
     _reading.buffers, _reading.packing, _reading.room = frame.buffers, frame.wire.partition("+")[2], unpacked
     try:
         return _decoder_of(types).decode(memoryview(frame.header)[1:])
+    except msgspec.ValidationError as error:
+        where = str(error).replace("`$", f"`{_name_of(frame)}")
+        raise TransportError(f"a message does not follow the protocol: {where[:500]}") from None
     except (msgspec.MsgspecError, ValueError, ArithmeticError, LookupError, TypeError) as error:
         raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
     except (pa.ArrowException, OSError, MemoryError, RecursionError) as error:
         raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
     finally:
         del _reading.buffers
+
+
+class _Named(msgspec.Struct):
+    type: Annotated[str, Meta(max_length=100)]
+
+
+_NAMED = msgspec.msgpack.Decoder(_Named)
+
+
+def _name_of(frame: Frame) -> str:
+    """What a message calls itself."""
+    try:
+        return _NAMED.decode(memoryview(frame.header)[1:]).type
+    except msgspec.MsgspecError:
+        return "message"
 
 
 _STUDYING = threading.Lock()  # a type that another thread has half studied ends the process

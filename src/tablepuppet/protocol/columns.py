@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.protocol.base import MOST_CATEGORIES, Amount, Text
 
 Kind = Literal["integer", "float", "decimal", "boolean", "date", "timestamp", "string", "uuid", "vector", "other"]
 
@@ -14,21 +16,25 @@ Kind = Literal["integer", "float", "decimal", "boolean", "date", "timestamp", "s
 Merges = Literal["", "sums", "extremes"]  # nothing; what can be added up; that and each owner's least and greatest
 
 
+Categories = Annotated[list[Text], Meta(max_length=MOST_CATEGORIES)]
+IdCount = Annotated[int, Meta(ge=0, le=MOST_CATEGORIES)]
+
+
 class ColumnInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A column's name and its kind; `detail` is the owner's own name for the type."""
 
-    name: str
+    name: Text
     kind: Kind
-    detail: str = ""
-    size: int = 0  # length of a vector
+    detail: Text = ""
+    size: Annotated[int, Meta(ge=0, le=2**24)] = 0  # length of a vector
     nullable: bool = True  # as far as its owner's database says
 
 
 class NumberStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Join-weighted moments of a number (or of each entry of a vector) over this part's rows."""
 
-    weight: float  # Σ G over rows with a value
-    missing: float  # Σ G over rows without one
+    weight: Amount  # Σ G over rows with a value
+    missing: Amount  # Σ G over rows without one
     mean: Array
     spread: Array  # Σ G (x − mean)²
 
@@ -36,19 +42,19 @@ class NumberStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 class CategoryStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Join-weighted counts of each category over this part's rows."""
 
-    categories: list[str]
+    categories: Categories
     weights: Array
-    missing: float
+    missing: Amount
     is_cut: bool = False  # whether the owner left names out that few rows hold
 
 
 class IdStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """A text whose values are ids: how many there are. No name leaves, and no count of any of them."""
 
-    count: int
+    count: IdCount
     has_missing: bool
     tokens: RowNumbers | None = None  # where the block has several parts: 64 bits of an HMAC each, ascending
-    check: bytes = b""  # equal where clients' keys are
+    check: Annotated[bytes, Meta(max_length=16)] = b""  # equal where clients' keys are
 
 
 Statistics = NumberStatistics | CategoryStatistics | IdStatistics
@@ -69,7 +75,7 @@ class NumberEncoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 class CategoryEncoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """One 0/1 column per category, then one for NULL and one for all others where asked."""
 
-    categories: list[str]
+    categories: Categories
     has_missing: bool
     has_other: bool
 
@@ -80,7 +86,7 @@ class IdEncoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=Tru
     Which column is whose is known to the owner alone, or, where a block has several parts, by tokens.
     """
 
-    count: int
+    count: IdCount
     has_missing: bool
     tokens: RowNumbers | None = None
     salt: str = ""  # of the key that made the tokens

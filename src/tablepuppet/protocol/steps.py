@@ -6,21 +6,33 @@ in plain numbers (`Partial`) or under masks (`Masked`). The rules of these excha
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import MOST_COLUMNS, Exponent, FieldDisclosure, FieldDisclosures, Message
+
+
+class Update(Message, frozen=True):
+    """What an algorithm's server half sends a part in a round. → Predictions | Partial | Masked"""
+
+    keeps_trail: ClassVar[bool] = False  # whether predictions come with inner products of θ and all directions so far
+    job: str
+    part: int
+
+    def check(self, outputs: int, clients: int) -> None:
+        """Raises a WrongError where a field does not fit the others, or the part that it is for."""
 
 
 class Partial(Message, frozen=True):
     """One client's summand: the union operator adds those of all clients of the block."""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "sums"),)
-    values: list[Array]
+    values: Annotated[list[Array], Meta(max_length=MOST_COLUMNS)]
 
 
 class Masked(Message, frozen=True):
@@ -31,9 +43,9 @@ class Masked(Message, frozen=True):
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("exponents", "sums"),)
     values: list[NDArray[np.int64]]
-    exponents: list[int]  # of each array: the power of two above its largest entry
-    scales: list[int]  # of each array: the power of two that the integers are in units of
-    kinds: list[Literal["<f8", "<f4"]]  # what each array was
+    exponents: list[Exponent]  # of each array: the power of two above its largest entry
+    scales: list[Exponent]  # of each array: the power of two that the integers are in units of
+    kinds: Annotated[list[Literal["<f8", "<f4"]], Meta(max_length=MOST_COLUMNS)]  # what each array was
 
 
 class Combined(Message, frozen=True):
@@ -42,8 +54,8 @@ class Combined(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "agreed values"),)
     job: str
     part: int
-    values: list[Array]
-    scales: list[int] = msgspec.field(default_factory=list)  # of the next masked summand
+    values: Annotated[list[Array], Meta(min_length=1, max_length=2)]
+    scales: list[Exponent] = msgspec.field(default_factory=list)  # of the next masked summand
 
 
 class Move(Message, frozen=True):

@@ -26,8 +26,8 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
-from tablepuppet.protocol.steps import Combined, Partial, Predictions
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures
+from tablepuppet.protocol.steps import Combined, Partial, Predictions, Update
 
 
 class Averaging(AlgorithmOptions, frozen=True, tag="averaging"):
@@ -40,12 +40,10 @@ class Averaging(AlgorithmOptions, frozen=True, tag="averaging"):
         self._check(self.learning_rate > 0, "learning_rate must be above 0")
 
 
-class AveragingUpdate(Message, frozen=True):
+class AveragingUpdate(Update, frozen=True):
     """Y of all train rows. → Predictions | Partial | Masked"""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
-    job: str
-    part: int
     signal: Array
 
 

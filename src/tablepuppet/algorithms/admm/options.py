@@ -10,7 +10,9 @@ import msgspec
 from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures
+from tablepuppet.protocol.bounds import require
+from tablepuppet.protocol.steps import Update
 
 
 class Admm(AlgorithmOptions, frozen=True, tag="admm"):
@@ -85,17 +87,18 @@ class Admm(AlgorithmOptions, frozen=True, tag="admm"):
         return msgspec.structs.replace(self, memory=0, adapt=False, tolerance=0.0, relax=1.0)
 
 
-class AdmmUpdate(Message, frozen=True):
+class AdmmUpdate(Update, frozen=True):
     """Y of all train rows, and the weight of G‖h‖²/2. → Predictions | Partial | Masked"""
 
     keeps_trail: ClassVar[bool] = True
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
-    job: str
-    part: int
     signal: Array
     factor: float  # Mρ
     union_rho: float  # ρ_u of the consensus rounds
     coefficients: Array | None  # of the last step of the reported model
+
+    def check(self, outputs: int, clients: int) -> None:
+        require(self.union_rho > 0 or clients == 1, "union_rho", "is not positive")
 
 
 class AdmmFigures(Figures, frozen=True):

@@ -8,7 +8,9 @@ from typing import ClassVar
 from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import Amount, FieldDisclosure, FieldDisclosures
+from tablepuppet.protocol.bounds import require
+from tablepuppet.protocol.steps import Update
 
 
 class Als(AlgorithmOptions, frozen=True, tag="als"):
@@ -36,18 +38,19 @@ class Als(AlgorithmOptions, frozen=True, tag="als"):
         return True
 
 
-class AlsUpdate(Message, frozen=True):
+class AlsUpdate(Update, frozen=True):
     """The gradient and the curvature of the loss by h of each row, given the other tables. → Predictions | Partial"""
 
     discloses: ClassVar[FieldDisclosures] = (
         FieldDisclosure("signal", "signals", is_per_row=True),
         FieldDisclosure("curvature", "curvatures", is_per_row=True),
     )
-    job: str
-    part: int
     signal: Array  # (n, K): Σ_j ∂ℓ/∂h
     curvature: Array  # (n, K(K+1)/2): Σ_j of the upper triangle of ∂²ℓ/∂h²
-    ridge: list[float]  # (K): besides l2, on each parameter of an output
+    ridge: list[Amount]  # (K): besides l2, on each parameter of an output
+
+    def check(self, outputs: int, clients: int) -> None:
+        require(len(self.ridge) == outputs, "ridge", f"is not {outputs} numbers")
 
 
 class AlsFigures(Figures, frozen=True):

@@ -18,10 +18,8 @@ from tablepuppet.algorithms.boosting.exchange import (
     Objections,
     digits_of,
 )
+from tablepuppet.protocol.base import LONGEST_TEXT, MOST_CATEGORIES, MOST_COLUMNS
 from tablepuppet.protocol.bounds import (
-    LONGEST_TEXT,
-    MOST_CATEGORIES,
-    MOST_COLUMNS,
     Known,
     KnownPart,
     check_array,

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures
+from tablepuppet.protocol.steps import Update
 
 
 class Elastic(AlgorithmOptions, frozen=True, tag="elastic"):
@@ -30,7 +31,7 @@ class Elastic(AlgorithmOptions, frozen=True, tag="elastic"):
         return True
 
 
-class ElasticUpdate(Message, frozen=True):
+class ElasticUpdate(Update, frozen=True):
     """Y and the collapsed curvature (None where the client can know it) at θ + momentum (θ − θ before).
 
     → Predictions | Partial | Masked
@@ -40,8 +41,6 @@ class ElasticUpdate(Message, frozen=True):
         FieldDisclosure("signal", "signals", is_per_row=True),
         FieldDisclosure("curvature", "curvatures", is_per_row=True),
     )
-    job: str
-    part: int
     signal: Array
     curvature: Array | None
     bound: float  # the curvature per joined row where `curvature` is None

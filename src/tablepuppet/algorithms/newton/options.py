@@ -5,10 +5,14 @@ from __future__ import annotations
 from math import inf
 from typing import ClassVar
 
+import numpy as np
+
 from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures
+from tablepuppet.protocol.bounds import require
+from tablepuppet.protocol.steps import Update
 
 
 class Newton(AlgorithmOptions, frozen=True, tag="newton"):
@@ -33,7 +37,7 @@ class Newton(AlgorithmOptions, frozen=True, tag="newton"):
         return True
 
 
-class NewtonUpdate(Message, frozen=True):
+class NewtonUpdate(Update, frozen=True):
     """Y and the collapsed curvature (None where the client can know it). → Predictions | Partial | Masked
 
     The curvature is `bound` times a row's weight, or, of rows that are in one joined row each, follows from Y.
@@ -44,21 +48,21 @@ class NewtonUpdate(Message, frozen=True):
         FieldDisclosure("signal", "signals", is_per_row=True),
         FieldDisclosure("curvature", "curvatures", is_per_row=True),
     )
-    job: str
-    part: int
     signal: Array
     curvature: Array | None
     bound: float  # the curvature per joined row where `curvature` is None and does not follow from Y
     coefficients: Array | None
     follows: bool = False  # whether the curvature does
 
+    def check(self, outputs: int, clients: int) -> None:
+        is_slope = not self.follows or not (np.abs(self.signal) > 1.0).any()
+        require(is_slope, "signal", "has slopes that no curvature follows from")
 
-class BasisUpdate(Message, frozen=True):
+
+class BasisUpdate(Update, frozen=True):
     """Y of several models, and where each stands among the directions so far. → Predictions | Partial | Masked"""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
-    job: str
-    part: int
     signal: Array  # a column for each model
     points: Array  # (directions, models)
     ridges: list[float]  # l2 of each model

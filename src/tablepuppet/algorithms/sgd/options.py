@@ -11,7 +11,9 @@ from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.numerics.optimizers import Rule, rule_of
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import Count, FieldDisclosure, FieldDisclosures
+from tablepuppet.protocol.bounds import require
+from tablepuppet.protocol.steps import Update
 
 
 class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
@@ -65,16 +67,17 @@ class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
         return msgspec.structs.replace(self, tolerance=0.0)
 
 
-class SgdUpdate(Message, frozen=True):
+class SgdUpdate(Update, frozen=True):
     """Y of the last batch, and the rows whose predictions are wanted next. → Predictions | Partial | Masked"""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
-    job: str
-    part: int
     signal: Array | None  # None: nothing to learn yet
-    count: int  # joined rows in the last batch
+    count: Count  # joined rows in the last batch
     learning_rate: float
     next_rows: RowNumbers | None  # None: all
+
+    def check(self, outputs: int, clients: int) -> None:
+        require(self.signal is None or self.count > 0, "count", "is 0, and there is a signal")
 
 
 class SgdFigures(Figures, frozen=True):

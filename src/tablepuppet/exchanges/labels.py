@@ -121,7 +121,7 @@ class SendSides(Message, frozen=True):
     validation_fraction: Fraction
     test_column: int | None = None
     validation_column: int | None = None
-    known_rows: int | None = None  # rows that there were when sides were drawn: later ones are on the test side
+    known_rows: Count | None = None  # rows that there were when sides were drawn: later ones are on the test side
 
 
 class Sides(Message, frozen=True):
@@ -212,8 +212,6 @@ def _check_labels_request(own: ClientState, request: SendLabels) -> None:
 
 def _check_sides_request(own: ClientState, request: SendLabels | SendSides) -> None:
     check_range(request.validation_fraction, "validation_fraction", 0, 1 - request.test_fraction)
-    if isinstance(request, SendSides) and request.known_rows is not None:
-        check_range(request.known_rows, "known_rows", 0, MOST_ROWS)
 
 
 _PIECE = 1 << 16  # labels that are looked at together: they stay in the cache

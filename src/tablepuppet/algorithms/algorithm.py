@@ -88,9 +88,9 @@ class Merit:
     burden: str = ""  # what makes it slow where it is
 
 
-# A network takes 1,200 steps, in ten epochs at least and thirty at most (docs/decisions/0058).
+# A network takes 1,200 steps, in ten epochs at least and thirty at most.
 _NETWORK_STEPS = 1200
-# Factors take 800, in ten epochs at least and twenty at most (docs/decisions/0089).
+# Factors take 800, in ten epochs at least and twenty at most.
 _FACTOR_STEPS = 800
 # A perceptron's head beside the sum takes 500, in the usual epochs at least and so many times more at most (0100).
 _HEAD_STEPS, MOST_HEAD_EPOCHS = 500, 3

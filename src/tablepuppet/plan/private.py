@@ -111,7 +111,7 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, we
 
 def _spreads(job: Job, mapping: MappingSummary) -> float:
     """H in units of the slope over the curvature: what a row adds to others' noise grows with its joined rows, and
-    where it has one, cutting predictions short costs more than noise (docs/decisions/0059)."""
+    where it has one, cutting predictions short costs more than noise."""
     is_alone = all(block.most <= 1 for block in mapping.blocks)
     has_noisy_sums = job.privacy.features is not None and job.privacy.predictions.mode == "trusted"
     return 1.5 if is_alone and has_noisy_sums else 0.5

@@ -39,7 +39,7 @@ class Folds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 # Joined rows in a batch where the user does not say: N/40, at least 16 and at most 10,240. The ten epochs that are the
 # default are then some 400 steps on any table up to 400,000 rows, and N/1,024 on larger ones, where every batch costs
-# a round trip (docs/decisions/0033).
+# a round trip.
 _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 40, 16, 10_240
 
 

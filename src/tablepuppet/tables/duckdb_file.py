@@ -1,6 +1,6 @@
 """DuckFile: a table of an owner's DuckDB file, which is open only while it is read.
 
-In: the file and the table's name there. Out: a Source (docs/decisions/0085).
+In: the file and the table's name there. Out: a Source.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A database hands rows out in small batches, and takes a batch's memory back when
 columns of a long table are therefore copied into memory of their own, a piece of a million rows and then larger ones:
 each column can then go by itself, and what a batch took is used again by the next. Texts that repeat become codes on
 the way, so that nobody hashes them again. NumPy asks for large pages, with which an array of megabytes is had in a
-fraction of the time; Arrow's pool does not (docs/decisions/0107-a-scan-is-let-go-once-it-is-encoded.md).
+fraction of the time; Arrow's pool does not.
 
 Short tables stay as they come.
 """

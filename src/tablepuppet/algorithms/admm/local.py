@@ -74,7 +74,7 @@ class LocalStep:
 
     Where a block has several clients, each takes a few steps from the agreed θ, on its own rows' mean loss; the sum of
     what they reach, each times its part's share of the joined rows, is agreed next. There is no dual variable: it would
-    sum up the noise of all rounds (docs/decisions/0029).
+    sum up the noise of all rounds.
     """
 
     model: Model

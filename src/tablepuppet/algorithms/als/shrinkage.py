@@ -60,7 +60,7 @@ class LearnedShrinkage:
         """`entries`: m of each table; `bound`: L; `scale`: what the mean loss is multiplied by to be a variance, 0: σ²
         is 1."""
         blocks = len(rows)
-        # Of m parameters, ids have most to say: a row's variance is not divided evenly among them (decision 0089).
+        # Of m parameters, ids have most to say: a row's variance is not divided evenly among them.
         self._entries = [
             float(m ** (0.5 + 0.5 * min(1.0, m / max(1, d)))) for m, d in zip(entries, columns, strict=True)
         ]

@@ -5,8 +5,7 @@ known by now: after K wishes S·(1 − e^(−K/S)) of S are told, and a tree tha
 that has told all is not asked any more. When a tree first splits by a column that says little, and how many values an
 integer or a string has, nobody knows before training, so that a block is counted as asked less and less, not until some
 tree. Which column says little is guessed from its kind: of two values it is likely, of many it is not. The constants
-are those of runs (docs/decisions/0099-what-a-tree-costs-before-it-is-grown.md, 0120-a-column-is-told-once.md and
-0125-every-algorithm-says-what-it-computes.md).
+are those of runs (docs/decisions/0120-a-column-is-told-once.md).
 """
 
 from __future__ import annotations

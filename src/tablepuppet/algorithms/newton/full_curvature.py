@@ -6,10 +6,10 @@
 What a move of the intercept would take off D is taken off before (`intercept_share`).
 
 For softmax ∂²ℓ/∂a_a∂a_b = P_a(δ_ab − P_b). The constant bound ½ in its place needs nothing but Y, and takes several
-times the rounds where classes are nearly separable (docs/decisions/0035). A block of more than MOST parameters is
+times the rounds where classes are nearly separable. A block of more than MOST parameters is
 solved by products instead of a matrix. Clients that share a block send a triangle for each pair of outputs, of which
 the server makes the matrix of their sum; only where that is too much to send, as with very many classes, the bound
-stands in (docs/decisions/0109).
+stands in.
 """
 
 from __future__ import annotations

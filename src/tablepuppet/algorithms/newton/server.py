@@ -14,8 +14,7 @@ may take a second step (`small_blocks`). Here is the server's half; the client's
 
 Light blocks take a second step in the first epoch. In the first round no block knows of the others,
 and what two of them can both explain is counted twice. A block that is asked again mends that for its own part; if it
-holds next to none of the rows, this costs a latency and no bytes to speak of, and a full round is saved
-(docs/decisions/0022).
+holds next to none of the rows, this costs a latency and no bytes to speak of, and a full round is saved.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 With squared loss these second moments say everything about every model within the space: any l2, any fold that is left
 out. A model is solved for without a walk over joined rows, and directions that one model asked for serve all others. A
 round is over all models of a fold; the next fold begins with the space of the folds before, which often needs nothing
-more, and a block whose directions span all of its columns is not asked again (docs/decisions/0071).
+more, and a block whose directions span all of its columns is not asked again.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.models.heads.base import HeadSpec
 
 _BATCHES = 40  # whose residuals and vectors count
-_IDS = 0.6  # of E, where a row has one entry of many: measured (docs/decisions/0089)
+_IDS = 0.6  # of E, where a row has one entry of many: measured
 
 
 def noise_edge(problem: Problem) -> NoiseEdge | None:

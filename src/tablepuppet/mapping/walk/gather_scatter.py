@@ -2,7 +2,7 @@
 
 In: values (n, k), row numbers (m,), −1 for a row that does not exist. Out: what numpy indexing
 would give, written into arrays that exist already. Two implementations of one contract, which give the same bits:
-NumPy here, compiled loops in compiled.py for many joined rows, where loading them is won back (docs/decisions) and
+NumPy here, compiled loops in compiled.py for many joined rows, where loading them is won back and
 the compiler is installed.
 """
 

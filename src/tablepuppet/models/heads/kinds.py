@@ -155,7 +155,7 @@ def head_spec(job: Any, blocks: int, outputs: int, unit: float, *, learns: bool 
     is_open = learns or (job.head == "factor" and job.l2_by_rows > 0)
     usual = None if is_open else _SHRINKAGE if job.head == "factor" else 0.0
     shrinkage = usual if job.shrinkage is None else job.shrinkage
-    # A perceptron whose steps and penalties are left open stands beside the sum of tables (docs/decisions/0100).
+    # A perceptron whose steps and penalties are left open stands beside the sum of tables.
     has_sum = job.head == "mlp" and job.l2_by_rows > 0 and min(widths) > outputs
     return HeadSpec(
         kind=job.head,

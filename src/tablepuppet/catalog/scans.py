@@ -35,6 +35,7 @@ class _Draft:
     expressions: dict[str, exp.Expr] = field(default_factory=dict)  # by text, as the first client spells it
     places: list[exp.Expr] = field(default_factory=list)  # where the query uses each for the first time
     witness_of: dict[tuple[int, int], None] = field(default_factory=dict)
+    is_outer: bool = False  # whether some use of it is by LEFT JOIN
 
     def texts(self, client: str) -> list[str]:
         return [render(e, self.shape.spelling[client]) for e in self.expressions.values()]
@@ -53,7 +54,7 @@ class Scans:
         self._drafts: list[_Draft] = []
         self._numbers: dict[tuple[str, str | None, frozenset[str]], int] = {}
 
-    def scan(self, shape: TableShape, filters: Sequence[exp.Expr]) -> int:
+    def scan(self, shape: TableShape, filters: Sequence[exp.Expr], *, is_outer: bool) -> int:
         """The number of the scan of a table under a filter; uses with the same filter share it."""
         own = shape.spelling[shape.clients[0]]
         by_text = {render(f, own): f for f in filters}
@@ -61,7 +62,9 @@ class Scans:
         if key not in self._numbers:
             self._numbers[key] = len(self._drafts)
             self._drafts.append(_Draft(shape, tuple(by_text.values())))
-        return self._numbers[key]
+        number = self._numbers[key]
+        self._drafts[number].is_outer |= is_outer
+        return number
 
     def column(self, scan: int, expression: exp.Expr, at: exp.Expr) -> int:
         """The number of an expression in a scan."""
@@ -106,6 +109,7 @@ class Scans:
                     columns=columns,
                     filter=draft.predicate(client),
                     query=draft.shape.query,
+                    is_outer=draft.is_outer,
                 )
                 requests.setdefault(client, []).append(request)
         return requests
@@ -213,8 +217,9 @@ class PlacedBranch:
 
 def place(resolved: ResolvedBranch, scans: Scans) -> PlacedBranch:
     """Asks the scans for every expression that a branch needs."""
-    tables = zip(resolved.shapes, resolved.tree.filters, strict=True)
-    own = tuple(scans.scan(shape, filters) for shape, filters in tables)
+    tables = enumerate(zip(resolved.shapes, resolved.tree.filters, strict=True))
+    outer = resolved.tree.nullable
+    own = tuple(scans.scan(*table, is_outer=relation in outer) for relation, table in tables)
     keys = tuple(
         tuple(
             (

@@ -40,10 +40,11 @@ def merged_column(name: str, by_client: Mapping[str, ColumnInfo]) -> ColumnInfo 
     first = infos[0]
     key_types = {key_type(i) for i in infos}
     if len({(i.kind, i.size) for i in infos}) == 1 and len(key_types) == 1:
-        return ColumnInfo(name, first.kind, first.detail, first.size)
+        return ColumnInfo(name, first.kind, first.detail, first.size, absent=first.absent)
     if all(i.kind in _NUMBERS for i in infos):
         kind: Kind = "integer" if key_types == {"integer"} else "float"
-        return ColumnInfo(name, kind, " or ".join(dict.fromkeys(map(type_name, infos))))
+        detail = " or ".join(dict.fromkeys(map(type_name, infos)))
+        return ColumnInfo(name, kind, detail, absent=first.absent)
     return None
 
 
@@ -99,12 +100,14 @@ def common_key_cast(left: ColumnInfo, right: ColumnInfo) -> tuple[str, str] | No
 def union_column(name: str, columns: list[ColumnInfo]) -> ColumnInfo | None:
     """The type of one position of UNION ALL over all branches; None if they do not go together."""
     first = columns[0]
+    absent = next((c.absent for c in columns if c.absent is not None), None)
     if len({(c.kind, c.size) for c in columns}) == 1:
-        return ColumnInfo(name, first.kind, first.detail, first.size)
+        return ColumnInfo(name, first.kind, first.detail, first.size, absent=absent)
     family = _family(columns)
     if family is None:
         return None
-    return ColumnInfo(name, _WIDEST[family], " or ".join(dict.fromkeys(map(type_name, columns))))
+    detail = " or ".join(dict.fromkeys(map(type_name, columns)))
+    return ColumnInfo(name, _WIDEST[family], detail, absent=absent)
 
 
 def is_feature(column: ColumnInfo) -> bool:

@@ -295,6 +295,7 @@ class _Training:
                     mean=np.zeros(len(self.start)),
                     is_held=held[number],
                     splits=() if held[number] else (*_known(before, number), *_rules(answers, parts)),
+                    absent=tuple(column.absent for column in block.columns),
                 )
             )
         return Result(

@@ -93,6 +93,7 @@ def open_parts(
             wants_statistics=wants_statistics,
             wants_key=union.is_masked[part.block],
             ids=ids,
+            has_absent=any(p.has_absent for p in union.blocks[part.block]),
             finds_ids=finds_ids,
             id_salt=_salt(job) if (ids or finds_ids) and len(union.blocks[part.block]) > 1 else "",
             multiplicity=None if (multiplicity == 1).all() else multiplicity.astype(np.int32 if fits else np.int64),

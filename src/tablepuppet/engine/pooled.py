@@ -52,7 +52,8 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     problem = make_problem(plan, mapping, union, encoders)
     as_codes = not job.is_convex
     revealed = union.ask(lambda p: RevealFeatures(job=job_id, part=p.number, as_codes=as_codes), "training")
-    tables = [_table(block, encoders[number], revealed) for number, block in enumerate(union.blocks)]
+    has_absent = [any(column.absent is not None for column in block.columns) for block in mapping.bound.blocks]
+    tables = [_table(block, encoders[n], revealed, has_absent=has_absent[n]) for n, block in enumerate(union.blocks)]
     found = (_network if as_codes else _optimum)(prepared, problem, tables)
     train = rows_here(mapping.train)
     given: dict[str, Any] = {
@@ -85,9 +86,18 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     if on_round is not None:
         on_round(RoundEvent(1, 1, 1, record))
     blocks = tuple(
-        BlockModel(b.name, b.table, b.features, tuple(e), w, i.is_partial, mean_contribution(h, g, train.rows))
-        for b, e, h, w, g, i in zip(
-            mapping.bound.blocks, encoders, seen, found.thetas, mapping.multiplicity, train.indices, strict=True
+        BlockModel(
+            name=b.name,
+            table=b.table,
+            features=b.features,
+            encoders=tuple(e),
+            theta=w,
+            is_outer=s.is_outer,
+            mean=mean_contribution(h, g, train.rows),
+            absent=tuple(column.absent for column in b.columns),
+        )
+        for b, e, h, w, g, s in zip(
+            mapping.bound.blocks, encoders, seen, found.thetas, mapping.multiplicity, plan.mapping.blocks, strict=True
         )
     )
     return Result(
@@ -124,10 +134,13 @@ class _Found:
     value: float = 0.0
 
 
-def _table(parts: Sequence[Part], encoders: Sequence[Encoder], revealed: Mapping[int, list[Message]]) -> _Table:
+def _table(
+    parts: Sequence[Part], encoders: Sequence[Encoder], revealed: Mapping[int, list[Message]], *, has_absent: bool
+) -> _Table:
+    """A block's rows of all clients; `has_absent`: a row that was not found has a value in some feature."""
     pooled = [cast("RevealedFeatures", revealed[part.number][0]) for part in parts]
     missing = tuple(
-        np.concatenate([np.zeros(0, np.bool_), *(rows(part) < 0 for part in parts)])
+        np.concatenate([np.zeros(0, np.bool_), *((rows(part) < 0) & (not has_absent) for part in parts)])
         for rows in (attrgetter("train_rows"), attrgetter("test_rows"))
     )
     sides = ([(p.train, p.train_codes) for p in pooled], [(p.test, p.test_codes) for p in pooled])
@@ -173,7 +186,8 @@ def _network(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> 
     for bound, table, index in zip(prepared.mapping.bound.blocks, tables, train.indices, strict=True):
         rows = index.numbers(train.rows).astype(np.int64)
         exists = np.append(~table.missing[0], False)  # at −1, too
-        blocks.append(PooledBlock(bound.name, table.train, np.where(exists[rows], rows, -1)))
+        features = table.train if table.train.rows else table.train.zeros()  # a LEFT JOIN found nobody
+        blocks.append(PooledBlock(bound.name, features, np.where(exists[rows], rows, -1)))
     begins = job.chooses_steps and (problem.has_intercept or problem.is_centred)
     pooled = Pooled(
         blocks=blocks,

@@ -345,6 +345,7 @@ class Run:
                     is_held=held[number],
                     is_outer=mapping.blocks[number].is_outer,
                     mean=self._mean(number),
+                    absent=tuple(column.absent for column in block.columns),
                 )
             )
         objectives = [record.objective for record in self.history]

@@ -82,7 +82,8 @@ class FoundIds(Message, frozen=True):
 class OpenPart(Message, frozen=True):
     """These columns of a scan are a share of block `part`; these of its rows take part.
 
-    → FeatureStatistics | FeatureNames. Row −1 stands for a row that does not exist (an outer join found none): zeros.
+    → FeatureStatistics | FeatureNames. Row −1 stands for a row that does not exist (an outer join found none):
+    zeros, or what features are for such a row.
     """
 
     discloses: ClassVar[FieldDisclosures] = (
@@ -99,6 +100,7 @@ class OpenPart(Message, frozen=True):
     wants_statistics: bool = True  # False: nothing about any column
     wants_key: bool = False  # whether the block's sums are masked: then names of categories come, and no figure
     ids: tuple[int, ...] = ()  # features, by their place in `columns`, whose texts are ids and stay with their owner
+    has_absent: bool = False  # whether some part of the block has a row −1 with features
     finds_ids: bool = False  # the owner takes further texts for ids, by its own rule (owner/ids.py)
     id_salt: Annotated[str, Meta(max_length=64)] = ""  # of tokens of ids, where the block has other parts
 
@@ -192,7 +194,7 @@ def _permit_part(policy: Policy, request: OpenPart, use: Use) -> None:
 def _permit_rows(policy: Policy, request: OpenPart, use: Use) -> None:
     rows = request.train_rows
     count = use(request.job, request.scan).rows() if rows is None else distinct_rows(rows)
-    if count < policy.minimum_rows:
+    if 0 < count < policy.minimum_rows:  # of none, as where all are held out, nothing is learned
         raise refused_by(
             "minimum_rows",
             f"at least {policy.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",

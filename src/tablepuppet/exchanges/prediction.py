@@ -211,7 +211,7 @@ def _score(
     check_model(spec, features.width, outputs)
     if not spec.is_linear:
         module = own.module(spec, features.width, outputs, request.name)
-        missing = request.rows < 0
+        missing = (request.rows < 0) & all(info.absent is None for info in infos)
         model = NeuralModel.of(module, spec, features, features, outputs, missing=(missing, missing), stream=0)
         return Scores(values=model.predict(theta.astype(spec.dtype)))
     if len(theta) != features.width:
@@ -233,7 +233,8 @@ def _set_constant(
     """A column with one value in all its rows; a date or a decimal becomes the number that it is encoded as."""
     is_text = info.kind in STRING_KINDS
     constant = pa.repeat(pa.scalar(value, pa.large_string() if is_text else pa.float64()), len(column))
-    return pa.chunked_array([constant]), info if is_text else replace(info, kind="float")
+    absent = None if info.absent is None else value
+    return pa.chunked_array([constant]), replace(info, kind=info.kind if is_text else "float", absent=absent)
 
 
 def _permit_identifiers(policy: Policy, request: SendIdentifiers, use: Use) -> None:

@@ -48,6 +48,7 @@ class OpenScan(Message, frozen=True):
     columns: list[str]
     filter: str | None = None
     query: str | None = None  # a SELECT over tables of the client's, of which `table` is one, read instead of it
+    is_outer: bool = False  # whether a LEFT JOIN may find no row: then the answer says what each expression is there
 
 
 class ScanSchema(Message, frozen=True):

@@ -361,10 +361,14 @@ def _make_model(own: ClientState, part: Part, request: Start) -> Model:
     if spec.is_linear:
         clips = request.privacy is not None and request.privacy.clips
         start = (request.seed, request.block, tuple(request.spread)) if request.spread else None
-        return LinearModel(part.train, part.test, request.outputs, part.train.row_norms() if clips else None, start)
+        norms = part.train.row_norms() if clips else None
+        return LinearModel(part.train, part.test, request.outputs, norms, start, opened.has_absent)
     module = own.module(spec, part.train.width, request.outputs, request.name, request.seed + request.block)
     train = np.zeros(part.train.rows, np.bool_) if opened.train_rows is None else opened.train_rows < 0
     missing = (train, opened.test_rows < 0)
+    infos = own.tables.columns(opened.job, opened.scan)
+    if any(infos[c].absent is not None for c in opened.columns):  # a row that was not found has features, too
+        missing = (np.zeros_like(missing[0]), np.zeros_like(missing[1]))
     given = (module, spec, part.train, part.test, request.outputs)
     return NeuralModel.of(*given, missing=missing, stream=request.seed + request.part)
 

@@ -10,7 +10,7 @@ choice stays. Blocks are capped one after the other, and dropping a joined row n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers, fixed, pieces
 from tablepuppet.catalog.bound import Block, BoundQuery
-from tablepuppet.errors import MappingError
+from tablepuppet.errors import MappingError, PrivacyError
 from tablepuppet.mapping.cluster.cluster import Cluster
 from tablepuppet.mapping.cluster.rows import ClusterRows
 from tablepuppet.mapping.join.duckdb_join import BranchSide, Counts, ListedSide, Marks, why_empty
@@ -33,43 +33,66 @@ from tablepuppet.privacy.options import Privacy
 from tablepuppet.protocol.contract import Folds
 from tablepuppet.transport.link import Link
 
-Place = tuple[str, int, tuple[int, ...], int]  # client, scan, columns, end of its rows in the block
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one client's rows lie in a block."""
+
+    client: str
+    scan: int
+    columns: tuple[int, ...]
+    end: int
+    has_absent: bool = False  # whether the last of them stands for what a LEFT JOIN did not find
 
 
-def block_span(bound: BoundQuery, block: Block, client_rows: Sequence[dict[str, int]]) -> tuple[Span, list[Place]]:
+def block_span(
+    bound: BoundQuery, block: Block, client_rows: Sequence[dict[str, int]], assumed: Sequence[Collection[int]] = ()
+) -> tuple[Span, list[Place]]:
     """Where each branch's rows lie in the block, and where each client's.
 
-    Members of different branches that read the same columns of the same scan share their rows.
+    Members of different branches that read the same columns of the same scan share their rows. Where one of the columns
+    has a value although a LEFT JOIN finds no row, as COALESCE(x, 0) has, the last client has one more row for it; not
+    so where rows are `assumed`, as those of a missing owner: by branch, the relations.
     """
     offsets: dict[tuple[int, tuple[int, ...]], int] = {}
     places: list[Place] = []
     total = 0
-    starts = []
-    for branch, member in zip(bound.branches, block.members, strict=True):
+    starts, absent = [], []
+    for number, (branch, member) in enumerate(zip(bound.branches, block.members, strict=True)):
         scan = branch.relations[member.relation].scan
         key = (scan, member.columns)
+        has_absent = any(bound.scans[scan].columns[c].absent is not None for c in member.columns)
+        has_absent &= not assumed or member.relation not in assumed[number]
         if key not in offsets:
             offsets[key] = total
-            for client in bound.scans[scan].clients:
-                total += client_rows[scan][client]
-                places.append((client, scan, member.columns, total))
+            *others, last = bound.scans[scan].clients
+            for client in (*others, last):
+                total += client_rows[scan][client] + (has_absent and client == last)
+                places.append(Place(client, scan, member.columns, total, has_absent and client == last))
         starts.append(offsets[key])
-    return Span(tuple(member.relation for member in block.members), tuple(starts), total), places
+        absent.append(has_absent)
+    return Span(tuple(member.relation for member in block.members), tuple(starts), total, tuple(absent)), places
 
 
 def parts_of_block(block: int, places: Sequence[Place], train: RowNumbers, test: RowNumbers, number: int) -> list[Part]:
-    """The clients' shares of a block; a client none of whose rows are used takes no part."""
+    """The clients' shares of a block; a client none of whose rows are used takes no part, unless it is the only one: a
+    LEFT JOIN may find nobody, and what the features are is known all the same."""
     parts: list[Part] = []
     start = 0
-    for client, scan, columns, stop in places:
+    for place in places:
+        stop = place.end
         ends = np.array([start, stop], dtype=train.dtype)  # of another type, NumPy would make wide numbers of all rows
         inside = [slice(*np.searchsorted(rows, ends).tolist()) for rows in (train, test)]
-        if any(s.stop > s.start for s in inside):
+        is_last = place is places[-1] and not parts
+        if is_last or any(s.stop > s.start for s in inside):
             dtype = np.int32 if stop - start < 2**31 else np.int64
-            held: RowNumbers = fixed(np.subtract(test[inside[1]], start, dtype=dtype))
-            is_whole = inside[0].stop - inside[0].start == stop - start  # they ascend
-            only = None if is_whole else fixed(np.subtract(train[inside[0]], start, dtype=dtype))
-            parts.append(Part(number + len(parts), block, client, scan, columns, only, held, inside[0], inside[1]))
+            sides = zip((train, test), inside, strict=True)
+            only, held = (np.subtract(rows[own], start, dtype=dtype) for rows, own in sides)
+            if place.has_absent:
+                only, held = (np.where(rows == stop - start - 1, dtype(-1), rows) for rows in (only, held))
+            is_whole = len(only) == stop - start and not place.has_absent  # they ascend
+            given = (number + len(parts), block, place.client, place.scan, place.columns)
+            parts.append(Part(*given, None if is_whole else fixed(only), fixed(held), *inside))
         start = stop
     return parts
 
@@ -160,6 +183,11 @@ def map_tables(
         is_tested = not bool(labels.is_validation[of_labels.total(counts[1]) > 0].any())
         raise MappingError(_nothing_left(_rows(held), is_tested))
     spans = [block_span(bound, block, client_rows) for block in bound.blocks]
+    if privacy.features is not None and any(any(span.has_absent) for span, _ in spans):
+        raise PrivacyError(
+            "a feature has a value where a LEFT JOIN finds no row (COALESCE, IS NULL, CASE), and one row more or less "
+            "moves its joined rows to that value, which privacy.features does not account for; select the plain column"
+        )
     dropped = _rows(train)
     if any(caps):
         train = _within_caps(train, joins, [span for span, _ in spans], caps, seed)

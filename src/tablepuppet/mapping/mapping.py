@@ -60,8 +60,14 @@ class Part:
         return int(self.train.stop - self.train.start)
 
     @property
+    def has_absent(self) -> bool:
+        """Whether one of them stands for what a LEFT JOIN did not find."""
+        return self.only is not None and int(self.only.min(initial=0)) < 0
+
+    @property
     def train_rows(self) -> RowNumbers:
-        """Row numbers in the client's scan, made anew where they are all: they are asked for before training alone."""
+        """Row numbers in the client's scan, −1 for what a LEFT JOIN did not find; made anew where they are all: they
+        are asked for before training alone."""
         if self.only is not None:
             return self.only
         return fixed(np.arange(self.rows, dtype=np.int32 if self.rows < 2**31 else np.int64))
@@ -220,7 +226,7 @@ def summarise(mapping: TableMapping) -> MappingSummary:
         label=mapping.label,
         fits=mapping.fits,
         parts=tuple(_of_part(part, mapping) for part in mapping.parts),
-        blocks=tuple(_of_block(p, g) for p, g in zip(indices, mapping.multiplicity, strict=True)),
+        blocks=tuple(_of_block(mapping, number, index) for number, index in enumerate(indices)),
         train_rows=mapping.train.rows,
         test_rows=mapping.test.rows,
         validation_rows=mapping.validation.rows,
@@ -231,9 +237,11 @@ def summarise(mapping: TableMapping) -> MappingSummary:
     )
 
 
-def _of_block(index: RowIndex | IndexFacts, multiplicity: RowNumbers) -> BlockSummary:
+def _of_block(mapping: TableMapping, number: int, index: RowIndex | IndexFacts) -> BlockSummary:
+    multiplicity = mapping.multiplicity[number]
     joined, most = int(multiplicity.sum()), int(multiplicity.max(initial=0))
-    return BlockSummary(index.rows, joined, most, index.is_identity, index.is_partial)
+    is_outer = index.is_partial or any(part.has_absent for part in mapping.parts_of(number))
+    return BlockSummary(index.rows, joined, most, index.is_identity, is_outer)
 
 
 def _of_part(part: Part, mapping: TableMapping) -> PartSummary:

@@ -62,7 +62,7 @@ def map_new_rows(
     columns: list[Column] = []
     assumed: list[NDArray[np.bool_] | None] = []
     for number, block in enumerate(bound.blocks):
-        span, places = block_span(bound, block, client_rows)
+        span, places = block_span(bound, block, client_rows, lenient)
         rows = span.occurring(counts)
         columns.append(Column.of(span, rows, sizes))
         parts += parts_of_block(number, places, np.empty(0, np.int32), rows, len(parts))

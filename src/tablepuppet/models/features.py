@@ -13,7 +13,7 @@ if a training row lacked one; a string is one 0/1 column per category, then NULL
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
@@ -193,6 +193,14 @@ class Features:
             dense_columns=self.dense_columns,
             code_columns=self.code_columns,
             width=self.width,
+        )
+
+    def zeros(self) -> Features:
+        """One row of zeros."""
+        return replace(
+            self,
+            dense=np.zeros((1, self.dense.shape[1])),
+            codes=tuple(np.full(1, -1, codes.dtype) for codes in self.codes),
         )
 
     def to_dense(self) -> Array:

@@ -53,6 +53,7 @@ class LinearModel:
     outputs: int
     norms: Array | None = None  # ‖x_k‖ of the train rows, where gradients are clipped
     start: tuple[int, int, tuple[float, ...]] | None = None  # seed, block, and each output's spread; None: all zero
+    has_absent: bool = False  # whether some row of the block, here or elsewhere, may lack categories of texts
 
     def initial(self) -> Array:
         if self.start is None:
@@ -101,9 +102,9 @@ class LinearModel:
         return self.train.gram_diagonal(weights)
 
     def constants(self) -> list[Array]:
-        """For each output a θ of small norm that predicts 1 on every row; none without one-hot columns."""
-        groups = self.train.code_columns
-        if not groups:
+        """For each output a θ of small norm that predicts 1 on every row; none without one-hot columns in all rows."""
+        groups = [group for group in self.train.code_columns if group.stop > group.start]
+        if not groups or self.has_absent:
             return []
         shares = np.array([1.0 / (g.stop - g.start) for g in groups])
         found = []

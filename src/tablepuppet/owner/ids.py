@@ -28,7 +28,7 @@ from tablepuppet.protocol.columns import (
     IdEncoder,
     IdStatistics,
 )
-from tablepuppet.tables.columns import STRING_KINDS, arrow_texts, strings
+from tablepuppet.tables.columns import STRING_KINDS, arrow_texts, strings, strings_and_absent
 from tablepuppet.tables.encoding import KnownIds, KnownNames
 from tablepuppet.tables.tokens import id_tokens, job_key, key_check, key_of
 
@@ -87,7 +87,7 @@ def known_ids(
 ) -> list[Encoder | KnownIds | KnownNames]:
     """The encoders with what this owner knows of ids; `names`: of columns that only it does."""
     return [
-        _known(own, asked, place, columns[place][0], encoder, names) if isinstance(encoder, IdEncoder) else encoder
+        _known(own, asked, place, columns[place], encoder, names) if isinstance(encoder, IdEncoder) else encoder
         for place, encoder in enumerate(encoders)
     ]
 
@@ -106,7 +106,7 @@ def _known(
     own: ClientState,
     asked: OpenPart | ScoreRows | ScoreOwnRows,
     place: int,
-    column: pa.ChunkedArray,
+    column: Column,
     encoder: IdEncoder,
     names: dict[int, list[str]],
 ) -> KnownIds:
@@ -121,7 +121,7 @@ def _known(
             "this client's key is not the one that the model's ids were made with, and all of them would be unknown; "
             "give the clients the key of then, or train again"
         )
-    distinct = strings(column)[0]
+    distinct = strings_and_absent(*column)[0]
     tokens = id_tokens(distinct, key, _domain(own, asked.job, asked.scan, place))
     return KnownIds(distinct, _places(tokens, encoder.tokens), encoder.count, encoder.has_missing)
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
@@ -44,8 +45,8 @@ def intercept(model: Model) -> float | Array:
     _need_linear(model, "intercept on the original scale")
     total = model.encoded_intercept.copy()
     for block in model.blocks:
-        if not block.is_outer and not block.is_held:
-            total -= _original_scale(block.encoders)[1] @ block.theta
+        if not block.is_held:
+            total -= (_original_scale(block.encoders)[1] * _is_everywhere(block)) @ block.theta
     return float(total[0]) if len(total) == 1 else total
 
 
@@ -81,10 +82,17 @@ def _weights(block: BlockModel, outputs: int) -> tuple[list[str], Array]:
         return list(block.features), np.full((len(block.features), outputs), np.nan)
     scale, shift = _original_scale(block.encoders)
     labels, weights = encoded_names(block.features, block.encoders), block.theta * scale[:, None]
-    if block.is_outer:
+    if block.is_lacking:
         labels = [*labels, f"{block.name} IS NOT NULL"]
-        weights = np.vstack([weights, -(shift @ block.theta)])
+        weights = np.vstack([weights, -((shift * ~_is_everywhere(block)) @ block.theta)])
     return labels, weights
+
+
+def _is_everywhere(block: BlockModel) -> NDArray[np.bool_]:
+    """Per encoded column: whether all joined rows have it, those too that a LEFT JOIN found no row for."""
+    absent = block.absent or (None,) * len(block.encoders)
+    widths = [encoded_width(encoder) for encoder in block.encoders]
+    return np.repeat([not block.is_outer or value is not None for value in absent], widths).astype(np.bool_)
 
 
 def _spreads(block: BlockModel) -> list[float]:
@@ -95,9 +103,14 @@ def _spreads(block: BlockModel) -> list[float]:
     centred = block.theta - block.theta.mean(axis=1, keepdims=True) if block.theta.shape[1] > 1 else block.theta
     parts = np.split(centred, ends[:-1])
     return [
-        float(np.sqrt((part**2 if isinstance(encoder, NumberEncoder) else part.var(axis=0)).sum()))
+        float(np.sqrt((part**2 if isinstance(encoder, NumberEncoder) else _variance(part)).sum()))
         for encoder, part in zip(block.encoders, parts, strict=True)
     ]
+
+
+def _variance(weights: Array) -> Array:
+    """Of the categories' weights; 0 where there are none, as where a LEFT JOIN found nobody."""
+    return weights.var(axis=0) if len(weights) else np.zeros(1)
 
 
 def _need_linear(model: Model, what: str) -> None:

@@ -49,6 +49,12 @@ class BlockModel:
     uses: tuple[tuple[str, ...], ...] = ()  # the features as SQL over the table's columns; one for each use of it
     is_held: bool = False  # by its owners
     splits: tuple[SplitRule, ...] = ()  # of boosted trees; none where they are held
+    absent: tuple[float | str | list[float] | None, ...] = ()  # each feature where a LEFT JOIN finds no row; None: NULL
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether some joined rows have no value, not even NULL, in some feature."""
+        return self.is_outer and (not self.absent or None in self.absent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ class _BlockEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_outer: bool
     mean: list[float]
     features: list[str] = []
+    absent: list[float | str | list[float] | None] = []
 
 
 class _ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,7 +146,7 @@ def _write(model: Model, folder: Path) -> None:
             )
             write_part(part, folder / "blocks" / str(number))
         given = (block.name, block.table, f"blocks/{number}", block.is_outer, block.mean.tolist())
-        entries.append(_BlockEntry(*given, features=list(block.features)))
+        entries.append(_BlockEntry(*given, features=list(block.features), absent=list(block.absent)))
     tables = [
         _Table(t.table, list(t.expressions), list(t.columns), list(t.names), fingerprint(t)) for t in model.tables
     ]
@@ -189,9 +190,9 @@ def _load_block(folder: Path, entry: _BlockEntry, model: str) -> BlockModel:
     if not own.exists() and entry.features:
         unknown = np.full((0, len(mean)), np.nan)
         given = (entry.name, entry.table, tuple(entry.features), (), unknown, entry.is_outer, mean)
-        return BlockModel(*given, is_held=True)
+        return BlockModel(*given, is_held=True, absent=tuple(entry.absent))
     part = read_part(own)
     if part.model != model or part.name != entry.name:
         raise ModelError(f"{own} belongs to another model; copy the parts of one model together")
     found = (entry.name, entry.table, part.features, part.encoders, part.theta, entry.is_outer, mean, part.uses)
-    return BlockModel(*found, splits=part.splits)
+    return BlockModel(*found, splits=part.splits, absent=tuple(entry.absent))

@@ -28,6 +28,7 @@ class ColumnInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     detail: Text = ""
     size: Annotated[int, Meta(ge=0, le=2**24)] = 0  # length of a vector
     nullable: bool = True  # as far as its owner's database says
+    absent: float | str | list[float] | None = None  # what it is where a LEFT JOIN finds no row; None: NULL
 
 
 class NumberStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

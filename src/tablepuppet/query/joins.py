@@ -4,7 +4,7 @@ Joins are read from left to right, so that the condition of an INNER JOIN means 
 condition that a missing row cannot pass makes its LEFT JOIN an INNER JOIN; its ON conditions then join the WHERE
 clause, where they may do the same to the next. What is left of the LEFT JOINs keeps its own conditions. A filter is
 never moved below a LEFT JOIN that could bring its rows back as NULLs, and a key is never computed from a missing row.
-SELECT items are free: a row that was not found has no features at all, whatever COALESCE would make of NULL.
+SELECT items are free: for a row that was not found an item is what SQL makes of NULLs.
 
 LEFT JOIN b ON b.key = … WHERE b.key IS NULL keeps the rows that have no match: an anti-join, of which b has no row.
 """

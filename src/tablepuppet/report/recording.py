@@ -207,7 +207,7 @@ def _coefficients(result: Result) -> Coefficients:
     for block in result.blocks:  # the order of Result.coefficients
         for k in range(block.theta.shape[1]):
             scaled += [_finite(value) for value in block.theta[:, k]]
-            scaled += [None] * block.is_outer
+            scaled += [None] * block.is_lacking
     return Coefficients(
         table=frame["table"].tolist(),
         feature=frame["feature"].tolist(),

@@ -7,7 +7,7 @@ A vector counts as one column per entry.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -30,7 +30,14 @@ from tablepuppet.algorithms.boosting.messages import CategorySketch, NumberSketc
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import ModelError, SourceError, TransportError
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, arrow_texts, numbers, numpy_of, strings
+from tablepuppet.tables.columns import (
+    NUMBER_KINDS,
+    STRING_KINDS,
+    arrow_texts,
+    numbers_and_absent,
+    numpy_of,
+    strings_and_absent,
+)
 
 _UNSEEN = 255  # the code of a category that nobody knows
 
@@ -44,18 +51,18 @@ class RawColumn:
     values: Array | None
     names: pa.Array | None = None
     codes: NDArray[np.int32] | None = None
+    absent: float = np.nan  # the number or code of a row that a LEFT JOIN did not find
 
     @property
     def is_number(self) -> bool:
         return self.values is not None
 
     def take(self, rows: RowNumbers) -> RawColumn:
-        """These rows; −1 is one without a value."""
+        """These rows; −1 is one that was not found."""
         if self.values is not None:
-            found = np.append(self.values, np.nan)[rows]  # −1 finds the last
-            return RawColumn(self.feature, self.entry, found)
+            return replace(self, values=np.append(self.values, self.absent)[rows])  # −1 finds the last
         assert self.codes is not None
-        return RawColumn(self.feature, self.entry, None, self.names, np.append(self.codes, np.int32(-1))[rows])
+        return replace(self, codes=np.append(self.codes, np.int32(self.absent))[rows])
 
 
 def raw_columns(columns: Sequence[pa.ChunkedArray], infos: Sequence[ColumnInfo]) -> list[RawColumn]:
@@ -63,12 +70,16 @@ def raw_columns(columns: Sequence[pa.ChunkedArray], infos: Sequence[ColumnInfo])
     found = []
     for feature, (column, info) in enumerate(zip(columns, infos, strict=True)):
         if info.kind in NUMBER_KINDS:
-            values = numbers(column, info)
+            values = numbers_and_absent(column, info)
             if np.isinf(values).any():
                 raise SourceError(f"column {info.name} contains infinity; filter such rows out, or use NULL")
-            found += [RawColumn(feature, k, np.ascontiguousarray(values[:, k])) for k in range(values.shape[1])]
+            for k in range(values.shape[1]):
+                own = np.ascontiguousarray(values[: len(column), k])
+                found.append(RawColumn(feature, k, own, absent=np.nan if info.absent is None else values[-1, k]))
         elif info.kind in STRING_KINDS:
-            found.append(RawColumn(feature, 0, None, *strings(column)))
+            names, codes = strings_and_absent(column, info)
+            absent = -1 if info.absent is None else codes[-1]
+            found.append(RawColumn(feature, 0, None, names, codes[: len(column)], absent))
         else:
             raise SourceError(
                 f"column {info.name} has type {info.detail or info.kind}, which cannot be a feature; "
@@ -251,7 +262,9 @@ def _rare(names: Sequence[str], column: RawColumn, codes: NDArray[np.int32], lea
     assert column.names is not None
     held = np.bincount(codes[codes >= 0], minlength=len(column.names))
     places = numpy_of(pc.index_in(arrow_texts(names), value_set=column.names), missing=-1)
-    return {name for name, place in zip(names, places.tolist(), strict=True) if place >= 0 and held[place] < least}
+    is_rare = np.append(held < least, False)
+    is_rare[:-1][np.arange(len(held)) == column.absent] = False  # the query's own
+    return {name for name, place in zip(names, places.tolist(), strict=True) if is_rare[place]}
 
 
 def rule_of(key: Key, column: RawColumn, bins: Bins) -> SplitRule:
@@ -294,8 +307,10 @@ def _categories(column: RawColumn, weights: Array, least: int) -> tuple[list[str
     assert column.codes is not None
     counts = np.bincount(column.codes.astype(np.intp) + 1, weights, len(column.names) + 1)[1:]
     held = np.bincount(column.codes[weights > 0].astype(np.intp) + 1, minlength=len(column.names) + 1)[1:]
-    seen = np.flatnonzero((counts > 0) & (held >= least))
-    is_cut = bool(((counts > 0) & (held < least)).any())
+    is_often = held >= least
+    is_often[np.arange(len(held)) == column.absent] = True  # the query's own
+    seen = np.flatnonzero((counts > 0) & is_often)
+    is_cut = bool(((counts > 0) & ~is_often).any())
     names = column.names.take(pa.array(seen)).to_pylist()
     order = sorted(range(len(names)), key=names.__getitem__)
     return [names[i] for i in order], counts[seen][order].astype(np.float64), is_cut

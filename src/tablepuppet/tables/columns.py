@@ -7,6 +7,7 @@ ones and one code per row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -110,6 +111,38 @@ def strings(column: pa.ChunkedArray) -> tuple[pa.Array, Codes]:
     encoded = in_one_piece(pc.cast(column, pa.large_string()).dictionary_encode())
     codes = numpy_of(encoded.indices, missing=-1)
     return encoded.dictionary, codes.astype(np.int32, copy=False)
+
+
+def numbers_and_absent(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
+    """The numbers, and behind them, where row −1 finds it, what a row is that a LEFT JOIN did not find, if anything."""
+    found = numbers(column, info)
+    return found if info.absent is None else np.concatenate([found, np.array(info.absent, np.float64).reshape(1, -1)])
+
+
+def strings_and_absent(column: pa.ChunkedArray, info: ColumnInfo) -> tuple[pa.Array, Codes]:
+    """The same of strings: the code behind those of all rows is that of a row that was not found."""
+    distinct, codes = strings(column)
+    if info.absent is None:
+        return distinct, codes
+    text = pa.array([info.absent], pa.large_string())
+    place = pc.index(distinct, text[0]).as_py()
+    if place < 0:
+        distinct, place = pa.concat_arrays([distinct, text]), len(distinct)
+    return distinct, np.append(codes, np.int32(place))
+
+
+def absent_value(column: pa.ChunkedArray, info: ColumnInfo) -> float | str | list[float] | None:
+    """What an expression over NULLs gives, of a column with that one row; None: NULL."""
+    if info.kind in STRING_KINDS:
+        return next(iter(strings(column)[0].to_pylist()), None)
+    if info.kind not in NUMBER_KINDS:
+        return None
+    [found] = numbers(column, info).tolist()
+    if any(map(math.isinf, found)):
+        raise SourceError(f"column {info.name} is infinite where LEFT JOIN finds no row; give it another value there")
+    if any(map(math.isnan, found)):
+        return None
+    return list(found) if info.kind == "vector" else float(found[0])
 
 
 def _coded_strings(encoded: pa.DictionaryArray) -> tuple[pa.Array, Codes]:

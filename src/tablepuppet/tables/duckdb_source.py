@@ -228,6 +228,17 @@ def from_types(name: str, columns: Sequence[tuple[str, str]]) -> DuckSource:
     return created(name, f"CREATE TABLE {RELATION} ({listed})", [name], ())
 
 
+def absent_row(name: str, columns: Sequence[ColumnInfo], expressions: Sequence[str]) -> pa.Table:
+    """What expressions give, c0, c1, …, for a row that a LEFT JOIN does not find: all its columns are NULL."""
+    types = {"ENUM": "VARCHAR", '"NULL"': "INTEGER"}  # an enum's values stay with the owner, and NULL has no type
+    nulls = ", ".join(f"CAST(NULL AS {types.get(c.detail, c.detail)}) AS {quoted(c.name)}" for c in columns)
+    source = created(name, f"CREATE TABLE {RELATION} AS SELECT {nulls}", [name], ())
+    try:
+        return source.read(expressions, None)
+    finally:
+        source.close()
+
+
 def project(
     name: str, batches: Iterator[pa.RecordBatch], inner: Sequence[str], columns: Sequence[str], filter: str | None
 ) -> pa.Table:

@@ -3,7 +3,8 @@
 In: merged statistics. Out: an encoder per feature, and with it the encoded rows
 (docs/algorithms.md): numbers centred and divided by their population standard
 deviation over the joined training rows; a missing number is the mean of those present and
-sets a 0/1 column; strings are one-hot. A row that an outer join did not find is all zeros.
+sets a 0/1 column; strings are one-hot. A row that an outer join did not find is all zeros but for features that have a
+value there, as COALESCE(x, 0) has: that value is encoded as any other.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import JobError, SourceError, TransportError
@@ -38,8 +40,10 @@ from tablepuppet.tables.columns import (
     arrow_texts,
     missing_rows,
     numbers,
+    numbers_and_absent,
     numpy_of,
     strings,
+    strings_and_absent,
 )
 from tablepuppet.tables.statistics import Statistics, merge, statistics
 from tablepuppet.threads import over_rows
@@ -98,7 +102,7 @@ def encode(
     rows: RowNumbers | None,
     encoders: Sequence[Encoder | KnownIds | KnownNames],
 ) -> Features:
-    """The encoded features of `rows` (None: all, in order; −1: a row of zeros)."""
+    """The encoded features of `rows` (None: all, in order; −1: one that was not found)."""
     size = len(columns[0]) if columns else 0
     given = size if rows is None else len(rows)
     rows = None if all_in_order(rows, size) else rows
@@ -119,7 +123,7 @@ def encode(
             _encode_numbers(column, info, rows, feature, dense[:, start:stop])
             start = stop
         else:
-            codes.append(_encode_strings(column, rows, _categories(feature)))
+            codes.append(_encode_strings(column, info, rows, _categories(feature)))
             code_columns.append(slice(int(starts[i]), int(starts[i + 1])))
     return Features(dense, tuple(codes), dense_columns, tuple(code_columns), int(starts[-1]))
 
@@ -157,19 +161,24 @@ def _encode_numbers(
         info = msgspec.structs.replace(info, size=size)
     if not len(out):
         return
-    raw = None if rows is None else numbers(column, info)
+    raw = None if rows is None else numbers_and_absent(column, info)
 
     def write(some: slice) -> None:
         if rows is None or raw is None:  # read where they are encoded: what is made on the way stays in the cache
             _write(numbers(column[some], info), info, feature, out[some])
             return
         numbered = rows[some]
-        exists = numbered >= 0
+        exists = _have_values(numbered, info)
         found = np.empty((np.count_nonzero(exists), out.shape[1]))
         _write(raw[numbered[exists]], info, feature, found)
         out[some][exists] = found
 
     over_rows(write, len(out), max(_LEAST, _CHUNK // max(1, size)))
+
+
+def _have_values(rows: RowNumbers, info: ColumnInfo) -> NDArray[np.bool_]:
+    """Which rows are not zeros: those that were found, and others where the feature has a value."""
+    return np.asarray((rows >= 0) | (info.absent is not None))
 
 
 def _write(raw: Array, info: ColumnInfo, feature: NumberEncoder, out: Array) -> None:
@@ -202,8 +211,8 @@ def _categories(feature: Encoder | KnownIds | KnownNames) -> KnownNames:
     return KnownNames(arrow_texts(feature.categories), codes, null, unseen, encoded_width(feature))
 
 
-def _encode_strings(column: pa.ChunkedArray, rows: RowNumbers | None, feature: KnownNames) -> Codes:
-    distinct, codes = strings(column)
+def _encode_strings(column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, feature: KnownNames) -> Codes:
+    distinct, codes = strings(column) if rows is None else strings_and_absent(column, info)
     place = numpy_of(pc.index_in(distinct, value_set=feature.names), missing=-1)
     # What each distinct string becomes, and behind them, where position −1 finds it, NULL.
     found = np.append(feature.codes, np.int32(feature.unseen))[place]
@@ -211,7 +220,7 @@ def _encode_strings(column: pa.ChunkedArray, rows: RowNumbers | None, feature: K
     if rows is None:
         return becomes[codes]
     out = np.full(len(rows), -1, np.int32)
-    exists = rows >= 0
+    exists = _have_values(rows, info)
     out[exists] = becomes[codes[rows[exists]]]
     return out
 
@@ -229,6 +238,7 @@ def without_rare(
     places = numpy_of(pc.index_in(arrow_texts(feature.categories), value_set=distinct), missing=-1)
     counts = np.append(held, 0)[places]
     is_rare = (places >= 0) & (counts < least)
+    is_rare &= np.array([name != info.absent for name in feature.categories], np.bool_)  # the query's own
     known = _categories(feature)
     kept = np.flatnonzero(~is_rare)
     usual = int(np.argmax(np.where(is_rare, -1, counts))) if len(kept) and counts[kept].max() > 0 else -1

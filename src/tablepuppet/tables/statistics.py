@@ -2,7 +2,8 @@
 
 In: a raw column, the rows that take part and how often each is joined (G). Out:
 NumberStatistics or CategoryStatistics, the same as the materialised join would give
-(docs/algorithms.md). Row −1 stands for a row that does not exist and is skipped.
+(docs/algorithms.md). Row −1 stands for a row that a LEFT JOIN did not find: it counts where the feature has a value
+there, and is skipped where it is NULL.
 
 Clients of one table add them up under masks, so that no client's own show. Arrays whose sums over the clients are the
 counts and moments of all rows, once categories and lengths of vectors are agreed on:
@@ -34,8 +35,10 @@ from tablepuppet.tables.columns import (
     arrow_texts,
     missing_rows,
     numbers,
+    numbers_and_absent,
     numpy_of,
     strings,
+    strings_and_absent,
 )
 from tablepuppet.threads import pool
 
@@ -55,19 +58,19 @@ def statistics(
     """
     taken = None if rows is None or all_in_order(rows, len(column)) else rows
     multiplicity = None if weights is None else np.asarray(weights)
-    if taken is not None and int(taken.min(initial=0)) < 0:
+    if taken is not None and info.absent is None and int(taken.min(initial=0)) < 0:
         exists = taken >= 0
         taken, multiplicity = taken[exists], None if multiplicity is None else multiplicity[exists]
     if info.kind in NUMBER_KINDS:
         of_numbers = _of_numbers(column, taken, multiplicity, info)
-        return of_numbers if least <= 1 else _without_few(of_numbers, numbers(column, info), taken, least)
+        return of_numbers if least <= 1 else _without_few(of_numbers, numbers_and_absent(column, info), taken, least)
     if info.kind in STRING_KINDS:
-        distinct, codes = strings(column)
+        distinct, codes = strings(column) if taken is None else strings_and_absent(column, info)
         heavy = np.ones(len(codes) if taken is None else len(taken)) if multiplicity is None else floats(multiplicity)
         found = _of_categories(distinct, codes if taken is None else codes[taken], heavy)
         if least <= 1:
             return found
-        return _without_rare(found, distinct, codes if taken is None else codes[np.unique(taken)], least)
+        return _without_rare(found, distinct, codes if taken is None else codes[np.unique(taken)], least, info.absent)
     raise SourceError(
         f"column {info.name} has type {info.detail or info.kind}, which cannot be a feature; "
         "leave it out, or CAST it to a number or to VARCHAR"
@@ -107,7 +110,7 @@ def _of_numbers(
     """Some rows at a time, added up in order: of a long column, nothing on the way is as long. Of a shorter one, rows
     that have a number are kept, where some have none: to look for them takes longest."""
     rows = len(column) if taken is None else len(taken)
-    values, once = None if taken is None else numbers(column, info), np.ones(min(rows, _CHUNK))
+    values, once = None if taken is None else numbers_and_absent(column, info), np.ones(min(rows, _CHUNK))
     has_missing = column.null_count > 0
     kept: list[tuple[Array, Array, Array]] = []
 
@@ -160,10 +163,14 @@ def _of_categories(distinct: pa.Array, codes: Codes, weights: Array) -> Category
     return _sorted(distinct.take(arrow(seen)), counts[seen], float(weights[codes < 0].sum()))
 
 
-def _without_rare(found: CategoryStatistics, distinct: pa.Array, codes: Codes, least: int) -> CategoryStatistics:
+def _without_rare(
+    found: CategoryStatistics, distinct: pa.Array, codes: Codes, least: int, absent: object
+) -> CategoryStatistics:
+    """Without names that few rows hold; that of rows that are not there is the query's own, and stays."""
     held = count_by_code(codes, np.ones(len(codes)), len(distinct))
     often = distinct.take(arrow(np.flatnonzero(held >= least)))
     is_kept = numpy_of(pc.index_in(arrow_texts(found.categories), value_set=often), missing=-1) >= 0
+    is_kept |= np.array([name == absent for name in found.categories], np.bool_)
     kept = np.flatnonzero(is_kept)
     names = [found.categories[i] for i in kept.tolist()]
     is_cut = bool(names) and int(held[held < least].sum()) >= least  # else they count as the most frequent name

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.tables.columns import holds_of
+from tablepuppet.tables.columns import absent_value, holds_of
 from tablepuppet.tables.conditions import Condition, conditions_of, conditions_of_query
-from tablepuppet.tables.duckdb_source import quoted
+from tablepuppet.tables.duckdb_source import absent_row, quoted
 from tablepuppet.tables.group_sums import Partials
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of, compared_columns
 from tablepuppet.tables.long_columns import in_another_order
@@ -163,6 +163,8 @@ class ClientTables:
             filter = None if request.filter is None else check_predicate(request.filter, names)
             described = source.describe_scan(expressions, filter)
             columns = [replace(c, name=text) for c, text in zip(described, request.columns, strict=True)]
+            if request.is_outer:
+                columns = _with_absent(request.table, source.describe(), expressions, columns)
             read = request.table if request.query is None else _query(source).text
             self._scans[request.job, request.scan] = _Scan(
                 source, expressions, filter, columns, name=f"{read} {filter}", table=request.table
@@ -419,6 +421,20 @@ def _checksum(rows: pa.Table) -> int:
             piece = pa.concat_arrays(column.slice(start, _PIECE).chunks)
             value = zlib.crc32(pa.record_batch([piece], ["column"]).serialize(), value)
     return value
+
+
+def _with_absent(
+    table: str, own: Sequence[ColumnInfo], expressions: Sequence[str], columns: Sequence[ColumnInfo]
+) -> list[ColumnInfo]:
+    """The columns with what each expression is where a LEFT JOIN finds no row; a plain column is NULL there."""
+    names = {quoted(column.name) for column in own}
+    computed = [number for number, text in enumerate(expressions) if text not in names]
+    found = list(columns)
+    if computed:
+        row = absent_row(table, own, [expressions[number] for number in computed])
+        for number, value in zip(computed, row.columns, strict=True):
+            found[number] = replace(found[number], absent=absent_value(value, found[number]))
+    return found
 
 
 def _query(source: Source) -> CheckedQuery:

@@ -99,6 +99,10 @@ class LearnedShrinkage:
 
     def see_matrices(self, block: int, matrices: Array, penalty: Array, appearances: Array) -> None:
         """L Σ z zᵀ of a block's rows, packed, and how much shrinkage there is beside it: (n, K)."""
+        self._turns += 1
+        if not len(matrices):  # a LEFT JOIN found nobody
+            self._fitted[block], self._posterior = 0.0, np.zeros(self._outputs)
+            return
         sample = np.unique(np.linspace(0, len(matrices) - 1, min(len(matrices), _SAMPLE)).astype(np.int64))
         whole = unpacked(matrices[sample], self._outputs)
         whole[:, np.arange(self._outputs), np.arange(self._outputs)] += penalty[sample]
@@ -107,7 +111,6 @@ class LearnedShrinkage:
         fitted = self._outputs / self._tied[block] - np.einsum("na,na->n", penalty[sample], own)
         self._fitted[block] = float(fitted.mean()) * len(matrices)
         self._posterior = self._noise * own.mean(axis=0)
-        self._turns += 1
         if self._turns > len(self._tied):
             weights = appearances[sample]
             self._spread[block] = self._noise * float(weights @ own[:, 1:].mean(axis=1) / weights.sum())

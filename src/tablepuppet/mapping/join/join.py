@@ -32,10 +32,15 @@ class Span:
     relations: tuple[int, ...]  # one of each branch
     offsets: tuple[int, ...]  # of its rows
     rows: int  # of all
+    has_absent: tuple[bool, ...] = ()  # whether one more row follows its own: what a LEFT JOIN did not find
 
     def total(self, counts: Sequence[Sequence[Counts]]) -> Counts:
         """What is counted for each branch and relation, per row here; relations of several branches may share rows."""
         own = [counts[branch][relation] for branch, relation in enumerate(self.relations)]
+        for branch, has_absent in enumerate(self.has_absent):
+            if has_absent:
+                joined = max(int(count.sum()) for count in counts[branch])  # some relation has a row in all of them
+                own[branch] = np.append(own[branch], joined - int(own[branch].sum()))
         if len(own) == 1:
             return own[0]
         total: Counts = np.zeros(self.rows, np.int64)
@@ -70,13 +75,16 @@ class Column:
     @classmethod
     def of(cls, span: Span, rows: RowNumbers, sizes: Sequence[Sequence[int]]) -> Column:
         """The rows that occur (ascending) numbered in order; `sizes` are those of each branch's relations."""
-        if len(rows) == span.rows and not any(span.offsets):
+        if len(rows) == span.rows and not any(span.offsets) and not any(span.has_absent):
             return cls(len(rows), span.relations, (None,) * len(span.relations))
         number: RowNumbers = np.full(span.rows + 1, -1, np.int32 if span.rows < 2**31 else np.int64)
         number[rows] = np.arange(len(rows), dtype=number.dtype)
         becomes = []
         for branch, (relation, offset) in enumerate(zip(span.relations, span.offsets, strict=True)):
             end = offset + sizes[branch][relation]
+            if any(span.has_absent[branch : branch + 1]):
+                becomes.append(number[offset : end + 1])
+                continue
             becomes.append(number[offset:] if end == span.rows else np.append(number[offset:end], number[-1:]))
         return cls(len(rows), span.relations, tuple(becomes))
 

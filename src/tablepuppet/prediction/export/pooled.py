@@ -2,7 +2,8 @@
 
 In: a frame with a column for each feature, called as in the query ("o.quantity"). Out: predictions, as
 `federation.predict` gives them for the same joined rows. It is trained already: `fit` changes nothing, so that
-pipelines and model inspection can hold it. A row that a LEFT JOIN did not find has nulls in all features of its table.
+pipelines and model inspection can hold it. A row that a LEFT JOIN did not find has nulls in all features of its table,
+but for those that have a value there, as COALESCE(x, 0) has.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
@@ -18,7 +20,8 @@ from tablepuppet.errors import ModelError, did_you_mean
 from tablepuppet.models.heads.kinds import trained_head
 from tablepuppet.prediction.export import block_named, layers_of
 from tablepuppet.prediction.model import Model
-from tablepuppet.tables.columns import column_info
+from tablepuppet.protocol import ColumnInfo
+from tablepuppet.tables.columns import STRING_KINDS, column_info, numbers, strings
 from tablepuppet.tables.encoding import encode
 
 try:
@@ -82,14 +85,16 @@ class PooledModel(BaseEstimator):  # type: ignore[misc]
                 raise ModelError(f"the frame has no column {name!r}. {did_you_mean(name, table.column_names)}")
         columns = [table.column(name) for name in block.features]
         infos = [column_info(n, c.type, size=_size(c)) for n, c in zip(block.features, columns, strict=True)]
+        absent = block.absent or (None,) * len(columns)
+        infos = [replace(info, absent=value) for info, value in zip(infos, absent, strict=True)]
         rows = np.arange(table.num_rows)
         if block.is_outer:
-            rows[np.all([column.is_null().to_numpy() for column in columns], axis=0)] = -1
+            rows[np.all([_is_absent(*own) for own in zip(columns, infos, strict=True)], axis=0)] = -1
         features, (first, *rest) = encode(columns, infos, rows, block.encoders), layers_of(self.model, number)
         value = features.dot(first.weights) + first.constant
         for before, layer in zip([first, *rest], rest, strict=False):
             value = _ACTIVATIONS[before.activation](value) @ layer.weights + layer.constant
-        value[rows < 0] = 0.0
+        value[(rows < 0) & all(own is None for own in absent)] = 0.0
         return np.asarray(value)
 
 
@@ -115,6 +120,16 @@ def pooled_model(model: Model) -> PooledModel:
     if model.spec.kind == "mlp" and model.spec.activation not in _ACTIVATIONS:
         raise ModelError(f"{model.spec.activation} is not there in NumPy; export the blocks to ONNX instead")
     return PooledClassifier(model) if model.classes else PooledRegressor(model)
+
+
+def _is_absent(column: pa.ChunkedArray, info: ColumnInfo) -> NDArray[np.bool_]:
+    """Which rows have what the column is where a LEFT JOIN finds no row."""
+    if info.absent is None:
+        return np.asarray(column.is_null().to_numpy(), np.bool_)
+    if info.kind in STRING_KINDS:
+        distinct, codes = strings(column)
+        return np.append(np.array([text == info.absent for text in distinct.to_pylist()], np.bool_), False)[codes]
+    return np.asarray((numbers(column, info) == np.array(info.absent)).all(axis=1))
 
 
 def _size(column: pa.ChunkedArray) -> int | None:

@@ -80,14 +80,14 @@ def key_of(shared: bytes | None) -> bytes:
 
 def tokens(column: pa.ChunkedArray, info: ColumnInfo, mode: KeyMode, key: bytes, domain: str) -> pa.DictionaryArray:
     """The column's tokens: a sorted dictionary, and an index per row."""
+    if not len(column):
+        return pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), pa.array([], TOKEN))
     column = as_before(column)
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     if mode != "sha256" and info.kind == "integer" and (close := CloseNumbers.of(column)) is not None:
         return _close_tokens(close, key, prefix(domain, "integer"))
     encoded = in_one_piece(column.dictionary_encode())
-    if isinstance(encoded, pa.ChunkedArray):  # no chunk at all
-        return pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), pa.array([], TOKEN))
     family, text = canonical(encoded.dictionary.type, info)
     start = prefix(domain, family)
     if family == "integer" and mode != "sha256":

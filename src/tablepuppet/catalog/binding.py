@@ -189,7 +189,7 @@ def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, .
     bases = [_base(branch, wanted.bases, number) for number, branch in enumerate(resolved)]
     positions = _positions(ucq, resolved[0], [f for _, features in wanted.blocks for f in features])
     resolved = [replace(branch, outputs=tuple(branch.outputs[p] for p in positions)) for branch in resolved]
-    keys = [_key(ucq, branch, base, wanted.key) for branch, base in zip(resolved, bases, strict=True)]
+    keys = _same_keys([_key(ucq, branch, base, wanted.key) for branch, base in zip(resolved, bases, strict=True)])
     if wanted.only is not None:
         resolved = [_restricted(b, base, k, wanted.only) for b, base, k in zip(resolved, bases, keys, strict=True)]
     scans = Scans()
@@ -276,6 +276,11 @@ def _key(ucq: Ucq, branch: ResolvedBranch, base: int, key: Sequence[str] | None)
             raise refuse(ucq, f"the key {name} is not a column of {alias} (table {shape.name}). {hint}", None)
         columns.append(exp.column(shape.columns[found[0]], table=alias, quoted=True))
     return columns
+
+
+def _same_keys(keys: Sequence[list[exp.Column]]) -> list[list[exp.Column]]:
+    """The keys, if all branches have as many columns for them; or none: a branch without a join has no key."""
+    return list(keys) if len({len(key) for key in keys}) == 1 else [[] for _ in keys]
 
 
 def _restricted(branch: ResolvedBranch, base: int, key: Sequence[exp.Column], only: Sequence[Key]) -> ResolvedBranch:

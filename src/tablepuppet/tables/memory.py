@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tablepuppet.errors import SourceError
 from tablepuppet.tables import duckdb_source
 from tablepuppet.tables.source import Source
+
+_EXACT = 2**53  # floats below it are exact integers
 
 
 def open_memory(value: Any, name: str) -> Source:
@@ -89,8 +92,18 @@ def _from_pandas(frame: Any, name: str) -> pa.Table:
                 f"table {name}: column {column!r} of the DataFrame mixes types or holds objects that are not "
                 "numbers, strings, dates or arrays; convert it with .astype(...) first"
             ) from None
-        arrays.append(array)
+        arrays.append(_integers(array))
     return pa.table(arrays, names=[str(column) for column in frame.columns])
+
+
+def _integers(array: pa.Array) -> pa.Array:
+    """Whole numbers that pandas keeps as floats, because some are missing, as integers: they may be keys."""
+    if not pa.types.is_float64(array.type) or not 0 < array.null_count < len(array):
+        return array
+    whole = array.cast(pa.int64(), safe=False)
+    bounds = pc.min_max(pc.abs(array))["max"].as_py()
+    is_whole = bounds < _EXACT and pc.all(pc.equal(whole.cast(pa.float64()), array)).as_py()
+    return whole if is_whole else array
 
 
 def _widened(table: pa.Table) -> pa.Table:

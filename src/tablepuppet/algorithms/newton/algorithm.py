@@ -16,6 +16,8 @@ from tablepuppet.algorithms.newton.together import TogetherServer
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.numerics.subspace import kept_directions
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
+from tablepuppet.models.linear import MOST_CONSTANTS
+from tablepuppet.protocol import Done
 from tablepuppet.protocol.base import Done
 
 
@@ -168,7 +170,7 @@ def _round(shape: Shape, options: Newton, small: Collection[str], epoch: int, ag
     moments = shape.curvature_varies or epoch + again == 0
 
     def constants(block: BlockShape) -> int:
-        return c if block.strings else 0
+        return c if block.strings and c <= MOST_CONSTANTS else 0
 
     def update(block: BlockShape, part: PartShape) -> float:
         # later epochs' coefficients have left by then, for the evaluation

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.protocol import NumberEncoder
+from tablepuppet.protocol.columns import NumberEncoder
 
 L2 = 1e-3
 FROM = "FROM a LEFT JOIN b ON a.k = b.k"

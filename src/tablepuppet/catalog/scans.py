@@ -92,7 +92,7 @@ class Scans:
         ]
         if not null_matters:
             filters.append(exp.Not(this=exp.Is(this=key.copy(), expression=exp.Null())))
-        number = self.scan(shape, filters)
+        number = self.scan(shape, filters, is_outer=False)
         self.column(number, key, draft.places[column])
         self._drafts[number].witness_of[scan, column] = None
 

@@ -17,7 +17,6 @@ from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.numerics.subspace import kept_directions
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
 from tablepuppet.models.linear import MOST_CONSTANTS
-from tablepuppet.protocol import Done
 from tablepuppet.protocol.base import Done
 
 

@@ -20,7 +20,7 @@ from tablepuppet.errors import ModelError, did_you_mean
 from tablepuppet.models.heads.kinds import trained_head
 from tablepuppet.prediction.export import block_named, layers_of
 from tablepuppet.prediction.model import Model
-from tablepuppet.protocol import ColumnInfo
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables.columns import STRING_KINDS, column_info, numbers, strings
 from tablepuppet.tables.encoding import encode
 

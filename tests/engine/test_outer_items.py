@@ -227,7 +227,7 @@ def test_a_left_join_that_finds_nobody_has_a_model_all_the_same(
     result.report(tmp_path / "report.html")
     result.save(tmp_path / "model")
     assert federation.predict(tp.load(tmp_path / "model"), query).num_rows == 300
-    federation.importance(result, query)
+    federation.importance(result, query, rows="all")
     if options.get("model") != "boosted":
         assert "like those" in str(federation.drift(result, query))
     if "model" not in options and "head" not in options:

@@ -86,6 +86,7 @@ class Parties:
     namespaces: dict[str, str] = field(default_factory=dict)  # who lives in a network namespace
     extra: dict[str, list[str]] = field(default_factory=dict)  # more words of somebody's command
     limits: dict[str, int] = field(default_factory=dict)  # bytes of address space that somebody may have
+    descriptors: dict[str, tuple[int, int]] = field(default_factory=dict)  # somebody's soft and hard limit of files
     measures: bool = False  # whether clients write what their rules take of their time
     processes: dict[str, BaseProcess] = field(default_factory=dict)
 
@@ -157,6 +158,7 @@ policy = "open.toml"
                 twice=self.twice(name),
                 limit=self.limits.get(name),
                 measured=self.folder / f"{name}.measured" if self.measures else None,
+                descriptors=self.descriptors.get(name),
             )
 
     def kill(self, name: str) -> None:

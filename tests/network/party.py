@@ -42,14 +42,16 @@ def start(
     twice: Path | None = None,
     limit: int | None = None,
     measured: Path | None = None,
+    descriptors: tuple[int, int] | None = None,
 ) -> BaseProcess:
     """A process that runs `tablepuppet COMMAND`, in a network namespace if one is named.
 
     `limit`: bytes of address space that it, and each process that it starts, may have. Whenever the file `twice`
     exists, its next request or reply is sent twice, and the file goes. `measured`: where a client writes, at the end of
-    a job, its CPU seconds since it was opened, and those that stood between requests and their answers.
+    a job, its CPU seconds since it was opened, and those that stood between requests and their answers. `descriptors`:
+    its soft and hard limit of open files.
     """
-    process = _FORKS.Process(target=_run, args=(list(command), log, namespace, twice, limit, measured))
+    process = _FORKS.Process(target=_run, args=(list(command), log, namespace, twice, limit, measured, descriptors))
     process.start()
     return process
 
@@ -61,6 +63,7 @@ def _run(
     twice: Path | None,
     limit: int | None,
     measured: Path | None,
+    descriptors: tuple[int, int] | None,
 ) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -74,6 +77,8 @@ def _run(
         _measure(measured)
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if descriptors is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
     sys.exit(main(command))
 
 

@@ -23,7 +23,7 @@ from tablepuppet.transport.envelopes import Assembler, Room
 
 @pytest.fixture
 def parties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Parties]:
-    monkeypatch.setattr(connections.Watch.__init__, "__defaults__", (0.5, 0.2))
+    monkeypatch.setattr(connections.Watch.__init__, "__defaults__", (connections.Limits(0.3, 0.5),))
     made = Parties(tmp_path)
     made.write(tables(20))
     server = Server(read_federation(made.federation))

@@ -57,7 +57,9 @@ class Pipe:
         return self._decoder.decode(label.envelope), frames
 
     def is_readable(self, seconds: float) -> bool:
-        return bool(select.select([self._end], [], [], seconds)[0])
+        waiting = select.poll()  # select() knows no descriptor beyond 1,023
+        waiting.register(self._end, select.POLLIN)
+        return bool(waiting.poll(1000 * seconds))
 
     def close(self) -> None:
         self._end.close()

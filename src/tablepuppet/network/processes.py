@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import resource
 import signal
 import sys
 import threading
@@ -167,6 +168,7 @@ log = logging.getLogger(__name__)
 _CAREFUL = Policy(
     keys_in_plain=False, identifiers=True, ask=True
 )  # of an owner who wrote none: a person approves every contract
+_DESCRIPTORS = 65_536
 OpenTables = Callable[[ClientSettings], ClientTables]
 
 
@@ -178,6 +180,7 @@ def serve(
 ) -> None:
     """Runs the coordinator, and clients of the same organisation beside it, until a signal comes."""
     os.umask(0o077)  # whatever is written holds somebody's data
+    _raise_descriptor_limit()
     fix_thresholds()  # before threads have heaps of their own, which keep what messages took
     prepare()  # the processes of runs are forked from one that has loaded everything
     identity = settings.server_identity()
@@ -197,6 +200,14 @@ def serve(
                 member.stop()
                 tables.shutdown()
             server.close()
+
+
+def _raise_descriptor_limit() -> None:
+    """Lets this process have as many descriptors as the system allows it: strangers at the door take some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def join(settings: ClientSettings, open_tables: OpenTables) -> None:

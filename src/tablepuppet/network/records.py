@@ -32,6 +32,7 @@ from typing import IO, Any
 
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol.codec import Buffer, Frame
+from tablepuppet.transport.connections import OUT_OF_DESCRIPTORS
 from tablepuppet.transport.envelopes import Assembler, Envelope, Parcel, pack
 
 PERIOD = 0.05  # seconds
@@ -81,6 +82,7 @@ def sync(file: IO[bytes]) -> None:
 _HEAD = struct.Struct("<IQI")  # pieces, bytes, checksum
 _SIZE = struct.Struct("<I")
 _SMALL = 1 << 20
+_PATIENCE = 10.0  # seconds that a descriptor is waited for
 _ROOM = 1 << 16  # bytes that a card of a run may need
 
 
@@ -166,7 +168,7 @@ def replace_record(path: Path, envelope: Envelope, frames: Sequence[Frame] = ())
 
 def load_record(path: Path, types: Any) -> Parcel:
     """A file's only record."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=_open) as file:
         parcel = read_record(file, types)
     if parcel is None:
         raise TransportError(f"the checkpoint {path} is damaged; remove its folder and start the run again")
@@ -183,10 +185,22 @@ def make_folder(folder: Path) -> None:
 
 def open_private(path: Path, mode: str) -> IO[bytes]:
     """An unbuffered file that nobody else may read: it holds labels and answers. An older one is closed to others."""
-    file = open(path, mode, buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+    file = open(path, mode, buffering=0, opener=_open)  # noqa: SIM115
     if os.fstat(file.fileno()).st_mode & 0o077:
         os.fchmod(file.fileno(), 0o600)
     return file
+
+
+def _open(name: str, flags: int) -> int:
+    """A descriptor that only we may read from; a flood of connections takes them all at times, and is over soon."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return os.open(name, flags, 0o600)
+        except OSError as error:
+            if error.errno not in OUT_OF_DESCRIPTORS or time.monotonic() > until:
+                raise
+            time.sleep(0.05)
 
 
 def lock_folder(folder: Path) -> IO[bytes]:
@@ -206,7 +220,7 @@ def lock_folder(folder: Path) -> IO[bytes]:
 
 def sync_folder(folder: Path) -> None:
     """Makes names in a folder as durable as the files' content."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = _open(str(folder), os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

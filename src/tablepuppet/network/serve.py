@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
+import socket
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,10 +26,15 @@ from tablepuppet.network.control import to_frame
 from tablepuppet.network.coordinator import Coordinator
 from tablepuppet.network.runs import Run
 from tablepuppet.network.settings import FederationSettings
-from tablepuppet.transport.connections import Stream
+from tablepuppet.transport.connections import OUT_OF_DESCRIPTORS, Stream
 from tablepuppet.transport.envelopes import Goodbye, Role, Room, Welcome
 from tablepuppet.transport.flight import Door, FlightDoor
 from tablepuppet.transport.switchboard import Switchboard
+
+log = logging.getLogger(__name__)
+_HEALTH_CONNECTIONS = 64  # at a time
+_HEALTH_SECONDS = 5.0  # that one of them may last
+_HEALTH_SPARE = 16  # descriptors for when no other is left
 
 
 class Monitor:
@@ -36,10 +45,9 @@ class Monitor:
         if not host or not port.isdigit():
             raise TransportError(f"health must be host:port, not {address!r}")
         try:
-            self._server = ThreadingHTTPServer((host, int(port)), _handler(status, health))
+            self._server = _HealthServer((host, int(port)), _handler(status, health))
         except OSError as error:
             raise TransportError(f"cannot listen on {address} for health checks: {error.strerror}") from None
-        self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
         self._thread.start()
@@ -48,6 +56,63 @@ class Monitor:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _HealthServer(ThreadingHTTPServer):
+    """Answers whoever else is connected: it has descriptors of its own, and the slow and the many are cut off."""
+
+    daemon_threads = True
+    request_queue_size = 4096
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._spare: list[int] = []
+        self._since: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno not in OUT_OF_DESCRIPTORS or not self._spare:
+                raise
+        os.close(self._spare.pop())
+        return super().get_request()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._since[request] = time.monotonic()
+            while len(self._since) > _HEALTH_CONNECTIONS:
+                self._cut(next(iter(self._since)))
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._since.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Between two requests: ends those that last too long, and takes descriptors for the next flood."""
+        latest = time.monotonic() - _HEALTH_SECONDS
+        with self._lock:
+            for request in [r for r, since in self._since.items() if since < latest]:
+                self._cut(request)
+        with suppress(OSError):
+            while len(self._spare) < _HEALTH_SPARE:
+                self._spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def server_close(self) -> None:
+        super().server_close()
+        while self._spare:
+            os.close(self._spare.pop())
+
+    def _cut(self, request: socket.socket) -> None:
+        del self._since[request]
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a health check ended early", exc_info=True)
 
 
 def metrics(status: dict[str, Any]) -> str:
@@ -116,9 +181,6 @@ def _handler(status: Callable[[], dict[str, Any]], health: Callable[[], str]) ->
             """Health checks are not worth a line each."""
 
     return Handler
-
-
-log = logging.getLogger(__name__)
 
 
 class Server:

@@ -3,23 +3,27 @@
 Stream: any thread may send; one thread receives. Heartbeats slip in between the pieces of a long parcel and are never
 returned by `receive`: they only say that the other side lives.
 
-Watch: strangers that say nothing, and parties that were revoked, are cut off. A socket that opens no exchange, or an
-exchange without a greeting, lasts `_GREETING` seconds; a certificate that appears in the list of revoked ones ends the
-connections that it opened, within `_PERIOD` seconds. gRPC shows and ends no connection: the process looks at its own
-TCP connections. Linux only; elsewhere nobody is seen.
+Watch: strangers who say nothing, who are too many, and parties that were revoked are cut off, so that descriptors are
+left for the parties of the federation. A connection that has not greeted lasts some seconds (`Limits`); a certificate
+that appears in the list of revoked ones ends the connections that it opened. gRPC shows and ends no connection: the
+process looks at its own TCP connections. Linux only; elsewhere nobody is seen.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
+import resource
 import socket
+import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -32,6 +36,8 @@ from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import certs
 from tablepuppet.transport.envelopes import LIMIT, PIECE, Assembler, Envelope, Heartbeat, Parcel, Room, pack
 
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_REVOKED_PERIOD = 2.0  # seconds between two looks at the list of revoked certificates
 _BEAT = b"H"
 _LARGEST_PIECE = 2 * PIECE + 1024
 _SMALL = 1 << 14  # bytes that fit into every window of flow control, so that no one has to read them first
@@ -151,11 +157,13 @@ def _why(error: BaseException) -> str:
     return str(error).partition(". gRPC")[0][:200] or type(error).__name__
 
 
-_DESCRIPTORS = Path("/proc/self/fd")
+_DESCRIPTORS = "/proc/self/fd"
 _PEER = re.compile(r"ipv[46]:\[?(?:::ffff:)?([^\]]+?)\]?:(\d+)")
+_BYTES_RECEIVED = 128  # where Linux's tcp_info has them
+Peer = tuple[str, int]
 
 
-def peer_of(said: str) -> tuple[str, int] | None:
+def peer_of(said: str) -> Peer | None:
     """Address and port, as gRPC spells them.
 
     >>> peer_of("ipv4:127.0.0.1:5000"), peer_of("ipv6:%5B::1%5D:5000"), peer_of("unix:x")
@@ -165,49 +173,120 @@ def peer_of(said: str) -> tuple[str, int] | None:
     return None if found is None else (found[1], int(found[2]))
 
 
-def peers(port: int) -> set[tuple[str, int]]:
-    """Who is connected to a port of ours."""
-    found = set()
-    for peer, held in _connections(port):
-        held.close()
-        found.add(peer)
-    return found
+class OpenSockets:
+    """The TCP connections of one port of this process. Looking at them takes no free descriptor: a flood leaves none.
 
+    Each is looked at through a descriptor of our own, so that nobody closes it, or reuses its number, meanwhile.
+    """
 
-def cut(port: int, who: set[tuple[str, int]]) -> None:
-    """Ends the connections of these peers; whoever reads from them notices."""
-    for peer, held in _connections(port):
-        with held:
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._place = os.dup(self._nothing)
+
+    def __iter__(self) -> Iterator[tuple[Peer, socket.socket]]:
+        try:
+            for number in _numbers():
+                held = self._hold(number)
+                if held is None:
+                    continue
+                try:
+                    peer = _peer_on(held, self._port)
+                    if peer is not None:
+                        yield peer, held
+                finally:
+                    held.detach()
+        finally:
+            os.dup2(self._nothing, self._place, inheritable=False)
+
+    def cut(self, who: Set[Peer]) -> None:
+        """Ends the connections of these peers; whoever reads from them notices."""
+        for peer, held in self:
             if peer in who:
                 with suppress(OSError):
                     held.shutdown(socket.SHUT_RDWR)
 
+    def close(self) -> None:
+        os.close(self._place)
+        os.close(self._nothing)
 
-def _connections(port: int) -> Iterator[tuple[tuple[str, int], socket.socket]]:
-    """Each connection with a descriptor of its own, so that nobody closes it, or reuses its number, meanwhile."""
-    if not _DESCRIPTORS.is_dir():
-        return
-    for name in os.listdir(_DESCRIPTORS):
+    def _hold(self, number: int) -> socket.socket | None:
         try:
-            if not os.readlink(_DESCRIPTORS / name).startswith("socket:"):
-                continue
-            held = socket.socket(fileno=os.dup(int(name)))
+            if number == self._place or not stat.S_ISSOCK(os.fstat(number).st_mode):
+                return None
+            os.dup2(number, self._place, inheritable=False)
+            return socket.socket(fileno=self._place)
         except OSError:
-            continue
-        try:
-            own, peer = held.getsockname(), held.getpeername()
-        except OSError:
-            held.close()
-            continue
-        if isinstance(own, tuple) and own[1] == port:
-            yield (str(peer[0]).removeprefix("::ffff:"), int(peer[1])), held
-        else:
-            held.close()
+            return None
+
+
+def _numbers() -> Iterable[int]:
+    """Descriptors of this process: those listed, or all that can be where not even a list can be opened."""
+    try:
+        return [int(name) for name in os.listdir(_DESCRIPTORS)]
+    except OSError as error:
+        if error.errno not in OUT_OF_DESCRIPTORS:
+            return ()  # not Linux
+        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _peer_on(held: socket.socket, port: int) -> Peer | None:
+    try:
+        own, peer = held.getsockname(), held.getpeername()
+    except OSError:
+        return None
+    is_ours = isinstance(own, tuple) and own[1] == port
+    return (str(peer[0]).removeprefix("::ffff:"), int(peer[1])) if is_ours else None
+
+
+def _has_spoken(held: socket.socket) -> bool:
+    """Whether any byte has come; True where the system does not say."""
+    try:
+        told = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
+    except (OSError, AttributeError):
+        return True
+    return len(told) < _BYTES_RECEIVED + 8 or any(told[_BYTES_RECEIVED:])
 
 
 log = logging.getLogger(__name__)
-_GREETING = 15.0  # seconds
-_PERIOD = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long, and how many, connections stay that have not greeted."""
+
+    silent: float = 3.0  # seconds without a byte
+    greeting: float = 10.0  # seconds with bytes, and no greeting
+    period: float = 0.1  # seconds between two looks
+    per_address: int = 128
+    all: int = 512  # or half of the descriptors, if that is less
+
+
+@dataclass(frozen=True, slots=True)
+class _Stranger:
+    peer: Peer
+    since: float
+    has_spoken: bool
+
+
+def find_excess(strangers: Iterable[_Stranger], limits: Limits, now: float) -> set[Peer]:
+    """Which strangers go: whose time is over, then the silent before the others, the oldest first."""
+    ending, staying = set(), []
+    for stranger in strangers:
+        if now - stranger.since > (limits.greeting if stranger.has_spoken else limits.silent):
+            ending.add(stranger.peer)
+        else:
+            staying.append(stranger)
+    staying.sort(key=lambda s: (s.has_spoken, s.since))
+    of_address = Counter(s.peer[0] for s in staying)
+    left = len(staying)
+    for stranger in staying:
+        address = stranger.peer[0]
+        if left > limits.all or of_address[address] > limits.per_address:
+            ending.add(stranger.peer)
+            of_address[address] -= 1
+            left -= 1
+    return ending
 
 
 @dataclass(eq=False, slots=True)
@@ -215,22 +294,26 @@ class Guest:
     """One exchange: whose, since when, and by which certificate once it has greeted."""
 
     who: str
-    peer: tuple[str, int] | None
+    peer: Peer | None
     since: float = field(default_factory=time.monotonic)
     serial: int | None = None
     is_greeted: bool = False
 
 
 class Watch:
-    """Looks at the guests of one port from time to time, until it is ended."""
+    """Looks at the connections of one port again and again, until it is ended."""
 
-    def __init__(self, port: int, revoked: Path | None, greeting: float = _GREETING, period: float = _PERIOD) -> None:
-        self._port, self._revoked, self._greeting, self._period = port, revoked, greeting, period
+    def __init__(self, port: int, revoked: Path | None, limits: Limits | None = None) -> None:
+        given = limits or Limits()
+        half = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._limits = replace(given, all=min(given.all, half))
+        self._revoked = revoked
+        self._sockets = OpenSockets(port)
         self._guests: set[Guest] = set()
-        self._first: dict[tuple[str, int], float] = {}  # when each connection was first seen
+        self._first: dict[Peer, float] = {}  # when each connection was first seen
         self._lock = threading.Lock()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="door", daemon=True)
+        self._thread = threading.Thread(target=self._look, name="strangers", daemon=True)
         self._thread.start()
 
     def enter(self, who: str, said: str) -> Guest:
@@ -245,31 +328,32 @@ class Watch:
 
     def end(self) -> None:
         self._over.set()
-        self._thread.join(timeout=5)
+        self._thread.join()
+        self._sockets.close()
 
     def _look(self) -> None:
-        while not self._over.wait(self._period):
-            try:
-                ending = self._silent() | self._revoked_ones()
-            except OSError as error:
-                log.warning("the connections cannot be looked at: %s", error.strerror)
-                continue
+        looked = time.monotonic()
+        while not self._over.wait(self._limits.period):
+            ending = self._find_strangers()
+            if time.monotonic() - looked > _REVOKED_PERIOD:
+                looked = time.monotonic()
+                ending |= self._find_revoked()
             if ending:
-                cut(self._port, ending)
+                self._sockets.cut(ending)
 
-    def _silent(self) -> set[tuple[str, int]]:
-        """Connections that have had their time, and no exchange that is greeted."""
+    def _find_strangers(self) -> set[Peer]:
         now = time.monotonic()
-        there = peers(self._port)
+        found = {peer: _has_spoken(held) for peer, held in self._sockets}
         with self._lock:
             greeted = {guest.peer for guest in self._guests if guest.is_greeted}
-        self._first = {peer: self._first.get(peer, now) for peer in there - greeted}
-        silent = {peer for peer, since in self._first.items() if now - since > self._greeting}
-        if silent:
-            log.warning("cut off %d connections that did not greet within %.0f s", len(silent), self._greeting)
-        return silent
+        self._first = {peer: self._first.get(peer, now) for peer in found if peer not in greeted}
+        strangers = (_Stranger(peer, since, found[peer]) for peer, since in self._first.items())
+        ending = find_excess(strangers, self._limits, now)
+        if ending:
+            log.warning("cut off %d of %d connections that have not greeted", len(ending), len(self._first))
+        return ending
 
-    def _revoked_ones(self) -> set[tuple[str, int]]:
+    def _find_revoked(self) -> set[Peer]:
         with self._lock:
             guests = [guest for guest in self._guests if guest.serial is not None]
         if self._revoked is None or not guests:

@@ -95,6 +95,76 @@ def test_a_run_that_brings_its_process_down_twice_is_set_aside(tmp_path: Path) -
         assert parties.connect().train(QUERY, label="y").metrics["train"]
 
 
+def test_what_was_set_aside_is_resumed_by_its_name(tmp_path: Path) -> None:
+    job: dict[str, Any] = {"label": "y", "algorithm": "sgd", "epochs": 50, "batch_size": 20}
+    with running(tmp_path, tables(120)) as parties, in_process(tables(120)) as local:
+        federation = parties.connect()
+        run = federation.submit(QUERY, **job)
+        killed: set[int] = set()
+
+        def kill(event: Any) -> None:
+            if len(killed) < 2 and (pid := worker(parties)) not in killed:
+                killed.add(pid)
+                os.kill(pid, signal.SIGKILL)
+
+        with pytest.raises(tp.TablePuppetError, match=f"tablepuppet resume {run}"):
+            federation.wait(run, on_round=kill)
+        (found,) = federation.status()["runs"]
+        assert found["state"] == "interrupted"
+        federation.resume(run)
+        assert_same(federation.wait(run), local.train(QUERY, **job))
+        with pytest.raises(tp.TablePuppetError, match="finished; only an interrupted run can be resumed"):
+            federation.resume(run)
+
+
+def test_a_service_that_is_told_to_stop_again_and_again_sets_no_run_aside(tmp_path: Path) -> None:
+    """As `systemctl restart` does it: every process of the service gets the signal, the run's own before the server."""
+    job: dict[str, Any] = {"label": "y", "algorithm": "admm", "epochs": 12}
+    with running(tmp_path, tables(120)) as parties, in_process(tables(120)) as local:
+        restarts: list[int] = []
+
+        def restart(event: Any) -> None:
+            if event.round % 3 == 0 and event.round not in restarts:
+                restarts.append(event.round)
+                server = parties.processes["server"]
+                assert server.pid is not None
+                for pid in (*descendants(server.pid), server.pid):
+                    os.kill(pid, signal.SIGTERM)
+                server.join(30)
+                parties.start("server")
+
+        network = parties.connect().train(QUERY, **job, on_round=restart)
+        assert len(restarts) >= 3
+        assert_same(network, local.train(QUERY, **job))
+
+
+def test_a_run_whose_process_is_told_to_stop_goes_on(tmp_path: Path) -> None:
+    job: dict[str, Any] = {"label": "y", "algorithm": "sgd", "epochs": 20, "batch_size": 20}
+    with running(tmp_path, tables(120)) as parties, in_process(tables(120)) as local:
+        told: set[int] = set()
+
+        def stop(event: Any) -> None:
+            if event.round > 2 * len(told) and len(told) < 4:
+                pid = worker(parties)
+                os.kill(pid, signal.SIGSTOP)  # it hears of nothing before it dies of the first
+                os.kill(pid, signal.SIGKILL if not told else signal.SIGTERM)
+                os.kill(pid, signal.SIGCONT)
+                told.add(event.round)
+
+        assert_same(parties.connect().train(QUERY, **job, on_round=stop), local.train(QUERY, **job))
+        assert len(told) == 4
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that a process started, and theirs."""
+    children = [
+        int(stat.parent.name)
+        for stat in Path("/proc").glob("[0-9]*/stat")
+        if stat.read_text().rpartition(")")[2].split()[1] == str(pid)
+    ]
+    return [found for child in children for found in (*descendants(child), child)]
+
+
 def worker(parties: Parties) -> int:
     """The process that the run is computed in."""
     with urllib.request.urlopen(f"http://127.0.0.1:{parties.health}/status", timeout=10) as answer:

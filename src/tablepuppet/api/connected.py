@@ -41,6 +41,10 @@ class ConnectedFederation(Federation):
         """Stops a run; its checkpoints go."""
         self._coordinator.cancel(run)
 
+    def resume(self, run: str) -> None:
+        """Goes on with an interrupted run, by its name; `wait` gives its result."""
+        self._coordinator.resume(run)
+
     def submit(self, query: str, *, label: str, share: Sequence[str] = (), resume: bool = False, **options: Any) -> str:
         """Hands in a job as `train` would and does not wait for it; the run's name.
 

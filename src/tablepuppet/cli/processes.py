@@ -1,4 +1,4 @@
-"""tablepuppet serve, join, status, cancel: the processes of a federation, and a look at them."""
+"""tablepuppet serve, join, status, cancel, resume: the processes of a federation, and a look at them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ FederationArgument = Annotated[
     Path, typer.Argument(metavar="FEDERATION", help="A federation file with a \\[server] section (TOML).")
 ]
 ClientArgument = Annotated[Path, typer.Argument(metavar="CLIENT", help="A client file (TOML).")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's name, as `tablepuppet status` shows it.")]
+FederationOption = Annotated[Path, typer.Option("--federation", metavar="FILE", help="The federation file.")]
 WithOption = Annotated[
     list[Path] | None, typer.Option("--with", metavar="CLIENT", help="A client file to join from this process too.")
 ]
@@ -96,12 +98,21 @@ def status(federation: FederationArgument = Path("federation.toml"), as_json: Js
     screen.show_json(lambda: found)
 
 
+def resume(
+    run: RunArgument, federation: FederationOption = Path("federation.toml"), as_json: JsonOption = False
+) -> None:
+    """Go on with an interrupted run where it was.
+
+    [bold]Example:[/bold] tablepuppet resume 0b2675b6aca85709 --federation federation.toml
+    """
+    screen = Screen(as_json)
+    ConnectedFederation(federation).resume(run)
+    screen.show(f"Run {run} goes on; `tablepuppet wait {run}` gives its result.")
+    screen.show_json(lambda: {"run": run, "state": "queued"})
+
+
 def cancel(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name, as `tablepuppet status` shows it.")],
-    federation: Annotated[Path, typer.Option("--federation", metavar="FILE", help="The federation file.")] = Path(
-        "federation.toml"
-    ),
-    as_json: JsonOption = False,
+    run: RunArgument, federation: FederationOption = Path("federation.toml"), as_json: JsonOption = False
 ) -> None:
     """Stop a run at its next step and drop its checkpoints.
 

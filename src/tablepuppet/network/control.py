@@ -220,6 +220,12 @@ class Cancel(Envelope, frozen=True):
     keep: bool = False
 
 
+class Resume(Envelope, frozen=True):
+    """Go on with an interrupted run. → Accepted"""
+
+    run: str
+
+
 class AskStatus(Envelope, frozen=True):
     """→ Status"""
 
@@ -258,6 +264,6 @@ class Failed(Envelope, frozen=True):
 
 
 News = Round | Waiting | Finished | Failed
-FROM_USER = Hello | Goodbye | Heartbeat | Submit | Follow | Cancel | AskStatus
+FROM_USER = Hello | Goodbye | Heartbeat | Submit | Follow | Cancel | Resume | AskStatus
 FROM_ANYBODY = FROM_USER | FROM_CLIENT
 TO_USER = Challenge | Welcome | Refused | Goodbye | Heartbeat | Accepted | Status | News

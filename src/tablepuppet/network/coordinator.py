@@ -83,34 +83,47 @@ class Coordinator:
         """Queues a run, or the interrupted run of the same user and job."""
         with self._lock:
             run = self._resumable(asked, user) if resume else None
-            if run is None and resume:
+        if resume:
+            if run is None:
                 raise JobError("there is no interrupted run of this job; start it without resume")
-            waiting = sum(r.owner == user and not r.is_over for r in self._runs.values())
-            if waiting >= _QUEUED:
-                raise JobError(f"{waiting} runs of {user or 'yours'} wait already; let some of them end first")
-            held = sum(r.size for r in self._runs.values() if r.owner == user and not r.is_over and r is not run)
-            if held + asked.size > self.most_held:
-                raise JobError(
-                    f"what runs of {user or 'yours'} were given takes {held + asked.size:,} bytes, more than the "
-                    f"{self.most_held:,} that the server has for it; send less, or let some of them end first"
-                )
-        if run is None:
-            id = story.new_job_id()
-            run = Run(id, kind, asked, self._folder / id if kind == "train" else None)
-            run.owner, run.readers = user, tuple(readers)
+            return self.resume(run.id, user)
+        id = story.new_job_id()
+        run = Run(id, kind, asked, self._folder / id if kind == "train" else None)
+        run.owner, run.readers = user, tuple(readers)
+        try:
+            self._enqueue(run)
+        except TransportError:
+            run.remove()
+            raise
+        return run
+
+    def resume(self, id: str, user: str | None = None) -> Run:
+        """Queues an interrupted run again; it goes on where it was."""
+        run = self._own_run(id, user)
+        if run.state != "interrupted":
+            raise JobError(f"run {run.id} is {run.state}; only an interrupted run can be resumed")
         run.error, run.deaths, run.keeps_state = None, 0, False
         run.stop.clear()
-        try:
-            run.move("queued", waits=False)  # outside the lock, for a disk may be slow
-        except TransportError:
-            if not resume:
-                run.remove()
-            raise
+        self._enqueue(run)
+        return run
+
+    def _enqueue(self, run: Run) -> None:
+        whose = run.owner or "yours"
+        with self._lock:
+            waiting = [r for r in self._runs.values() if r.owner == run.owner and not r.is_over and r is not run]
+        if len(waiting) >= _QUEUED:
+            raise JobError(f"{len(waiting)} runs of {whose} wait already; let some of them end first")
+        held = sum(r.size for r in waiting) + run.asked.size
+        if held > self.most_held:
+            raise JobError(
+                f"what runs of {whose} were given takes {held:,} bytes, more than the {self.most_held:,} that the "
+                "server has for it; send less, or let some of them end first"
+            )
+        run.move("queued", waits=False)  # outside the lock, for a disk may be slow
         with self._lock:
             self._runs[run.id] = run
             self._queue.put(run)
             self._trim()
-        return run
 
     def run(self, id: str, user: str | None = None) -> Run:
         """A run; for a user, one that it may see."""
@@ -122,15 +135,19 @@ class Coordinator:
 
     def cancel(self, id: str, *, keep: bool, user: str | None = None) -> Run:
         """Stops a run at its next step; without `keep` its checkpoints go."""
-        run = self.run(id, user)
-        if user is not None and user != run.owner and user not in self._administrators:
-            raise JobError(f"run {run.id} is of {run.owner}, who alone can stop it, or an administrator")
+        run = self._own_run(id, user)
         run.keeps_state = keep
         run.stop.set()
         is_aside = run.state in ("queued", "interrupted") or (run.state == "waiting" and run is not self._current)
         if is_aside and not keep:
             run.move("cancelled", "cancelled by its user", waits=False)
             self._switchboard.forget(run.id)
+        return run
+
+    def _own_run(self, id: str, user: str | None) -> Run:
+        run = self.run(id, user)
+        if user is not None and user != run.owner and user not in self._administrators:
+            raise JobError(f"run {run.id} is of {run.owner}, who alone can stop it or resume it, or an administrator")
         return run
 
     def live(self) -> list[str]:
@@ -164,6 +181,12 @@ class Coordinator:
         if is_out_of_room(self._folder):
             return "the disk is full"
         return self.trouble or "ok"
+
+    def prepare(self) -> None:
+        """Starts the process of runs before there is one: it takes seconds to load."""
+        with self._lock:
+            if self._current is None:
+                self._process.start()
 
     def close(self) -> None:
         """Ends; the run under way goes on when the coordinator starts again."""
@@ -244,13 +267,9 @@ class Coordinator:
             try:
                 self._execute(run)
             except RunDiedError as error:
-                run.deaths += 1
-                log.error("run %s: %s", run.id, error)
-                if not error.is_final and run.deaths < _DEATHS and run.folder is not None:
-                    run.save(self._waits_for_room)
+                if self._goes_on(run, error):
                     continue
-                times = "" if error.is_final or run.deaths < _DEATHS else f" {run.deaths} times"
-                self._fail(run, JobError(f"the run is set aside: {error}{times}"))
+                self._set_aside(run, error)
             except GivesWayError as error:
                 log.warning("run %s: %s", run.id, error)
                 run.move("queued", str(error), on_full=self._waits_for_room)
@@ -262,6 +281,25 @@ class Coordinator:
             except TablePuppetError as error:
                 self._fail(run, error)
             return
+
+    def _goes_on(self, run: Run, error: RunDiedError) -> bool:
+        """Whether a run whose process is gone gets another one; a process that somebody ended does not count."""
+        log.error("run %s: %s", run.id, error)
+        if self._is_closing or error.is_final or run.folder is None:
+            return False
+        if not error.is_orderly:
+            run.deaths += 1
+            run.save(self._waits_for_room)
+        return run.deaths < _DEATHS
+
+    def _set_aside(self, run: Run, error: RunDiedError) -> None:
+        """Ends a run that would bring its process down again; whoever has mended the cause can resume it."""
+        times = f" {run.deaths} times" if run.deaths >= _DEATHS else ""
+        message = f"the run is set aside: {error}{times}"
+        if run.folder is None:
+            self._fail(run, JobError(message))
+        else:
+            self._interrupt(run, RunInterruptedError(f"{message}. To try again: tablepuppet resume {run.id}"))
 
     def _await_approval(self, run: Run, error: ApprovalError) -> None:
         """Puts a run aside that waits for a person, and looks again in a while; it holds nothing until then."""

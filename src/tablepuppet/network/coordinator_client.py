@@ -116,6 +116,10 @@ class CoordinatorClient:
         """Stops a run; with `keep` it can be resumed."""
         self._ask(c.Cancel(run=run, keep=keep))
 
+    def resume(self, run: str) -> None:
+        """Goes on with an interrupted run."""
+        self._ask(c.Resume(run=run))
+
     def status(self) -> dict[str, Any]:
         """Clients and runs of the coordinator, as a document."""
         _, frames = self._ask(c.AskStatus())

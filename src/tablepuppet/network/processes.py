@@ -30,7 +30,6 @@ from tablepuppet.memory import fix_thresholds
 from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.network.join import Member
 from tablepuppet.network.records import lock_folder
-from tablepuppet.network.run_process import prepare
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
 from tablepuppet.owner.policy import Policy, read_policy
@@ -182,12 +181,12 @@ def serve(
     os.umask(0o077)  # whatever is written holds somebody's data
     _raise_descriptor_limit()
     fix_thresholds()  # before threads have heaps of their own, which keep what messages took
-    prepare()  # the processes of runs are forked from one that has loaded everything
     identity = settings.server_identity()
     if identity is not None:
         identity.check()
     with _until_signal() as stop, logged_handshakes():
         server = Server(settings)
+        server.coordinator.prepare()
         on_ready(server)
         members = [_member(client, open_tables) for client in clients]
         threads = [threading.Thread(target=_watched, args=(m, stop), name="client", daemon=True) for m, _ in members]

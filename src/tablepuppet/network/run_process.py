@@ -7,18 +7,16 @@ is a `RunDiedError`, and the next run gets a new process.
 
 from __future__ import annotations
 
-import atexit
 import logging
-import multiprocessing
-import shutil
+import os
+import resource
 import signal
 import socket
-import tempfile
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from multiprocessing import forkserver, process
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tablepuppet import errors
@@ -31,29 +29,17 @@ from tablepuppet.network.runs import Run
 from tablepuppet.protocol.codec import Frame
 
 log = logging.getLogger(__name__)
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([w.__name__])
-_FORKS_TEMPORARY = "tempdir"  # where multiprocessing looks for a folder of its own
-_LONGEST_PATH = 60  # of 108 bytes that a socket's whole path may have
+_PROGRAM = "import sys; from tablepuppet.network.run_worker import main; main(*map(int, sys.argv[1:]))"
+_PAGE = resource.getpagesize()
 _LOOK = 0.2  # seconds between two looks at a process that computes
 _GRACE = 20.0  # seconds that a stopped run may take to notice
 
 
-def prepare() -> None:
-    """Starts the process that those of runs are forked from; its socket needs a short path, which TMPDIR may not be."""
-    folder = tempfile.gettempdir()
-    if len(folder) > _LONGEST_PATH and _FORKS_TEMPORARY not in process.current_process()._config:  # type: ignore[attr-defined]
-        made = tempfile.mkdtemp(prefix="tablepuppet-", dir="/tmp")
-        atexit.register(shutil.rmtree, made, ignore_errors=True)
-        process.current_process()._config[_FORKS_TEMPORARY] = made  # type: ignore[attr-defined]
-    forkserver.ensure_running()
-
-
 class RunDiedError(TablePuppetError):
-    """The process of a run is gone; `is_final`: it would go the same way again."""
+    """The process of a run is gone; `is_final`: it would go the same way again; `is_orderly`: somebody ended it."""
 
-    def __init__(self, reason: str, *, is_final: bool) -> None:
-        self.is_final = is_final
+    def __init__(self, reason: str, *, is_final: bool = False, is_orderly: bool = False) -> None:
+        self.is_final, self.is_orderly = is_final, is_orderly
         super().__init__(reason)
 
 
@@ -62,7 +48,7 @@ class RunProcess:
 
     def __init__(self, memory: int, seconds: float) -> None:
         self.memory, self._seconds = memory, seconds
-        self._process: BaseProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Pipe | None = None
 
     @property
@@ -79,7 +65,7 @@ class RunProcess:
     ) -> Frame:
         """The outcome of a run."""
         try:
-            pipe = self._begin()
+            pipe = self.start()
             named = {table: list(clients) for table, clients in tables.items()}
             begin = w.Begin(
                 run=run.id,
@@ -103,24 +89,28 @@ class RunProcess:
         """Ends the process."""
         if self._process is not None:
             self._process.kill()
-            self._process.join(10)
+            self._process.communicate()
         if self._pipe is not None:
             self._pipe.close()
         self._process = self._pipe = None
 
-    def _begin(self) -> Pipe:
-        if self._pipe is not None and self._process is not None and self._process.is_alive():
+    def start(self) -> Pipe:
+        """A process that waits for a run: the one that there is, unless it has grown too large."""
+        if self._pipe is not None and self._process is not None and self._process.poll() is None:
             if self._taken() < self.memory // 2:
                 return self._pipe
             log.info("the process of runs holds %.1f GiB and is replaced", self._taken() / 2**30)
         self.close()
-        prepare()
         own, other = socket.socketpair()
-        level = logging.getLogger("tablepuppet").getEffectiveLevel()
-        started = _FORKS.Process(target=w.main, args=(other, self.memory, level), name="run", daemon=True)
-        started.start()
-        other.close()
-        self._process, self._pipe = started, Pipe(own, w.FROM_WORKER)
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM, str(other.fileno()), str(self.memory), str(_level())],
+                stdin=subprocess.PIPE,  # which ends when we do
+                pass_fds=[other.fileno()],
+                start_new_session=True,  # no key press in our terminal is meant for it
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+        self._pipe = Pipe(own, w.FROM_WORKER)
         return self._pipe
 
     def _serve(
@@ -182,23 +172,20 @@ class RunProcess:
         return (int(pages[1]) - int(pages[2])) * _PAGE
 
     def _death(self) -> RunDiedError:
-        code: int | None = None
+        code = None
         if self._process is not None:
-            self._process.join(5)
-            code = self._process.exitcode
+            with suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(5)
         self.close()
         how = f"exit code {code}"
         if code is not None and code < 0:
             with suppress(ValueError):
                 how = signal.Signals(-code).name
-        return RunDiedError(f"its process died ({how})", is_final=False)
+        return RunDiedError(f"its process died ({how})", is_orderly=code == -signal.SIGTERM)
 
 
-_PAGE = 4096
-with suppress(ImportError):
-    import resource
-
-    _PAGE = resource.getpagesize()
+def _level() -> int:
+    return logging.getLogger("tablepuppet").getEffectiveLevel()
 
 
 def _error(broken: w.Broken) -> TablePuppetError:

@@ -8,11 +8,11 @@ to this one alone. It serves one run after another, so that kernels stay compile
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import resource
 import signal
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -168,10 +168,10 @@ class _LogPipe(logging.Handler):
             self._pipe.send(Logged(level=record.levelno, logger=record.name, message=text))
 
 
-def main(end: socket.socket, memory: int, level: int) -> None:
-    """Serves runs until the coordinator closes the pipe or dies."""
+def main(end: int, memory: int, level: int) -> None:
+    """Serves runs over the socket with this descriptor, until the coordinator closes it or dies."""
     _behave(memory)
-    pipe = Pipe(end, TO_WORKER)
+    pipe = Pipe(socket.socket(fileno=end), TO_WORKER)
     root = logging.getLogger("tablepuppet")
     root.handlers[:] = [_LogPipe(pipe)]
     root.setLevel(level)
@@ -189,17 +189,15 @@ def main(end: socket.socket, memory: int, level: int) -> None:
 
 
 def _behave(memory: int) -> None:
-    """Dies with the coordinator, before the coordinator, and not for a key press in its terminal."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+    """Dies with the coordinator, and never of itself: who stops the service stops the coordinator, which ends this."""
 
     def follow() -> None:
-        parent.join()
+        sys.stdin.buffer.read()  # it ends with the coordinator
         os._exit(1)
 
     threading.Thread(target=follow, name="parent", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with suppress(OSError):  # the kernel, short of memory, takes this process first
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     with suppress(OSError, ValueError):

@@ -271,6 +271,9 @@ class Server:
             log.info("user %s stops run %s", name, printable(envelope.run[:16]))
             run = self.coordinator.cancel(envelope.run, keep=envelope.keep, user=name)
             stream.send(c.Accepted(run=run.id))
+        elif isinstance(envelope, c.Resume):
+            log.info("user %s resumes run %s", name, printable(envelope.run[:16]))
+            stream.send(c.Accepted(run=self.coordinator.resume(envelope.run, name).id))
         elif isinstance(envelope, c.AskStatus):
             stream.send(c.Status(), [to_frame(self.coordinator.status(name))])
         else:

@@ -23,7 +23,10 @@ from tests.network.relay import Relay
 import tablepuppet as tp
 from tablepuppet.api import ConnectedFederation
 from tablepuppet.engine.result import Result
+from tablepuppet.network.control import user_protocol
 from tablepuppet.transport import certs
+from tablepuppet.transport.envelopes import Role
+from tablepuppet.transport.schemas import client_protocol
 
 QUERY = "SELECT o.x, o.z, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"
 SECRET = b"a secret of the clients, 32 bytes"
@@ -60,6 +63,11 @@ def assert_same(network: Result, local: Result) -> None:
     assert network.metrics == local.metrics
     assert network.traffic.rounds == local.traffic.rounds
     assert abs(network.traffic.total_bytes - local.traffic.total_bytes) < 0.02 * local.traffic.total_bytes
+
+
+def protocol(role: Role) -> str:
+    """The messages that a party of this release says that it knows."""
+    return user_protocol() if role == "user" else client_protocol()
 
 
 def free_port() -> int:

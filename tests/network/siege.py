@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.network import hostile
-from tests.network.parties import QUERY, SECRET, Parties, tables
+from tests.network.parties import QUERY, SECRET, Parties, protocol, tables
 
 import tablepuppet as tp
 from tablepuppet.api import ConnectedFederation
@@ -113,7 +113,7 @@ class Fort:
     def line(self, name: str, role: e.Role) -> Connection:
         own = Identity(self.certs / "ca.pem", self.certs / f"{name}.pem", self.certs / f"{name}.key")
         address = f"grpc+tls://127.0.0.1:{self.parties.port}"
-        return Connection(address, name, role, own, c.TO_USER | e.FROM_SERVER, timeout=10)
+        return Connection(address, name, role, own, c.TO_USER | e.FROM_SERVER, protocol(role))
 
     def liar(self, lie: str) -> None:
         """Mallory, a member of the federation, lies in this way from now on."""

@@ -168,7 +168,7 @@ def test_another_version_is_refused_by_name(served: Parties) -> None:
     for piece in pack(hello):
         writer.write_metadata(pa.py_buffer(piece))
     answer = bytes(reader.read_chunk().app_metadata)
-    assert b"install the same version" in answer
+    assert b"install the same release" in answer
     assert b"\x1b" not in answer
     client.close()
 

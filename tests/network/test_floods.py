@@ -48,7 +48,7 @@ def resident(parties: Parties) -> int:
 def user_line(parties: Parties) -> Connection:
     own = identity(parties.folder / "certs", "analyst")
     address = f"grpc+tls://127.0.0.1:{parties.port}"
-    return Connection(address, "analyst", "user", own, c.TO_USER | e.FROM_SERVER)
+    return Connection(address, "analyst", "user", own, c.TO_USER | e.FROM_SERVER, c.user_protocol())
 
 
 def test_what_was_refused_does_not_stay_in_memory_while_its_line_is_open(parties: Parties) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.network import hostile
-from tests.network.parties import OWNERS, QUERY, Parties, assert_same, in_process, tables
+from tests.network.parties import OWNERS, QUERY, Parties, assert_same, in_process, protocol, tables
 
 import tablepuppet as tp
 from tablepuppet.api import ConnectedFederation
@@ -112,7 +112,7 @@ class Storm:
 
     def _dial(self, name: str, role: e.Role) -> Connection:
         address = f"grpc+tls://127.0.0.1:{self.parties.port}"
-        return Connection(address, name, role, self._identity(name), c.TO_USER | e.FROM_SERVER, timeout=5)
+        return Connection(address, name, role, self._identity(name), c.TO_USER | e.FROM_SERVER, protocol(role))
 
     def _greet_revoked(self, chance: random.Random) -> None:
         self._dial("revoked", "client").close()

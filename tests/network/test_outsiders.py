@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from tests.network.parties import Parties, tables
+from tests.network.parties import Parties, protocol, tables
 
 from tablepuppet.errors import DisconnectedError, TransportError
 from tablepuppet.network.control import FROM_ANYBODY
@@ -45,7 +45,7 @@ def identity(folder: Path, name: str) -> Identity:
 
 
 def dial(parties: Parties, name: str, who: Identity | None, role: e.Role = "client") -> Connection:
-    return Connection(f"grpc+tls://127.0.0.1:{parties.port}", name, role, who, e.FROM_SERVER)
+    return Connection(f"grpc+tls://127.0.0.1:{parties.port}", name, role, who, e.FROM_SERVER, protocol(role))
 
 
 def receive_until_the_end(connection: Connection) -> None:

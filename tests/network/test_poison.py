@@ -207,14 +207,14 @@ def test_a_run_of_another_version_does_not_keep_the_coordinator_from_starting(tm
     folder = tmp_path / "state" / "server" / "runs"
     folder.mkdir(parents=True)
     old = Run("0123456789abcdef", "train", to_frame({"no": "job"}), folder / "0123456789abcdef")
-    old.version = "0.0.1"
+    old.version, old.protocol = "0.0.1", ""
     old.move("running")
     (folder / "fedcba9876543210").mkdir()
     (folder / "fedcba9876543210" / "run").write_bytes(os.urandom(300))
     made.start("server")
     try:
         found = made.await_status(lambda s: True)
-        assert "begun by version 0.0.1" in (tmp_path / "server.log").read_text()
+        assert "begun by another release of TablePuppet (version 0.0.1)" in (tmp_path / "server.log").read_text()
         assert found["runs"] == []  # nobody's own
     finally:
         made.kill("server")

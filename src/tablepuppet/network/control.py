@@ -9,17 +9,19 @@ hold nothing but jobs and models.
 
 from __future__ import annotations
 
-import builtins
 import sys
-from dataclasses import fields, is_dataclass
-from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from tablepuppet.engine.result import Result
 from tablepuppet.errors import TransportError
+from tablepuppet.job import Job
+from tablepuppet.plan.plan import Plan
+from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import Buffer, Frame, check_stream
 from tablepuppet.transport.envelopes import (
     FROM_CLIENT,
@@ -31,6 +33,7 @@ from tablepuppet.transport.envelopes import (
     Refused,
     Welcome,
 )
+from tablepuppet.transport.schemas import client_protocol, fingerprint, reachable
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
@@ -43,14 +46,18 @@ def to_frame(value: Any) -> Frame:
     """
     buffers: list[Buffer] = []
     named = value.values() if isinstance(value, dict) else ()  # what a user asks for: {"model": …, "query": …}
-    declared = _reachable((type(value), *map(type, named)))
+    declared = reachable((type(value), *map(type, named)))
     header = msgspec.msgpack.encode(_flat(value, buffers, declared))
     return Frame(header, buffers)
 
 
 def from_frame(frame: Frame, roots: tuple[type, ...] | None = None) -> Any:
-    """The value in a frame; with `roots`, of these classes and what their fields are declared to hold."""
-    allowed = None if roots is None else _reachable(roots)
+    """The value in a frame; with `roots`, of these classes and what their fields are declared to hold.
+
+    Without `roots` it is a result, which an earlier release may have written: fields that it did not know yet have
+    their defaults, those that are no more are left out, and a class may lie in another module now.
+    """
+    allowed = None if roots is None else reachable(roots)
     try:
         return _whole(msgspec.msgpack.decode(frame.header), frame.buffers, allowed)
     except (msgspec.MsgspecError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
@@ -114,66 +121,55 @@ def _whole(flat: Any, buffers: Any, allowed: frozenset[type] | None) -> Any:
         return {_whole(k, buffers, allowed): _whole(v, buffers, allowed) for k, v in rest[0]}
     if kind == "object":
         module, name, held = rest
-        return _made(_class(module, name, allowed), {key: _whole(v, buffers, allowed) for key, v in held.items()})
+        return _made(_class(module, name, allowed), held, buffers, allowed)
     raise ValueError("unknown kind of value")
-
-
-# Modules, or single classes, that lie elsewhere now: jobs that wait on a coordinator's disk, and results, name them.
-_MOVED = {
-    "tablepuppet.job.engines": "tablepuppet.job.job",
-    "tablepuppet.engine.comparison": "tablepuppet.engine.evaluate",
-    "tablepuppet.protocol.features": "tablepuppet.protocol.columns",
-    "tablepuppet.protocol.setup": "tablepuppet.protocol.columns",
-    "tablepuppet.protocol.setup.Folds": "tablepuppet.protocol.contract",
-}
 
 
 def _class(module: str, name: str, allowed: frozenset[type] | None) -> type:
     """A class of ours that is loaded already."""
-    is_ours = isinstance(module, str) and isinstance(name, str) and module.startswith("tablepuppet.")
-    home = _MOVED.get(f"{module}.{name}", _MOVED.get(module, module)) if is_ours else ""
-    kind = getattr(sys.modules.get(home), name, None)
-    if not isinstance(kind, type) or not (is_dataclass(kind) or issubclass(kind, msgspec.Struct)):
-        raise ValueError(
-            f"{str(module)[:100]}.{str(name)[:100]} is not the same at both ends; install the same version"
-        )
-    if allowed is not None and kind not in allowed:
+    kinds = [getattr(sys.modules.get(module), name, None)] if str(module).startswith("tablepuppet.") else []
+    if allowed is None:
+        loaded = [m for key, m in sys.modules.items() if key.startswith("tablepuppet.")]
+        kinds += [kind for m in loaded if getattr(kind := vars(m).get(name), "__module__", "") == m.__name__]
+    found = [k for k in kinds if isinstance(k, type) and (is_dataclass(k) or issubclass(k, msgspec.Struct))]
+    if not found:
+        raise ValueError(f"it holds a {str(name)[:100]}, which this release of TablePuppet does not know")
+    if allowed is not None and found[0] not in allowed:
         raise ValueError(f"a {name} is nothing that can be asked for")
-    return kind
+    return found[0]
 
 
-@cache
-def _reachable(roots: tuple[type, ...]) -> frozenset[type]:
-    """Classes of ours that the fields of these, and of those in turn, are declared to hold."""
-    found: set[type] = set()
-    left: list[Any] = list(roots)
-    while left:
-        kind = left.pop()
-        left += get_args(kind)
-        if not isinstance(kind, type) or kind in found or not kind.__module__.startswith("tablepuppet."):
-            continue
-        found.add(kind)
-        if is_dataclass(kind) or issubclass(kind, msgspec.Struct):
-            left += get_type_hints(kind, localns=_Names(vars(sys.modules[kind.__module__]))).values()
-    return frozenset(found)
-
-
-class _Names(dict[str, Any]):
-    """Names of a module; those that only a type checker knows stand for anything."""
-
-    def __missing__(self, name: str) -> Any:
-        return getattr(builtins, name, Any)
-
-
-def _made(kind: type, held: dict[str, Any]) -> Any:
-    if set(_fields(kind)) != set(held):
-        raise ValueError(f"{kind.__name__} is not the same at both ends; install the same version")
+def _made(kind: type, flat: dict[str, Any], buffers: Any, allowed: frozenset[type] | None) -> Any:
+    names = _fields(kind)
+    if allowed is not None and set(names) != set(flat):
+        raise ValueError(f"{kind.__name__} is not the same at both ends; install the same release of TablePuppet")
+    held = {name: _whole(flat[name], buffers, allowed) for name in names if name in flat}
+    if len(held) < len(names):
+        held = _defaults(kind, names) | held
+    missing = set(names) - set(held)
+    if missing:
+        raise ValueError(f"its {kind.__name__} has no {min(missing)}, which this release of TablePuppet needs")
     if issubclass(kind, msgspec.Struct):
         return kind(**held)
     made: Any = object.__new__(kind)
     for field, value in held.items():
         object.__setattr__(made, field, value)
     return made
+
+
+def _defaults(kind: type, names: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a class that need not be given."""
+    if issubclass(kind, msgspec.Struct):
+        given = [(f.name, f.default, f.default_factory) for f in msgspec.structs.fields(kind)]
+        nothing: Any = msgspec.NODEFAULT
+    else:
+        given = [(f.name, f.default, f.default_factory) for f in fields(kind)]  # type: ignore[arg-type]
+        nothing = MISSING
+    return {
+        name: default if default is not nothing else factory()
+        for name, default, factory in given
+        if default is not nothing or factory is not nothing
+    }
 
 
 def _fields(kind: type) -> tuple[str, ...]:
@@ -267,3 +263,13 @@ News = Round | Waiting | Finished | Failed
 FROM_USER = Hello | Goodbye | Heartbeat | Submit | Follow | Cancel | Resume | AskStatus
 FROM_ANYBODY = FROM_USER | FROM_CLIENT
 TO_USER = Challenge | Welcome | Refused | Goodbye | Heartbeat | Accepted | Status | News
+
+
+def user_protocol() -> str:
+    """What users and the server say to each other."""
+    return fingerprint((FROM_USER, TO_USER, Job, Model, Result, Plan))
+
+
+def run_protocol() -> str:
+    """What a run on the disk depends on: what was asked, and what clients answered."""
+    return f"{user_protocol()}/{client_protocol()}"

@@ -27,7 +27,6 @@ from tablepuppet.network.run_process import RunDiedError, RunProcess
 from tablepuppet.network.runs import Run, RunQueue
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.switchboard import Switchboard
-from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)
 _KEPT = 50  # finished runs of one user whose results stay
@@ -102,6 +101,7 @@ class Coordinator:
         run = self._own_run(id, user)
         if run.state != "interrupted":
             raise JobError(f"run {run.id} is {run.state}; only an interrupted run can be resumed")
+        run.check_protocol()
         run.error, run.deaths, run.keeps_state = None, 0, False
         run.stop.clear()
         self._enqueue(run)
@@ -214,8 +214,10 @@ class Coordinator:
             self._runs[run.id] = run
             if run.is_over:
                 continue
-            if run.version != __version__:
-                self._fail(run, TransportError(f"it was begun by version {run.version or '?'}; start the run again"))
+            try:
+                run.check_protocol()
+            except TransportError as error:
+                self._fail(run, error)
                 continue
             log.info("run %s goes on from its journal", run.id)
             self._queue.put(run)

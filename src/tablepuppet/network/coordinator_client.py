@@ -141,7 +141,7 @@ class CoordinatorClient:
         until, pause = time.monotonic() + self._patience, 0.2
         while True:
             try:
-                connection = Connection(self._address, self._name, "user", self._identity, c.TO_USER)
+                connection = Connection(self._address, self._name, "user", self._identity, c.TO_USER, c.user_protocol())
                 connection.stream.allow(self._limit)
                 return connection
             except DisconnectedError as error:

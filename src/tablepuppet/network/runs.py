@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tablepuppet.errors import TransportError
-from tablepuppet.network.control import Failed, Finished, Kind, News, Round, State, Waiting
+from tablepuppet.network.control import Failed, Finished, Kind, News, Round, State, Waiting, run_protocol
 from tablepuppet.network.records import is_full, load_record, replace_record
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Envelope
@@ -25,8 +25,11 @@ _UNREAD = 1000  # rounds that somebody may be behind
 _OVER = ("finished", "failed", "interrupted", "cancelled")
 
 
-class Card(Envelope, frozen=True):
-    """What the disk keeps of a run. Frames: what was asked, and the result once there is one."""
+class Card(Envelope, frozen=True, forbid_unknown_fields=False):
+    """What the disk keeps of a run. Frames: what was asked, and the result once there is one.
+
+    Later releases read it: a field that is added has a default, and one that is no more is passed over.
+    """
 
     kind: Kind
     state: State
@@ -36,6 +39,7 @@ class Card(Envelope, frozen=True):
     readers: tuple[str, ...] = ()  # users who may follow it too
     deaths: int = 0  # of processes that it was computed in
     version: str = ""
+    protocol: str = ""  # that what was asked, and the answers in its journal, are written in
 
 
 class RunQueue:
@@ -93,6 +97,7 @@ class Run:
     readers: tuple[str, ...] = ()
     deaths: int = 0
     version: str = __version__
+    protocol: str = field(default_factory=run_protocol)
     round: int = 0
     rounds: int = 0
     steps: int = 0
@@ -120,6 +125,14 @@ class Run:
     def is_of(self, user: str) -> bool:
         """Whether a user may see this run and its result."""
         return user == self.owner or user in self.readers
+
+    def check_protocol(self) -> None:
+        """Fails where the run was begun by a release whose messages are others than ours."""
+        if self.protocol != run_protocol():
+            raise TransportError(
+                f"run {self.id} was begun by another release of TablePuppet (version {self.version or 'unknown'}) and "
+                "cannot go on in this one; start the run again"
+            )
 
     def follow(self, *, rounds: bool) -> queue.SimpleQueue[NewsItem]:
         """A queue of news from now on, of every round or not; the last item is Finished or Failed."""
@@ -202,6 +215,7 @@ class Run:
             readers=self.readers,
             deaths=self.deaths,
             version=self.version,
+            protocol=self.protocol,
         )
 
     def _frames(self) -> list[Frame]:
@@ -211,7 +225,8 @@ class Run:
     def load(cls, folder: Path) -> Run:
         card, frames = load_record(folder / "run", Card)
         run = cls(folder.name, card.kind, frames[0], folder, card.state, card.submitted, card.message)
-        run.owner, run.readers, run.deaths, run.version = card.owner, card.readers, card.deaths, card.version
+        run.owner, run.readers, run.deaths = card.owner, card.readers, card.deaths
+        run.version, run.protocol = card.version, card.protocol
         run.result = frames[1] if len(frames) > 1 else None
         return run
 

@@ -29,6 +29,7 @@ from tablepuppet.network.settings import FederationSettings
 from tablepuppet.transport.connections import OUT_OF_DESCRIPTORS, Stream
 from tablepuppet.transport.envelopes import Goodbye, Role, Room, Welcome
 from tablepuppet.transport.flight import Door, FlightDoor
+from tablepuppet.transport.schemas import client_protocol
 from tablepuppet.transport.switchboard import Switchboard
 
 log = logging.getLogger(__name__)
@@ -212,6 +213,7 @@ class Server:
             limit=min(server.limit, memory_limit() // 8),
             room=Room(memory_limit() // 5),
             revoked=settings.path(server.revoked),
+            protocols={"client": client_protocol(), "user": c.user_protocol()},
         )
         location = _location(server.address, server.listen)
         try:

@@ -178,7 +178,7 @@ def _kept(buffer: memoryview) -> Buffer:
     return buffer.toreadonly()
 
 
-PROTOCOL = 4  # changes when an older peer would misunderstand
+PROTOCOL = 5  # changes when an older peer would misunderstand what schemas.py does not see
 Role = Literal["client", "user"]
 
 
@@ -191,7 +191,7 @@ class Challenge(Envelope, frozen=True):
 
 
 class Hello(Envelope, frozen=True):
-    """Who I am, and the proof. → Welcome | Refused"""
+    """Who I am, which messages I know (schemas.py), and the proof. → Welcome | Refused"""
 
     protocol: int
     version: str
@@ -199,6 +199,7 @@ class Hello(Envelope, frozen=True):
     role: Role
     certificate: bytes = b""
     signature: bytes = b""
+    schemas: str = ""
 
 
 class Welcome(Envelope, frozen=True):

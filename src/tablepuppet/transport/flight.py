@@ -14,8 +14,8 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,12 +29,14 @@ from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.connections import Guest, Stream, Watch
 from tablepuppet.transport.envelopes import LIMIT, Envelope, Room
+from tablepuppet.transport.schemas import client_protocol
 from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)
 _STREAMS: dict[str, int] = {"client": 8, "user": 32}  # connections that one party may hold at a time
 TOO_MANY = "too many connections of one party"
 _HELLO_LIMIT = 1 << 16
+_GREETING = 20.0  # seconds that a server may take to answer one
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,9 @@ class Door:
     limit: int = LIMIT
     revoked: Path | None = None
     room: Room | None = None  # for all that is on its way in
+    protocols: Mapping[e.Role, str] = field(
+        default_factory=lambda: dict.fromkeys(("client", "user"), client_protocol())
+    )
 
 
 class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
@@ -150,14 +155,15 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
                 raise TransportError("the name and the certificate do not belong together")
             self._check_revoked(certificate.serial_number)
             guest.serial = certificate.serial_number
-        if hello.version != __version__:
-            raise TransportError(
-                f"version {printable(hello.version[:20])} does not fit ours, {__version__}; install the same version "
-                "at both ends"
-            )
         role = self._door.roles.get(hello.name)
         if role is None or role != hello.role:
             raise TransportError(f"the federation knows no {hello.role} {hello.name[:64]!r}")
+        if hello.schemas != self._door.protocols[role]:
+            raise TransportError(
+                f"the messages of {hello.name} (protocol {printable(hello.schemas[:30]) or hello.protocol}, version "
+                f"{printable(hello.version[:20])}) are not those of the server (protocol {self._door.protocols[role]}, "
+                f"version {__version__}); install the same release of TablePuppet at both ends"
+            )
         stream.allow(self._door.limit)
         stream.send(self._door.welcome())
         guest.is_greeted = True
@@ -214,8 +220,9 @@ class Connection:
     """A party's end: one dialled exchange, greeted and welcomed."""
 
     def __init__(
-        self, address: str, name: str, role: e.Role, identity: Identity | None, types: Any, timeout: float = 20.0
+        self, address: str, name: str, role: e.Role, identity: Identity | None, types: Any, protocol: str | None = None
     ) -> None:
+        self._protocol = protocol or client_protocol()
         options: dict[str, Any] = {}
         key = certificate = b""
         if identity is None:
@@ -235,7 +242,7 @@ class Connection:
                 f"no server answers at {address} ({_first_line(error)}); see that `tablepuppet serve` runs there"
             ) from None
         self.stream = Stream(reader, self._writer, types, _HELLO_LIMIT, cancel=reader.cancel)
-        alarm = threading.Timer(timeout, self.stream.cancel)
+        alarm = threading.Timer(_GREETING, self.stream.cancel)
         alarm.daemon = True
         alarm.start()
         try:
@@ -259,6 +266,7 @@ class Connection:
             e.Hello(
                 protocol=e.PROTOCOL,
                 version=__version__,
+                schemas=self._protocol,
                 name=name,
                 role=role,
                 certificate=certificate,

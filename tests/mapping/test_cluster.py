@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +21,7 @@ from tablepuppet.mapping.cluster.cluster import Cluster, at_work
 from tablepuppet.mapping.cluster.partitions import Storage
 from tablepuppet.mapping.rows import joined as joined_module
 
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef0123456789abcdef"}  # before Ray reads it
 ray = pytest.importorskip("ray")
 _STORE = 80 << 20
 
@@ -71,6 +75,34 @@ def test_an_address_that_nobody_answers_is_said_at_once(address: str) -> None:
     said = pytest.raises(TrainingError, match=f"cannot reach the Ray cluster at {address}.*check tp.Ray")
     with said, at_work(tp.Ray(address=address)):
         raise AssertionError("there is no such cluster")
+
+
+OPEN = """
+import logging, os, sys
+import ray
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, logging_level=logging.ERROR)
+os.environ["RAY_AUTH_MODE"] = sys.argv[1]
+import pandas as pd
+import tablepuppet as tp
+try:
+    tp.Federation({"t": pd.DataFrame({"x": [1.0, 2.0, 3.0] * 9, "y": [0, 1, 0] * 9})}).train(
+        "SELECT x, y FROM t", label="y", engine=tp.Ray(workers=1)
+    )
+except tp.TablePuppetError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "says"), [("disabled", "Ray would let anybody in"), ("token", "a Ray node lets anybody in")]
+)
+def test_a_cluster_that_lets_anybody_in_is_refused(mode: str, says: str) -> None:
+    """`token`: only the driver says so."""
+    given = {"env": os.environ | {"RAY_AUTH_MODE": "disabled"}, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", OPEN, mode], **given, check=True)  # type: ignore[call-overload]
+    assert says in done.stdout
+    assert "RAY_AUTH_MODE=token" in done.stdout
 
 
 def test_a_cluster_trains_the_same_model_and_survives_the_loss_of_a_node(

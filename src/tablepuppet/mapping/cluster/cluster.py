@@ -28,6 +28,8 @@ from tablepuppet.version import __version__
 log = logging.getLogger(__name__)
 _LIVES = 5  # workers that one call may cost before the run gives up
 _GREETING = 10.0  # seconds within which a cluster's address must answer
+_AUTH_MODE, _TOKEN = "RAY_AUTH_MODE", "token"  # Ray's own words; workers hold keys and predictions of every row
+_DEMAND = f"set {_AUTH_MODE}={_TOKEN} on every node and here, and give all of them the token of `ray get-auth-token`"
 _PATIENCE = 120.0  # seconds within which a worker must have found a place
 
 
@@ -93,7 +95,7 @@ class Cluster:
 
     def _settle(self, number: int) -> None:
         """Waits until a worker has a place and shows that it is one of ours."""
-        hello = self._workers[number].version.remote()
+        hello = self._workers[number].describe.remote()
         ready, _ = self._ray.wait([hello], timeout=_PATIENCE)
         if not ready:
             free = self._ray.available_resources().get("CPU", 0.0)
@@ -107,10 +109,13 @@ class Cluster:
             return  # lost already; the next call finds out
         except self._ray.exceptions.RayTaskError as error:
             raise _cause(error, self._place) from None
-        if found != __version__:
+        version, mode = found
+        if version != __version__:
             raise TrainingError(
-                f"a Ray node has tablepuppet {found}, and this is {__version__}; install the same version on all nodes"
+                f"a Ray node has tablepuppet {version}, and this is {__version__}; install the same on all nodes"
             )
+        if mode != _TOKEN:
+            raise TrainingError(f"a Ray node lets anybody in ({_AUTH_MODE}={mode or 'unset'}); {_DEMAND}")
 
     def close(self) -> None:
         """Ends the workers."""
@@ -136,10 +141,14 @@ def at_work(engine: Engine) -> Iterator[Cluster | None]:
 def _connected(engine: Ray) -> Iterator[Any]:
     """Ray, connected: by the user already, to a cluster that runs, or to one that is started for this run."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about a run goes to anybody
+    mode = os.environ.setdefault(_AUTH_MODE, _TOKEN)
+    if mode.lower() != _TOKEN:
+        raise JobError(f"Ray would let anybody in who reaches it ({_AUTH_MODE}={mode}); {_DEMAND}")
     try:
         import ray
     except ImportError:
         raise JobError('engine="ray" needs Ray: pip install "tablepuppet[ray]", or leave the engine out') from None
+    _check_ray(ray.__version__)
     if ray.is_initialized():
         yield ray
         return
@@ -157,6 +166,19 @@ def _connected(engine: Ray) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _check_ray(version: str) -> None:
+    """
+    >>> _check_ray("2.51.1")
+    Traceback (most recent call last):
+    tablepuppet.errors.JobError: Ray 2.51.1 lets anybody in who reaches it; install Ray 2.52 or later on every node
+    >>> _check_ray("2.60.0"), _check_ray("3.0.0rc1")
+    (None, None)
+    """
+    major, minor = version.split(".")[:2]
+    if (int(major), int(minor)) < (2, 52):
+        raise JobError(f"Ray {version} lets anybody in who reaches it; install Ray 2.52 or later on every node")
 
 
 def _knock(address: str) -> None:

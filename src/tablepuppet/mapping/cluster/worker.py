@@ -13,6 +13,7 @@ array.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -131,9 +132,9 @@ class Worker:
         self._written: dict[tuple[Source, str], list[int]] = {}
         self._ordered: dict[tuple[Source, str], Array] = {}
 
-    def version(self) -> str:
-        """What is installed on this worker's node."""
-        return __version__
+    def describe(self) -> tuple[str, str]:
+        """What is installed on this worker's node, and how Ray there knows who may use it."""
+        return __version__, os.environ.get("RAY_AUTH_MODE", "").lower()
 
     def collect(self, side: JoinedSide, start: int, stop: int, wants_order: Sequence[bool]) -> list[IndexStats]:
         """What some joined rows are like."""

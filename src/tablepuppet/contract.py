@@ -349,7 +349,7 @@ def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> Rounding:
     answers = link.ask(asked)
     waiting = {c: a for c, found in answers.items() if not (a := cast("Agreement", found[0])).is_agreed}
     if waiting:
-        names = {client: printable(a.waits_for) or client for client, a in waiting.items()}
+        names = {client: printable(a.waits_for, most=200) or client for client, a in waiting.items()}
         whom = "; ".join(f"{names[client]} (contract {a.contract[:16]})" for client, a in waiting.items())
         raise ApprovalError(
             f"the job waits for a person to approve it: {whom}. Nothing was read. They run `tablepuppet approve` with "

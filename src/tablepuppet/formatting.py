@@ -104,19 +104,24 @@ def groups(titles: Sequence[str], tables: Sequence[Sequence[Sequence[str]]], ind
     return [(indent + " │ ".join(line)).rstrip() for line in zip(*made, strict=True)]
 
 
+LONGEST_FAILURE = 1000  # characters of what somebody else says went wrong
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")  # controls, formats (writing direction among them), line separators
 _JOINERS = "\u200c\u200d"  # inside words and emoji
 
 
-def printable(text: str, *, keep: str = "") -> str:
-    """The text with its control characters spelled out; those in `keep` stay.
+def printable(text: str, *, keep: str = "", most: int | None = None) -> str:
+    """The text with its control characters spelled out; those in `keep` stay. `most`: so many characters of it.
 
     >>> print(printable("a\\x1b[31mb\\nc\\u202ed"))
     a\\x1b[31mb\\nc\\u202ed
     >>> print(printable("two\\nlines", keep="\\n"))
     two
     lines
+    >>> print(printable("a" * 60_000, most=5))
+    aaaaa… (59,995 more characters)
     """
+    if most is not None and len(text) > most:
+        return f"{printable(text[:most], keep=keep)[:most]}… ({len(text) - most:,} more characters)"
     if text.isascii() and text.isprintable():
         return text
     return "".join(c if c in keep or c in _JOINERS or not _is_hidden(c) else _spelled(c) for c in text)

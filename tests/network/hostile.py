@@ -121,9 +121,9 @@ def garbage(answer: Any, frame: Frame) -> Frame:
 
 
 def escapes(answer: Any, frame: Frame) -> Frame:
-    """A refusal that would clear the reader's terminal."""
+    """A refusal that would clear the reader's terminal, and then fill it."""
     return (
-        encode(Failure(error="SourceError", message="\x1b[2J\x1b]0;owned\x07 no"))
+        encode(Failure(error="SourceError", message="\x1b[2J\x1b]0;owned\x07 no" + 60_000 * "\x1b"))
         if isinstance(answer, Encoded)
         else frame
     )

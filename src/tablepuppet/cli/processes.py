@@ -10,6 +10,7 @@ import typer
 from tablepuppet.api import ConnectedFederation
 from tablepuppet.api.owners import tables_from_toml
 from tablepuppet.cli.screen import JsonOption, Screen, table
+from tablepuppet.formatting import printable
 from tablepuppet.network import processes
 from tablepuppet.network.processes import configure
 from tablepuppet.network.serve import Server
@@ -137,4 +138,4 @@ def _check_security(is_insecure: bool, is_allowed: bool, path: Path) -> None:
 
 def _detail(run: dict[str, Any]) -> str:
     away = ", ".join(f"{client} ({seconds:.0f} s left)" for client, seconds in run["waiting"].items())
-    return f"waits for {away}" if away else str(run["message"])
+    return f"waits for {away}" if away else printable(str(run["message"]), keep="\n")

@@ -20,6 +20,7 @@ from tablepuppet.transport.envelopes import Goodbye
 from tablepuppet.transport.flight import TOO_MANY, Connection
 
 log = logging.getLogger(__name__)
+_LONGEST = 10_000  # characters of what the server says; it quotes queries
 OnWaiting = Callable[[dict[str, float]], None]
 
 
@@ -173,7 +174,7 @@ def _say(news: c.Waiting, on_waiting: OnWaiting | None) -> None:
     if on_waiting is not None:
         on_waiting(news.clients)
     if news.approval:
-        log.warning("%s", printable(news.approval))
+        log.warning("%s", printable(news.approval, most=_LONGEST))
     for client, seconds in news.clients.items():
         log.warning("waiting for client %s, at most %.0f s", client, seconds)
 
@@ -181,5 +182,5 @@ def _say(news: c.Waiting, on_waiting: OnWaiting | None) -> None:
 def _error(failed: c.Failed) -> errors.TablePuppetError:
     kind = getattr(errors, failed.error, errors.TransportError)
     is_ours = isinstance(kind, type) and issubclass(kind, errors.TablePuppetError)
-    message = printable(failed.message, keep="\n")
+    message = printable(failed.message, keep="\n", most=_LONGEST)
     return kind(message) if is_ours else errors.TransportError(message)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tablepuppet.errors import TransportError
+from tablepuppet.formatting import printable
 from tablepuppet.network.control import Failed, Finished, Kind, News, Round, State, Waiting, run_protocol
 from tablepuppet.network.records import is_full, load_record, replace_record
 from tablepuppet.protocol.codec import Frame
@@ -22,6 +23,7 @@ from tablepuppet.version import __version__
 log = logging.getLogger(__name__)
 NewsItem = tuple[News, list[Frame]]
 _UNREAD = 1000  # rounds that somebody may be behind
+_LONGEST = 2000  # characters of what is said about a run
 _OVER = ("finished", "failed", "interrupted", "cancelled")
 
 
@@ -170,7 +172,8 @@ class Run:
         self, state: State, message: str = "", *, on_full: Callable[[], bool] = lambda: True, waits: bool = True
     ) -> None:
         """A new state, on the disk before anybody hears of it; `on_full`: whether to go on waiting for room."""
-        self.state, self.message, self.waiting = state, message, {}
+        self.state, self.waiting = state, {}
+        self.message = printable(message, keep="\n", most=_LONGEST)  # others see it too, and it may quote a client
         self.save(on_full, waits=waits)
         if self.is_over:
             with self._lock:

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.errors import TransportError
+from tablepuppet.formatting import printable
 from tablepuppet.protocol.codec import Buffer, Frame
 
 PIECE = 1 << 20
@@ -129,7 +130,7 @@ class Assembler:
             label = _LABEL.decode(piece[5 : 5 + length])
             envelope = self._decoder.decode(label.envelope)
         except (struct.error, ValueError, msgspec.MsgspecError) as error:
-            raise TransportError(f"a message does not follow the protocol: {error}") from None
+            raise TransportError(f"a message does not follow the protocol: {printable(str(error), most=200)}") from None
         sizes = [size for frame in label.sizes for size in frame]
         if len(sizes) > _MOST_BUFFERS:
             raise TransportError(f"a message of {len(sizes):,} buffers has more than {_MOST_BUFFERS:,}")

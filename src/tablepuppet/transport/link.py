@@ -25,7 +25,7 @@ from tablepuppet.algorithms.registry import remedy
 from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.registry import EXCHANGES, RESPONSES, check_answer
 from tablepuppet.exchanges.schema import CloseJob
-from tablepuppet.formatting import printable
+from tablepuppet.formatting import LONGEST_FAILURE, printable
 from tablepuppet.memory import memory_limit
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.bounds import Known, WrongError
@@ -103,7 +103,7 @@ class Link:
         try:
             return [decode(frame, RESPONSES, self.checks.unpacked) for frame in frames]
         except errors.TransportError as error:
-            raise errors.TransportError(f"client {client}: {error}") from None
+            raise errors.TransportError(f"client {client}: {printable(str(error), most=LONGEST_FAILURE)}") from None
 
 
 def _remote_error(client: str, failure: Failure) -> errors.TablePuppetError:
@@ -111,7 +111,7 @@ def _remote_error(client: str, failure: Failure) -> errors.TablePuppetError:
     kind = getattr(errors, failure.error, errors.TransportError)
     if not (isinstance(kind, type) and issubclass(kind, errors.TablePuppetError)) or issubclass(kind, _OURS):
         kind = errors.TransportError
-    return kind(f"client {client}: {printable(failure.message, keep=_LINES)}")
+    return kind(f"client {client}: {printable(failure.message, keep=_LINES, most=LONGEST_FAILURE)}")
 
 
 Handler = Callable[[Frame], Frame]

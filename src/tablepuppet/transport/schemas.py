@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from tablepuppet.algorithms.registry import REQUESTS, RESPONSES
+from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.transport.envelopes import FROM_CLIENT, FROM_SERVER, PROTOCOL
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TransportError
-from tablepuppet.formatting import printable
+from tablepuppet.formatting import LONGEST_FAILURE, printable
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import LIMIT, Envelope, Forget, Goodbye, NoRoomError, Reply, Request
@@ -142,7 +142,7 @@ class Switchboard:
         except TransportError as error:
             with self._changed:
                 if self._lines.get(client) is line and client in self._asked:
-                    self._asked[client].wrong = str(error)
+                    self._asked[client].wrong = printable(str(error), most=LONGEST_FAILURE)
                     self._changed.notify_all()
             raise
         finally:

@@ -226,6 +226,7 @@ def test_a_greeting_that_was_overheard_is_of_no_use_again(parties: Parties) -> N
             role="client",
             certificate=certificate,
             signature=signature,
+            schemas=protocol("client"),
         )
         hello = hello or list(pack(first))  # the second time the same bytes
         for piece in hello:

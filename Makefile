@@ -38,6 +38,7 @@ check: $(VENV)/.dev ## format, lint, types and import rules
 	@echo "mypy: checking types"
 	@$(BIN)/mypy $(SOURCES)
 	@$(BIN)/lint-imports --no-cache --no-logo
+	@$(BIN)/python tools/check_shape.py
 
 check-install: ## make demo as on a new machine: fresh clone of HEAD, oldest pip, no cache, nothing built
 	@tools/check_install.sh "$(PYTHON)" $(FLIGHTS)

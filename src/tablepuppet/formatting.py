@@ -124,14 +124,14 @@ def printable(text: str, *, keep: str = "", most: int | None = None) -> str:
         return f"{printable(text[:most], keep=keep)[:most]}… ({len(text) - most:,} more characters)"
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c in keep or c in _JOINERS or not _is_hidden(c) else _spelled(c) for c in text)
+    return "".join(c if c in keep or c in _JOINERS or not _is_hidden(c) else _spell_out(c) for c in text)
 
 
 def _is_hidden(character: str) -> bool:
     return unicodedata.category(character) in _HIDDEN
 
 
-def _spelled(character: str) -> str:
+def _spell_out(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
@@ -172,6 +172,6 @@ def items(texts: Iterable[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
 
 
-def folded(summary: str, *parts: str) -> str:
+def details(summary: str, *parts: str) -> str:
     """Parts that are shown on demand."""
     return f"<details><summary>{escape(summary)}</summary>{''.join(parts)}</details>"

@@ -4,7 +4,7 @@ A folder's `algorithm.py` subclasses `Algorithm` and says what it is, what it re
 made, what it costs, what it discloses, and its form under feature privacy or why there is none. The job, the plan and
 its text, the engine, the client, policies and owners' limits ask the declaration; none of them knows an algorithm by
 name. Everything has a default but the options, the summary and the halves: those of an algorithm that sends one signal
-per row down and one prediction per row up in a round, for any model. docs/architecture.md tells how to add one.
+per row down and one prediction per row up in a round, for any model. docs/extending.md tells how to add one.
 """
 
 from __future__ import annotations

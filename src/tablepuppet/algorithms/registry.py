@@ -1,6 +1,6 @@
 """The list of algorithms, and what follows from it: names, options, and the updates that they declare.
 
-A new algorithm is a folder beside the others and one line here; docs/architecture.md tells how.
+A new algorithm is a folder beside the others and one line here; docs/extending.md tells how.
 """
 
 from __future__ import annotations

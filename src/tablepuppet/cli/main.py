@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGINT, partial(_on_interrupt, "--json" in given))
         return _run(given)
     except KeyboardInterrupt:
-        return _interrupted("--json" in given)
+        return _report_interrupt("--json" in given)
     finally:
         if is_ours:
             signal.signal(signal.SIGINT, before)
@@ -49,7 +49,7 @@ def _on_interrupt(wants_json: bool, number: int, frame: FrameType | None) -> Non
     at = frame
     while at is not None:
         if at.f_code.co_filename.startswith("<frozen importlib"):
-            code = _interrupted(wants_json)
+            code = _report_interrupt(wants_json)
             sys.stdout.flush()
             os._exit(code)
         at = at.f_back
@@ -66,7 +66,7 @@ def _run(given: list[str]) -> int:
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
         if code == _INTERRUPTED:  # typer keeps silent about it
-            return _interrupted(screen.wants_json)
+            return _report_interrupt(screen.wants_json)
         return code
     except TablePuppetError as error:
         screen.error(type(error).__name__, str(error))
@@ -89,7 +89,7 @@ def _run(given: list[str]) -> int:
     return 0
 
 
-def _interrupted(wants_json: bool) -> int:
+def _report_interrupt(wants_json: bool) -> int:
     """Says so without any library, which may be half loaded."""
     message = "interrupted from the keyboard"
     if wants_json:

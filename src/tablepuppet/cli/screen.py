@@ -42,7 +42,7 @@ class Screen:
     def show(self, *shown: RenderableType) -> None:
         """A result for people; nothing with --json."""
         if not self.wants_json:
-            with _written():
+            with _refuse_full_disk():
                 for one in shown:
                     # Plain text may hold brackets, which rich would take for mark-up.
                     self.out.print(Text(one) if isinstance(one, str) else one)
@@ -51,7 +51,7 @@ class Screen:
         """A result for machines; nothing without --json. Numbers that JSON does not have become null."""
         if self.wants_json:
             text = json.dumps(_finite(document()), ensure_ascii=False, indent=2, allow_nan=False)
-            with _written():
+            with _refuse_full_disk():
                 typer.echo(text)
 
     def error(self, kind: str, message: str) -> None:
@@ -86,7 +86,7 @@ class Screen:
 
 
 @contextmanager
-def _written() -> Iterator[None]:
+def _refuse_full_disk() -> Iterator[None]:
     """Standard output may lead to a disk that is full; Python must not complain of that again at exit."""
     try:
         yield

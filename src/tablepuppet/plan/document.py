@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tablepuppet.formatting import folded, fragment, items, lines, plural, seconds, size, table
+from tablepuppet.formatting import details, fragment, items, lines, plural, seconds, size, table
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
 from tablepuppet.plan.explain import cpu_text, title_lines, tree_lines
 from tablepuppet.plan.gains import gain_lines
@@ -79,13 +79,13 @@ def plan_html(plan: Plan) -> str:
     parts = [lines(notes)] if notes else []
     parts += [lines(tree_lines(plan)), _rows(plan), _costs(plan)]
     advice = plan.advice
-    parts.append(folded(f"Advice: {advice.algorithm}", items([advice.why])))
+    parts.append(details(f"Advice: {advice.algorithm}", items([advice.why])))
     if plan.gains:
         title_of, *rest = gain_lines(plan.gains)
-        parts.append(folded(title_of, lines(rest)))
-    parts.append(folded("Who learns what", _knowledge(plan), _exposure(plan)))
+        parts.append(details(title_of, lines(rest)))
+    parts.append(details("Who learns what", _knowledge(plan), _exposure(plan)))
     if plan.ledger.releases:
-        parts.append(folded("Privacy that the job spends, if every epoch is run", items(plan.ledger.lines())))
+        parts.append(details("Privacy that the job spends, if every epoch is run", items(plan.ledger.lines())))
     return fragment(title, *parts)
 
 

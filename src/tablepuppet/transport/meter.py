@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from tablepuppet.errors import JobError
-from tablepuppet.formatting import folded, fragment, size, table
+from tablepuppet.formatting import details, fragment, size, table
 from tablepuppet.protocol.base import Message, disclosures
 from tablepuppet.protocol.codec import Frame
 
@@ -128,7 +128,7 @@ class Traffic(Account):
         by_message = table(["message", "bytes of training"], _largest_first(self.by_message))
         by_client = table(["client", "bytes of training"], _largest_first(self.by_client))
         title = f"Traffic: {self.total_bytes:,} bytes in all"
-        return fragment(title, table(head, rows), folded("By message", by_message), folded("By client", by_client))
+        return fragment(title, table(head, rows), details("By message", by_message), details("By client", by_client))
 
     @property
     def all_told(self) -> dict[Told, int]:

@@ -1,6 +1,6 @@
 """A toy: gradient descent in which a table's clients step on their own rows and their parameters are averaged.
 
-The folder that docs/architecture.md walks through; a test copies it into the package and adds its line to the list.
+The folder that docs/extending.md walks through; a test copies it into the package and adds its line to the list.
 """
 
 from __future__ import annotations

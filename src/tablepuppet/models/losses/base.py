@@ -5,7 +5,7 @@ A loss says which labels it takes, its value and derivatives, its proximal map, 
 labels are one number per row (a class number where the label has classes). Everything is for all rows at once.
 
 A loss of one output needs `value`, `gradient` and `curvature`; the rest follows from them or from what it declares.
-docs/architecture.md says how to add one.
+docs/extending.md says how to add one.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from tablepuppet.catalog.across_owners import read_query
 from tablepuppet.catalog.binding import Key, Wanted, bind_features
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.contract import ModelUse, agree, job_contracts, key_contracts
+from tablepuppet.engine.convergence import find_copy
 from tablepuppet.engine.drift import Drift, drift_of
 from tablepuppet.engine.encoders import gather_statistics, with_statistics
 from tablepuppet.engine.evaluate import Comparison, Evaluation, score_labelled, score_rows
@@ -66,7 +67,8 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
         prepared = prepare_job(job, tables, link, job_id, "train", cluster)
         shown = Shown.of(prepared.rounding, prepared.mapping, prepared.plan.loss)
         if shown is None:
-            return _run(prepared, link, job_id, on_round)
+            found = _run(prepared, link, job_id, on_round)
+            return replace(found, notes=(*found.notes, *find_copy(found))) if isinstance(found, Result) else found
         found = _run(prepared, link, job_id, shown.following(on_round))
         return shown.result(found) if isinstance(found, Result) else shown.search(found)
 

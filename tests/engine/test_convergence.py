@@ -13,6 +13,8 @@ from sklearn.dummy import DummyClassifier
 from tests.joined_rows import joined_rows
 
 import tablepuppet as tp
+from tablepuppet.cli.screen import Screen
+from tablepuppet.cli.train import show_result
 from tablepuppet.engine.convergence import constant_loss, seen_labels
 
 QUERY = "SELECT a.y, a.u, b.v FROM a JOIN b ON a.id = b.id"
@@ -111,3 +113,76 @@ def test_the_best_constant_is_that_of_the_class_shares(classes: int) -> None:
     shares = np.append(0.0, scores) if classes == 2 else scores
     np.testing.assert_allclose(np.exp(shares) / np.exp(shares).sum(), expected, atol=1e-9)
     assert constant_loss(train, plan.loss, scores) == pytest.approx(-(expected @ np.log(expected)))
+
+
+@pytest.mark.parametrize("algorithm", ["newton", "admm", "elastic"])
+def test_a_run_that_ran_out_of_epochs_has_not_converged(algorithm: str) -> None:
+    def classes(u: Any, v: Any) -> Any:
+        return (linear(u, v) > 0).astype(int)
+
+    with federation(classes) as owner:
+        given: dict[str, Any] = {"l1": 1e-4} if algorithm == "elastic" else {}
+        short = owner.train(QUERY, label="y", algorithm=algorithm, epochs=1, **given)
+        whole = owner.train(QUERY, label="y", algorithm=algorithm, epochs=2_000, **given)
+    assert not short.converged
+    assert f"{algorithm} did not converge: the objective changed by" in short.notes[0]
+    assert whole.converged
+
+
+def test_a_run_that_ends_above_a_constant_says_by_how_much_it_still_changes() -> None:
+    with federation(noise) as owner:
+        result = owner.train(QUERY, label="y", algorithm="sgd", learning_rate=0.9, batch_size=4, epochs=3)
+    assert not result.converged
+    share = float(result.notes[0].split("changed by ")[1].split(" %")[0])
+    assert 0 < share <= 100
+
+
+def test_boosted_trees_that_are_worse_than_a_constant_say_so() -> None:
+    with federation(noise, rows=200) as owner:
+        result = owner.train(QUERY, label="y", model="boosted", trees=50)
+    assert result.metrics["test"]["r2"] < 0
+    (note,) = (note for note in result.notes if "worse than a constant" in note)
+    assert "fewer or smaller trees" in note
+
+
+def test_a_model_that_is_as_good_as_a_constant_is_not_blamed() -> None:
+    with federation(lambda u, v: np.random.default_rng(5).integers(0, 2, len(u)), rows=2_000) as owner:
+        result = owner.train(QUERY, label="y", l2=1e4)
+    assert result.metrics["test"]["log_loss"] == pytest.approx(np.log(2), abs=2e-3)
+    assert result.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("label", "options"),
+    [
+        (linear, {}),
+        (linear, {"algorithm": "centralized"}),
+        (lambda u, v: (linear(u, v) > 1).astype(int), {}),
+        (lambda u, v: (linear(u, v) > 1).astype(int), {"model": "boosted", "trees": 40}),
+    ],
+)
+def test_a_copy_of_the_label_is_pointed_at(label: Any, options: dict[str, Any]) -> None:
+    with federation(label, rows=600) as owner:
+        plain = owner.train(QUERY.replace(", b.v", ""), label="y", **options)
+        copied = owner.train(QUERY.replace("a.u", "a.u, a.y + 0 AS late_fee"), label="y", **options)
+    assert "predicted perfectly" not in str(plain)
+    assert "test rows are predicted perfectly, and a.late_fee weighs most" in str(copied)
+
+
+def test_labels_at_zero_have_no_relative_error() -> None:
+    with federation(lambda u, v: np.where(u > 0, linear(u, v), 0.0)) as owner:
+        result = owner.train(QUERY, label="y")
+    assert "mape" not in result.metrics["test"]
+    with federation(lambda u, v: 10.0 + linear(u, v)) as owner:
+        assert 0 < owner.train(QUERY, label="y").metrics["test"]["mape"] < 1
+
+
+def test_trees_are_not_epochs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with federation(linear) as owner:
+        result = owner.train(QUERY, label="y", model="boosted", trees=30)
+    assert len(result.history) != 30
+    show_result(Screen(False), result)
+    shown = capsys.readouterr().out
+    assert "30" in shown
+    assert " of " not in shown.split("What it took")[1]
+    assert "epoch of the model" not in result.report(tmp_path / "trees.html").read_text()

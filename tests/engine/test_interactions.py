@@ -63,3 +63,28 @@ def test_rows_that_an_outer_join_does_not_find_are_left_out() -> None:
     with tp.Federation(held) as owner:
         result = owner.train(NUMBERS.replace("JOIN items", "LEFT JOIN items"), label="y")
     assert any("u and i say more together" in note for note in result.notes)
+
+
+def repeated_noise(seed: int) -> tuple[dict[str, Any], str]:
+    """Labels that nothing predicts, each in many joined rows."""
+    random = np.random.default_rng(seed)
+    if seed % 2:  # ten partners on each side
+        ends = {
+            name: pa.table(
+                {"k": random.integers(0, 30, 300), "j": random.integers(0, 30, 300), name: random.random(300)}
+            )
+            for name in "abc"
+        }
+        ends["b"] = ends["b"].append_column("y", pa.array(random.integers(0, 2, 300)))
+        return ends, "SELECT a.a, b.b, c.c, b.y FROM a JOIN b ON a.k = b.k JOIN c ON b.j = c.j"
+    users = pa.table({"u": np.arange(80), "a": random.normal(size=80), "y": random.normal(size=80)})
+    orders = pa.table({"u": random.integers(0, 80, 5_000), "x": random.normal(size=5_000)})
+    return {"users": users, "orders": orders}, "SELECT o.x, u.a, u.y FROM orders o JOIN users u ON o.u = u.u"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_that_is_joined_often_explains_nothing(seed: int) -> None:
+    held, query = repeated_noise(seed)
+    with tp.Federation(held) as owner:
+        result = owner.train(query, label="y", seed=seed)
+    assert not [note for note in result.notes if "together" in note]

@@ -96,7 +96,7 @@ def show_result(screen: Screen, result: Result) -> None:
     spent = table("", "epochs", "objective", "rounds", "bytes", "US-UK", "US-US", title="What it took")
     spent.add_row(
         job.algorithm,
-        str(len(result.history)) if result.epoch == len(result.history) else f"{result.epoch} of {len(result.history)}",
+        result.epochs,
         "" if math.isnan(result.objective) else f"{result.objective:.6g}",
         f"{traffic.rounds:,}",
         size(traffic.bytes),

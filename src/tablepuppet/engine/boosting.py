@@ -27,7 +27,7 @@ from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
 from tablepuppet.algorithms.numerics.beginning import best_intercept
 from tablepuppet.arrays import Array, floats
-from tablepuppet.engine.convergence import Patience
+from tablepuppet.engine.convergence import Patience, judge
 from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import open_parts
 from tablepuppet.engine.metrics import Measured, Metrics, by_side, measure_scores
@@ -89,7 +89,9 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
         _add_earlier(server, before, earlier)
     training = _Training(plan, union, rounds, server, sides, start, on_round)
     training.loop()
-    return training.finish()
+    found = training.finish()
+    verdict = judge(prepared, [r.objective for r in found.history], found.metrics, [()] * len(names), is_settled=True)
+    return replace(found, notes=verdict.notes)
 
 
 def _server(

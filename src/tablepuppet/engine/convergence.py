@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.arrays import Array
 from tablepuppet.engine.metrics import Metrics
+from tablepuppet.errors import TrainingError
 from tablepuppet.mapping.mapping import Joined
 from tablepuppet.mapping.rows.joined import by_label
 from tablepuppet.models.losses import Loss, metrics_by_name
@@ -22,7 +24,14 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.protocol.columns import CategoryEncoder, Encoder
 
+if TYPE_CHECKING:
+    from tablepuppet.engine.result import Result
+
 _STILL = 0.01  # of all that the objective has fallen below a constant's: what the last fifth of the epochs may bring
+_FLAT = 1e-3  # of the objective: likewise, where it has not fallen below a constant's
+_AT_OPTIMUM = 1e-6  # of the objective: likewise, of an algorithm that would have ended by itself at its optimum
+_NEGLIGIBLE = 1e-3  # of a constant's loss: to be worse by less is to be as good
+_PERFECT, _FEW_ROWS = 0.9995, 30  # R² or accuracy that only a copy of the label has, in no fewer test rows
 _FEW_NAMES = 20  # that a text column may have in any table
 _CONSTANT = "the label is the same in all training rows, and so is what the model predicts; choose another label"
 
@@ -51,9 +60,8 @@ def judge(
         return Verdict(converged=True, notes=(_CONSTANT,))
     constant = plan.loss.best_constant(*seen)
     start = _mean_loss(*seen, plan.loss, constant)
-    falls = _last_fall(start, objectives)
-    converged = is_settled or falls <= _STILL
-    notes = [] if converged else [_unfinished(plan, falls, len(objectives))]
+    converged = is_settled or _is_still(plan, start, objectives)
+    notes = [] if converged else [_unfinished(plan, _last_change(start, objectives), len(objectives))]
     if metrics.get("test"):
         notes += _worse(prepared, constant, metrics)
     elif plan.job.test_fraction:
@@ -81,14 +89,29 @@ def seen_labels(rows: Joined, weights: Array | None) -> tuple[Array, Array]:
     return found.labels[occurs], found.weights[occurs]
 
 
-def _last_fall(start: float, objectives: Sequence[float]) -> float:
-    """How much of the whole fall of the objective came in the last fifth of the epochs."""
-    before = [start, *objectives][-1 - max(1, len(objectives) // 5)]
-    fallen = start - objectives[-1]
-    return (before - objectives[-1]) / fallen if fallen > 1e-12 * abs(start) else 0.0
+def _is_still(plan: Plan, start: float, objectives: Sequence[float]) -> bool:
+    """Whether the last fifth of the epochs brought little, where all of them ran."""
+    change, last = _last_change(start, objectives), objectives[-1]
+    if getattr(plan.job.options, "tolerance", 0.0) > 0 and not plan.job.is_private:
+        return change <= _AT_OPTIMUM
+    fallen = start - last
+    if fallen <= 1e-12 * abs(start):
+        return change <= _FLAT
+    return abs(_before_last(start, objectives) - last) <= _STILL * fallen
 
 
-def _unfinished(plan: Plan, falls: float, epochs: int) -> str:
+def _before_last(start: float, objectives: Sequence[float]) -> float:
+    """The objective before the last fifth of the epochs."""
+    return [start, *objectives][-1 - max(1, len(objectives) // 5)]
+
+
+def _last_change(start: float, objectives: Sequence[float]) -> float:
+    """How much the objective changed in the last fifth of the epochs, as a share of itself."""
+    before, last = _before_last(start, objectives), objectives[-1]
+    return abs(before - last) / max(abs(before), abs(last), 1e-300)
+
+
+def _unfinished(plan: Plan, change: float, epochs: int) -> str:
     name = plan.job.algorithm
     last = max(1, epochs // 5)
     when = "the last epoch" if last == 1 else f"the last {last} epochs"
@@ -96,7 +119,7 @@ def _unfinished(plan: Plan, falls: float, epochs: int) -> str:
     is_sum = plan.job.spec.is_linear and plan.job.head == "sum"
     if plan.algorithm.takes_many_rounds and is_sum and plan.job.privacy.features is None:
         how += f', or by algorithm="{DEFAULT}", which needs few rounds'
-    return f"{name} did not converge: {falls:.0%} of the objective's fall came in {when}; {how}"
+    return f"{name} did not converge: the objective changed by {100 * change:.2g} % in {when}; {how}"
 
 
 def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> list[str]:
@@ -104,18 +127,20 @@ def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> 
     plan, test, train = prepared.plan, metrics["test"], metrics["train"]
     own = next((metric for metric in plan.loss.metrics if metric.of_loss and metric.name in test), None)
     if plan.loss.is_quadratic:
-        if test["r2"] >= 0.0:
+        if test["r2"] >= -_NEGLIGIBLE:
             return []
         figures, fits = f"R² {test['r2']:.3g}", train["r2"] > 0.0
     elif own is None:
         return []
     else:
         alone = own.of_loss * constant_loss(prepared.mapping.test, plan.loss, constant)
-        if test[own.name] <= alone:
+        if test[own.name] <= (1.0 + _NEGLIGIBLE) * alone:
             return []
         base = own.of_loss * constant_loss(prepared.mapping.train, plan.loss, constant)
         figures, fits = f"{own.title.lower()} {test[own.name]:.4g} against {alone:.4g}", train[own.name] < base
     ways = ["raise l2, or select fewer features: the model fits training rows and not others"] if fits else []
+    if plan.algorithm.own_model:
+        ways.append("grow fewer or smaller trees, or stop early (validation_fraction, patience)")
     if not plan.job.spec.is_linear:
         ways.append(f'compare model="auto", a linear model by {DEFAULT}')
     elif plan.job.head != "sum":
@@ -144,6 +169,21 @@ def _names_of_rows(prepared: Prepared, encoders: Sequence[Sequence[Encoder]]) ->
     return notes
 
 
+def find_copy(result: Result) -> list[str]:
+    """A sentence where test rows are predicted perfectly: a feature may be the label itself."""
+    held, spec, plan = result.metrics.get("test", {}), result.plan.spec, result.plan
+    is_perfect = held.get("accuracy", 0.0) == 1.0 or held.get("r2", 0.0) > _PERFECT
+    if not is_perfect or plan.mapping.test_rows < _FEW_ROWS:
+        return []
+    weighs = ""
+    if (spec.is_linear and plan.job.head == "sum") or result.trees:
+        weighs = f", and {result.importance()['feature'].iloc[0]} weighs most"
+    return [
+        f"test rows are predicted perfectly{weighs}: is a feature the label under another name, or known only after "
+        "it? Then leave it out of the SELECT list"
+    ]
+
+
 @dataclass(slots=True, eq=False)
 class Patience:
     """Watches one figure; `epochs` of them without one that is better by `min_delta` are enough."""
@@ -166,6 +206,10 @@ class Patience:
         >>> patience.is_over, patience.best_epoch
         (True, 2)
         """
+        if self.monitor not in figures:
+            raise TrainingError(
+                f"{self.monitor} of validation rows cannot be measured in epoch {epoch}; choose another monitor"
+            )
         value = figures[self.monitor]
         metric = metrics_by_name().get(self.monitor)  # None: the loss
         cost = -value if metric is not None and metric.is_higher_better else value

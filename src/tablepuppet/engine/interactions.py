@@ -2,19 +2,20 @@
 
 In: a trained sum, of which the server knows every table's score h_i and every joined row's residual. Out: the pair of
 tables that would explain most of it, and how much. Nobody is asked anything, and at most 200,000 joined rows are looked
-at. For every pair, on one half of them,
+at. For every pair, on some of them,
 
-    cells    the mean residual where h_i and h_k fall into the same of 24 × 24 bins, shrunk towards none
+    cells    the mean residual where h_i and h_k fall into the same of up to 24 × 24 bins, shrunk towards none
     vectors  a number for each row of both tables whose product fits the residual best: factors of rank 1
 
-and on the other half: the share of the residual's variance that this explains, so that noise explains nothing.
+and on others: the share of the residual's variance that this explains. Both share no row of any table, so that noise
+explains nothing, however often a row is joined; vectors are numbers of rows, and share those of the two tables alone.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -38,6 +39,8 @@ _BINS, _SHRUNK = 24, 10.0
 _RANKED = 1 << 14  # rows of a table by which its bins are chosen
 _SWEEPS, _RIDGE = 6, 25.0
 _LEAST = 0.03  # of the residual's variance: less is not worth another model
+_SURE = 3.0  # standard errors that a share must be above nothing
+_ROWS_PER_CELL = 20
 _WORSE = 0.01  # of the mean loss: less may be chance
 Rows = NDArray[np.integer[Any]]
 
@@ -53,7 +56,8 @@ def pairs_of(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed
     """What pairs of blocks explain; none: there are too few rows to tell, or several classes."""
     if joined.rows < _FEWEST or len(h) < 2 or loss.outputs > 1:
         return []
-    batch, own = joined.take(_drawn(joined.rows, seed))
+    chosen = _draw_rows(joined.rows, seed)
+    batch, own = joined.take(chosen)
     rows = [index.numbers(batch.rows) for index in batch.indices]
     values = [np.append(each[:, 0] if some is None else each[some, 0], 0.0) for each, some in zip(h, own, strict=True)]
     score = sum((v[r] for v, r in zip(values, rows, strict=True)), start=np.full(batch.rows, intercept[0]))
@@ -63,20 +67,50 @@ def pairs_of(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed
     if not 0 < spread < np.inf:
         return []
     residual /= spread
-    half = np.random.default_rng((seed, 2)).random(len(residual)) < 0.5
-    bins = [_bins(v[:-1])[r] if len(v) > 1 else r for v, r in zip(values, rows, strict=True)]
+    halves = _Halves.draw([*rows, joined.label_index.take(chosen)], seed)
 
-    def look(pair: tuple[int, int]) -> Interaction:
+    def find(pair: tuple[int, int]) -> Interaction:
         i, k = pair
-        there = (rows[i] >= 0) & (rows[k] >= 0)
-        sides = (residual, np.flatnonzero(half & there), np.flatnonzero(~half & there))
-        vectors = 0.0
+        vectors, sides = 0.0, halves.learnt_and_judged(pair)
         if 5 * (len(values[i]) + len(values[k])) < len(residual):
-            vectors = _explained(_vectors(rows[i], rows[k], len(values[i]), len(values[k]), seed), *sides)
-        return Interaction(pair, _explained(_cells(bins[i], bins[k]), *sides), vectors)
+            fit = _vectors(rows[i], rows[k], len(values[i]), len(values[k]), seed)
+            vectors = _explain(fit, residual, *sides, halves.labels)
+        sides = halves.learnt_and_judged(pair, shares_none=True)
+        bins = int(np.clip(np.sqrt(len(sides[0]) / _ROWS_PER_CELL), 2, _BINS))
+        left, right = (_bins(values[b][:-1], bins)[rows[b]] if len(values[b]) > 1 else rows[b] for b in pair)
+        return Interaction(pair, _explain(_cells(left, right, bins), residual, *sides, halves.labels), vectors)
 
     pairs = itertools.islice(itertools.combinations(range(len(h)), 2), _PAIRS)
-    return list(pool().map(look, pairs))
+    return list(pool().map(find, pairs))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Halves:
+    """Two halves of every table's rows; the last table is the label's."""
+
+    rows: Sequence[Rows]  # of each table: the row that each joined row has, or −1
+    is_first: Sequence[NDArray[np.bool_]]
+
+    @classmethod
+    def draw(cls, rows: Sequence[Rows], seed: int) -> _Halves:
+        rng = np.random.default_rng((seed, 2))
+        coins = [rng.random(int(own.max(initial=0)) + 1) < 0.5 for own in rows]
+        return cls(rows, [coin[own] for coin, own in zip(coins, rows, strict=True)])
+
+    @property
+    def labels(self) -> Rows:
+        return self.rows[-1]
+
+    def learnt_and_judged(self, pair: tuple[int, int], *, shares_none: bool = False) -> tuple[Rows, Rows]:
+        """Joined rows in which all rows are of one half, and of the other; those of the pair may be of either, unless
+        none are to be shared."""
+        both = (self.rows[pair[0]] >= 0) & (self.rows[pair[1]] >= 0)
+        sides = [both, both.copy()]
+        for table, (own, is_first) in enumerate(zip(self.rows, self.is_first, strict=True)):
+            if shares_none or table not in pair:
+                sides[0] = sides[0] & (is_first | (own < 0))
+                sides[1] = sides[1] & (~is_first | (own < 0))
+        return np.flatnonzero(sides[0]), np.flatnonzero(sides[1])
 
 
 def worse_than_its_sum(
@@ -121,33 +155,41 @@ def together(plan: Plan, found: Interaction) -> str:
 Fit = Callable[[Rows, Array, Rows], Array]
 
 
-def _explained(fit: Fit, residual: Array, learnt: Rows, judged: Rows) -> float:
+def _explain(fit: Fit, residual: Array, learnt: Rows, judged: Rows, labels: Rows) -> float:
+    """The share of the variance of judged rows that is explained; 0 where it may be chance.
+
+    Joined rows with the same label row are one witness.
+    """
     if not len(learnt) or not len(judged):
         return 0.0
     expected, there = fit(learnt, residual.take(learnt), judged), residual.take(judged)
-    return float(1.0 - np.square(there - expected).mean() / np.square(there).mean())
+    gained, whole = np.square(there) - np.square(there - expected), float(np.square(there).sum())
+    share = float(gained.sum()) / whole
+    witnesses = np.bincount(labels.take(judged), gained - gained.mean())
+    error = float(np.sqrt(np.square(witnesses).sum())) / whole
+    return share if share > _SURE * error else min(share, 0.0)
 
 
-def _drawn(rows: int, seed: int) -> NDArray[np.int64]:
+def _draw_rows(rows: int, seed: int) -> NDArray[np.int64]:
     """The joined rows that are looked at: one out of each of many pieces as long as each other."""
     borders = np.linspace(0, rows, min(rows, _MOST) + 1).astype(np.int64)
     inside = np.random.default_rng((seed, 1)).random(len(borders) - 1) * np.diff(borders)
     return borders[:-1] + inside.astype(np.int64)
 
 
-def _bins(values: Array) -> Rows:
+def _bins(values: Array, count: int) -> Rows:
     """A bin for each row of a table: values that are equal are together, and bins hold about as many rows."""
     some = np.sort(values[:: max(1, len(values) // _RANKED)])
-    borders = some[np.arange(1, _BINS) * (len(some) - 1) // _BINS]
+    borders = some[np.arange(1, count) * (len(some) - 1) // count]
     return np.searchsorted(borders, values, side="right")
 
 
-def _cells(left: Rows, right: Rows) -> Fit:
+def _cells(left: Rows, right: Rows, bins: int) -> Fit:
     def fit(learnt: Rows, residual: Array, judged: Rows) -> Array:
-        cell = left * _BINS + right
+        cell = left * bins + right
         known = cell.take(learnt)
-        counts = np.bincount(known, minlength=_BINS * _BINS)
-        sums = np.bincount(known, residual, _BINS * _BINS)
+        counts = np.bincount(known, minlength=bins * bins)
+        sums = np.bincount(known, residual, bins * bins)
         return np.asarray((sums / (counts + _SHRUNK)).take(cell.take(judged)))
 
     return fit

@@ -186,16 +186,18 @@ class Result:
         quality = f"{side} {shown[2:]}; " if found else ""
         return f"Result({job.model} by {job.algorithm}: {quality}{self._took()})"
 
+    @property
+    def epochs(self) -> str:
+        """How many epochs, and whose parameters these are where not the last one's; of trees, how many trees."""
+        ran = len(self.history)
+        if self.trees:
+            return f"{len(self.trees)}"
+        return f"{ran}" if self.epoch in (0, ran) else f"{self.epoch} of {ran}"
+
     def _took(self) -> str:
         """What was reached, and what it took."""
-        epochs = len(self.history)
-        ran = (
-            f"{len(self.trees)} trees"
-            if self.trees
-            else f"{epochs} epochs"
-            if self.epoch in (0, epochs)
-            else f"epoch {self.epoch} of {epochs}"
-        )
+        ran = f"epoch {self.epochs}" if " of " in self.epochs else f"{self.epochs} epochs"
+        ran = f"{len(self.trees)} trees" if self.trees else ran
         if self.plan.job.l1 and not self.withheld:
             sizes = [block.theta for block in self.blocks]
             kept, whole = sum(int((theta != 0).sum()) for theta in sizes), sum(theta.size for theta in sizes)

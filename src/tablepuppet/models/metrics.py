@@ -18,6 +18,7 @@ import numpy as np
 from tablepuppet.arrays import Array
 from tablepuppet.privacy.labels import Channel
 
+_MOST_RELATIVE = 1e4  # a mean relative error: a larger one is of labels at or near 0
 Sums = dict[str, Any]
 ShardSums = Callable[[Any, Array, Array, Channel | None], Sums]  # of a loss, scores and labels
 Value = Callable[[Sums, Channel | None], float | None]  # None: cannot be had of such labels
@@ -170,7 +171,9 @@ def _average_precision(sums: Sums, channel: Channel | None) -> float | None:
 
 
 def _mape(sums: Sums, channel: Channel | None) -> float | None:
-    return None if channel is not None else sums["relative"] / sums["rows"]
+    """None, too, where labels at or near 0 make of it what nobody can read."""
+    found = sums["relative"] / sums["rows"]
+    return None if channel is not None or found > _MOST_RELATIVE else found
 
 
 def _by_class(sums: Sums, channel: Channel | None) -> tuple[Array, Array, Array] | None:

@@ -53,8 +53,8 @@ def _time_on(run: RunRecord, net: Network) -> str:
 
 
 def _epochs(run: RunRecord) -> str:
-    """How many were run; whose parameters the model has, where those are not the last one's."""
-    ran = len(run.history)
+    """How many were run; whose parameters the model has, where those are not the last one's. Of trees: how many."""
+    ran = run.epoch if run.trees else len(run.history)
     return number(ran) if run.epoch in (0, ran) else f"{number(ran)} (the model is epoch {number(run.epoch)}’s)"
 
 
@@ -66,7 +66,7 @@ def tile_figures(run: RunRecord, networks: Mapping[str, Network]) -> list[tuple[
     return [
         *((f"{side} {TITLES.get(m, m)}", number(v, 4)) for m, v in run.metrics.get(side, {}).items()),
         ("joined training rows", number(run.data.train_rows)),
-        *([] if run.epoch in (0, ran) else [("epoch of the model", f"{run.epoch} of {ran}")]),
+        *([] if run.epoch in (0, ran) or run.trees else [("epoch of the model", f"{run.epoch} of {ran}")]),
         ("rounds", number(training.rounds)),
         ("sent and received", size(training.bytes_up + training.bytes_down)),
         (f"on {title_of(name)}", _time_on(run, net)),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from tablepuppet.algorithms.boosting.plan import check_tree_exposure
 from tablepuppet.catalog import LabelColumns, bind
 from tablepuppet.catalog.across_owners import read_query
 from tablepuppet.catalog.binding import Key, Wanted, bind_features
@@ -39,7 +40,6 @@ from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.mapping import TableMapping, summarise
 from tablepuppet.mapping.negatives import with_negatives
 from tablepuppet.memory import fix_thresholds
-from tablepuppet.plan.boosting import check_tree_exposure
 from tablepuppet.plan.gains import Gain, gains_of
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Plan
@@ -81,7 +81,7 @@ def _run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None) 
         with one_blas_thread:
             return run_search(prepared, link, job_id, on_round)
     if job.spec.is_boosted:
-        from tablepuppet.engine.boosting import run_boosting  # here: it loads the compiler of kernels
+        from tablepuppet.algorithms.boosting.engine import run_boosting  # here: it loads the compiler of kernels
 
         return run_boosting(prepared, link, job_id, on_round)
     with one_blas_thread:

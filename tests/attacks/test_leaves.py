@@ -18,11 +18,11 @@ from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
+from tablepuppet.algorithms.boosting.leaf_noise import LeafNoise
 from tablepuppet.errors import PolicyError, PrivacyError
 from tablepuppet.exchanges.registry import REQUESTS
 from tablepuppet.owner.policy import Policy
 from tablepuppet.privacy.accounting import composed_epsilon
-from tablepuppet.privacy.leaves import LeafNoise
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.protocol.base import Failure
 from tablepuppet.protocol.codec import decode
@@ -110,7 +110,9 @@ def test_the_audit_finds_half_of_the_noise_and_a_row_that_counts_for_one(monkeyp
     monkeypatch.setattr(LeafNoise, "noisy", half)
     assert distance(train()) > 1.6 * ALLOWED
     monkeypatch.undo()
-    monkeypatch.setattr("tablepuppet.plan.leaves.joined_rows", lambda mapping: {"orders": 1, "items": 1})
+    monkeypatch.setattr(
+        "tablepuppet.algorithms.boosting.leaf_privacy.joined_rows", lambda mapping: {"orders": 1, "items": 1}
+    )
     assert distance(train()) > 3 * ALLOWED
 
 

@@ -14,7 +14,7 @@ from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.algorithms.boosting.exchange import CategoryBins
+from tablepuppet.algorithms.boosting.tree_checks import CategoryBins
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.evaluation import Release
 from tablepuppet.exchanges.features import EncodeFeatures

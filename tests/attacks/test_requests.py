@@ -11,7 +11,7 @@ from tests.attacks.meddler import QUERY, Meddler, shop
 
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.algorithms.boosting.exchange import WHOLE, Check, Key, Outline
+from tablepuppet.algorithms.boosting.tree_checks import WHOLE, Check, Key, Outline
 from tablepuppet.algorithms.newton.options import NewtonUpdate
 from tablepuppet.algorithms.registry import UPDATES, algorithm_of
 from tablepuppet.algorithms.sgd.options import SgdUpdate

@@ -15,9 +15,9 @@ from sklearn.metrics import log_loss, roc_auc_score
 from tests.scenarios import Scenario, scenarios, slices
 
 import tablepuppet as tp
-from tablepuppet.algorithms.boosting.exchange import NewColumn
+from tablepuppet.algorithms.boosting import engine as boosting
 from tablepuppet.algorithms.boosting.known import KnownBlock
-from tablepuppet.engine import boosting
+from tablepuppet.algorithms.boosting.tree_checks import NewColumn
 from tablepuppet.errors import JobError, ModelError, PolicyError
 from tablepuppet.owner.policy import Policy
 

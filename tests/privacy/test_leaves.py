@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tablepuppet.algorithms.boosting.fixed_point import Labels, clipped_derivatives
+from tablepuppet.algorithms.boosting.leaf_noise import LeafNoise
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
 from tablepuppet.privacy.gaussian import secure_generator
-from tablepuppet.privacy.leaves import LeafNoise
 
 
 def _moved(rows: np.ndarray, noise: LeafNoise, loss: Loss, scores: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.algorithms.boosting.exchange import Complete
+from tablepuppet.algorithms.boosting.tree_checks import Complete
 from tablepuppet.exchanges.contract import Agreement
 from tablepuppet.exchanges.evaluation import Evaluation, Parameters
 from tablepuppet.exchanges.features import Encoded, FeatureStatistics

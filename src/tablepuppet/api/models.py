@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from tablepuppet.algorithms.boosting.prediction import grown
 from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.engine.result import Result
 from tablepuppet.errors import ModelError
@@ -17,7 +18,6 @@ from tablepuppet.job import Job, make_job
 from tablepuppet.models.heads.kinds import offered_head
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.saved import load
-from tablepuppet.prediction.trees import grown
 from tablepuppet.protocol.columns import NumberEncoder
 
 

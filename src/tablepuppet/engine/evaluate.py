@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from tablepuppet.algorithms.boosting.prediction import ask_bits, tree_scores
 from tablepuppet.arrays import Array
 from tablepuppet.engine.measured_rows import MeasuredRows
 from tablepuppet.engine.metrics import Measured, Metrics, measure, measure_scores
@@ -27,7 +28,6 @@ from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.prepare import Prepared, check_labels
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import score_request
-from tablepuppet.prediction.trees import ask_bits, tree_scores
 from tablepuppet.server.union import UnionOperator
 from tablepuppet.transport.link import Link
 

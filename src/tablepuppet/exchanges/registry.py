@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Union
 
+from tablepuppet.algorithms.boosting import exchanges as boosting
 from tablepuppet.algorithms.registry import ALGORITHMS, Options
 from tablepuppet.exchanges import (
-    boosting,
     contract,
     evaluation,
     features,

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tablepuppet.algorithms.boosting.plan import trees_cost
 from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.formatting import columns, size
 from tablepuppet.job.make import usual_algorithm
 from tablepuppet.models.heads.base import HeadKind
-from tablepuppet.plan.boosting import trees_cost
 from tablepuppet.plan.costs import Cost
 
 if TYPE_CHECKING:

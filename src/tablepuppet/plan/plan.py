@@ -10,6 +10,13 @@ from typing import Any
 import msgspec
 
 from tablepuppet.algorithms.algorithm import Algorithm
+from tablepuppet.algorithms.boosting.plan import (
+    advise_trees,
+    tree_disclosures,
+    tree_exposures,
+    tree_insights,
+    trees_beside,
+)
 from tablepuppet.algorithms.registry import BY_NAME, algorithm_of, is_expanded
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.job import Job
@@ -19,7 +26,6 @@ from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.heads.kinds import head_spec
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.plan.boosting import advise_trees, tree_disclosures, tree_exposures, tree_insights, trees_beside
 from tablepuppet.plan.costs import RUN_EPOCHS, Advice, Cost, advise, client_memory, cost, server_memory, shape_of
 from tablepuppet.plan.disclosure import Ids, training_disclosures
 from tablepuppet.plan.document import document, plan_html

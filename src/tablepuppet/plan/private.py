@@ -14,18 +14,24 @@ from typing import Any
 
 import msgspec
 
+from tablepuppet.algorithms.boosting.leaf_noise import LeafNoise
+from tablepuppet.algorithms.boosting.leaf_privacy import (
+    Bounds,
+    leaf_mechanisms,
+    leaf_noise,
+    leaf_releases,
+    public_bounds,
+)
 from tablepuppet.algorithms.registry import EXPANDED, FEDERATED, algorithm_of, named
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.disclosure import exchanges_of
-from tablepuppet.plan.leaves import Bounds, leaf_mechanisms, leaf_noise, leaf_releases, public_bounds
 from tablepuppet.plan.noise import NoisyBlock, WholeModel, outer_rounds, tables_of
 from tablepuppet.privacy.accounting import Mechanism, gaussian_noise
 from tablepuppet.privacy.gaussian import GradientPrivacy, NoisySteps, tuned
 from tablepuppet.privacy.labels import true_epsilon
-from tablepuppet.privacy.leaves import LeafNoise
 from tablepuppet.privacy.ledger import Ledger, Release, check_budget
 from tablepuppet.privacy.options import PredictionPrivacy
 

@@ -188,7 +188,7 @@ class Model:
 
     def tree_text(self, number: int, output: int = 0) -> str:
         """One of a boosted model's trees in words, as far as its splits are known here; `output`: of which class."""
-        from tablepuppet.prediction.trees import tree_text
+        from tablepuppet.algorithms.boosting.prediction import tree_text
 
         return tree_text(self, number, output)
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
+from tablepuppet.algorithms.boosting.prediction import ask_bits, grown, tree_scores
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.catalog.across_owners import read_query
 from tablepuppet.catalog.binding import Key, Servable, Wanted, bind_features
@@ -28,7 +29,6 @@ from tablepuppet.prediction.missing_owners import Reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.output import answer
 from tablepuppet.prediction.split import AskedSides, split_record
-from tablepuppet.prediction.trees import ask_bits, grown, tree_scores
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.contract import fingerprint

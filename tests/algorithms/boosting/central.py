@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.exchange import FEW
 from tablepuppet.algorithms.boosting.fixed_point import Labels, derivatives
 from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.tree_checks import FEW
 from tablepuppet.models.losses import Loss
 
 Array = NDArray[np.float64]

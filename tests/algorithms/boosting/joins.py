@@ -20,13 +20,13 @@ from tablepuppet.algorithms.boosting.bins import (
 )
 from tablepuppet.algorithms.boosting.client import ClientHalf, send_objections
 from tablepuppet.algorithms.boosting.drawn import Drawable, DrawnServer, Draws
-from tablepuppet.algorithms.boosting.exchange import NUMBER, Check, Codes, NewColumn, NewKey, Objections
 from tablepuppet.algorithms.boosting.fixed_point import Labels
 from tablepuppet.algorithms.boosting.keys import KeyBook, node_sums
 from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER, Check, Codes, NewColumn, NewKey, Objections
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
 
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from tests.algorithms.boosting.joins import Table, open_block
 
 from tablepuppet.algorithms.boosting.client import ClientHalf
-from tablepuppet.algorithms.boosting.exchange import Check, NewColumn, NewKey, Outline, Packed, Pairs, Union
 from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.tree_checks import Check, NewColumn, NewKey, Outline, Packed, Pairs, Union
 from tablepuppet.errors import TransportError
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tablepuppet.algorithms.boosting import rows
-from tablepuppet.algorithms.boosting.exchange import Packed
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives
+from tablepuppet.algorithms.boosting.tree_checks import Packed
 
 
 @settings(max_examples=60, deadline=None)

@@ -20,12 +20,12 @@ from tests.algorithms.boosting.joins import (
     train,
 )
 
-from tablepuppet.algorithms.boosting.exchange import NUMBER, SORTED, Complete, NewKey
 from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.model import compact
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import allowed_columns, sampled_rows
 from tablepuppet.algorithms.boosting.server import BoostingServer
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER, SORTED, Complete, NewKey
 from tablepuppet.errors import TransportError
 
 

@@ -16,7 +16,7 @@ from tablepuppet.protocol.base import Done
 
 
 class BoostingAlgorithm(Algorithm[Boosting]):
-    """Trees over the join, in rounds of their own (engine/boosting.py)."""
+    """Trees over the join, in rounds of their own (engine.py)."""
 
     options = Boosting
     summary = "boosted trees: those of a histogram booster on the joined table, in two rounds a tree or fewer"
@@ -68,7 +68,7 @@ class BoostingAlgorithm(Algorithm[Boosting]):
         return (part.rows + part.test_rows) * block.width
 
     def disclosure(self, shape: Shape, options: Boosting, block: BlockShape, batches: int) -> Disclosure:
-        """Bits, not predictions: plan/boosting.py says it in words."""
+        """Bits, not predictions: plan.py says it in words."""
         return Disclosure(predictions=0, slopes=0 if options.is_random else options.trees)
 
     def why_not_private(self, options: Boosting) -> str | None:

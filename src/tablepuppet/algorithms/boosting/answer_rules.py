@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.algorithms.boosting.exchange import (
+from tablepuppet.algorithms.boosting.tree_checks import (
     FEW,
     NUMBER,
     ONE_HOT,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.exchange import NUMBER, Bins, CategoryBins, Codes, Key, NumberBins
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER, Bins, CategoryBins, Codes, Key, NumberBins
 
 Array = NDArray[np.float64]
 _MANY = 32  # categories, above which they may be sparse

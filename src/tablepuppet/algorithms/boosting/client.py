@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Codes, Key
-from tablepuppet.algorithms.boosting.exchange import Check, Complete, NewColumn, NewKey, Objections, Outline
 from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, Split, node_sums
+from tablepuppet.algorithms.boosting.tree_checks import Check, Complete, NewColumn, NewKey, Objections, Outline
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]

@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Columns, Key
-from tablepuppet.algorithms.boosting.exchange import NUMBER, ONE_HOT
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives, clipped_derivatives, derivatives, uniform
 from tablepuppet.algorithms.boosting.known import Choice
+from tablepuppet.algorithms.boosting.leaf_noise import LeafNoise
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import Route, RowNumbers, add_leaves, allowed_columns, sampled_rows
 from tablepuppet.algorithms.boosting.server import BoostingServer, Rounds
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER, ONE_HOT
 from tablepuppet.privacy.gaussian import secure_generator
-from tablepuppet.privacy.leaves import LeafNoise
 
 Sums = NDArray[np.int64]
 _DRAWS, _ORDER, _SETS = 7_919, 7_920, 7_921  # streams of chance, beside those of samples and roundings

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.boosting.leaf_noise import LeafNoise
 from tablepuppet.errors import TrainingError
 from tablepuppet.models.losses import Logistic, Loss, Squared
 from tablepuppet.models.losses.weighted import Weighted
-from tablepuppet.privacy.leaves import LeafNoise
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.signedinteger[Any]]

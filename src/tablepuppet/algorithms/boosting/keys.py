@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.bins import Columns, Key
-from tablepuppet.algorithms.boosting.exchange import (
+from tablepuppet.algorithms.boosting.splits import SplitRules, Splits, search_splits
+from tablepuppet.algorithms.boosting.tree_checks import (
     NUMBER,
     ONE_HOT,
     SETS,
@@ -28,7 +29,6 @@ from tablepuppet.algorithms.boosting.exchange import (
     Union,
     digits_of,
 )
-from tablepuppet.algorithms.boosting.splits import SplitRules, Splits, search_splits
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]

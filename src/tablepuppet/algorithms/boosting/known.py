@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.bins import Codes, Columns
-from tablepuppet.algorithms.boosting.exchange import (
+from tablepuppet.algorithms.boosting.kernels import NodeSplits
+from tablepuppet.algorithms.boosting.splits import SplitRules, Splits, search_splits
+from tablepuppet.algorithms.boosting.tree_checks import (
     KNOWN_ONE_HOT,
     NUMBER,
     ONE_HOT,
@@ -29,8 +31,6 @@ from tablepuppet.algorithms.boosting.exchange import (
     NewKey,
     Union,
 )
-from tablepuppet.algorithms.boosting.kernels import NodeSplits
-from tablepuppet.algorithms.boosting.splits import SplitRules, Splits, search_splits
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]

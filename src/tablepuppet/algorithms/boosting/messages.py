@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.exchange import Bins, Check, Key, NewColumn, NewKey, Objections, Union
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.tree_checks import Bins, Check, Key, NewColumn, NewKey, Objections, Union
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.masks import MaskKey

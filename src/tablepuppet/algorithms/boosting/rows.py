@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.exchange import Packed, Pairs
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, uniform
 from tablepuppet.algorithms.boosting.kernels import BlockRows, PairArrays, RowOrder
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
+from tablepuppet.algorithms.boosting.tree_checks import Packed, Pairs
 
 RowNumbers = NDArray[np.signedinteger[Any]]
 Cells = NDArray[np.int16]

@@ -14,7 +14,6 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.exchange import Check, Objections, Outline
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, derivatives
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, as_tree
@@ -28,6 +27,7 @@ from tablepuppet.algorithms.boosting.rows import (
     sampled_rows,
 )
 from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, TreeRows
+from tablepuppet.algorithms.boosting.tree_checks import Check, Objections, Outline
 from tablepuppet.errors import TransportError
 from tablepuppet.models.losses import Loss
 

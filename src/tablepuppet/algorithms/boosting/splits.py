@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.bins import Columns
-from tablepuppet.algorithms.boosting.exchange import KNOWN_ONE_HOT, NUMBER, SORTED, SPARSE
 from tablepuppet.algorithms.boosting.kernels import Array, Codes, Integers, Sums, compiled
+from tablepuppet.algorithms.boosting.tree_checks import KNOWN_ONE_HOT, NUMBER, SORTED, SPARSE
 
 CLOSE = 1 - 1e-9  # more than products and quotients are rounded by
 

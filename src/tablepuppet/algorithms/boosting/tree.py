@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.exchange import Outline
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives
 from tablepuppet.algorithms.boosting.kernels import BlockRows, NodeSums
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, value_of
 from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, Cells, Route, RowNumbers, add_leaves
 from tablepuppet.algorithms.boosting.splits import SplitRules
+from tablepuppet.algorithms.boosting.tree_checks import Outline
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]

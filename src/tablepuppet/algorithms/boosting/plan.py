@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.boosting.bins import Columns
-from tablepuppet.algorithms.boosting.exchange import NUMBER, digits_of
 from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER, digits_of
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.errors import PrivacyError

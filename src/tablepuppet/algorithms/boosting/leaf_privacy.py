@@ -11,13 +11,13 @@ from collections import Counter
 
 import numpy as np
 
+from tablepuppet.algorithms.boosting.leaf_noise import LeafNoise
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.noise import tables_of
 from tablepuppet.privacy.accounting import Mechanism, composed_noise
-from tablepuppet.privacy.leaves import LeafNoise
 from tablepuppet.privacy.ledger import Release
 from tablepuppet.tables.columns import STRING_KINDS
 

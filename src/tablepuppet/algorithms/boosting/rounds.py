@@ -16,17 +16,6 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.client import send_objections
 from tablepuppet.algorithms.boosting.drawn import Drawable
-from tablepuppet.algorithms.boosting.exchange import (
-    NUMBER,
-    Bins,
-    Check,
-    Codes,
-    Complete,
-    Key,
-    NewColumn,
-    NewKey,
-    Objections,
-)
 from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, node_sums
 from tablepuppet.algorithms.boosting.messages import (
     CheckTrees,
@@ -43,6 +32,17 @@ from tablepuppet.algorithms.boosting.messages import (
     TreeSums,
 )
 from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.tree_checks import (
+    NUMBER,
+    Bins,
+    Check,
+    Codes,
+    Complete,
+    Key,
+    NewColumn,
+    NewKey,
+    Objections,
+)
 from tablepuppet.errors import TransportError
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.plan.private import PrivatePlan

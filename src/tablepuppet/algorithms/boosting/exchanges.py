@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting import answer_rules
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.bins import Columns
-from tablepuppet.algorithms.boosting.exchange import (
+from tablepuppet.algorithms.boosting.tree_checks import (
     NUMBER,
     WHOLE,
     Bins,

@@ -16,15 +16,18 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.boosting.drawn import DrawnServer, Draws
-from tablepuppet.algorithms.boosting.exchange import SETS, NewKey
 from tablepuppet.algorithms.boosting.fixed_point import Labels
 from tablepuppet.algorithms.boosting.kernels import announce_compilation
 from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.messages import GrownTrees, HoldSplits, ReleaseSplits, SplitRule, Splits
 from tablepuppet.algorithms.boosting.model import compact, shifted
 from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.plan import check_tree_exposure
+from tablepuppet.algorithms.boosting.prediction import add_trees
+from tablepuppet.algorithms.boosting.rounds import TreeRounds
 from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
+from tablepuppet.algorithms.boosting.tree_checks import SETS, NewKey
 from tablepuppet.algorithms.numerics.beginning import best_intercept
 from tablepuppet.arrays import Array, floats
 from tablepuppet.engine.convergence import Patience, judge
@@ -39,15 +42,12 @@ from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.memory import give_back
 from tablepuppet.models.metrics import Moment
-from tablepuppet.plan.boosting import check_tree_exposure
 from tablepuppet.plan.disclosure import held_blocks
 from tablepuppet.plan.penalties import monotone_signs
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel
-from tablepuppet.prediction.trees import add_trees
 from tablepuppet.protocol.base import Message
-from tablepuppet.server.boosting import TreeRounds
 from tablepuppet.server.union import UnionOperator, clients_of
 from tablepuppet.transport.link import Link
 

@@ -80,3 +80,10 @@ def test_hundreds_of_classes_beside_texts_are_trained_by_newton() -> None:
     query = "SELECT a.c, a.y, b.d FROM a JOIN b ON a.k = b.k"
     result = federation.train(query, label="y", model="softmax", algorithm="newton", epochs=2, test_fraction=0.0)
     assert result.objective < np.log(classes)
+
+
+def test_trees_without_a_split_are_reported(tmp_path: Path) -> None:
+    federation = tp.Federation({"a": pa.table({"x": np.arange(ROWS) * 1.0, "y": [1.0] * ROWS})})
+    result = federation.train("SELECT x, y FROM a", label="y", model="boosted")
+    result.report(tmp_path / "report.html")
+    assert "NaN" not in (tmp_path / "report.html").read_text()

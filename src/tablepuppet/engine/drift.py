@@ -92,6 +92,11 @@ class Drift:
 
 def drift_of(model: Model, encoders: Sequence[Sequence[Encoder]], mapping: MappingSummary) -> Drift:
     """The model's encoders beside those that its query would get now."""
+    if model.spec.is_boosted:
+        raise ModelError(
+            "boosted trees keep no mean or spread of their features to compare with; drift looks at linear and neural "
+            "models, and evaluate measures trees on new rows"
+        )
     then = {(b.name, f): (b.table, e) for b in model.blocks for f, e in zip(b.features, b.encoders, strict=False)}
     features = []
     for block, own in zip(mapping.bound.blocks, encoders, strict=True):

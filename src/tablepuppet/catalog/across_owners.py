@@ -21,13 +21,13 @@ from sqlglot import exp
 
 from tablepuppet.catalog.bound import refuse
 from tablepuppet.catalog.groups import has_aggregate
-from tablepuppet.catalog.inlining import inlined, inner_join
+from tablepuppet.catalog.inlining import inline, inner_join
 from tablepuppet.catalog.schemas import find_table
 from tablepuppet.errors import QueryError
 from tablepuppet.exchanges.schema import DescribeTable, TableSchema
 from tablepuppet.query import parse
 from tablepuppet.query.conditions import conjuncts_of
-from tablepuppet.query.derived import base_tables, derive, has_subquery, narrowed, needed
+from tablepuppet.query.derived import add_condition, base_tables, derive, has_subquery, needed_ctes
 from tablepuppet.query.parsing import syntax_tree
 from tablepuppet.query.qualify import unqualified
 from tablepuppet.query.ucq import Conjunctive, Item, JoinKind, Source, Star, Ucq, matches
@@ -94,7 +94,7 @@ def at_one_owner(text: str, tables: Tables) -> Ucq | None:
 
 def join_owners(ucq: Ucq, tables: Tables) -> Ucq:
     """The query with every subquery at one owner, as far as joins can say the same."""
-    return replace(ucq, branches=tuple(_Branch(ucq, tables).rewritten(branch) for branch in ucq.branches))
+    return replace(ucq, branches=tuple(_Branch(ucq, tables).rewrite(branch) for branch in ucq.branches))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class _Branch:
     ucq: Ucq
     tables: Tables
 
-    def rewritten(self, branch: Conjunctive) -> Conjunctive:
+    def rewrite(self, branch: Conjunctive) -> Conjunctive:
         """One rewriting after the other, until no subquery spans owners or nothing can be done about it."""
         only = branch.sources[0].derived if len(branch.sources) == 1 else None
         if only is not None and self._spans(only):
@@ -110,11 +110,11 @@ class _Branch:
         while True:
             for at, source in enumerate(branch.sources):
                 if source.derived is not None and self._spans(source.derived):
-                    changed = self._with_keys(branch, at) or self._inlined(branch, at)
+                    changed = self._with_keys(branch, at) or self._inline(branch, at)
                     if changed is not None:
                         branch = changed
                         break
-                    self._check_items(source, _free([s.alias.name for s in branch.sources]))
+                    self._check_items(source, _free_alias([s.alias.name for s in branch.sources]))
             else:
                 return branch
 
@@ -134,7 +134,7 @@ class _Branch:
         kept = [table]
         for condition in conditions:
             if condition not in abroad:
-                kept = [*narrowed(self.ucq.text, kept, condition, ctes)]
+                kept = [*add_condition(self.ucq.text, kept, condition, ctes)]
         sources = [*branch.sources[:at], *kept, *branch.sources[at + 1 :]]
         where = list(branch.where)
         for condition in abroad:
@@ -145,7 +145,7 @@ class _Branch:
             derived = derive(self.ucq.text, keys, ctes)
             if kind != "inner" and any(len(self._owners(base)) > 1 for base in base_tables(derived)):
                 derived.set("distinct", None)  # a key that two clients have leaves the same rows out
-            name = _unused(f"keys of {base_tables(derived)[0].name}", sources)
+            name = _unused_alias(f"keys of {base_tables(derived)[0].name}", sources)
             tree = max(source.tree for source in sources) + 1
             equalities = [
                 exp.EQ(this=value.copy(), expression=exp.Column(this=exp.to_identifier(f"key{k}"), table=name.copy()))
@@ -166,12 +166,12 @@ class _Branch:
             outer = list(subject.expressions) if isinstance(subject, exp.Tuple) else [subject]
             is_plain = isinstance(query, exp.Select) and not _outer_columns(query)
             if is_plain and len(query.expressions) == len(outer):
-                rows = exp.Subquery(this=_aliased(query, "c"), alias=exp.TableAlias(this=exp.to_identifier("q")))
+                rows = exp.Subquery(this=_alias_items(query, "c"), alias=exp.TableAlias(this=exp.to_identifier("q")))
                 wanted = [exp.column(f"c{k}", "q") for k in range(len(outer))]
-                return outer, _aliased(exp.select(*wanted).from_(rows), "key").distinct()
+                return outer, _alias_items(exp.select(*wanted).from_(rows), "key").distinct()
         elif isinstance(test, exp.Exists) and isinstance(test.this, exp.Select):
             self._check_exists(test.this)
-            found = _correlated(test.this)
+            found = _split_exists(test.this)
             if found is not None:
                 return found
         raise self._refusal(table, condition, own)
@@ -194,7 +194,7 @@ class _Branch:
         inner = next(base for base in base_tables(condition) if self._owners(base) != own)
         written = inner.this.sql("duckdb")
         begin = f"this condition on {table.alias.name} looks rows up in {inner.name}, which lies with another owner"
-        name = _free([table.alias.name])
+        name = _free_alias([table.alias.name])
         keys = f"JOIN (SELECT DISTINCT key FROM {written} WHERE …) {name} ON {name}.key = {table.alias.name}.key"
         if isinstance(condition, exp.Not):
             return refuse(
@@ -228,7 +228,7 @@ class _Branch:
         inner = test.this if isinstance(test, exp.Exists) else test.args.get("query")
         abroad = [] if inner is None else [base for base in base_tables(inner) if self._owners(base) != own]
         if abroad:
-            found = _correlated(inner) if isinstance(inner, exp.Select) else None
+            found = _split_exists(inner) if isinstance(inner, exp.Select) else None
             keys = "SELECT DISTINCT key, 'yes' AS found FROM …"
             on = f"{name}.key = …"
             if inner is not None and self._spans(inner):
@@ -241,7 +241,7 @@ class _Branch:
                     abroad[0],
                 )
             if isinstance(test, exp.In) and isinstance(inner, exp.Subquery) and len(inner.this.selects) == 1:
-                found = [test.this], _aliased(inner.this, "key").distinct()
+                found = [test.this], _alias_items(inner.this, "key").distinct()
                 found[1].set("expressions", [item.unalias().copy() for item in inner.this.selects])
             if found is not None:
                 outer, rows = found
@@ -260,14 +260,14 @@ class _Branch:
                 abroad[0],
             )
 
-    def _inlined(self, branch: Conjunctive, at: int) -> Conjunctive | None:
+    def _inline(self, branch: Conjunctive, at: int) -> Conjunctive | None:
         """The tables and conditions of a plain join in the place of the subquery that joins them."""
         inner = inner_join(self.ucq.text, branch, at)
         if inner is None:
             return None
         if len(inner.sources) == 1 and inner.sources[0].derived is not None and self._spans(inner.sources[0].derived):
             return None  # a single table under a condition that no join can say
-        return inlined(branch, at, inner)
+        return inline(branch, at, inner)
 
 
 def _test(condition: exp.Expr) -> tuple[JoinKind, exp.Expr]:
@@ -340,13 +340,13 @@ def _looks_up(query: exp.Select) -> bool:
 def _whole(condition: exp.Expr, ctes: Mapping[str, exp.CTE]) -> exp.Expr:
     """A condition with the queries of WITH that it uses, so that base_tables sees through them."""
     query = exp.select("1").where(condition.copy())
-    used = [ctes[name].copy() for name in needed(query, ctes)]
+    used = [ctes[name].copy() for name in needed_ctes(query, ctes)]
     if used:
         query.set("with_", exp.With(expressions=used))
     return query
 
 
-def _unused(name: str, sources: Sequence[Source]) -> exp.Identifier:
+def _unused_alias(name: str, sources: Sequence[Source]) -> exp.Identifier:
     """A quoted alias that no table of FROM has."""
     taken = {source.alias.name for source in sources}
     return exp.Identifier(
@@ -354,7 +354,7 @@ def _unused(name: str, sources: Sequence[Source]) -> exp.Identifier:
     )
 
 
-def _correlated(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None:
+def _split_exists(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None:
     """What an EXISTS compares with columns of its own, and the query for those; None if it does more than compare."""
     outer, inner, rest = [], [], []
     where = query.args.get("where")
@@ -377,7 +377,7 @@ def _correlated(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None:
         kept.set(clause, None)
     kept.set("expressions", [side.copy() for side in inner])
     kept.set("where", exp.Where(this=exp.and_(*(r.copy() for r in rest))) if rest else None)
-    return outer, _aliased(kept, "key").distinct()
+    return outer, _alias_items(kept, "key").distinct()
 
 
 def _is_positive(limit: exp.Expr) -> bool:
@@ -386,7 +386,7 @@ def _is_positive(limit: exp.Expr) -> bool:
     return isinstance(count, exp.Literal) and count.name.isdigit() and int(count.name) > 0
 
 
-def _free(taken: Sequence[str]) -> str:
+def _free_alias(taken: Sequence[str]) -> str:
     """An alias to write a join with."""
     known = {name.lower() for name in taken}
     return "t" if "t" not in known else next(name for k in count(2) if (name := f"t{k}") not in known)
@@ -399,7 +399,7 @@ def _equal(name: str, columns: Sequence[str], outer: Sequence[exp.Expr]) -> str:
 
 def _as_join(query: exp.Expr, name: str) -> str:
     """The LEFT JOIN that gives what a scalar subquery looks up, as text."""
-    found = _correlated(query) if isinstance(query, exp.Select) else None
+    found = _split_exists(query) if isinstance(query, exp.Select) else None
     if found is None or len(query.expressions) != 1:
         return f"LEFT JOIN (SELECT key, avg(x) AS x FROM … GROUP BY key) {name} ON {name}.key = …, and select {name}.x"
     outer, keys = found
@@ -422,7 +422,7 @@ def _outer_columns(query: exp.Expr, expression: exp.Expr | None = None) -> list[
     ]
 
 
-def _aliased(select: exp.Select, prefix: str) -> exp.Select:
+def _alias_items(select: exp.Select, prefix: str) -> exp.Select:
     """The query with its items called prefix0, prefix1, …"""
     named = select.copy()
     items = [item.unalias().copy() for item in named.expressions]

@@ -86,7 +86,7 @@ def bind(
     Without a label, every item is a feature, and the rows are those of the first table of FROM.
     """
     try:
-        ucq, resolved = _resolved(ucq, tables, link)
+        ucq, resolved = _resolve_names(ucq, tables, link)
         check_arity(ucq, resolved)
         label_position = None if label is None else find_label(ucq, resolved, label)
         weight = None if label_position is None else weight_position(resolved[0], label_position, beside.weight)
@@ -100,7 +100,7 @@ def bind(
         requests = scans.requests(job)
     except RecursionError:
         raise QueryError(TOO_DEEP) from None
-    opened = scans.typed(ucq, link.ask(requests))
+    opened = scans.add_types(ucq, link.ask(requests))
     check_keys(ucq, placed, opened)
     if label_position is not None:
         check_label(ucq, placed, opened, label_position)
@@ -124,7 +124,7 @@ def bind(
     )
 
 
-def _resolved(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> tuple[Ucq, list[ResolvedBranch]]:
+def _resolve_names(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> tuple[Ucq, list[ResolvedBranch]]:
     """The query with its names resolved; where its tables cannot be joined so, its rows at the owner of them all."""
     joined = join_owners(ucq, tables)
     shapes = describe(joined, tables, link)
@@ -184,14 +184,14 @@ class Servable:
 
 def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, ...]], link: Link, job: str) -> Servable:
     """What the query means for a federation and a model."""
-    ucq, resolved = _resolved(_without_label(ucq, wanted.label), tables, link)
+    ucq, resolved = _resolve_names(_without_label(ucq, wanted.label), tables, link)
     check_arity(ucq, resolved)
     bases = [_base(branch, wanted.bases, number) for number, branch in enumerate(resolved)]
     positions = _positions(ucq, resolved[0], [f for _, features in wanted.blocks for f in features])
     resolved = [replace(branch, outputs=tuple(branch.outputs[p] for p in positions)) for branch in resolved]
     keys = _same_keys([_key(ucq, branch, base, wanted.key) for branch, base in zip(resolved, bases, strict=True)])
     if wanted.only is not None:
-        resolved = [_restricted(b, base, k, wanted.only) for b, base, k in zip(resolved, bases, keys, strict=True)]
+        resolved = [_restrict_rows(b, base, k, wanted.only) for b, base, k in zip(resolved, bases, keys, strict=True)]
     scans = Scans()
     placed = [place(branch, scans) for branch in resolved]
     key_columns = [
@@ -199,7 +199,7 @@ def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, .
         for branch, base, key in zip(placed, bases, keys, strict=True)
     ]
     read = place_beside(placed, bases, None, wanted.beside, scans, exp.to_identifier(wanted.label))
-    opened = scans.typed(ucq, link.ask(scans.requests(job)))
+    opened = scans.add_types(ucq, link.ask(scans.requests(job)))
     check_keys(ucq, placed, opened)
     blocks, start = [], 0
     for name, features in wanted.blocks:
@@ -283,7 +283,7 @@ def _same_keys(keys: Sequence[list[exp.Column]]) -> list[list[exp.Column]]:
     return list(keys) if len({len(key) for key in keys}) == 1 else [[] for _ in keys]
 
 
-def _restricted(branch: ResolvedBranch, base: int, key: Sequence[exp.Column], only: Sequence[Key]) -> ResolvedBranch:
+def _restrict_rows(branch: ResolvedBranch, base: int, key: Sequence[exp.Column], only: Sequence[Key]) -> ResolvedBranch:
     """The branch with one more condition on its base: the key is one of these."""
     if any(len(row) != len(key) for row in only):
         names = ", ".join(column.name for column in key) or "of no column"

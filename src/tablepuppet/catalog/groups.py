@@ -39,7 +39,7 @@ class GroupColumn(NamedTuple):
 
 def group_columns(query: exp.Query, partitions: Partitions | None = None) -> tuple[GroupColumn, ...] | None:
     """What must hold for a query over a shared table; None: it looks at one row at a time, and nothing must hold."""
-    divided = _reader(query, partitions or {}).divided(query)
+    divided = _reader(query, partitions or {}).read_query(query)
     if divided is None:
         return None
     return tuple(GroupColumn(name, _text(query, witnesses)) for name, witnesses in sorted(divided.items()))
@@ -54,8 +54,8 @@ def mergeable(query: exp.Query, partitions: Partitions) -> tuple[Merges, str]:
         return "", str(error)
     reader = _reader(query, partitions)
     sources = [select.args["from_"].this, *(join.this for join in select.args.get("joins") or ())]
-    is_by_row = all(reader.of_source(source) is None for source in sources)
-    if not is_by_row or (len(sources) > 1 and not reader.joined(select)):
+    is_by_row = all(reader.read_source(source) is None for source in sources)
+    if not is_by_row or (len(sources) > 1 and not reader.read_join(select)):
         return "", "groups of what looks at several rows itself"
     return ("extremes" if split.has_extremes else "sums"), ""
 
@@ -98,12 +98,12 @@ class _Reader:
     ctes: Mapping[str, exp.CTE]
     partitions: Partitions
 
-    def divided(self, query: exp.Expr) -> Divided | None:
+    def read_query(self, query: exp.Expr) -> Divided | None:
         """By what a query's rows are divided; None: it looks at one row at a time."""
         if not isinstance(query, exp.Select) or query.args.get("from_") is None or any(inner_queries(query)):
             return {}
         divisions = _divisions(query)
-        places = self.joined(query) if query.args.get("joins") else self._places(query, divisions)
+        places = self.read_join(query) if query.args.get("joins") else self._places(query, divisions)
         if places is None:
             return None
         for columns in divisions:
@@ -114,7 +114,7 @@ class _Reader:
     def _places(self, select: exp.Select, divisions: Sequence[Sequence[exp.Column]]) -> dict[_Place, Witnesses] | None:
         """The same of a single source, before the SELECT's own divisions."""
         source = select.args["from_"].this
-        below, alias = self.of_source(source), source.alias_or_name.lower()
+        below, alias = self.read_source(source), source.alias_or_name.lower()
         if below is not None:
             return {(alias, name): witnesses for name, witnesses in below.items()}
         if not divisions:
@@ -124,7 +124,7 @@ class _Reader:
             rows.set(clause, part.copy() if (part := select.args.get(clause)) is not None else None)
         return {(alias, c.name.lower()): (_witness(rows, c),) for columns in divisions for c in columns}
 
-    def of_source(self, source: exp.Expr) -> Divided | None:
+    def read_source(self, source: exp.Expr) -> Divided | None:
         """What must hold of a table or query in FROM; None: nothing."""
         if any(value for key, value in source.args.items() if key not in ("this", "alias")):
             return {}
@@ -137,7 +137,7 @@ class _Reader:
             renamed = renamed if renamed is not None and renamed.columns else cte.args["alias"]
         elif not isinstance(source, exp.Subquery):
             return {}
-        divided = self.divided(query)
+        divided = self.read_query(query)
         if divided is None or renamed is None or not renamed.columns:
             return divided
         names = query.named_selects
@@ -146,7 +146,7 @@ class _Reader:
         pairs = zip([name.lower() for name in names], renamed.columns, strict=False)
         return {new.name.lower(): divided[old] for old, new in pairs if old in divided}
 
-    def joined(self, select: exp.Select) -> dict[_Place, Witnesses]:
+    def read_join(self, select: exp.Select) -> dict[_Place, Witnesses]:
         """The columns that all tables of a join are divided by, if each is joined to one before it on such a column.
 
         What is joined may lie with other clients: the witnesses of all tables count.
@@ -177,7 +177,7 @@ class _Reader:
 
     def _whole(self, source: exp.Expr) -> Divided:
         """The columns of a table, or of a query, whose values each lie with one client."""
-        divided = self.of_source(source)
+        divided = self.read_source(source)
         if divided is not None:
             return divided
         rows = exp.select("*").from_(source.copy())

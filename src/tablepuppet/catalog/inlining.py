@@ -1,4 +1,4 @@
-"""inlined: a subquery of FROM that only joins and filters → its tables and conditions in the query around it.
+"""inline: a subquery of FROM that only joins and filters → its tables and conditions in the query around it.
 
 In: a branch of a query, and which of its sources is such a subquery. Out: the branch without the subquery, t.x being
 whatever the subquery calls x; None where the text alone does not say which table a column comes from, or where the
@@ -30,10 +30,10 @@ def inner_join(text: str, branch: Conjunctive, at: int) -> Conjunctive | None:
     return inner if all(map(is_resolved, _expressions(inner))) else None
 
 
-def inlined(branch: Conjunctive, at: int, inner: Conjunctive) -> Conjunctive | None:
+def inline(branch: Conjunctive, at: int, inner: Conjunctive) -> Conjunctive | None:
     """The branch with the tables of `inner` in the place of its source."""
     taken = [source.alias.name for k, source in enumerate(branch.sources) if k != at]
-    return _Inlining(branch, at, _apart(inner, taken)).done()
+    return _Inlining(branch, at, _rename_aliases(inner, taken)).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class _Inlining:
     at: int
     inner: Conjunctive
 
-    def done(self) -> Conjunctive | None:
+    def run(self) -> Conjunctive | None:
         source = self.branch.sources[self.at]
         try:
             items = tuple(new for item in self.branch.items for new in self._item(item))
-            where = tuple(map(self._moved, self.branch.where))
-            others = [replace(s, on=tuple(map(self._moved, s.on))) for s in self.branch.sources]
+            where = tuple(map(self._substitute, self.branch.where))
+            others = [replace(s, on=tuple(map(self._substitute, s.on))) for s in self.branch.sources]
             others = [*others[: self.at + 1], *(self._without_using(s, source) for s in others[self.at + 1 :])]
-            on = (*map(self._moved, source.on), *self._using(source))
+            on = (*map(self._substitute, source.on), *self._using(source))
         except _NotThereError:
             return None
         first, *rest = self.inner.sources
@@ -93,9 +93,9 @@ class _Inlining:
         name = item.name
         if name is None and isinstance(item.expression, exp.Column):
             name = item.expression.this.copy()
-        yield Item(self._moved(item.expression), name)
+        yield Item(self._substitute(item.expression), name)
 
-    def _moved(self, expression: exp.Expr) -> exp.Expr:
+    def _substitute(self, expression: exp.Expr) -> exp.Expr:
         """An expression with the subquery's columns as the subquery computes them."""
         alias = self.branch.sources[self.at].alias
 
@@ -165,7 +165,7 @@ def _expressions(query: Conjunctive) -> Iterator[exp.Expr]:
     yield from query.where
 
 
-def _apart(inner: Conjunctive, taken: Sequence[str]) -> Conjunctive:
+def _rename_aliases(inner: Conjunctive, taken: Sequence[str]) -> Conjunctive:
     """The inner query with aliases that the outer one does not use."""
     used = {name.lower() for name in taken}
     renamed: dict[str, str] = {}
@@ -180,29 +180,30 @@ def _apart(inner: Conjunctive, taken: Sequence[str]) -> Conjunctive:
         if isinstance(node, exp.Column):
             found = matches(node.args["table"], list(renamed))
             if found:
-                node.set("table", _called(node.args["table"], list(renamed.values())[found[0]]))
+                node.set("table", _rename(node.args["table"], list(renamed.values())[found[0]]))
         return node
 
-    def moved(expression: exp.Expr) -> exp.Expr:
+    def rename_columns(expression: exp.Expr) -> exp.Expr:
         return expression.copy().transform(swap)
 
     items = tuple(
-        Item(moved(item.expression), item.name or _own_name(item))
+        Item(rename_columns(item.expression), item.name or _own_name(item))
         if isinstance(item, Item)
-        else replace(item, alias=None if item.alias is None else _called(item.alias, renamed[item.alias.name]))
+        else replace(item, alias=None if item.alias is None else _rename(item.alias, renamed[item.alias.name]))
         for item in inner.items
     )
     sources = tuple(
-        replace(s, alias=_called(s.alias, renamed[s.alias.name]), on=tuple(map(moved, s.on))) for s in inner.sources
+        replace(s, alias=_rename(s.alias, renamed[s.alias.name]), on=tuple(map(rename_columns, s.on)))
+        for s in inner.sources
     )
-    return Conjunctive(items, sources, tuple(map(moved, inner.where)))
+    return Conjunctive(items, sources, tuple(map(rename_columns, inner.where)))
 
 
 def _own_name(item: Item) -> exp.Identifier | None:
     return item.expression.this.copy() if isinstance(item.expression, exp.Column) else None
 
 
-def _called(old: exp.Identifier, name: str) -> exp.Identifier:
+def _rename(old: exp.Identifier, name: str) -> exp.Identifier:
     """A new name at the old one's place in the text."""
     new = old.copy()
     new.set("this", name)

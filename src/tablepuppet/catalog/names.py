@@ -85,7 +85,7 @@ class _Names:
                     f"write ON, for example ON {first}.{name.name} = {alias}.{name.name}",
                     name,
                 )
-            on.append(exp.EQ(this=self._unqualified(name, before), expression=right))
+            on.append(exp.EQ(this=self._find_column(name, before), expression=right))
             self._merged.add((position, right.name))
         return replace(source, on=tuple(on), using=())
 
@@ -98,7 +98,7 @@ class _Names:
             return [Output(relation, expression, name, item.expression)]
         relations = range(len(self.shapes)) if item.alias is None else [self.scope.relation(item.alias)]
         return [
-            Output(r, self._qualified(r, column), column, item.node)
+            Output(r, self._make_column(r, column), column, item.node)
             for r in relations
             for column in self._star(r, item)
             if item.alias is not None or (r, column) not in self._merged
@@ -127,7 +127,7 @@ class _Names:
                 return part
             alias = part.args.get("table")
             if alias is None:
-                return self._unqualified(part.this, list(relations))
+                return self._find_column(part.this, list(relations))
             return self._column(self.scope.relation(alias), part.this, alias)
 
         return node.transform(column)
@@ -140,7 +140,7 @@ class _Names:
             if any((r, self.shapes[r].columns[k]) not in self._merged for k in matches(name, self.shapes[r].columns))
         ]
 
-    def _unqualified(self, name: exp.Identifier, relations: list[int]) -> exp.Column:
+    def _find_column(self, name: exp.Identifier, relations: list[int]) -> exp.Column:
         """The one column of these tables that has a name."""
         found = self._holders(name, relations)
         if len(found) > 1:
@@ -175,9 +175,9 @@ class _Names:
         column = shape.columns[found[0]]
         if shape.lacking(column):
             raise self._lacks(shape, column, name, "Choose a column that all of them have")
-        return self._qualified(relation, column, name, written)
+        return self._make_column(relation, column, name, written)
 
-    def _qualified(self, relation: int, column: str, *written: exp.Identifier | None) -> exp.Column:
+    def _make_column(self, relation: int, column: str, *written: exp.Identifier | None) -> exp.Column:
         """alias.column, both exact; its place in the text is that of the name and the alias as written."""
         parts = [exp.Identifier(this=part, quoted=True) for part in (column, self.scope.aliases[relation])]
         for part, old in zip(parts, written, strict=False):

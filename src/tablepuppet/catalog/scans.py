@@ -114,7 +114,7 @@ class Scans:
                 requests.setdefault(client, []).append(request)
         return requests
 
-    def typed(self, ucq: Ucq, answers: Mapping[str, Sequence[Message]]) -> tuple[Scan, ...]:
+    def add_types(self, ucq: Ucq, answers: Mapping[str, Sequence[Message]]) -> tuple[Scan, ...]:
         """The scans with the types that their clients answered."""
         remaining = {client: iter(given) for client, given in answers.items()}
         scans = []
@@ -128,11 +128,11 @@ class Scans:
                         "install the same version of tablepuppet everywhere"
                     )
                 reported[client] = answer.columns
-            scans.append(_typed(ucq, draft, reported))
+            scans.append(_add_types(ucq, draft, reported))
         return tuple(scans)
 
 
-def _typed(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]) -> Scan:
+def _add_types(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]) -> Scan:
     """The scan with the types that all its clients agree on."""
     columns = []
     for number, text in enumerate(draft.expressions):

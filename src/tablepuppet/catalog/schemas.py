@@ -42,11 +42,11 @@ def differences(columns: Sequence[str], by_client: Mapping[str, Columns]) -> lis
         having = {client: own[column] for client, own in by_client.items() if column in own}
         lacking = [client for client in by_client if client not in having]
         if lacking:
-            found.append(f"{column} is missing at {_named(lacking)}")
+            found.append(f"{column} is missing at {_list_clients(lacking)}")
         if len(having) > 1 and merged_column(column, having) is None:
-            found.append(f"{column} is {_grouped(having, type_name)}")
+            found.append(f"{column} is {_by_client(having, type_name)}")
         if len({info.nullable for info in having.values()}) > 1:
-            found.append(f"{column} is {_grouped(having, lambda i: 'nullable' if i.nullable else 'NOT NULL')}")
+            found.append(f"{column} is {_by_client(having, lambda i: 'nullable' if i.nullable else 'NOT NULL')}")
     return found
 
 
@@ -59,14 +59,14 @@ def all_differences(table: str, columns: Sequence[str], by_client: Mapping[str, 
     return f" All differences between the clients of {table}: {'; '.join(found[:_SHOWN])}{more}."
 
 
-def _grouped(having: Columns, what: Callable[[ColumnInfo], str]) -> str:
+def _by_client(having: Columns, what: Callable[[ColumnInfo], str]) -> str:
     groups: dict[str, list[str]] = {}
     for client, info in having.items():
         groups.setdefault(what(info), []).append(client)
-    return " and ".join(f"{kind} at {_named(clients)}" for kind, clients in groups.items())
+    return " and ".join(f"{kind} at {_list_clients(clients)}" for kind, clients in groups.items())
 
 
-def _named(clients: Sequence[str]) -> str:
+def _list_clients(clients: Sequence[str]) -> str:
     return ", ".join(clients) if len(clients) <= 4 else f"{', '.join(clients[:3])} and {len(clients) - 3} others"
 
 
@@ -220,7 +220,7 @@ def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dic
         for source in branch.sources:
             read = named[source.origin]
             if source.derived is not None and read.groups == () and read in closed:
-                said = _unmerged(read, closed[read])
+                said = _why_unmerged(read, closed[read])
                 raise _over_rows(ucq, source.derived, read.table, tables, f"{said[0].upper()}{said[1:]}. ")
     shapes = {
         read: replace(
@@ -229,14 +229,14 @@ def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dic
             query=read.query,
             groups=read.groups,
             merges="" if read in closed else read.merging,
-            unmerged=_unmerged(read, closed.get(read, ())),
+            unmerged=_why_unmerged(read, closed.get(read, ())),
         )
         for read in used
     }
     return {origin: shapes[read] for origin, read in named.items()}
 
 
-def _unmerged(read: _Read, closed: Sequence[str]) -> str:
+def _why_unmerged(read: _Read, closed: Sequence[str]) -> str:
     """Why groups are not merged, and what would help."""
     if read.why_not:
         return (
@@ -246,7 +246,7 @@ def _unmerged(read: _Read, closed: Sequence[str]) -> str:
     if not closed:
         return ""
     word = 'merge_groups = "extremes"' if read.merging == "extremes" else "merge_groups = true"
-    return f"they are merged where the policy of every client says {word}, and that of {_named(closed)} does not"
+    return f"they are merged where the policy of every client says {word}, and that of {_list_clients(closed)} does not"
 
 
 def _shape(table: str, clients: tuple[str, ...], columns: Mapping[str, list[ColumnInfo]]) -> TableShape:

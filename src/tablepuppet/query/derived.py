@@ -46,7 +46,7 @@ def derive(text: str, query: exp.Expr, ctes: Ctes) -> exp.Query:
         if node.args.get("replace") or node.args.get("rename"):
             raise refusal(text, "REPLACE and RENAME are not supported after *; list the columns", query)
     check_nodes(text, query, QUERY_NODES)
-    used = needed(query, ctes)
+    used = needed_ctes(query, ctes)
     whole = query.copy()
     if used:
         own = whole.args.get("with_")
@@ -58,7 +58,7 @@ def derive(text: str, query: exp.Expr, ctes: Ctes) -> exp.Query:
     return whole
 
 
-def needed(query: exp.Expr, ctes: Ctes) -> list[str]:
+def needed_ctes(query: exp.Expr, ctes: Ctes) -> list[str]:
     """The names of WITH that a query uses, directly or not, in the order of the text."""
     found: set[str] = set()
     waiting: list[exp.Expr] = [query]
@@ -81,7 +81,7 @@ def has_subquery(node: exp.Expr) -> bool:
     return node.find(exp.Query, exp.Exists) is not None
 
 
-def narrowed(text: str, sources: Sequence[Source], condition: exp.Expr, ctes: Ctes) -> tuple[Source, ...]:
+def add_condition(text: str, sources: Sequence[Source], condition: exp.Expr, ctes: Ctes) -> tuple[Source, ...]:
     """The tables of FROM, the one that a condition with a subquery is about read under that condition."""
     at = _subject(text, sources, condition)
     if sources[at].join == "left":
@@ -92,10 +92,10 @@ def narrowed(text: str, sources: Sequence[Source], condition: exp.Expr, ctes: Ct
             condition,
         )
     query = exp.select("*").from_(_as_table(sources[at])).where(condition.copy())
-    return _replaced(sources, at, derive(text, query, ctes))
+    return _replace_query(sources, at, derive(text, query, ctes))
 
 
-def widened(
+def add_item(
     text: str, sources: Sequence[Source], item: Item, number: int, ctes: Ctes
 ) -> tuple[tuple[Source, ...], Item]:
     """The tables of FROM, the one that an item with a subquery is about with that item as a further column."""
@@ -108,10 +108,10 @@ def widened(
     query = exp.select("*", exp.Alias(this=value, alias=column)).from_(_as_table(sources[at]))
     shown = item.name or exp.Identifier(this=name, quoted=True)
     moved = exp.Column(this=column.copy(), table=sources[at].alias.copy())
-    return _replaced(sources, at, derive(text, query, ctes)), Item(moved, shown)
+    return _replace_query(sources, at, derive(text, query, ctes)), Item(moved, shown)
 
 
-def _replaced(sources: Sequence[Source], at: int, query: exp.Query) -> tuple[Source, ...]:
+def _replace_query(sources: Sequence[Source], at: int, query: exp.Query) -> tuple[Source, ...]:
     return (*sources[:at], replace(sources[at], derived=query), *sources[at + 1 :])
 
 

@@ -141,13 +141,13 @@ def _quoting(text: str, at: int) -> str:
     """What to do with a reserved word in the place of a name, if the error is there."""
     for found in _NAME_AT.finditer(text):
         word = found[1] or found[2]
-        if word.lower() in _reserved() and found.start() <= at <= found.end():
+        if word.lower() in _reserved_words() and found.start() <= at <= found.end():
             return f'; a table or column called {word} is written "{word}"'
     return ""
 
 
 @cache
-def _reserved() -> frozenset[str]:
+def _reserved_words() -> frozenset[str]:
     """The words that cannot be names unless they are quoted."""
     sql = "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')"
     with _lock:

@@ -12,7 +12,7 @@ from sqlglot import Token, TokenType, exp
 
 from tablepuppet.errors import QueryError
 from tablepuppet.query.conditions import conjuncts_of
-from tablepuppet.query.derived import Ctes, base_tables, derive, has_subquery, narrowed, widened
+from tablepuppet.query.derived import Ctes, add_condition, add_item, base_tables, derive, has_subquery
 from tablepuppet.query.grammar import SAMPLE, At, check_clauses, refusal, start_of, word_before, words
 from tablepuppet.query.joins import join_tree
 from tablepuppet.query.scalar import check_scalar
@@ -46,7 +46,7 @@ _JOIN_WORDS = frozenset({*(kind.lower() for kind in _KINDS), "left", "outer", "i
 
 def read_from(text: str, select: exp.Select, ctes: Ctes) -> list[Source]:
     """The tables, and how each is joined to those before it."""
-    first, inner = _opened(select.args["from_"].this)
+    first, inner = _open_parentheses(select.args["from_"].this)
     joins = [*inner, *(select.args.get("joins") or ())]
     found = [Source(*_table(text, first, ctes))]
     tree = 0
@@ -74,7 +74,7 @@ def _is_bare_star(node: exp.Expr) -> bool:
     return isinstance(node, exp.Star)
 
 
-def _opened(node: exp.Expr) -> tuple[exp.Expr, list[exp.Join]]:
+def _open_parentheses(node: exp.Expr) -> tuple[exp.Expr, list[exp.Join]]:
     """The first table of (b JOIN c ON …), and the joins that follow it there; anything else as it is."""
     table = node.this if isinstance(node, exp.Subquery) and not node.alias else node
     inner = table.args.get("joins") if isinstance(table, exp.Table) else None
@@ -87,7 +87,7 @@ def _opened(node: exp.Expr) -> tuple[exp.Expr, list[exp.Join]]:
 
 def _inside(text: str, join: exp.Join, tree: int, ctes: Ctes) -> list[Source]:
     """The tables of JOIN (b JOIN c ON …) ON …, whose last condition holds once all of them are there."""
-    table, inner = _opened(join.this)
+    table, inner = _open_parentheses(join.this)
     if not inner or any(j.side or j.args.get("using") for j in (join, *inner)):
         return []
     found = [Source(*_table(text, table, ctes), tree=tree)]
@@ -160,13 +160,13 @@ def _table(text: str, node: exp.Expr, ctes: Ctes) -> tuple[exp.Identifier, exp.I
         raise refusal(text, "only an alias may follow the name of a table in FROM; remove the rest", node)
     alias = node.args.get("alias")
     if alias is None:
-        return _named(text, node.this, node.this, ctes)
+        return _read_name(text, node.this, node.this, ctes)
     if alias.args.get("columns") or not isinstance(alias.this, exp.Identifier):
         raise refusal(text, "an alias cannot rename columns; rename them with AS in the SELECT list", alias)
-    return _named(text, node.this, alias.this, ctes)
+    return _read_name(text, node.this, alias.this, ctes)
 
 
-def _named(
+def _read_name(
     text: str, name: exp.Identifier, alias: exp.Identifier, ctes: Ctes
 ) -> tuple[exp.Identifier, exp.Identifier, exp.Query | None]:
     """A table of the federation, or a query that WITH names."""
@@ -236,14 +236,14 @@ def read_select(text: str, select: exp.Select, ctes: Ctes | None = None, *, is_b
     kept = []
     for conjunct in conjuncts_of(where.this) if where is not None else ():
         if has_subquery(conjunct):
-            sources = narrowed(text, sources, conjunct, ctes)
+            sources = add_condition(text, sources, conjunct, ctes)
         else:
             check_scalar(text, conjunct)
             kept.append(conjunct)
     for k, item in enumerate(items):
         if isinstance(item, Item):
             if has_subquery(item.expression):
-                sources, items[k] = widened(text, sources, item, k + 1, ctes)
+                sources, items[k] = add_item(text, sources, item, k + 1, ctes)
             else:
                 check_scalar(text, item.expression)
     query = Conjunctive(tuple(items), sources, tuple(kept))

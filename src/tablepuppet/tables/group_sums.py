@@ -209,16 +209,16 @@ def _numbers(column: pa.ChunkedArray, kind: str) -> tuple[str, NDArray[Any], NDA
         return "float", values, present
     if pa.types.is_decimal(given):
         wide = pc.cast(column, pa.decimal128(38, given.scale))
-        return ("integer" if given.scale == 0 else f"decimal {given.scale}"), _unscaled(wide), present
+        return ("integer" if given.scale == 0 else f"decimal {given.scale}"), _to_unscaled(wide), present
     if pa.types.is_integer(given):
-        return "integer", _unscaled(pc.cast(column, _WHOLE)), present
+        return "integer", _to_unscaled(pc.cast(column, _WHOLE)), present
     if kind != "number" and (pa.types.is_date32(given) or pa.types.is_timestamp(given)):
         whole = pc.cast(pc.cast(column, pa.int32()) if pa.types.is_date32(given) else column, pa.int64())
         return str(given), numpy_of(pc.fill_null(whole, 0)).astype(np.int64), present
     raise SourceError(f"figures of type {given} cannot be merged over clients; numbers can, and minima of dates")
 
 
-def _unscaled(column: pa.ChunkedArray) -> Integers:
+def _to_unscaled(column: pa.ChunkedArray) -> Integers:
     """The 64-bit integers that decimals of 128 bits are, in units of their scale."""
     whole = column.combine_chunks()
     whole = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole

@@ -133,7 +133,7 @@ def source_of(query: str) -> str:
     select, ctes, _ = grouped_select(parse_one(query, dialect="duckdb"))
     rows = exp.select("*")
     for name in ("from_", "joins"):
-        rows.set(name, _copied(select.args.get(name)))
+        rows.set(name, _copy(select.args.get(name)))
     return _with(rows, ctes).sql("duckdb")
 
 
@@ -153,9 +153,9 @@ def split_groups(query: str | exp.Expr, columns: Callable[[], Collection[str]] =
     if any(item.find(exp.Star) and not item.find(*_KINDS) for item in select.expressions):
         raise UnmergeableError("a * beside groups")
     items = {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
-    by = [_meant(e, items, columns) for e in _grouped_by(select, group, items)]
+    by = [_resolve_group(e, items, columns) for e in _grouped_by(select, group, items)]
     merging = _Merging(by, items)
-    final = exp.select(*(_named(item, merging.final(item.unalias())) for item in select.expressions))
+    final = exp.select(*(_alias_as(item, merging.final(item.unalias())) for item in select.expressions))
     final = final.from_(exp.to_identifier(GROUPS, quoted=True))
     having = select.args.get("having")
     if having is not None:
@@ -187,16 +187,16 @@ class _Merging:
 
     def final(self, node: exp.Expr) -> exp.Expr:
         """An expression over groups' columns and aggregates → the same over states."""
-        return node.copy().transform(self._swapped)
+        return node.copy().transform(self._replace_aggregate)
 
-    def _swapped(self, node: exp.Expr) -> exp.Expr:
+    def _replace_aggregate(self, node: exp.Expr) -> exp.Expr:
         for number, group in enumerate(self.by):
             if _is_same(node, group):
                 return exp.column(f"g{number}")
         if isinstance(node, exp.Filter):
-            return self._merged(node.this, node.expression.this.sql("duckdb"))
+            return self._merge_aggregate(node.this, node.expression.this.sql("duckdb"))
         if isinstance(node, _KINDS):
-            return self._merged(node, None)
+            return self._merge_aggregate(node, None)
         if isinstance(node, exp.Column) and not node.table and node.name.lower() in self.items:
             others = {name: item for name, item in self.items.items() if name != node.name.lower()}
             inner = _Merging(self.by, others, self.states)
@@ -209,7 +209,7 @@ class _Merging:
             self.states.append(state)
         return self.states.index(state)
 
-    def _merged(self, node: exp.Expr, where: str | None) -> exp.Expr:
+    def _merge_aggregate(self, node: exp.Expr, where: str | None) -> exp.Expr:
         name = node.sql_name().lower() if isinstance(node, exp.Func) else "an aggregate"
         if not isinstance(node, _MERGEABLE) or node.expression:
             raise UnmergeableError(name)
@@ -222,26 +222,26 @@ class _Merging:
             true = self._state(f"count(*) FILTER (WHERE {both})")
             count = self._state(f"count({value}){among}")
             if isinstance(node, exp.CountIf):
-                return _parsed(f"CASE WHEN s{count} > 0 THEN CAST(s{true} AS HUGEINT) END")
+                return _parse(f"CASE WHEN s{count} > 0 THEN CAST(s{true} AS HUGEINT) END")
             holds = f"s{true} > 0" if isinstance(node, exp.LogicalOr) else f"s{true} = s{count}"
-            return _parsed(f"CASE WHEN s{count} > 0 THEN {holds} END")
+            return _parse(f"CASE WHEN s{count} > 0 THEN {holds} END")
         if isinstance(node, exp.Min | exp.Max):
             kind: Literal["least", "greatest"] = "least" if isinstance(node, exp.Min) else "greatest"
-            return _parsed(f"s{self._state(f'{node.key}({value}){among}', kind)}")
+            return _parse(f"s{self._state(f'{node.key}({value}){among}', kind)}")
         count = self._state(f"count({value}){among}")
         if isinstance(node, exp.Count):
-            return _parsed(f"s{count}")
+            return _parse(f"s{count}")
         if isinstance(node, exp.Sum | exp.Avg):
             total = self._state(f"sum({value}){among}")
             if isinstance(node, exp.Sum):
-                return _parsed(f"CASE WHEN s{count} > 0 THEN s{total} END")
-            return _parsed(f"CAST(s{total} AS DOUBLE) / NULLIF(s{count}, 0)")
+                return _parse(f"CASE WHEN s{count} > 0 THEN s{total} END")
+            return _parse(f"CAST(s{total} AS DOUBLE) / NULLIF(s{count}, 0)")
         total = self._state(f"sum(CAST({value} AS DOUBLE)){among}")
         spread = self._state(f"var_pop({value}){among} * count({value}){among}", "spread", count, total)
         freedom = 0 if isinstance(node, exp.StddevPop | exp.VariancePop) else 1
         variance = f"s{spread} / (s{count} - {freedom})"
         is_root = isinstance(node, exp.Stddev | exp.StddevPop | exp.StddevSamp)
-        return _parsed(f"CASE WHEN s{count} > {freedom} THEN {f'sqrt({variance})' if is_root else variance} END")
+        return _parse(f"CASE WHEN s{count} > {freedom} THEN {f'sqrt({variance})' if is_root else variance} END")
 
 
 _MERGEABLE = (
@@ -250,7 +250,7 @@ _MERGEABLE = (
 )
 
 
-def _parsed(text: str) -> exp.Expr:
+def _parse(text: str) -> exp.Expr:
     return exp.Paren(this=parse_one(text, dialect="duckdb"))
 
 
@@ -273,13 +273,13 @@ def _has_aggregate(node: exp.Expr, items: Mapping[str, exp.Expr]) -> bool:
     return any(_has_aggregate(items[name], others) for name in named if items[name] is not node)
 
 
-def _meant(group: exp.Expr, items: Mapping[str, exp.Expr], columns: Callable[[], Collection[str]]) -> exp.Expr:
+def _resolve_group(group: exp.Expr, items: Mapping[str, exp.Expr], columns: Callable[[], Collection[str]]) -> exp.Expr:
     """GROUP BY may name an item of the SELECT list; a column of that name goes before it."""
     is_name = isinstance(group, exp.Column) and not group.table and group.name.lower() in items
     return items[group.name.lower()] if is_name and group.name.lower() not in columns() else group
 
 
-def _named(item: exp.Expr, value: exp.Expr) -> exp.Expr:
+def _alias_as(item: exp.Expr, value: exp.Expr) -> exp.Expr:
     name = item.alias_or_name
     return (
         exp.alias_(value, name, quoted=item.args["alias"].quoted if item.args.get("alias") else None) if name else value
@@ -314,7 +314,7 @@ def _without(query: exp.Select, *clauses: str) -> exp.Select:
     return query
 
 
-def _copied(value: object) -> object:
+def _copy(value: object) -> object:
     if isinstance(value, list):
         return [part.copy() for part in value]
     return value.copy() if isinstance(value, exp.Expr) else value

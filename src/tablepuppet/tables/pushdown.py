@@ -85,22 +85,22 @@ def push_down(
     local: list[exp.Expr] = list(kept)
     for tree, text in zip(trees, expressions, strict=True):
         if dialect.computes and not isinstance(tree, exp.Column) and family(tree, known, dialect) is not None:
-            inner.append(_fetched(len(asked)))
-            outer.append(_fetched(len(asked)))
-            asked.append((_written(tree, dialect), None))
+            inner.append(_fetched_name(len(asked)))
+            outer.append(_fetched_name(len(asked)))
+            asked.append((_render(tree, dialect), None))
         else:
             local.append(tree)
             outer.append(f"({text})")
     for column in _columns(local, known):
         own = exp.to_identifier(column.name, quoted=True).sql(dialect.name)
-        inner.append(f"CAST({_fetched(len(asked))} AS {column.type}) AS {_quoted(column.name)}")
+        inner.append(f"CAST({_fetched_name(len(asked))} AS {column.type}) AS {_quote(column.name)}")
         asked.append((own if column.fetch is None else column.fetch.format(own), column))
     if not asked:
-        asked, inner = [("1", None)], [_fetched(0)]
+        asked, inner = [("1", None)], [_fetched_name(0)]
     marks = [exp.to_identifier(f"{FETCHED}{k}", quoted=True).sql(dialect.name) for k in range(len(asked))]
     select = f"SELECT {', '.join(f'{e} AS {m}' for (e, _), m in zip(asked, marks, strict=True))} FROM {relation}"
     if pushed:
-        select += f" WHERE {' AND '.join(f'({_written(c, dialect)})' for c in pushed)}"
+        select += f" WHERE {' AND '.join(f'({_render(c, dialect)})' for c in pushed)}"
     return PushDown(
         select=select,
         fetched=tuple(column for _, column in asked),
@@ -117,7 +117,7 @@ def _columns(trees: Sequence[exp.Expr], known: Mapping[str, OwnerColumn]) -> lis
     return [known[name] for name in names]
 
 
-def _fetched(number: int) -> str:
+def _fetched_name(number: int) -> str:
     return f'"{FETCHED}{number}"'
 
 
@@ -161,7 +161,7 @@ def family(node: exp.Expr, known: Mapping[str, OwnerColumn], dialect: Dialect) -
         return "boolean" if set(children) == {"boolean"} else None
     if kind in _NUMBERS:
         return "number" if set(children) == {"number"} else None
-    shared = _shared(children, list(node.iter_expressions()))
+    shared = _common_family(children, list(node.iter_expressions()))
     if shared is None or kind is exp.Coalesce:
         return shared
     # Which text comes first is a matter of collation; whether two are equal is not.
@@ -169,7 +169,7 @@ def family(node: exp.Expr, known: Mapping[str, OwnerColumn], dialect: Dialect) -
     return None if is_ordered and shared in ("text", "boolean") else "boolean"
 
 
-def _shared(children: Sequence[Family | None], nodes: Sequence[exp.Expr]) -> Family | None:
+def _common_family(children: Sequence[Family | None], nodes: Sequence[exp.Expr]) -> Family | None:
     """The one family of all; a text literal beside a date or time is read as one."""
     families = {f for f, n in zip(children, nodes, strict=True) if f != "text" or not isinstance(n, exp.Literal)}
     if len(families) == 1 and families <= {"date", "timestamp"}:
@@ -214,9 +214,9 @@ def _conjuncts(node: exp.Expr) -> list[exp.Expr]:
     return list(inside.flatten()) if isinstance(inside, exp.And) else [inside]
 
 
-def _written(node: exp.Expr, dialect: Dialect) -> str:
+def _render(node: exp.Expr, dialect: Dialect) -> str:
     return node.sql(dialect.name, identify=True, comments=False)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

@@ -79,7 +79,7 @@ class _Shared:
             for place, rows in enumerate(self.rows)
         ]
 
-    def relayed(self, job: str, scan: int, sums: Sequence[GroupSums]) -> list[HoldGroups]:
+    def relay_requests(self, job: str, scan: int, sums: Sequence[GroupSums]) -> list[HoldGroups]:
         """What each client is told of the groups that it holds."""
         found = []
         for place in range(len(sums)):
@@ -108,7 +108,7 @@ def merge_groups(bound: BoundQuery, link: Link, job: str, keys: KeyMode) -> dict
     merging = {number: found for number, found in shared.items() if len(found.holders)}
     if merging:
         sums = _ask(link, scans, {number: found.requests(job, number) for number, found in merging.items()})
-        own = {n: found.relayed(job, n, cast("list[GroupSums]", sums[n])) for n, found in merging.items()}
+        own = {n: found.relay_requests(job, n, cast("list[GroupSums]", sums[n])) for n, found in merging.items()}
         _ask(link, scans, own)
     return {
         number: MergedGroups(

@@ -29,7 +29,7 @@ help: ## show this list
 demo: $(VENV)/.demo ## train on New York's flights of 2013: sixteen airlines, three other owners, nothing pooled
 	@$(BIN)/tablepuppet demo $(if $(FLIGHTS),--flights $(FLIGHTS))
 
-test: check ## check, then doctests, quick tests and examples (eight minutes on two cores)
+test: check ## check, then doctests, quick tests and examples (minutes)
 	@$(PYTEST) -m "not slow and not root and not network"
 
 check: $(VENV)/.dev ## format, lint, types and import rules

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from tablepuppet.prediction.model import BlockModel
     from tablepuppet.transport.meter import Account
 
+
+_Record = TypeVar("_Record", bound=msgspec.Struct)
 
 LIBRARIES = ("numpy", "scipy", "pandas", "pyarrow", "duckdb", "sqlglot")
 
@@ -86,16 +88,9 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
         ),
         explanation=result.explain(),
         insights=[InsightRecord(party=i.party, learns=list(i.learns)) for i in counted.insights],
-        exposures=[ExposureRecord(block=e.block, numbers=e.numbers, width=e.width) for e in counted.exposures],
+        exposures=[_copy_fields(ExposureRecord, e) for e in counted.exposures],
         ledger=[
-            ReleaseRecord(
-                what=release.what,
-                table=release.table,
-                observer=release.observer,
-                epsilon=_finite(release.spent()),
-                delta=release.delta,
-                claim=release.line(),
-            )
+            _copy_fields(ReleaseRecord, release, epsilon=_finite(release.spent()), claim=release.line())
             for release in result.privacy.releases
         ],
         environment=_environment(),
@@ -128,6 +123,12 @@ def _trees(result: Result) -> list[str]:
     return [result.model.tree_text(*pair) for pair in pairs[:_TREES]]
 
 
+def _copy_fields(kind: type[_Record], source: object, **others: Any) -> _Record:
+    """A record whose fields are attributes of the same names, but for the others."""
+    rest = (name for name in kind.__struct_fields__ if name not in others)
+    return kind(**others, **{name: getattr(source, name) for name in rest})
+
+
 def _finite(value: float) -> float | None:
     number = float(value)
     return number if math.isfinite(number) else None
@@ -139,20 +140,7 @@ def _metrics(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, float 
 
 def _data(result: Result) -> DataRecord:
     mapping = result.plan.mapping
-    relations = [
-        RelationRecord(
-            alias=fit.alias,
-            table=fit.table,
-            clients=fit.clients,
-            rows=fit.rows,
-            matched=fit.matched,
-            max_fan_out=fit.max_fan_out,
-            mean_fan_out=_finite(fit.mean_fan_out),
-            is_outer=fit.is_outer,
-            is_anti=fit.is_anti,
-        )
-        for fit in mapping.fits
-    ]
+    relations = [_copy_fields(RelationRecord, fit, mean_fan_out=_finite(fit.mean_fan_out)) for fit in mapping.fits]
     blocks = [
         BlockRecord(
             name=model.name,
@@ -161,10 +149,7 @@ def _data(result: Result) -> DataRecord:
             width=_width(model),
             rows=mapping.blocks[number].rows,
             max_multiplicity=mapping.blocks[number].most,
-            parts=[
-                PartRecord(client=part.client, train_rows=part.train_rows, test_rows=part.test_rows)
-                for part in mapping.parts_of(number)
-            ],
+            parts=[_copy_fields(PartRecord, part) for part in mapping.parts_of(number)],
         )
         for number, model in enumerate(result.blocks)
     ]
@@ -187,14 +172,12 @@ def _history(result: Result) -> list[Epoch]:
     slowest = np.concatenate([[0], np.cumsum([r.slowest for r in result.traffic.each_round], dtype=np.int64)])
 
     def epoch(record: EpochRecord) -> Epoch:
-        return Epoch(
-            epoch=record.epoch,
+        return _copy_fields(
+            Epoch,
+            record,
             objective=_finite(record.objective),
             metrics=_metrics(record.metrics),
-            rounds=record.rounds,
-            bytes=record.bytes,
             slowest_bytes=int(slowest[record.rounds]),
-            seconds=record.seconds,
             residuals={name: _finite(value) for name, value in record.residuals.items()},
         )
 
@@ -231,12 +214,9 @@ def _curves(curves: Curves) -> CurvesRecord:
 
 
 def _account(account: Account) -> AccountRecord:
-    return AccountRecord(
-        rounds=account.rounds,
-        bytes_up=account.bytes_up,
-        bytes_down=account.bytes_down,
-        payload_up=account.payload_up,
-        payload_down=account.payload_down,
+    return _copy_fields(
+        AccountRecord,
+        account,
         slowest_bytes=sum(r.slowest for r in account.each_round),
         by_message=dict(account.by_message),
         by_client=dict(account.by_client),

@@ -65,7 +65,8 @@ def map_new_rows(
         span, places = block_span(bound, block, client_rows, lenient)
         rows = span.occurring(counts)
         columns.append(Column.of(span, rows, sizes))
-        parts += parts_of_block(number, places, np.empty(0, np.int32), rows, len(parts))
+        found = parts_of_block(number, places, np.empty(0, np.int32), rows, len(parts))
+        parts += [part for part in found if len(part.test_rows)]  # nobody is asked about nothing
         assumed.append(_assumed(block, lenient, branches))
     numbers = JoinedSide(tuple(branches), tuple(columns), len(columns), len(columns)).numbers(0, total)
     indices = tuple(RowIndex.of(own, column.rows) for own, column in zip(numbers, columns, strict=True))

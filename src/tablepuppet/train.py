@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pyarrow as pa
 
-from tablepuppet.algorithms.boosting.plan import check_tree_exposure
+from tablepuppet.algorithms.registry import own_model
 from tablepuppet.catalog import LabelColumns, bind
 from tablepuppet.catalog.across_owners import read_query
 from tablepuppet.catalog.binding import Key, Wanted, bind_features
@@ -80,10 +80,9 @@ def _run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None) 
     if job.search is not None:
         with one_blas_thread:
             return run_search(prepared, link, job_id, on_round)
-    if job.spec.is_boosted:
-        from tablepuppet.algorithms.boosting.engine import run_boosting  # here: it loads the compiler of kernels
-
-        return run_boosting(prepared, link, job_id, on_round)
+    own = own_model(job.spec)
+    if own is not None:
+        return cast(Result, own.run(prepared, link, job_id, on_round))
     with one_blas_thread:
         return run(prepared, link, job_id, on_round)
 
@@ -96,8 +95,9 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
         prepared = prepare_job(job, tables, link, job_id, "explain", cluster)
         plan = prepared.plan
         _ = plan.private  # what training would refuse is refused here
-        if job.spec.is_boosted:
-            check_tree_exposure(plan.shape, plan.job)
+        own = own_model(job.spec)
+        if own is not None:
+            own.check_exposure(plan.shape, plan.job)
             return plan if not job.probe else replace(plan, gains=_gains(plan, tables, link))
         plan = with_statistics(prepared, link, job_id)
         check_exposure(plan.shape, plan.job, plan.loss)
@@ -188,7 +188,7 @@ def importance(
     """How much worse a model gets where a feature or a table is shuffled."""
     if by not in ("feature", "table") or not isinstance(repeats, int) or not 1 <= repeats <= 100:
         raise JobError('importance is by="feature" or by="table", repeated 1 to 100 times')
-    shuffles = repeats if by == "feature" and not model.spec.is_boosted else 0
+    shuffles = repeats if by == "feature" and own_model(model.spec) is None else 0
     measured = Measurement((model,), RowSelection.of(rows, (model,)), shuffles=shuffles)
     with _session(tables, link) as job_id, one_blas_thread:
         prepared = prepare_job(job, tables, link, job_id, "evaluate", measured=measured)
@@ -216,7 +216,8 @@ def partial_dependence(
 ) -> Inspection:
     """What a model says on average where one feature has the same value in every row; no label is read."""
     given = varied(model, feature, values, points)
-    fixed = None if model.spec.is_boosted else (model.blocks[given.block].name, given.feature, len(given.values))
+    name = model.blocks[given.block].name
+    fixed = (name, given.feature, len(given.values)) if own_model(model.spec) is None else None
     measured = Measurement((model,), RowSelection.of(rows, (model,)), fixed=fixed)
     with _session(tables, link) as job_id, one_blas_thread:
         mapping = map_features(job, tables, link, job_id, "evaluate", measured)

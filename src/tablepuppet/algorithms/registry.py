@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Union
 
 from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.options import AlgorithmOptions, checked
+from tablepuppet.algorithms.own_model import OwnModel
 from tablepuppet.errors import JobError
+from tablepuppet.models.spec import ModelSpec
 from tablepuppet.protocol.base import Message
 
 # In the order in which they are listed, and advised where two do as well. The first is the default.
@@ -51,6 +53,18 @@ else:
 def algorithm_of(options: AlgorithmOptions) -> Algorithm[Any]:
     """The algorithm whose options these are."""
     return _BY_OPTIONS[type(options)]
+
+
+_OWN_MODELS = {a.own_model: folder for a, folder in zip(ALGORITHMS, FOLDERS, strict=True) if a.own_model}
+
+
+def own_model(spec: ModelSpec) -> OwnModel | None:
+    """What plans, trains and applies a model that is no sum or head of table scores; None: the rooms themselves."""
+    folder = _OWN_MODELS.get(spec.kind)
+    if folder is None:
+        return None
+    own: OwnModel = import_module(f"tablepuppet.algorithms.{folder}.own_model").OWN_MODEL
+    return own
 
 
 def is_expanded(name: str) -> bool:

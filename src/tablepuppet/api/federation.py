@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, 
 import pyarrow as pa
 
 from tablepuppet import train as story
+from tablepuppet.algorithms.registry import own_model
 from tablepuppet.api.models import labelled_job, model_of, own_head, with_start
 from tablepuppet.api.owners import federation_from_toml, make_clients, name_owners, read_toml
 from tablepuppet.api.recommend import best, candidates
@@ -261,7 +262,7 @@ class Federation:
                 made = jobs(next((job.algorithm for job in made if job.l1 or job.signs), None))
             with show_progress("searching", progress) as bar:
                 on_round = bar.chain_callback(None)
-                if all(job.spec.is_boosted for job in made):
+                if all(own_model(job.spec) is not None for job in made):
                     check_apart(made, drawn)
                     found = search_apart(made, tried, drawn, lambda job: self._train(job, on_round, False))
                 else:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tablepuppet.algorithms.boosting.prediction import grown
-from tablepuppet.algorithms.registry import DEFAULT
+from tablepuppet.algorithms.registry import DEFAULT, own_model
 from tablepuppet.engine.result import Result
 from tablepuppet.errors import ModelError
 from tablepuppet.job import Job, make_job
@@ -56,6 +56,6 @@ def with_start(options: dict[str, Any]) -> dict[str, Any]:
     if given is None:
         return options
     model = model_of(load(given) if isinstance(given, str | Path) else given)
-    if model.spec.is_boosted:
+    if own_model(model.spec) is not None:
         return {**options, "warm_start": grown(model)}
     return {**options, "warm_start": None, "start": model.weights()}

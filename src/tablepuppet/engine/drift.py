@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tablepuppet.algorithms.registry import own_model
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.prediction.model import Model
@@ -92,7 +93,7 @@ class Drift:
 
 def drift_of(model: Model, encoders: Sequence[Sequence[Encoder]], mapping: MappingSummary) -> Drift:
     """The model's encoders beside those that its query would get now."""
-    if model.spec.is_boosted:
+    if own_model(model.spec) is not None:
         raise ModelError(
             "boosted trees keep no mean or spread of their features to compare with; drift looks at linear and neural "
             "models, and evaluate measures trees on new rows"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from tablepuppet.algorithms.boosting.prediction import ask_bits, tree_scores
+from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array
 from tablepuppet.engine.measured_rows import MeasuredRows
 from tablepuppet.engine.metrics import Measured, Metrics, measure, measure_scores
@@ -47,7 +47,7 @@ class Scored:
     def measured(self, blocks: Sequence[Array] | None = None) -> Measured:
         """How good it is; `blocks`: with these in the place of its own."""
         model, given = self.model, self.blocks if blocks is None else blocks
-        if model.spec.is_boosted:
+        if own_model(model.spec) is not None:
             labels = rows_here(self.rows).joined_labels()
             return measure_scores(self.scores(given), labels, None, model.loss, moment=Moment.FINISHED)
         rows = headed(self.rows, trained_head(model.head))
@@ -56,9 +56,9 @@ class Scored:
     def scores(self, blocks: Sequence[Array] | None = None) -> Array:
         """Of every joined row."""
         model, given, rows = self.model, self.blocks if blocks is None else blocks, rows_here(self.rows)
-        if model.spec.is_boosted:
-            numbers = [index.numbers(rows.rows) for index in rows.indices]
-            return tree_scores(model, cast("Any", given), numbers, rows.rows)
+        own = own_model(model.spec)
+        if own is not None:
+            return own.scores(model, given, [index.numbers(rows.rows) for index in rows.indices], rows.rows)
         kept = headed(rows, trained_head(model.head))
         kept.allocate("scores", model.outputs)
         kept.run(_keep_scores, given, writes=("scores",), intercept=model.encoded_intercept)
@@ -82,10 +82,11 @@ def score_labelled(model: Model, prepared: Prepared, link: Link, job_id: str) ->
 
 def score_rows(model: Model, rows: Joined, union: UnionOperator) -> Scored:
     """Asks every client what the model says of its rows."""
-    if model.spec.is_boosted:
+    own = own_model(model.spec)
+    if own is not None:
         parts = [(part, part.train_rows, part.train) for part in union.parts]
-        bits = ask_bits(model, parts, [index.rows for index in rows_here(rows).indices], union.link, union.job)
-        return Scored(model, rows, cast(list[Array], bits), union)
+        sizes = [index.rows for index in rows_here(rows).indices]
+        return Scored(model, rows, own.ask_rows(model, parts, sizes, union.link, union.job), union)
     answers = union.ask(lambda part: score_request(model, part, part.train_rows, union.job), "evaluation")
     per_row = [np.zeros((rows.indices[i].rows, k)) for i, k in enumerate(model.widths)]
     for part in union.parts:

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.algorithms.boosting.messages import SplitRule
+from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array
 from tablepuppet.engine.evaluate import Scored
 from tablepuppet.engine.measured_rows import MeasuredRows
@@ -114,7 +115,7 @@ def _names(model: Model) -> list[str]:
 
 def _set(scored: Scored, given: Varied, value: Value) -> Array:
     """What a block says once a feature of it has one value in all rows."""
-    if scored.model.spec.is_boosted:
+    if own_model(scored.model.spec) is not None:
         own = scored.blocks[given.block].copy()
         for number, rule in enumerate(scored.model.blocks[given.block].splits):
             if rule.feature == given.feature:
@@ -148,7 +149,7 @@ def _usual(model: Model, block: int, feature: int, points: int) -> Sequence[Valu
     categories that the model knows."""
     held = model.blocks[block]
     name = held.features[feature]
-    if model.spec.is_boosted:
+    if own_model(model.spec) is not None:
         rules = [rule for rule in held.splits if rule.feature == feature]
         if not rules:
             raise ModelError(f"no tree asks for {name}, so predictions do not depend on it")
@@ -205,7 +206,7 @@ def _units(scored: Scored, by: str) -> Iterator[tuple[int, int | None, str | Non
 def _shuffled(scored: Scored, block: int, feature: int | None, rng: np.random.Generator) -> Array:
     """What a block says once a feature of it, or all of them, are shuffled."""
     own = scored.blocks[block]
-    if scored.model.spec.is_boosted:
+    if own_model(scored.model.spec) is not None:
         order = np.append(rng.permutation(own.shape[1] - 1), own.shape[1] - 1)  # the last: no row at all
         held = scored.model.blocks[block]
         if feature is not None and held.is_held:

@@ -14,6 +14,7 @@ from tablepuppet.algorithms.registry import (
     KINKED,
     algorithm_of,
     named,
+    own_model,
 )
 from tablepuppet.errors import JobError, PrivacyError, nearest
 from tablepuppet.job.job import OPEN_LOSSES, Job, Local, loss_options
@@ -149,7 +150,7 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
             "warm_start adds boosted trees to those of a model; leave it out of other models, and of forests"
         )
     _check_ids(job)
-    if job.spec.is_boosted or algorithm.own_model:
+    if own_model(job.spec) is not None or algorithm.own_model:
         _check_boosted(job, given)
         return
     if algorithm.requires_curvature and loss is not None and not loss.is_smooth:

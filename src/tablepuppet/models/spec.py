@@ -30,10 +30,6 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def is_linear(self) -> bool:
         return self.kind == "linear"
 
-    @property
-    def is_boosted(self) -> bool:
-        return self.kind == "boosted"
-
 
 L2 = 1e-4  # of a job that does not say
 

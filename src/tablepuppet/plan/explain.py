@@ -11,6 +11,7 @@ from math import ceil
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from tablepuppet.algorithms.registry import own_model
 from tablepuppet.algorithms.shape import BlockShape
 from tablepuppet.formatting import columns, groups, plural, seconds, size
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
@@ -138,8 +139,9 @@ def _rows(plan: Plan) -> list[str]:
         if block.unmatched:
             rows = plural(block.unmatched, "training row")
             stay = f"LEFT JOIN: {rows} without a partner in {block.name} stay, with zeros in its encoded columns"
-            if plan.job.spec.is_boosted:
-                lines += [f"  LEFT JOIN: {rows} without a partner in {block.name} stay, all their values there missing"]
+            own = own_model(plan.job.spec)
+            if own is not None:
+                lines += [f"  LEFT JOIN: {rows} without a partner in {block.name} {own.unmatched}"]
                 continue
             weight = f"on the original scale that is a weight of its own, {block.name} IS NOT NULL"
             lines += wrap(f"{stay}; {weight}", _LINE, initial_indent="  ", subsequent_indent="    ")
@@ -220,9 +222,9 @@ def _privacy(plan: Plan) -> list[str]:
 
 
 def _exposure(plan: Plan) -> Sequence[str]:
-    lines = ["Exposure: numbers that the server may see of one row, against the row's columns"]
-    if plan.job.spec.is_boosted:
-        lines = ["Exposure: bits that the server may be told of one row, against all that its bins have"]
+    own = own_model(plan.job.spec)
+    usual = "Exposure: numbers that the server may see of one row, against the row's columns"
+    lines = [usual if own is None else own.exposure_title]
     for exposure in plan.exposures:
         verdict = (
             "enough to reconstruct it"

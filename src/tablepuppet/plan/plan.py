@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from tablepuppet.algorithms.algorithm import Algorithm
-from tablepuppet.algorithms.boosting.plan import (
-    advise_trees,
-    tree_disclosures,
-    tree_exposures,
-    tree_insights,
-    trees_beside,
-)
-from tablepuppet.algorithms.registry import BY_NAME, algorithm_of, is_expanded
+from tablepuppet.algorithms.boosting.plan import trees_beside
+from tablepuppet.algorithms.registry import BY_NAME, algorithm_of, is_expanded, own_model
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
@@ -116,8 +110,9 @@ class Plan:
     @property
     def advice(self) -> Advice:
         """Which algorithm to take, and why."""
-        if self.job.spec.is_boosted:
-            return advise_trees(self.shape, self.job.options)
+        own = own_model(self.job.spec)
+        if own is not None:
+            return cast(Advice, own.advise(self.shape, self.job.options))
         if self.algorithm.takes_kinks:
             return Advice(self.algorithm.name, "it takes penalties with kinks, l1 and signs, and reaches the optimum")
         return advise(self.shape, self.batch_size)
@@ -131,7 +126,7 @@ class Plan:
     @property
     def hint(self) -> str | None:
         """What would make the run faster on this machine; None: nothing that is known."""
-        if self.job.spec.is_boosted:
+        if own_model(self.job.spec) is not None:
             return None
         is_slow = wins(self.mapping.train_rows, is_dear=is_dear(self.job, self.loss)) and not is_installed()
         return HINT if is_slow else None
@@ -139,15 +134,17 @@ class Plan:
     @property
     def insights(self) -> list[Insight]:
         """Who learns what."""
-        if self.job.spec.is_boosted:
-            return tree_insights(self.mapping, self.shape, self.job)
+        own = own_model(self.job.spec)
+        if own is not None:
+            return own.insights(self.mapping, self.shape, self.job)
         return insights(self.mapping, self.shape, self.job, self.loss, self.ids)
 
     @property
     def exposures(self) -> list[Exposure]:
         """How many numbers the server may see of a row."""
-        if self.job.spec.is_boosted:
-            return tree_exposures(self.shape, self.job.options)
+        own = own_model(self.job.spec)
+        if own is not None:
+            return own.exposures(self.shape, self.job.options)
         return exposures(self.shape, self.job, self.loss)
 
     def disclosures(self, epochs: int | None = None) -> dict[Told, int]:
@@ -155,8 +152,9 @@ class Plan:
 
         How often trees are checked, and how many splits are told, depends on the data: of these it is the most.
         """
-        if self.job.spec.is_boosted:
-            return tree_disclosures(self.mapping, self.shape, self.job)
+        own = own_model(self.job.spec)
+        if own is not None:
+            return own.disclosures(self.mapping, self.shape, self.job)
         return training_disclosures(self.mapping, self.shape, self.job, self.loss, epochs or self.job.epochs, self.ids)
 
     @cached_property
@@ -190,7 +188,7 @@ class Plan:
 
 def _trains(algorithm: Algorithm[Any], job: Job) -> bool:
     """Whether an algorithm trains a job's model: some have one of their own."""
-    return bool(algorithm.own_model) == job.spec.is_boosted
+    return bool(algorithm.own_model) == (own_model(job.spec) is not None)
 
 
 def is_dear(job: Job, loss: Loss) -> bool:

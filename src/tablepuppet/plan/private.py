@@ -22,7 +22,7 @@ from tablepuppet.algorithms.boosting.leaf_privacy import (
     leaf_releases,
     public_bounds,
 )
-from tablepuppet.algorithms.registry import EXPANDED, FEDERATED, algorithm_of, named
+from tablepuppet.algorithms.registry import EXPANDED, FEDERATED, algorithm_of, named, own_model
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
@@ -87,7 +87,7 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, we
     if features is None:
         is_local = predictions.mode == "local"
         gradients = [GradientPrivacy(clip=0.0, noise=0.0, **shared) if is_local else None] * len(numbers)
-    elif job.spec.is_boosted:
+    elif own_model(job.spec) is not None:
         rounds = algorithm_of(job.options).run_epochs(job.options, rounds)
         between = public_bounds(job, mapping)
         leaves = leaf_noise(job, mapping, loss, slope, weight, rounds)

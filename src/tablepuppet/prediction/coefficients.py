@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Class
@@ -114,7 +115,7 @@ def _variance(weights: Array) -> Array:
 
 
 def _need_linear(model: Model, what: str) -> None:
-    if model.spec.is_boosted:
+    if own_model(model.spec) is not None:
         raise ModelError(f"boosted trees have no {what}; importance() says which features their splits ask")
     if model.head is not None:
         raise ModelError(f"a model with a {model.head.spec.kind} head has no {what}; its tables act together")

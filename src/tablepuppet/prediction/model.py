@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.algorithms.boosting.model import Tree
+from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array
 from tablepuppet.catalog.bound import BoundQuery, Scan
 from tablepuppet.errors import ModelError
@@ -144,7 +145,7 @@ class Model:
         standardize=False: what one unit of a number adds). NaN where the weights stay with their owner. Of boosted
         trees: how much all splits of the feature gained, and in a further column how many splits there are.
         """
-        if self.spec.is_boosted:
+        if own_model(self.spec) is not None:
             from tablepuppet.prediction.coefficients import tree_importance
 
             return tree_importance(self)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from tablepuppet.algorithms.boosting.prediction import ask_bits, grown, tree_scores
+from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.catalog.across_owners import read_query
 from tablepuppet.catalog.binding import Key, Servable, Wanted, bind_features
@@ -64,7 +64,7 @@ def predict_rows(
     )
     servable = bind_features(read_query(query, tables, link), wanted, tables=tables, link=link, job=job)
     here = [(b, s) for b, s in zip(model.blocks, servable.bound.blocks, strict=True) if not b.is_held]
-    if model.spec.is_boosted:
+    if own_model(model.spec) is not None:
         for block, bound in here:
             check_splits(block.features, bound.columns, block.splits)
     else:
@@ -100,8 +100,9 @@ def predict_rows(
 
 def block_fingerprints(model: Model) -> dict[str, str]:
     """What is applied to each block, by name; nothing where its owners hold their part."""
-    if model.spec.is_boosted:
-        return grown(model).names
+    own = own_model(model.spec)
+    if own is not None:
+        return own.fingerprints(model)
     return {
         block.name: "" if block.is_held else fingerprint(block.encoders, block.theta, model.spec, width)
         for block, width in zip(model.blocks, model.widths, strict=True)
@@ -134,11 +135,12 @@ def _plain(values: Sequence[Any]) -> Key:
 
 def _scores(model: Model, rows: NewRows, link: Link, job: str) -> Array:
     """Σ_i expand_i(h_i) + intercept; the mean contribution where an owner is missing."""
-    if model.spec.is_boosted:
+    own = own_model(model.spec)
+    if own is not None:
         parts = [(part, part.test_rows, part.test) for part in rows.parts]
-        bits = ask_bits(model, parts, [index.rows for index in rows.joined.indices], link, job)
-        count = rows.joined.rows
-        return tree_scores(model, bits, [index.numbers(count) for index in rows.joined.indices], count)
+        indices, count = rows.joined.indices, rows.joined.rows
+        told = own.ask_rows(model, parts, [index.rows for index in indices], link, job)
+        return own.scores(model, told, [index.numbers(count) for index in indices], count)
     requests: dict[str, list[Message]] = {}
     for part in rows.parts:
         requests.setdefault(part.client, []).append(score_request(model, part, part.test_rows, job))

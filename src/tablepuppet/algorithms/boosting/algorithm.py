@@ -26,7 +26,7 @@ class BoostingAlgorithm(Algorithm[Boosting]):
     remedy = "use a smaller learning_rate, or bits = 32"
 
     def refusal(self, options: Boosting, spec: ModelSpec) -> str | None:
-        return None if spec.is_boosted else 'algorithm="boosting" grows trees; use it with model="boosted"'
+        return None if spec.kind == "boosted" else 'algorithm="boosting" grows trees; use it with model="boosted"'
 
     def title(self, options: Boosting) -> str:
         trees = "1 tree" if options.trees == 1 else f"{options.trees:,} trees"

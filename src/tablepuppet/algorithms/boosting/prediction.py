@@ -98,7 +98,7 @@ def grown(given: Any) -> GrownTrees:
 
         given = load(given)
     model = getattr(given, "model", given)
-    if not isinstance(model, Model) or not model.spec.is_boosted:
+    if not isinstance(model, Model) or model.spec.kind != "boosted":
         raise ModelError("warm_start goes on with boosted trees: give a result, a model, or the folder of one")
     blocks = [
         GrownBlock(b.name, list(b.features), list(b.splits), count, b.is_held)

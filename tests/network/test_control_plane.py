@@ -32,7 +32,7 @@ from tablepuppet.job import make_job
 from tablepuppet.job.job import Local, Ray
 from tablepuppet.network.control import _class, from_frame, to_frame
 from tablepuppet.network.journal import Journal
-from tablepuppet.network.run_worker import _checked
+from tablepuppet.network.run_worker import _check_request
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
 from tablepuppet.protocol.base import Failure
@@ -201,7 +201,7 @@ def test_a_user_does_not_choose_the_servers_ray_cluster() -> None:
     for engine in (Ray(address="10.0.0.1:6379"), Ray(storage="/etc")):
         job = make_job(QUERY, label="y", model="auto", algorithm="newton", given={"engine": engine})
         with pytest.raises(JobError, match="which Ray cluster and folder a server uses is the server's to say"):
-            _checked("train", from_frame(to_frame(job), (type(job),)))
+            _check_request("train", from_frame(to_frame(job), (type(job),)))
 
 
 @pytest.mark.parametrize(

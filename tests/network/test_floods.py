@@ -22,7 +22,7 @@ import tablepuppet as tp
 from tablepuppet.api import ConnectedFederation
 from tablepuppet.errors import DisconnectedError, RunInterruptedError
 from tablepuppet.network import control as c
-from tablepuppet.network.processes import Few
+from tablepuppet.network.processes import RateLimitFilter
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
 from tablepuppet.protocol.codec import Frame
@@ -138,7 +138,7 @@ def test_names_of_those_who_may_read_a_run_are_few_and_short() -> None:
 
 
 def test_a_flood_of_lines_that_strangers_bring_about_is_counted_and_not_written() -> None:
-    few = Few(most=3, seconds=3600.0)
+    few = RateLimitFilter(most=3, seconds=3600.0)
 
     def line(logger: str, text: str = "refused %s") -> logging.LogRecord:
         return logging.LogRecord(logger, logging.WARNING, "", 0, text, ("somebody",), None)

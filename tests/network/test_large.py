@@ -14,7 +14,7 @@ from tests.network import party  # noqa: F401  (the fork server of all tests)
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.connections import Stream
-from tablepuppet.transport.flight import Connection, Door, FlightDoor
+from tablepuppet.transport.flight import Connection, Listener, ListenerSettings
 
 RUN = "0123456789abcdef"
 _FORKS = multiprocessing.get_context("forkserver")
@@ -39,7 +39,9 @@ def serve(pipe: Pipe) -> None:
 
     before: list[int] = []
     welcome = e.Welcome(heartbeat=5.0, limit=1 << 34, runs=[])
-    server = FlightDoor("grpc+tcp://127.0.0.1:0", Door({"a": "client"}, lambda: welcome, echo, e.FROM_CLIENT), None)
+    server = Listener(
+        "grpc+tcp://127.0.0.1:0", ListenerSettings({"a": "client"}, lambda: welcome, echo, e.FROM_CLIENT), None
+    )
     start = peak()
     pipe.send(server.port)
     pipe.recv()

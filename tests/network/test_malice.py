@@ -27,7 +27,7 @@ from tablepuppet.tables.owner_files import verify
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import LIMIT
-from tablepuppet.transport.flight import Door, FlightDoor, Identity
+from tablepuppet.transport.flight import Identity, Listener, ListenerSettings
 
 RUN = "0123456789abcdef"
 POLICY = """
@@ -63,9 +63,9 @@ class Impostor:
         self._came: queue.Queue[Stream] = queue.Queue()
         self._over: queue.Queue[None] = queue.Queue()
         welcome = e.Welcome(heartbeat=5.0, limit=LIMIT, runs=[RUN])
-        door = Door(dict.fromkeys(parties.owners, "client"), lambda: welcome, self._hold, FROM_ANYBODY)
+        door = ListenerSettings(dict.fromkeys(parties.owners, "client"), lambda: welcome, self._hold, FROM_ANYBODY)
         identity = Identity(folder / "ca.pem", folder / "server.pem", folder / "server.key")
-        self._door = FlightDoor(f"grpc+tls://127.0.0.1:{parties.port}", door, identity)
+        self._door = Listener(f"grpc+tls://127.0.0.1:{parties.port}", door, identity)
         self._step = 0
         self._stream: Stream | None = None
 

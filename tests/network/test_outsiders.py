@@ -25,7 +25,7 @@ from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import pack
-from tablepuppet.transport.flight import Connection, Door, FlightDoor, Identity
+from tablepuppet.transport.flight import Connection, Identity, Listener, ListenerSettings
 from tablepuppet.version import __version__
 
 
@@ -270,9 +270,9 @@ def test_without_tls_only_this_machine_is_spoken_to() -> None:
     def nothing(name: str, role: e.Role, stream: Any) -> None:
         raise AssertionError
 
-    door = Door({}, lambda: e.Welcome(heartbeat=1, limit=1, runs=[]), nothing, FROM_ANYBODY)
+    door = ListenerSettings({}, lambda: e.Welcome(heartbeat=1, limit=1, runs=[]), nothing, FROM_ANYBODY)
     with pytest.raises(TransportError, match="this machine only"):
-        FlightDoor("grpc+tcp://0.0.0.0:0", door, None)
+        Listener("grpc+tcp://0.0.0.0:0", door, None)
     with pytest.raises(TransportError, match="this machine only"):
         Connection("grpc+tcp://192.0.2.1:1", "a", "client", None, e.FROM_SERVER)
 

@@ -25,7 +25,7 @@ def test_a_rush_of_writes_is_synced_now_and_then_and_a_slow_one_every_time(
     syncing = Syncing()
     with (tmp_path / "file").open("wb") as file:
         for _ in range(100):  # a write a millisecond
-            syncing.written(file)
+            syncing.note_write(file)
             now += 0.001
         assert synced == round(0.1 / PERIOD)
         syncing.finish()
@@ -34,7 +34,7 @@ def test_a_rush_of_writes_is_synced_now_and_then_and_a_slow_one_every_time(
         assert synced == round(0.1 / PERIOD) + 1
         for _ in range(10):
             now += 2 * PERIOD
-            syncing.written(file)
+            syncing.note_write(file)
         assert synced == round(0.1 / PERIOD) + 11
-        syncing.written(file, is_urgent=True)
+        syncing.note_write(file, is_urgent=True)
         assert synced == round(0.1 / PERIOD) + 12

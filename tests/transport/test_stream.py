@@ -11,15 +11,17 @@ from tablepuppet.errors import DisconnectedError
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.connections import Stream
-from tablepuppet.transport.flight import Connection, Door, FlightDoor
+from tablepuppet.transport.flight import Connection, Listener, ListenerSettings
 
 
 def test_whoever_writes_after_the_end_is_told_so() -> None:
     """Flight destroys the writer with its call: to use it later would end the process."""
     served: queue.Queue[Stream] = queue.Queue()
     welcome = e.Welcome(heartbeat=5.0, limit=1 << 20, runs=[])
-    door = Door({"a": "client"}, lambda: welcome, lambda name, role, stream: served.put(stream), e.FROM_CLIENT)
-    server = FlightDoor("grpc+tcp://127.0.0.1:0", door, None)
+    door = ListenerSettings(
+        {"a": "client"}, lambda: welcome, lambda name, role, stream: served.put(stream), e.FROM_CLIENT
+    )
+    server = Listener("grpc+tcp://127.0.0.1:0", door, None)
     connection = Connection(f"grpc+tcp://127.0.0.1:{server.port}", "a", "client", None, e.FROM_SERVER)
     stream = served.get(timeout=10)
     with pytest.raises(DisconnectedError):

@@ -11,7 +11,7 @@ import pytest
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.flight import Connection, Door, FlightDoor
+from tablepuppet.transport.flight import Connection, Listener, ListenerSettings
 from tablepuppet.transport.switchboard import Switchboard
 
 _CLIENTS = ("a", "b", "c")
@@ -29,13 +29,13 @@ def _connected(switchboard: Switchboard, answer: int) -> Iterator[None]:
             connection.stream.send(e.Reply(run=request.run, step=request.step), [Frame(b"h", [bytes(answer)])])
 
     welcome = e.Welcome(heartbeat=5.0, limit=1 << 20, runs=[])
-    door = Door(
+    door = ListenerSettings(
         dict.fromkeys(_CLIENTS, "client"),
         lambda: welcome,
         lambda name, role, stream: switchboard.serve(name, stream),
         e.FROM_CLIENT,
     )
-    server = FlightDoor("grpc+tcp://127.0.0.1:0", door, None)
+    server = Listener("grpc+tcp://127.0.0.1:0", door, None)
     url = f"grpc+tcp://127.0.0.1:{server.port}"
     connections = [Connection(url, name, "client", None, e.FROM_SERVER) for name in _CLIENTS]
     threads = [threading.Thread(target=reply, args=(connection,), daemon=True) for connection in connections]

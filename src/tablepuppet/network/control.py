@@ -121,7 +121,7 @@ def _whole(flat: Any, buffers: Any, allowed: frozenset[type] | None) -> Any:
         return {_whole(k, buffers, allowed): _whole(v, buffers, allowed) for k, v in rest[0]}
     if kind == "object":
         module, name, held = rest
-        return _made(_class(module, name, allowed), held, buffers, allowed)
+        return _make(_class(module, name, allowed), held, buffers, allowed)
     raise ValueError("unknown kind of value")
 
 
@@ -139,7 +139,7 @@ def _class(module: str, name: str, allowed: frozenset[type] | None) -> type:
     return found[0]
 
 
-def _made(kind: type, flat: dict[str, Any], buffers: Any, allowed: frozenset[type] | None) -> Any:
+def _make(kind: type, flat: dict[str, Any], buffers: Any, allowed: frozenset[type] | None) -> Any:
     names = _fields(kind)
     if allowed is not None and set(names) != set(flat):
         raise ValueError(f"{kind.__name__} is not the same at both ends; install the same release of TablePuppet")

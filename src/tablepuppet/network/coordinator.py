@@ -21,7 +21,7 @@ from tablepuppet import train as story
 from tablepuppet.errors import ApprovalError, JobError, RunInterruptedError, TablePuppetError, TransportError
 from tablepuppet.memory import memory_limit
 from tablepuppet.network.control import Failed, Kind, Waiting
-from tablepuppet.network.journal import GivesWayError, Journal, RunTransport, Turn
+from tablepuppet.network.journal import GivesWayError, Journal, RunTransport, TimeSlice
 from tablepuppet.network.records import is_out_of_room, lock_folder, make_folder
 from tablepuppet.network.run_process import RunDiedError, RunProcess
 from tablepuppet.network.runs import Run, RunQueue
@@ -62,7 +62,7 @@ class Coordinator:
         self._runs: dict[str, Run] = {}
         self._queue = RunQueue()
         self._compute, self._turn, self._share = compute, turn, share
-        self._turns: dict[str, Turn] = {}  # by run
+        self._turns: dict[str, TimeSlice] = {}  # by run
         self._lock = threading.RLock()
         self._current: Run | None = None
         self._is_closing = False
@@ -368,7 +368,7 @@ class Coordinator:
             self.bytes_down += sum(f.size for frames in down.values() for f in frames)
             self.bytes_up += sum(f.size for frames in up.values() for f in frames)
 
-        turn = self._turns.setdefault(run.id, Turn(self._turn, self._compute, self._queue.has_any))
+        turn = self._turns.setdefault(run.id, TimeSlice(self._turn, self._compute, self._queue.has_any))
         turn.share, turn.other_users_wait = self._share, partial(self._queue.has_any, besides=run.owner)
         return RunTransport(
             run.id, self._switchboard, journal, self._patience, on_waiting, run.stop.is_set, on_step, turn

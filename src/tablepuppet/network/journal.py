@@ -132,7 +132,7 @@ class Journal:
         is_ahead = end <= os.fstat(self._file.fileno()).st_size
         write_whole(self._file, content if is_ahead else content + bytes(_AHEAD))
         self._file.seek(end)
-        self._syncing.written(self._file)
+        self._syncing.note_write(self._file)
 
     def finish(self) -> None:
         """All steps are on the disk when this returns."""
@@ -156,7 +156,7 @@ class GivesWayError(RunInterruptedError):
 
 
 @dataclass
-class Turn:
+class TimeSlice:
     """How long a run may keep others waiting; it outlives a run's lives."""
 
     seconds: float = inf  # that it waits for a client while other runs are queued
@@ -218,10 +218,10 @@ class RunTransport:
         on_waiting: OnWaiting,
         is_cancelled: Callable[[], bool],
         on_step: Callable[[int, Mapping[str, Sequence[Frame]], Mapping[str, Sequence[Frame]]], None],
-        turn: Turn | None = None,
+        turn: TimeSlice | None = None,
     ) -> None:
         self._run, self._switchboard, self._journal = run, switchboard, journal
-        self._turn = turn if turn is not None else Turn()
+        self._turn = turn if turn is not None else TimeSlice()
         self._began, self._polls = 0.0, False  # when this life asked last, and whether answers matter
         self._patience, self._on_waiting, self._is_cancelled = patience, on_waiting, is_cancelled
         self._on_step = on_step

@@ -66,7 +66,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(document, ensure_ascii=False)
 
 
-class Few(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Of lines that strangers bring about, so many of a kind a minute: the log of a flood does not fill the disk."""
 
     def __init__(self, most: int = 60, seconds: float = 60.0) -> None:
@@ -93,7 +93,7 @@ class Few(logging.Filter):
 def configure(level: str, style: Style) -> None:
     """Sends tablepuppet's log to standard error."""
     handler = logging.StreamHandler()
-    handler.addFilter(Few())
+    handler.addFilter(RateLimitFilter())
     text = TextLines("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
     handler.setFormatter(JsonLines() if style == "json" else text)
     root = logging.getLogger("tablepuppet")
@@ -189,7 +189,7 @@ def serve(
         server.coordinator.prepare()
         on_ready(server)
         members = [_member(client, open_tables) for client in clients]
-        threads = [threading.Thread(target=_watched, args=(m, stop), name="client", daemon=True) for m, _ in members]
+        threads = [threading.Thread(target=_run_member, args=(m, stop), name="client", daemon=True) for m, _ in members]
         for thread in threads:
             thread.start()
         try:
@@ -238,7 +238,7 @@ def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, 
     tables = open_tables(settings)
     policy = _CAREFUL if settings.policy is None else read_policy(settings.path(settings.policy))
     _warn_of_silence(settings, policy)
-    folder = _locked(settings.state_folder)
+    folder = _lock_state(settings.state_folder)
     client = Client(
         settings.name,
         tables,
@@ -274,7 +274,7 @@ def _warn_of_silence(settings: ClientSettings, policy: Policy) -> None:
         )
 
 
-def _locked(folder: Path) -> Path:
+def _lock_state(folder: Path) -> Path:
     """The folder, held by this process until it ends."""
     _LOCKS.append(lock_folder(folder))
     return folder
@@ -283,7 +283,7 @@ def _locked(folder: Path) -> Path:
 _LOCKS: list[Any] = []  # held until the process ends
 
 
-def _watched(member: Member, stop: threading.Event) -> None:
+def _run_member(member: Member, stop: threading.Event) -> None:
     try:
         with one_blas_thread:
             member.run()

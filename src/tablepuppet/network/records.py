@@ -46,7 +46,7 @@ class Syncing:
         self._pending: IO[bytes] | None = None
         self._lock = threading.Lock()
 
-    def written(self, file: IO[bytes], *, is_urgent: bool = False) -> None:
+    def note_write(self, file: IO[bytes], *, is_urgent: bool = False) -> None:
         """The file has new content, which must be on the disk soon, or when this returns."""
         with self._lock:
             self._pending = file
@@ -99,7 +99,7 @@ def record(envelope: Envelope, frames: Sequence[Frame] = ()) -> bytes:
     """The bytes of a small record."""
     pieces = list(pack(envelope, frames))
     body = b"".join(part for piece in pieces for part in (_SIZE.pack(len(piece)), piece))
-    return _HEAD.pack(len(pieces), len(body), _checked(pieces)) + body
+    return _HEAD.pack(len(pieces), len(body), _crc32(pieces)) + body
 
 
 def _stream_record(file: IO[bytes], envelope: Envelope, frames: Sequence[Frame]) -> None:
@@ -240,10 +240,10 @@ def is_full(error: OSError) -> bool:
 
 def checksum(frames: Iterable[Frame]) -> int:
     """A figure that frames can be told apart by."""
-    return _checked(buffer for frame in frames for buffer in (frame.header, *frame.buffers))
+    return _crc32(buffer for frame in frames for buffer in (frame.header, *frame.buffers))
 
 
-def _checked(buffers: Iterable[Buffer]) -> int:
+def _crc32(buffers: Iterable[Buffer]) -> int:
     value = 0
     for buffer in buffers:
         value = zlib.crc32(buffer, value)
@@ -279,7 +279,7 @@ class Slots:
         file.seek(slot * self._room)
         write_whole(file, content)
         self._newest = slot
-        self._syncing.written(file, is_urgent=is_urgent)
+        self._syncing.note_write(file, is_urgent=is_urgent)
         if self._syncing.is_finished:
             self._durable = slot
 
@@ -299,7 +299,7 @@ class Slots:
             raise TransportError(f"the checkpoint {self._path} is damaged; remove its folder and start the run again")
         self._newest, newest = max(found, key=lambda f: f[1][0].step)
         self._durable = self._newest
-        self._syncing.written(file, is_urgent=True)
+        self._syncing.note_write(file, is_urgent=True)
         return newest
 
     def finish(self) -> None:

@@ -97,9 +97,9 @@ class RunProcess:
     def start(self) -> Pipe:
         """A process that waits for a run: the one that there is, unless it has grown too large."""
         if self._pipe is not None and self._process is not None and self._process.poll() is None:
-            if self._taken() < self.memory // 2:
+            if self._resident_bytes() < self.memory // 2:
                 return self._pipe
-            log.info("the process of runs holds %.1f GiB and is replaced", self._taken() / 2**30)
+            log.info("the process of runs holds %.1f GiB and is replaced", self._resident_bytes() / 2**30)
         self.close()
         own, other = socket.socketpair()
         with other:
@@ -123,14 +123,14 @@ class RunProcess:
             if isinstance(said, w.Ask):
                 if said.accepts:
                     transport.accept()
-                given = w.parted(said.clients, frames)
+                given = w.split_frames(said.clients, frames)
                 try:
                     answers = transport.exchange(given, wait=said.wait)
                 except RunInterruptedError as error:
                     stopped = error
                     pipe.send(w.Interrupt(reason=str(error)))
                 else:
-                    counts, every = w.counted(answers)
+                    counts, every = w.join_frames(answers)
                     pipe.send(w.Answers(clients=counts), every)
             elif isinstance(said, w.RoundEnded):
                 on_round(said.round, said.rounds, frames[0])
@@ -146,7 +146,7 @@ class RunProcess:
         began, stopped = time.monotonic(), None
         while not pipe.is_readable(_LOOK):
             now = time.monotonic()
-            if self._taken() > self.memory:
+            if self._resident_bytes() > self.memory:
                 self.close()
                 raise RunDiedError(w.too_much_memory(self.memory), is_final=True)
             if now - began > self._seconds:
@@ -162,7 +162,7 @@ class RunProcess:
                     self.close()
                     raise RunInterruptedError("the run was stopped while it computed")
 
-    def _taken(self) -> int:
+    def _resident_bytes(self) -> int:
         """Bytes of memory that the process alone has; 0 where the system does not tell."""
         assert self._process is not None
         try:
@@ -188,7 +188,7 @@ def _level() -> int:
     return logging.getLogger("tablepuppet").getEffectiveLevel()
 
 
-def _error(broken: w.Broken) -> TablePuppetError:
-    kind = getattr(errors, broken.error, errors.TrainingError)
+def _error(failed: w.WorkerFailed) -> TablePuppetError:
+    kind = getattr(errors, failed.error, errors.TrainingError)
     is_ours = isinstance(kind, type) and issubclass(kind, TablePuppetError)
-    return kind(broken.message) if is_ours else errors.TrainingError(broken.message)
+    return kind(failed.message) if is_ours else errors.TrainingError(failed.message)

@@ -91,7 +91,7 @@ class Outcome(Envelope, frozen=True):
     """Of the worker, last word of a run. Frame: the result."""
 
 
-class Broken(Envelope, frozen=True):
+class WorkerFailed(Envelope, frozen=True):
     """Of the worker, last word of a run: the error's class and message."""
 
     error: str
@@ -115,16 +115,16 @@ _MEASURES: dict[Kind, set[str]] = {
 }
 _OPTIONS = {"missing", "key", "only", "max_joined_rows", "split"}
 TO_WORKER = Begin | Answers | Interrupt
-FROM_WORKER = Ask | RoundEnded | Logged | Outcome | Broken
+FROM_WORKER = Ask | RoundEnded | Logged | Outcome | WorkerFailed
 
 
-def counted(frames: Mapping[str, Sequence[Frame]]) -> tuple[dict[str, int], list[Frame]]:
+def join_frames(frames: Mapping[str, Sequence[Frame]]) -> tuple[dict[str, int], list[Frame]]:
     """Frames by client → how many each has, and all of them in a row."""
     return {client: len(given) for client, given in frames.items()}, [f for given in frames.values() for f in given]
 
 
-def parted(counts: Mapping[str, int], frames: Sequence[Frame]) -> dict[str, list[Frame]]:
-    """The opposite of `counted`."""
+def split_frames(counts: Mapping[str, int], frames: Sequence[Frame]) -> dict[str, list[Frame]]:
+    """The opposite of `join_frames`."""
     found, start = {}, 0
     for client, count in counts.items():
         found[client] = list(frames[start : start + count])
@@ -140,13 +140,13 @@ class PipeTransport:
         self._accepts = False
 
     def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]:
-        counts, every = counted(frames)
+        counts, every = join_frames(frames)
         self._pipe.send(Ask(clients=counts, wait=wait, accepts=self._accepts), every)
         self._accepts = False
         answer, given = self._pipe.receive()
         if isinstance(answer, Interrupt):
             raise RunInterruptedError(answer.reason)
-        return parted(answer.clients, given)
+        return split_frames(answer.clients, given)
 
     def accept(self) -> None:
         self._accepts = True
@@ -207,28 +207,30 @@ def _behave(memory: int) -> None:
 
 def _serve(pipe: Pipe, begin: Begin, asked: Frame, cache: PredictionCache, memory: int) -> None:
     try:
-        outcome = to_frame(_outcome(pipe, begin, _checked(begin.kind, from_frame(asked, (Job, Model))), cache, memory))
+        outcome = to_frame(
+            _outcome(pipe, begin, _check_request(begin.kind, from_frame(asked, (Job, Model))), cache, memory)
+        )
         if outcome.size > memory // _RESULT:
             raise JobError(
                 f"the result takes {outcome.size:,} bytes, and the server holds at most {memory // _RESULT:,} of one; "
                 "ask for fewer rows at a time"
             )
     except TablePuppetError as error:
-        pipe.send(Broken(error=type(error).__name__, message=str(error)))
+        pipe.send(WorkerFailed(error=type(error).__name__, message=str(error)))
     except MemoryError:
-        pipe.send(Broken(error="TrainingError", message=too_much_memory(memory)))
+        pipe.send(WorkerFailed(error="TrainingError", message=too_much_memory(memory)))
     except Exception as error:  # a bug must not stop the service, nor tell anybody about it
         if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # as torch says it
-            pipe.send(Broken(error="TrainingError", message=too_much_memory(memory)))
+            pipe.send(WorkerFailed(error="TrainingError", message=too_much_memory(memory)))
             return
         log.exception("run %s failed", begin.run)
         message = f"internal error ({type(error).__name__}); see the server's log"
-        pipe.send(Broken(error="TrainingError", message=message))
+        pipe.send(WorkerFailed(error="TrainingError", message=message))
     else:
         pipe.send(Outcome(), [outcome])
 
 
-def _checked(kind: Kind, asked: Any) -> Any:
+def _check_request(kind: Kind, asked: Any) -> Any:
     """What a user asks, if it is what this kind of run takes."""
     fields = _FIELDS.get(kind, {})
     if fields and (not isinstance(asked, dict) or set(asked) != set(fields)):

@@ -28,7 +28,7 @@ from tablepuppet.network.runs import Run
 from tablepuppet.network.settings import FederationSettings
 from tablepuppet.transport.connections import OUT_OF_DESCRIPTORS, Stream
 from tablepuppet.transport.envelopes import Goodbye, Role, Room, Welcome
-from tablepuppet.transport.flight import Door, FlightDoor
+from tablepuppet.transport.flight import Listener, ListenerSettings
 from tablepuppet.transport.schemas import client_protocol
 from tablepuppet.transport.switchboard import Switchboard
 
@@ -217,7 +217,7 @@ class Server:
         )
         roles: dict[str, Role] = dict.fromkeys(settings.clients, "client")
         roles |= dict.fromkeys(settings.users, "user")
-        door = Door(
+        admission = ListenerSettings(
             roles=roles,
             welcome=lambda: Welcome(heartbeat=server.heartbeat, limit=server.limit, runs=self.coordinator.live()),
             serve=self._serve,
@@ -229,14 +229,14 @@ class Server:
         )
         location = _location(server.address, server.listen)
         try:
-            self._door = FlightDoor(location, door, settings.server_identity())
+            self._listener = Listener(location, admission, settings.server_identity())
             self.monitor = (
                 Monitor(server.health, self.coordinator.status, self.coordinator.health) if server.health else None
             )
         except TablePuppetError:
             self.coordinator.close()
             raise
-        self.port: int = self._door.port
+        self.port: int = self._listener.port
         log.info("listening on %s", location)
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ class Server:
         if self.monitor is not None:
             self.monitor.close()
         # Flight waits for open exchanges; a party that is silent must not keep us
-        ending = threading.Thread(target=self._door.shutdown, daemon=True)
+        ending = threading.Thread(target=self._listener.shutdown, daemon=True)
         ending.start()
         ending.join(timeout=3 * self._heartbeat)
 

@@ -96,7 +96,7 @@ class Stream:
             self._whole.release()
         return True
 
-    def answered(self) -> None:
+    def note_answer(self) -> None:
         """The other side has read what was sent: it answers it."""
         self._unanswered = 0
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from tablepuppet.errors import TransportError
 from tablepuppet.formatting import printable
-from tablepuppet.protocol.codec import Buffer, Frame
+from tablepuppet.protocol.codec import Frame
 
 PIECE = 1 << 20
 LIMIT = 1 << 34  # bytes of one parcel, unless the federation says otherwise
@@ -169,14 +169,10 @@ class Assembler:
 
     def _finish(self) -> Parcel:
         self.drop()
-        frames = [Frame(bytes(header), [_kept(b) for b in buffers]) for header, *buffers in self._frames]
+        frames = [Frame(bytes(header), [b.toreadonly() for b in buffers]) for header, *buffers in self._frames]
         parcel = self._envelope, frames
         self._envelope, self._frames, self._places, self._rest = None, [], iter(()), memoryview(b"")
         return parcel
-
-
-def _kept(buffer: memoryview) -> Buffer:
-    return buffer.toreadonly()
 
 
 PROTOCOL = 5  # changes when an older peer would misunderstand what schemas.py does not see

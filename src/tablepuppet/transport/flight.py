@@ -60,7 +60,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class ListenerSettings:
     """Who may come in, and what happens with those who do."""
 
     roles: dict[str, e.Role]  # by party name
@@ -75,11 +75,11 @@ class Door:
     )
 
 
-class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
+class Listener(flight.FlightServerBase):  # type: ignore[misc]
     """The server's end: checks who is there, then hands the stream over."""
 
-    def __init__(self, location: str, door: Door, identity: Identity | None) -> None:
-        self._door = door
+    def __init__(self, location: str, settings: ListenerSettings, identity: Identity | None) -> None:
+        self._settings = settings
         self._authority: bytes | None = None
         self._open: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
             super().__init__(location, **options)
         except (pa.ArrowException, OSError) as error:
             raise TransportError(f"cannot listen on {location}: {_first_line(error)}") from None
-        self._watch = Watch(self.port, door.revoked if self._authority is not None else None)
+        self._watch = Watch(self.port, settings.revoked if self._authority is not None else None)
 
     def shutdown(self) -> None:
         self._watch.end()
@@ -106,11 +106,11 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """One connection, from its first word to its end."""
-        stream = Stream(reader, writer, self._door.types, _HELLO_LIMIT, room=self._door.room)
+        stream = Stream(reader, writer, self._settings.types, _HELLO_LIMIT, room=self._settings.room)
         seen = context.peer_identity().decode("utf-8", "replace") if self._authority is not None else ""
         who = f"{seen or 'somebody'} at {context.peer()}"
         slot = seen or context.peer()
-        most = _STREAMS.get(self._door.roles.get(seen, "client"), 1)
+        most = _STREAMS.get(self._settings.roles.get(seen, "client"), 1)
         if not self._take(slot, most):
             log.warning("refused %s: %d connections are enough", who, most)
             raise flight.FlightUnavailableError(TOO_MANY)
@@ -126,7 +126,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
         """From greeting to goodbye; whatever is wrong, no traceback and no path leaves."""
         try:
             name, role = self._greet(stream, seen, guest)
-            self._door.serve(name, role, stream)
+            self._settings.serve(name, role, stream)
         except DisconnectedError:
             log.info("%s is gone", who if guest.is_greeted else f"{who} left without a word, and")
         except TablePuppetError as error:
@@ -155,25 +155,26 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
                 raise TransportError("the name and the certificate do not belong together")
             self._check_revoked(certificate.serial_number)
             guest.serial = certificate.serial_number
-        role = self._door.roles.get(hello.name)
+        role = self._settings.roles.get(hello.name)
         if role is None or role != hello.role:
             raise TransportError(f"the federation knows no {hello.role} {hello.name[:64]!r}")
-        if hello.schemas != self._door.protocols[role]:
+        ours = self._settings.protocols[role]
+        if hello.schemas != ours:
             raise TransportError(
                 f"the messages of {hello.name} (protocol {printable(hello.schemas[:30]) or hello.protocol}, version "
-                f"{printable(hello.version[:20])}) are not those of the server (protocol {self._door.protocols[role]}, "
+                f"{printable(hello.version[:20])}) are not those of the server (protocol {ours}, "
                 f"version {__version__}); install the same release of TablePuppet at both ends"
             )
-        stream.allow(self._door.limit)
-        stream.send(self._door.welcome())
+        stream.allow(self._settings.limit)
+        stream.send(self._settings.welcome())
         guest.is_greeted = True
         return hello.name, role
 
     def _check_revoked(self, serial: int) -> None:
-        if self._door.revoked is None:
+        if self._settings.revoked is None:
             return
         try:
-            revoked = certs.read_revoked(self._door.revoked)
+            revoked = certs.read_revoked(self._settings.revoked)
         except TransportError as error:  # its path is the server's own affair
             log.error("%s", error)
             raise TransportError("the server cannot tell which certificates were revoked; try later") from None

@@ -169,7 +169,7 @@ class Switchboard:
                     raise TransportError(f"client {client} answers what nobody asked, {line.unasked} times over")
                 return
             line.unasked = 0
-            line.stream.answered()
+            line.stream.note_answer()
             if asked.reply is None:
                 asked.reply = frames
                 if client in self._lines:

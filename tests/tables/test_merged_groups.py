@@ -21,8 +21,7 @@ from tablepuppet.mapping.keys.merge import _Shared
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.tables.grouped_queries import UnmergeableError, split_groups
 from tablepuppet.tables.memory import open_memory
-from tablepuppet.tables.merged_source import MergedSource, partials_of
-from tablepuppet.tables.query_guard import DerivedSource, check_query
+from tablepuppet.tables.query_guard import DerivedSource, MergedSource, check_query, partials_of
 
 KEY = bytes(range(32))
 

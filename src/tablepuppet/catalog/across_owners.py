@@ -28,8 +28,7 @@ from tablepuppet.exchanges.schema import DescribeTable, TableSchema
 from tablepuppet.query import parse
 from tablepuppet.query.conditions import conjuncts_of
 from tablepuppet.query.derived import add_condition, base_tables, derive, has_subquery, needed_ctes
-from tablepuppet.query.parsing import syntax_tree
-from tablepuppet.query.qualify import unqualified
+from tablepuppet.query.parsing import syntax_tree, unqualified_columns
 from tablepuppet.query.ucq import Conjunctive, Item, JoinKind, Source, Star, Ucq, matches
 from tablepuppet.transport.link import Link
 
@@ -56,7 +55,7 @@ def _columns(text: str, tables: Tables, link: Link) -> dict[str, list[str]] | No
         tree = syntax_tree(text)
     except QueryError:
         return None
-    if not unqualified(tree):
+    if not unqualified_columns(tree):
         return None
     known = list(tables)
     named = [matches(base.this, known) for base in base_tables(tree)]

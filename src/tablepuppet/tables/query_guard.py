@@ -8,6 +8,9 @@ DerivedSource: what such a query gives, as if it were a table. The columns that 
 (databases are asked for those columns alone); the query itself runs in a private DuckDB of the client, so that it means
 the same wherever the tables lie. One thread: groups then come in the same order, and sums of floating-point numbers to
 the same bits, every time.
+
+MergedSource: the same of a query over groups whose figures come from several clients. Its partials are merged with
+those of others; it gives the rows of the query over what was merged, under the names and types that it has by itself.
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.lineage import Node, lineage
 
-from tablepuppet.errors import PolicyError, did_you_mean
+from tablepuppet.errors import PolicyError, SourceError, did_you_mean
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables import duckdb_source
+from tablepuppet.tables.group_sums import Partials
+from tablepuppet.tables.grouped_queries import GROUPS, UnmergeableError, source_of, split_groups
 from tablepuppet.tables.guard import (
     FUNCTIONS,
     MAX_DEPTH,
@@ -149,6 +154,7 @@ def _read(tree: exp.Expr, columns: Sequence[str]) -> tuple[str, ...]:
 
 
 NO_ROW = "(1 = 0)"
+_MERGED = "tablepuppet merged"
 
 
 class DerivedSource:
@@ -198,3 +204,55 @@ class DerivedSource:
                 uuids = {info.name.lower() for info in source.describe() if info.kind == "uuid"}
                 casts[table] = {column: "UUID" for column in columns if column.lower() in uuids}
         return duckdb_source.from_query(self.name, tables, self.query.text if text is None else text, casts)
+
+
+def partials_of(source: DerivedSource, key: bytes) -> Partials:
+    """What one client computes of its own rows; `key`: for the groups' tokens."""
+
+    def columns() -> set[str]:
+        below = source.opened(NO_ROW, source_of(source.query.text))
+        try:
+            return {info.name.lower() for info in below.describe()}
+        finally:
+            below.close()
+
+    try:
+        query = split_groups(source.query.text, columns)
+    except UnmergeableError as error:
+        raise SourceError(f"groups of this query cannot be merged over clients: it has {error}") from None
+    rows = source.opened(None, query.partial)
+    try:
+        infos = rows.describe()
+        names = [duckdb_source.quoted(info.name) for info in infos]
+        return Partials.of(rows.read(names, None), infos, rows.types(names, None), query, key)
+    finally:
+        rows.close()
+
+
+class MergedSource(DerivedSource):
+    """The rows of a grouped query over merged groups."""
+
+    def __init__(self, source: DerivedSource, partials: Partials, groups: pa.Table) -> None:
+        super().__init__(source.name, source.query, source.sources)
+        empty = source.opened(NO_ROW, source.query.text)
+        try:
+            names = [info.name for info in empty.describe()]
+            types = empty.types([duckdb_source.quoted(name) for name in names], None)
+        finally:
+            empty.close()
+        columns = zip(groups.column_names, partials.casts, strict=True)
+        states = ", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in columns)
+        shown = ", ".join(
+            f"CAST(c{i} AS {t}) AS {duckdb_source.quoted(n)}" for i, (n, t) in enumerate(zip(names, types, strict=True))
+        )
+        listed = ", ".join(f"c{i}" for i in range(len(names)))
+        self._text = (
+            f"WITH {duckdb_source.quoted(GROUPS)} AS (SELECT {states} FROM {duckdb_source.quoted(_MERGED)}), "
+            f"rows_of({listed}) AS ({partials.query.final}) SELECT {shown} FROM rows_of"
+        )
+        self._groups = groups
+
+    def opened(self, filter: str | None, text: str | None = None) -> duckdb_source.DuckSource:
+        if filter is not None or text is not None:
+            return super().opened(filter, text)
+        return duckdb_source.from_query(self.name, {_MERGED: self._groups}, self._text)

@@ -31,8 +31,7 @@ from tablepuppet.tables.duckdb_source import absent_row, quoted
 from tablepuppet.tables.group_sums import Partials
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of, compared_columns
 from tablepuppet.tables.long_columns import in_another_order
-from tablepuppet.tables.merged_source import MergedSource, partials_of
-from tablepuppet.tables.query_guard import CheckedQuery, DerivedSource, check_query
+from tablepuppet.tables.query_guard import CheckedQuery, DerivedSource, MergedSource, check_query, partials_of
 from tablepuppet.tables.row_ids import identity_expressions, in_order, order_bits, row_ids, whole_rows
 from tablepuppet.tables.row_sets import row_keys
 from tablepuppet.tables.singling_out import expressions_of_query, few_match, joins_of_query, singles_out

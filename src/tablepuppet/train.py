@@ -17,17 +17,17 @@ from tablepuppet.catalog.binding import Key, Wanted, bind_features
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.contract import ModelUse, agree, job_contracts, key_contracts
 from tablepuppet.engine.convergence import find_copy
-from tablepuppet.engine.drift import Drift, drift_of
+from tablepuppet.engine.drift import Drift, measure_drift
 from tablepuppet.engine.encoders import gather_statistics, with_statistics
 from tablepuppet.engine.evaluate import Comparison, Evaluation, score_labelled, score_rows
 from tablepuppet.engine.evaluate import compare as compare_models
-from tablepuppet.engine.inspection import Inspection, permutation_importance, varied
+from tablepuppet.engine.inspection import Inspection, permutation_importance, vary_feature
 from tablepuppet.engine.inspection import partial_dependence as dependence
 from tablepuppet.engine.measured_rows import RowSelection
 from tablepuppet.engine.pooled import run_pooled
 from tablepuppet.engine.result import Result
-from tablepuppet.engine.rounding import Shown
-from tablepuppet.engine.run import OnRound, look, run
+from tablepuppet.engine.rounding import RoundedResults
+from tablepuppet.engine.run import OnRound, find_interactions, run
 from tablepuppet.engine.search import SearchResult, run_search
 from tablepuppet.errors import JobError, RunInterruptedError
 from tablepuppet.exchanges.schema import CloseJob
@@ -65,7 +65,7 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
     with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
         find_blas()  # while clients answer
         prepared = prepare_job(job, tables, link, job_id, "train", cluster)
-        shown = Shown.of(prepared.rounding, prepared.mapping, prepared.plan.loss)
+        shown = RoundedResults.of(prepared.rounding, prepared.mapping, prepared.plan.loss)
         if shown is None:
             found = _run(prepared, link, job_id, on_round)
             return replace(found, notes=(*found.notes, *find_copy(found))) if isinstance(found, Result) else found
@@ -109,7 +109,7 @@ def _gains(plan: Plan, tables: Tables, link: Link) -> tuple[Gain, ...]:
     job = probe_job(plan.job)
     with _session(tables, link) as job_id, one_blas_thread:
         prepared = prepare_job(job, tables, link, job_id, "train")
-        pairs = look(prepared, link, job_id)
+        pairs = find_interactions(prepared, link, job_id)
     if not pairs:
         raise JobError(
             "a probe needs two tables with features, 2,000 joined rows to train on, and a label that differs and is a "
@@ -166,7 +166,7 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = 
     with _session(tables, link) as job_id:
         prepared = prepare_job(job, tables, link, job_id, "evaluate", measured=measured)
         found = score_labelled(model, prepared, link, job_id).measured()
-        shown = _shown(prepared, model)
+        shown = _round_for(prepared, model)
         metrics = found.metrics if shown is None else shown.measured(found).metrics
         return Evaluation(metrics, measured.rows.measured(prepared.mapping))
 
@@ -178,7 +178,7 @@ def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link, *,
         prepared = prepare_job(job, tables, link, job_id, "evaluate", measured=measured)
         first, second = (score_labelled(one, prepared, link, job_id) for one in (model, other))
         found = compare_models(first, second, measured.rows.measured(prepared.mapping))
-        shown = _shown(prepared, model)
+        shown = _round_for(prepared, model)
         return found if shown is None else shown.comparison(found, first.measured(), second.measured())
 
 
@@ -193,14 +193,14 @@ def importance(
     with _session(tables, link) as job_id, one_blas_thread:
         prepared = prepare_job(job, tables, link, job_id, "evaluate", measured=measured)
         scored = score_labelled(model, prepared, link, job_id)
-        found, shown = permutation_importance(scored, by=by, repeats=repeats, seed=seed), _shown(prepared, model)
+        found, shown = permutation_importance(scored, by=by, repeats=repeats, seed=seed), _round_for(prepared, model)
         found = found if shown is None else shown.rises(found, scored.measured().loss)
         return Inspection(found, measured.rows.measured(prepared.mapping))
 
 
-def _shown(prepared: Prepared, model: Model) -> Shown | None:
+def _round_for(prepared: Prepared, model: Model) -> RoundedResults | None:
     """How figures of a model are shown to whoever asked for them; None: as they are."""
-    return Shown.of(prepared.rounding, prepared.mapping, model.loss)
+    return RoundedResults.of(prepared.rounding, prepared.mapping, model.loss)
 
 
 def partial_dependence(
@@ -215,7 +215,7 @@ def partial_dependence(
     rows: str = "test",
 ) -> Inspection:
     """What a model says on average where one feature has the same value in every row; no label is read."""
-    given = varied(model, feature, values, points)
+    given = vary_feature(model, feature, values, points)
     name = model.blocks[given.block].name
     fixed = (name, given.feature, len(given.values)) if own_model(model.spec) is None else None
     measured = Measurement((model,), RowSelection.of(rows, (model,)), fixed=fixed)
@@ -231,7 +231,7 @@ def drift(model: Model, job: Job, tables: Tables, link: Link) -> Drift:
     with _session(tables, link) as job_id:
         mapping = map_features(job, tables, link, job_id, "explain", measured)
         union = UnionOperator(link, job_id, mapping, 1, job.privacy)
-        return drift_of(model, gather_statistics(union, mapping, job), summarise(mapping))
+        return measure_drift(model, gather_statistics(union, mapping, job), summarise(mapping))
 
 
 def ask(question: str, given: Mapping[str, Any], tables: Tables, link: Link) -> Any:

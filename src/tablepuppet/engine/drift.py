@@ -91,7 +91,7 @@ class Drift:
         return "\n".join(self.found()) or "The rows are like those that the model was trained on."
 
 
-def drift_of(model: Model, encoders: Sequence[Sequence[Encoder]], mapping: MappingSummary) -> Drift:
+def measure_drift(model: Model, encoders: Sequence[Sequence[Encoder]], mapping: MappingSummary) -> Drift:
     """The model's encoders beside those that its query would get now."""
     if own_model(model.spec) is not None:
         raise ModelError(

@@ -66,7 +66,7 @@ class Inspection:
         return frame
 
 
-def varied(model: Model, feature: str, values: Sequence[Any] | None, points: int) -> Varied:
+def vary_feature(model: Model, feature: str, values: Sequence[Any] | None, points: int) -> Varied:
     """The feature of that name, with or without its alias; values: by default some that the model knows of."""
     places = {name: (b, f) for b, block in enumerate(model.blocks) for f, name in enumerate(block.features)}
     wanted = str(feature).lower()
@@ -121,10 +121,10 @@ def _set(scored: Scored, given: Varied, value: Value) -> Array:
             if rule.feature == given.feature:
                 own[number, :-1] = _goes_right(rule, value)  # the last: no row at all
         return own
-    return _scored_anew(scored, given.block, fixed=given.feature, value=value)
+    return _score_again(scored, given.block, fixed=given.feature, value=value)
 
 
-def _scored_anew(scored: Scored, block: int, **change: Any) -> Array:
+def _score_again(scored: Scored, block: int, **change: Any) -> Array:
     """What a block's owners say of its rows with one feature changed."""
     union, parts, own = scored.union, scored.union.blocks[block], scored.blocks[block].copy()
     requests = [(p, score_request(scored.model, p, p.train_rows, union.job, **change)) for p in parts]
@@ -188,7 +188,7 @@ def permutation_importance(scored: Scored, *, by: str, repeats: int, seed: int) 
         losses = []
         for _ in range(repeats):
             changed = list(scored.blocks)
-            changed[block] = _shuffled(scored, block, feature, rng)
+            changed[block] = _shuffle(scored, block, feature, rng)
             losses.append(scored.measured(changed).loss - base)
         own = {"table": scored.model.blocks[block].table, **({} if name is None else {"feature": name})}
         found.append(own | {"importance": float(np.mean(losses)), "std": float(np.std(losses))})
@@ -203,7 +203,7 @@ def _units(scored: Scored, by: str) -> Iterator[tuple[int, int | None, str | Non
             yield from ((number, place, name) for place, name in enumerate(block.features))
 
 
-def _shuffled(scored: Scored, block: int, feature: int | None, rng: np.random.Generator) -> Array:
+def _shuffle(scored: Scored, block: int, feature: int | None, rng: np.random.Generator) -> Array:
     """What a block says once a feature of it, or all of them, are shuffled."""
     own = scored.blocks[block]
     if own_model(scored.model.spec) is not None:
@@ -217,4 +217,4 @@ def _shuffled(scored: Scored, block: int, feature: int | None, rng: np.random.Ge
         return moved
     if feature is None:
         return own[rng.permutation(len(own))]
-    return _scored_anew(scored, block, shuffled=[feature])
+    return _score_again(scored, block, shuffled=[feature])

@@ -47,12 +47,12 @@ Rows = NDArray[np.integer[Any]]
 
 def probe(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: int) -> Interaction | None:
     """The pair of blocks that says most together; None: none says much, or there are too few rows to tell."""
-    found = pairs_of(joined, h, intercept, loss, seed)
+    found = explain_pairs(joined, h, intercept, loss, seed)
     best = max(found, key=lambda one: one.share, default=None)
     return best if best is not None and best.share >= _LEAST else None
 
 
-def pairs_of(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: int) -> list[Interaction]:
+def explain_pairs(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: int) -> list[Interaction]:
     """What pairs of blocks explain; none: there are too few rows to tell, or several classes."""
     if joined.rows < _FEWEST or len(h) < 2 or loss.outputs > 1:
         return []
@@ -113,7 +113,7 @@ class _Halves:
         return np.flatnonzero(sides[0]), np.flatnonzero(sides[1])
 
 
-def worse_than_its_sum(
+def compare_with_sum(
     problem: Problem, sides: Mapping[str, tuple[Any, float]], held_out: Sequence[Array], seen: Sequence[Array]
 ) -> list[str]:
     """A note where held-out rows are predicted better by the sum that stands beside a perceptron than by both.
@@ -139,7 +139,7 @@ def worse_than_its_sum(
     ]
 
 
-def together(plan: Plan, found: Interaction) -> str:
+def advise_head(plan: Plan, found: Interaction) -> str:
     """A note: which tables say more together, and what it would cost to learn it."""
     head: HeadKind = "factor"
     cost = headed_cost(plan, head)
@@ -200,15 +200,15 @@ def _vectors(left: Rows, right: Rows, n: int, m: int, seed: int) -> Fit:
         i, k = (rows.take(learnt).astype(np.intp) for rows in (left, right))
         b = np.random.default_rng((seed, 3)).standard_normal(m)
         for _ in range(_SWEEPS):
-            a = _solved(i, residual, b.take(k), n)
+            a = _solve(i, residual, b.take(k), n)
             a /= np.sqrt(np.square(a.take(i)).mean()) or 1.0
-            b = _solved(k, residual, a.take(i), m)
+            b = _solve(k, residual, a.take(i), m)
         return np.asarray(a.take(left.take(judged)) * b.take(right.take(judged)))
 
     return fit
 
 
-def _solved(rows: Rows, residual: Array, other: Array, count: int) -> Array:
+def _solve(rows: Rows, residual: Array, other: Array, count: int) -> Array:
     """The number of each row that explains its residuals best beside the others', shrunk."""
     return np.asarray(
         np.bincount(rows, residual * other, count) / (np.bincount(rows, np.square(other), count) + _RIDGE)

@@ -86,7 +86,7 @@ def measure(
     if known is not None and known.get("moment") is moment:
         sums = known
     else:
-        sums = look(joined, per_row, loss, intercept, moment=moment, channel=channel) | (known or {})
+        sums = sum_metrics(joined, per_row, loss, intercept, moment=moment, channel=channel) | (known or {})
     found: list[Ranking] = []
     if is_ranked and loss.outputs == 1:
         found = [rank(joined.ordered("scores"), joined.rows, sums["positives"], _second(loss, channel, moment))]
@@ -98,7 +98,7 @@ def measure(
     return _measured(sums, loss, channel, moment, found)
 
 
-def look(
+def sum_metrics(
     joined: Walkable,
     per_row: Sequence[PerRow],
     loss: Loss,

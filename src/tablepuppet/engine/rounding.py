@@ -36,7 +36,7 @@ _POINTS = 200  # of a curve, at the most
 
 
 @dataclass(frozen=True, slots=True)
-class Witnesses:
+class SupportCounts:
     """The rows behind figures: joined ones, the label's rows among them, how often one is joined at most, classes."""
 
     joined: float
@@ -45,7 +45,7 @@ class Witnesses:
     classes: tuple[float, ...] = ()  # joined rows of each
 
     @classmethod
-    def of(cls, side: Joined, *, has_classes: bool, has_negatives: bool = False) -> Witnesses:
+    def of(cls, side: Joined, *, has_classes: bool, has_negatives: bool = False) -> SupportCounts:
         counts = np.asarray(side.label_counts())
         seen = counts > 0
         by_class: tuple[float, ...] = ()
@@ -55,15 +55,15 @@ class Witnesses:
             counts = counts.reshape(2, -1).sum(axis=0)
         return cls(side.rows, int(np.count_nonzero(counts)), int(counts.max(initial=1)), by_class)
 
-    def part(self, joined: float) -> Witnesses:
+    def part(self, joined: float) -> SupportCounts:
         """So many of the joined rows, as if they were like the others."""
         share = joined / max(1.0, self.joined)
         return replace(self, joined=joined, rows=share * self.rows, classes=tuple(share * c for c in self.classes))
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """Figures of some rows, rounded as the owners of a job ask for."""
+class RowRounding:
+    """Rounds figures of some rows as the owners of a job ask for."""
 
     rounding: Rounding
 
@@ -71,23 +71,23 @@ class Figures:
     def least(self) -> int:
         return self.rounding.least
 
-    def step(self, rows: Witnesses, of: float | None = None) -> float:
+    def step(self, rows: SupportCounts, of: float | None = None) -> float:
         """How many of so many joined rows a figure does not tell apart."""
         own = rows.rows if of is None else of * rows.rows / max(1.0, rows.joined)
         return float(min(self.least, math.ceil(math.sqrt(own) / 2)) if own >= self.least else self.least) * rows.most
 
-    def unit(self, mean: float, rows: Witnesses) -> float:
+    def unit(self, mean: float, rows: SupportCounts) -> float:
         """What a step's rows contribute to a mean: a power of two, which does not tell the mean itself."""
         share = abs(mean) * self.step(rows) / max(1.0, rows.joined)
         return 2.0 ** round(math.log2(share)) if 0 < share < math.inf else 0.0
 
-    def relative(self, name: str, value: float, rows: Witnesses) -> float:
+    def relative(self, name: str, value: float, rows: SupportCounts) -> float:
         """A mean over rows to which each contributes about as much."""
         return max(0.0, self.rounding.number(name, value, self.unit(value, rows)))
 
     # -- metrics and curves ----------------------------------------------------------------
 
-    def metrics(self, found: Metrics, rows: Witnesses, loss: Loss, confusion: Array | None = None) -> Metrics:
+    def metrics(self, found: Metrics, rows: SupportCounts, loss: Loss, confusion: Array | None = None) -> Metrics:
         """Of one side of the split; without a confusion matrix, of its metrics accuracy alone."""
         of_classes = {m.name: m for m in loss.metrics if m.sums in (binary_sums, class_sums)}
         ranked = {m.name for m in loss.metrics if m.is_ranked}
@@ -115,12 +115,12 @@ class Figures:
                 shown[name] = self.relative(name, value, rows)
         return shown
 
-    def _has_all(self, confusion: Array, rows: Witnesses) -> bool:
+    def _has_all(self, confusion: Array, rows: SupportCounts) -> bool:
         """Whether every class is predicted for enough rows, or for none, and enough rows are of every class."""
         sizes = np.concatenate([confusion.sum(axis=0), confusion.sum(axis=1)])
         return bool((sizes[sizes > 0] * rows.rows / max(1.0, rows.joined) >= self.least).all())
 
-    def confusion(self, exact: Array, rows: Witnesses) -> Array:
+    def confusion(self, exact: Array, rows: SupportCounts) -> Array:
         """As many rows are predicted to be of a class as are; how many of them are of which class is rounded."""
         counts, unit = np.asarray(exact, np.float64), self.step(rows)
         if len(counts) != 2:
@@ -133,10 +133,10 @@ class Figures:
         found = [[total - predicted - positives + true, predicted - true], [positives - true, true]]
         return np.array(found).round().astype(np.int64)
 
-    def accuracy(self, exact: float, rows: Witnesses) -> float:
+    def accuracy(self, exact: float, rows: SupportCounts) -> float:
         return _share(self.rounding.number("accuracy", exact, self.step(rows) / rows.joined))
 
-    def curves(self, exact: Curves, rows: Witnesses) -> Curves:
+    def curves(self, exact: Curves, rows: SupportCounts) -> Curves:
         """Points between which at least `least` label rows lie."""
         confusion = self.confusion(exact.confusion, rows)
         apart = self.least * rows.joined / max(1.0, rows.rows)
@@ -153,7 +153,7 @@ class Figures:
         true = np.clip(np.minimum.accumulate(true), 0.0, np.minimum(predicted, confusion[1].sum()))
         return replace(found, thresholds=exact.thresholds[kept], true_positives=true, predicted=predicted)
 
-    def _calibration(self, exact: Array, apart: float, rows: Witnesses) -> Array:
+    def _calibration(self, exact: Array, apart: float, rows: SupportCounts) -> Array:
         """Neighbouring bins with few rows become one."""
         found, held = np.zeros_like(exact), np.zeros(3)
         last = -1
@@ -184,21 +184,21 @@ def _apart(predicted: Array, apart: float) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RoundedResults:
     """The figures of a job, as whoever asked for it sees them."""
 
-    figures: Figures
-    sides: dict[str, Witnesses]
+    figures: RowRounding
+    sides: dict[str, SupportCounts]
     loss: Loss
 
     @classmethod
-    def of(cls, rounding: Rounding, mapping: TableMapping, loss: Loss) -> Shown | None:
+    def of(cls, rounding: Rounding, mapping: TableMapping, loss: Loss) -> RoundedResults | None:
         """None: figures are shown as they are; those of labels that carry noise tell of the noisy ones."""
         if not rounding.is_on or mapping.label.channel is not None:
             return None
         named = {"train": mapping.train, "validation": mapping.validation, "test": mapping.test}
         given = {"has_classes": loss.task != "number", "has_negatives": mapping.label.negatives > 0}
-        return cls(Figures(rounding), {n: Witnesses.of(side, **given) for n, side in named.items()}, loss)
+        return cls(RowRounding(rounding), {n: SupportCounts.of(side, **given) for n, side in named.items()}, loss)
 
     def measured(self, found: Measured, side: str = "train") -> Measured:
         rows = self.sides[side]

@@ -19,9 +19,8 @@ from tablepuppet.arrays import Array, PerRow
 from tablepuppet.engine.convergence import Patience, judge
 from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import agree_on_encoders, ids_of, widths_of
-from tablepuppet.engine.interactions import pairs_of, probe, together, worse_than_its_sum
-from tablepuppet.engine.metrics import Metrics, by_side, measure
-from tablepuppet.engine.metrics import look as look_at_all
+from tablepuppet.engine.interactions import advise_head, compare_with_sum, explain_pairs, probe
+from tablepuppet.engine.metrics import Metrics, by_side, measure, sum_metrics
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.start import figures_of, make_problem, start_parts
 from tablepuppet.errors import TrainingError
@@ -50,18 +49,18 @@ OnRound = Callable[[RoundEvent], None]
 
 def run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
     """Trains the plan's model."""
-    training, encoders = _trained(prepared, link, job_id, on_round)
+    training, encoders = _train(prepared, link, job_id, on_round)
     return training.finish(encoders)
 
 
-def look(prepared: Prepared, link: Link, job_id: str) -> list[Interaction]:
+def find_interactions(prepared: Prepared, link: Link, job_id: str) -> list[Interaction]:
     """Trains a sum, and says what pairs of tables explain of what it leaves; no parameter is asked for."""
-    training, _ = _trained(prepared, link, job_id, None)
+    training, _ = _train(prepared, link, job_id, None)
     joined, seed = training.mapping.train, prepared.plan.job.seed
-    return pairs_of(joined, training.contributions, training.intercept, training.problem.loss, seed)
+    return explain_pairs(joined, training.contributions, training.intercept, training.problem.loss, seed)
 
 
-def _trained(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None) -> tuple[Run, list[list[Encoder]]]:
+def _train(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None) -> tuple[Run, list[list[Encoder]]]:
     plan, mapping = prepared.plan, prepared.training
     job, private = plan.job, plan.private
     union = UnionOperator(link, job_id, mapping, plan.head.widths, job.privacy)
@@ -72,7 +71,7 @@ def _trained(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | No
     if job.patience is None and problem.head is None and problem.channel is None:  # the last epoch is the model
 
         def last_look(per_row: Sequence[PerRow], intercept: Array) -> Tally:
-            return look_at_all(mapping.train, per_row, problem.loss, intercept, moment=Moment.FINISHED)
+            return sum_metrics(mapping.train, per_row, problem.loss, intercept, moment=Moment.FINISHED)
 
         problem = replace(problem, last_look=last_look)
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
@@ -289,9 +288,9 @@ class Run:
         if job.head != "sum":
             sides = {"validation": mapping.validation, "test": mapping.test}
             judged = {side: (rows, self.losses[side]) for side, rows in sides.items() if side in self.losses}
-            return worse_than_its_sum(self.problem, judged, self.held_out, self.contributions)
+            return compare_with_sum(self.problem, judged, self.held_out, self.contributions)
         found = None if self._probed is None else self._probed.result()
-        return [] if found is None else [together(replace(self.plan, widths=widths_of(encoders)), found)]
+        return [] if found is None else [advise_head(replace(self.plan, widths=widths_of(encoders)), found)]
 
     def _may_probe(self) -> bool:
         """Whether a look at what a sum leaves is worth it, and disclosed to nobody."""

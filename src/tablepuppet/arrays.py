@@ -1,17 +1,12 @@
-"""The arrays that are passed around, by what they hold; SciPy's loops over some of them. Imports nothing of ours."""
+"""The arrays that are passed around, by what they hold; imports nothing of ours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
@@ -121,17 +116,3 @@ class Triangles:
             np.multiply(scaled[:, row : row + 1], self.z[:, row:], out=out[:, first:last])
             first = last
         return out
-
-
-@cache
-def sparse_loops() -> Any:
-    """SciPy's loops over sparse matrices, without the package around them: that takes a tenth of a second to load."""
-    folder = Path(scipy.__path__[0]) / "sparse"
-    found = PathFinder.find_spec("_sparsetools", [str(folder)])
-    if found is None or found.loader is None:
-        from scipy.sparse import _sparsetools
-
-        return _sparsetools
-    loops = module_from_spec(found)
-    found.loader.exec_module(loops)
-    return loops

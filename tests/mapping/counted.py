@@ -16,5 +16,5 @@ def multiplicities(joined: JoinedRows) -> list[NDArray[np.int64]]:
             counts.append(np.ones(p.rows, np.int64))
         else:
             found = p.index[p.index >= 0] if p.is_partial else p.index
-            counts.append(p.restore(np.bincount(found, minlength=p.rows).astype(np.int64, copy=False)))
+            counts.append(np.bincount(found, minlength=p.rows).astype(np.int64, copy=False))
     return counts

@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tablepuppet.mapping.cluster.worker import collect, merge
 from tablepuppet.mapping.join.duckdb_join import ListedJoin
 from tablepuppet.mapping.join.join import Column, JoinedSide
-from tablepuppet.mapping.rows import index as index_module
 from tablepuppet.mapping.rows.index import RowIndex
 
 
@@ -37,16 +35,9 @@ def test_stretches_show_what_the_whole_shows(given: tuple[list[int], int], parti
     whole = ListedJoin((rows,), 0, [numbers]).side(None)
     side = JoinedSide((whole,), (Column(rows, (0,), (None,)),), 1, 0)
     borders = sorted({0, len(numbers), *(cut for cut in partition_specs if cut < len(numbers))})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_module, "FAR", 0)
-        patch.setattr(index_module, "COMPILED_FROM", 0)
-        patch.setattr(index_module, "_OFTEN", 0)
-        seen = [collect(side, a, b, [True])[0] for a, b in itertools.pairwise(borders)]
-    facts, order = merge(rows, seen)
+    facts = merge(rows, [collect(side, a, b)[0] for a, b in itertools.pairwise(borders)])
     expected = RowIndex.of(numbers, rows)
     assert facts.rows == expected.rows
     assert facts.is_identity == expected.is_identity
     assert facts.is_sorted == expected.is_sorted
     assert facts.is_partial == expected.is_partial
-    appearing = list(dict.fromkeys(n for n in given[0] if n >= 0))
-    assert order is None if facts.is_sorted else order is not None and order.tolist() == appearing

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +195,7 @@ def test_nothing_that_is_sent_per_row_follows_the_owners_order(tmp_path: Path) -
         assert agreement(one[:shared], two[:shared]) < ALARM
     # and the places themselves are not in what passed
     for name, rows in (("users", USERS), ("rides", RIDES)):
-        order = in_order(partial(order_bits, SECRET, f"{name} None", 0, 0, rows))
+        order = in_order(order_bits(SECRET, f"{name} None", 0, 0, rows))
         assert (order != np.arange(rows)).mean() > 0.9
         for piece in (order[:8], np.argsort(order)[:8]):
             assert piece.astype(np.int64).tobytes() not in seen
@@ -207,5 +206,5 @@ def test_the_same_look_finds_an_order_that_everybody_knows() -> None:
     """The measure itself: rows in their owner's order, or in one that two jobs share, are found."""
     grown = np.linspace(-1.0, 1.0, USERS)
     assert agreement(grown + np.random.default_rng(0).normal(size=USERS), np.arange(USERS)) > ALARM
-    public = in_order(partial(order_bits, b"", "users None", 0, 0, USERS))
+    public = in_order(order_bits(b"", "users None", 0, 0, USERS))
     assert agreement(grown[public], grown[public]) > ALARM

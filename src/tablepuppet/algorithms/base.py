@@ -54,7 +54,6 @@ class Walkable(Protocol):
         signals: int = ...,
         writes: Collection[str] = ...,
         own: float = ...,
-        fused: Callable[..., Any] | None = ...,
         **given: Any,
     ) -> Any: ...
 

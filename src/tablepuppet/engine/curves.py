@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError
 from tablepuppet.mapping.mapping import Class
-from tablepuppet.mapping.rows.ordered import ascending
+from tablepuppet.mapping.rows.joined import ascending
 from tablepuppet.models.losses import Loss
 from tablepuppet.threads import pool
 

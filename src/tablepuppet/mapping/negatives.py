@@ -64,7 +64,7 @@ def with_negatives(mapping: TableMapping, count: int, seed: int, limit: int) -> 
         drawn = _drawn(who[number], what[number], known, total, count, np.random.default_rng((seed, _STREAM, number)))
         if number == 0 and not len(drawn.users):
             raise MappingError(f"{_HOW}, and every user has met every item; train without negatives")
-        made.append(_beside(side, drawn, users, is_walked=number == 0))
+        made.append(_beside(side, drawn, users))
     train, validation, test = made
     return replace(
         mapping,
@@ -161,7 +161,7 @@ def _drawn(
     return _Pairs(whose[stays], first[pick[stays]])
 
 
-def _beside(side: JoinedRows, drawn: _Pairs, users: Sequence[int], *, is_walked: bool) -> JoinedRows:
+def _beside(side: JoinedRows, drawn: _Pairs, users: Sequence[int]) -> JoinedRows:
     """Joined rows of label 1, and after them the pairs, of label 0; a pair's label row stands for its joined row's."""
 
     def longer(own: RowIndex, rows: Integers, size: int, shift: int = 0) -> RowIndex:
@@ -175,7 +175,7 @@ def _beside(side: JoinedRows, drawn: _Pairs, users: Sequence[int], *, is_walked:
     return replace(
         side,
         rows=side.rows + len(drawn.users),
-        indices=tuple(p.arranged() for p in indices) if is_walked else tuple(indices),
+        indices=tuple(indices),
         label_index=longer(side.label_index, drawn.users, 2 * label_rows, label_rows),
         labels=np.repeat([1.0, 0.0], label_rows),
         weights=None if side.weights is None else np.tile(side.weights, 2),

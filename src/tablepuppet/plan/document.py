@@ -54,7 +54,7 @@ def document(plan: Plan) -> dict[str, Any]:
             }
             for row in plan.costs
         ],
-        "advice": asdict(plan.advice) | ({} if plan.hint is None else {"hint": plan.hint}),
+        "advice": asdict(plan.advice),
         "gains": [asdict(gain) for gain in plan.gains],
         "who_learns_what": [asdict(insight) for insight in plan.insights],
         "privacy": plan.ledger.to_dict(),

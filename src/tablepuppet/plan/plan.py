@@ -15,7 +15,6 @@ from tablepuppet.algorithms.registry import BY_NAME, algorithm_of, is_expanded, 
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
-from tablepuppet.models.compiler import HINT, is_installed, wins
 from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.heads.kinds import head_spec
 from tablepuppet.models.losses import Loss
@@ -124,14 +123,6 @@ class Plan:
         return trees_beside(self.shape) if is_plain and not self.algorithm.is_pooled else None
 
     @property
-    def hint(self) -> str | None:
-        """What would make the run faster on this machine; None: nothing that is known."""
-        if own_model(self.job.spec) is not None:
-            return None
-        is_slow = wins(self.mapping.train_rows, is_dear=is_dear(self.job, self.loss)) and not is_installed()
-        return HINT if is_slow else None
-
-    @property
     def insights(self) -> list[Insight]:
         """Who learns what."""
         own = own_model(self.job.spec)
@@ -189,8 +180,3 @@ class Plan:
 def _trains(algorithm: Algorithm[Any], job: Job) -> bool:
     """Whether an algorithm trains a job's model: some have one of their own."""
     return bool(algorithm.own_model) == (own_model(job.spec) is not None)
-
-
-def is_dear(job: Job, loss: Loss) -> bool:
-    """Whether the loss is dear for each row: proximal maps iterate, and several classes are several exponentials."""
-    return loss.is_costly or (algorithm_of(job.options).uses_proximal_map and loss.proximal_iterates)

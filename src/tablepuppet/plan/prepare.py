@@ -21,11 +21,10 @@ from tablepuppet.job import Job, class_text
 from tablepuppet.mapping.keys.labels import Task
 from tablepuppet.mapping.mapping import Joined, LabelInfo, Part, TableMapping, rows_here, summarise
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
-from tablepuppet.models.compiler import is_installed, wins
 from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
 from tablepuppet.plan.disclosure import check_custody
 from tablepuppet.plan.penalties import check_penalties
-from tablepuppet.plan.plan import Plan, is_dear
+from tablepuppet.plan.plan import Plan
 from tablepuppet.privacy.rounding import Rounding
 
 
@@ -129,8 +128,7 @@ def task_of(job: Job) -> Task:
 
 def _loss(job: Job, mapping: TableMapping) -> Loss:
     kind = job.loss_class or usual_loss(len(mapping.label.classes))
-    loss = kind.of(_label_facts(kind, mapping), **job.loss_options)
-    return loss.compiled() if is_installed() and wins(mapping.train.rows, is_dear=is_dear(job, loss)) else loss
+    return kind.of(_label_facts(kind, mapping), **job.loss_options)
 
 
 def _label_facts(kind: type[Loss], mapping: TableMapping) -> LabelFacts:

@@ -15,8 +15,6 @@ are the same however the table is split.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterator
-from itertools import pairwise
 
 import duckdb
 import numpy as np
@@ -25,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import RowNumbers, pieces, sparse_loops
+from tablepuppet.arrays import RowNumbers, pieces
 from tablepuppet.tables.guard import check_expression
 from tablepuppet.tables.source import Source
 from tablepuppet.threads import over_rows
@@ -122,87 +120,24 @@ def order_bits(key: bytes, scan: str, seed: int, offset: int, rows: int) -> NDAr
     return drawn[skipped:]
 
 
-def in_order(make: Callable[[], NDArray[np.uint64]]) -> RowNumbers:
-    """The rows sorted by their bits, and by their place where those are equal; the bits are made, and used up.
+def in_order(bits: NDArray[np.uint64]) -> RowNumbers:
+    """The rows sorted by their bits, and by their place where those are equal.
 
-    >>> in_order(np.array([5, 1, 5, 0], np.uint64).copy).tolist()
+    >>> in_order(np.array([5, 1, 5, 0], np.uint64)).tolist()
     [3, 1, 0, 2]
     """
-    bits = make()
     size = len(bits)
-    if not _FEW <= size < 2**31:
-        order: RowNumbers = np.argsort(bits, kind="stable")
-        return order.astype(np.int32) if size < 2**31 else order
-    # A row's place takes the lowest bits, and sorts of numbers do, several times faster than an argsort.
-    places = np.uint64((size - 1).bit_length())
-    groups = _put_in_groups(bits, places)
-    order, tied, start = np.empty(size, np.int32), list[RowNumbers](), 0
-    for group in groups:
-        ordered = _sorted_group(np.concatenate(group))
-        np.bitwise_and(ordered, _lowest(places), out=order[start : start + len(ordered)], casting="unsafe")
-        ordered >>= places
-        is_tied = np.zeros(len(ordered) + 1, np.bool_)
-        np.equal(ordered[1:], ordered[:-1], out=is_tied[1:-1])
-        if is_tied.any():
-            tied.append(start + np.flatnonzero(is_tied[1:] | is_tied[:-1]))
-        start += len(ordered)
-    if tied:  # a handful in millions, in all but the last bits: they are put in order among themselves
-        where, bits = np.concatenate(tied), make()
-        rows = order[where]
-        order[where] = rows[np.lexsort((rows, bits[rows]))]
+    # A row's place takes the lowest bits: to sort numbers takes half as long as to sort places by numbers.
+    places = np.uint64(size.bit_length())
+    lowest = np.uint64((1 << int(places)) - 1)
+    packed = bits & ~lowest
+    packed |= np.arange(size, dtype=np.uint64)
+    packed.sort()
+    order: RowNumbers = (packed & lowest).astype(np.int32 if size < 2**31 else np.int64)
+    packed >>= places
+    is_tied = np.zeros(size + 1, np.bool_)
+    np.equal(packed[1:], packed[:-1], out=is_tied[1:-1])
+    tied = np.flatnonzero(is_tied[1:] | is_tied[:-1])  # a handful in millions, in all but the last bits
+    rows = order[tied]
+    order[tied] = rows[np.lexsort((rows, bits[rows]))]
     return order
-
-
-_FEW = 1 << 10  # rows that are not worth buckets
-_BUCKET = 1 << 8  # rows of a bucket, about: as many as a processor's registers sort
-_GROUP = 1 << 16  # rows of a group of buckets, about: they stay in the cache
-_RUN = 1 << 9  # rows of a group that lie together, about
-
-
-def _put_in_groups(bits: NDArray[np.uint64], places: np.uint64) -> Iterator[list[NDArray[np.uint64]]]:
-    """Puts rows with the same highest bits together, some rows at a time, where the bits were: other memory of that
-    size takes longer to be had than this takes. Each group in turn: the bits that follow, above the row's place."""
-    high = (len(bits) // _GROUP).bit_length()
-    step = max(4 * _CHUNK, _RUN << high)
-    starts = np.empty((-(-len(bits) // step), (1 << high) + 1), np.int32)
-
-    def put(here: slice) -> None:
-        chunk = bits[here]
-        number = (chunk >> np.uint64(64 - high)).astype(np.int32) if high else np.zeros(len(chunk), np.int32)
-        packed = chunk << np.uint64(high)
-        packed &= ~_lowest(places)
-        packed |= np.arange(here.start, here.stop, dtype=np.uint64)
-        _by_number(number, packed, starts[here.start // step], chunk)
-
-    over_rows(put, len(bits), step)
-    chunks = [bits[here] for here in pieces(len(bits), step)]
-    for group in range(1 << high):
-        yield [chunk[own[group] : own[group + 1]] for chunk, own in zip(chunks, starts, strict=True)]
-
-
-def _sorted_group(packed: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Few numbers at a time: by networks in a processor's registers."""
-    count = (len(packed) // _BUCKET).bit_length()
-    if not count:
-        packed.sort()
-        return packed
-    starts, ordered = np.empty((1 << count) + 1, np.int32), np.empty_like(packed)
-    _by_number((packed >> np.uint64(64 - count)).astype(np.int32), packed, starts, ordered)
-    for start, stop in pairwise(starts.tolist()):
-        ordered[start:stop].sort()
-    return ordered
-
-
-def _by_number(
-    number: NDArray[np.int32], values: NDArray[np.uint64], starts: NDArray[np.int32], out: NDArray[np.uint64]
-) -> None:
-    """Values with the same number, from 0 on, together and as they came; where those with each begin.
-
-    A sparse matrix with a row for each number: SciPy puts its entries in order by counting. Their columns are not used.
-    """
-    size = len(number)
-    sparse_loops().coo_tocsr(len(starts) - 1, size, size, number, number, values, starts, np.empty_like(number), out)
-
-
-def _lowest(count: np.uint64) -> np.uint64:
-    return np.uint64((1 << int(count)) - 1)

@@ -88,7 +88,7 @@ class _Scan:
     def find_order(self) -> RowNumbers | None:
         """The order, found again where it was let go."""
         if self.order is None and self.bits is not None:
-            self.order = in_order(self.bits)
+            self.order = in_order(self.bits())
         return self.order
 
     def put_in_order(self) -> None:
@@ -298,7 +298,7 @@ class ClientTables:
                 raise TransportError(f"scan {scan} of job {job} is in an order already; open it again")
             opened.bits = partial(order_bits, key, opened.name, seed, offset, rows.num_rows)
             del rows
-            order = opened.order = in_order(opened.bits)
+            order = opened.order = in_order(opened.bits())
             shown = (opened.bits()[order] ^ np.uint64(1 << 63)).view(np.int64) if wants_bits else None
             opened.put_in_order()
             opened.ids = None if opened.ids is None else opened.ids[order]

@@ -121,7 +121,7 @@ def _order(tokens: pa.Array) -> RowNumbers:
         return numpy_of(pc.sort_indices(tokens))
     words = np.frombuffer(tokens.buffers()[1], ">u8").reshape(-1, size // 8)
     bits = words[tokens.offset : tokens.offset + len(tokens), 0].astype(np.uint64)
-    order = in_order(bits.copy)
+    order = in_order(bits)
     ordered = bits[order]
     return numpy_of(pc.sort_indices(tokens)) if (ordered[1:] == ordered[:-1]).any() else order
 

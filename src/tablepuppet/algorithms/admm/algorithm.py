@@ -21,7 +21,6 @@ from tablepuppet.algorithms.algorithm import (
 from tablepuppet.algorithms.base import Answer, PartSetup, Problem
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
-from tablepuppet.models.compiler import wins
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
@@ -79,9 +78,8 @@ class AdmmAlgorithm(Algorithm[Admm]):
     # -- what it costs ---------------------------------------------------------------------
 
     def cpu(self, shape: Shape, options: Admm, epoch: int, batches: int = 1) -> float:
-        """A proximal map that iterates takes long until it is compiled; local steps of networks take longest."""
-        is_slow = shape.curvature_varies and not wins(shape.joined, is_dear=True)
-        seconds = super().cpu(shape, options, epoch, batches) + shape.joined * is_slow * _ITERATED
+        """A proximal map that iterates takes long; local steps of networks take longest."""
+        seconds = super().cpu(shape, options, epoch, batches) + shape.joined * shape.curvature_varies * _ITERATED
         if not shape.is_linear:
             for block, part in shape.parts:
                 size, epochs = local_epochs(part.rows, len(block.parts), options)

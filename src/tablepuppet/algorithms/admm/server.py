@@ -25,7 +25,7 @@ from tablepuppet.algorithms.numerics.beginning import best_intercept
 from tablepuppet.algorithms.numerics.linear_systems import Spectrum
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.arrays import Array
-from tablepuppet.models.losses import Fused, Loss
+from tablepuppet.models.losses import Loss
 from tablepuppet.models.tally import Tally
 
 _RESTART = 3  # rounds between restarts from the reported model
@@ -85,15 +85,6 @@ def join_step(
     gap *= rho
     signal += gap
     return (signal,), sums
-
-
-def fused_step(
-    view: Any, *, loss: Fused, intercept: Array, before: Array, rho: float, relax: float
-) -> dict[str, float]:
-    """The same over a view of joined rows, expanded and collapsed in the same pass."""
-    norms = loss.dual_step(view, float(intercept[0]), float(before[0]), rho, relax)
-    norms[1] *= rho**2
-    return dict(zip(_NORMS, norms.tolist(), strict=True))
 
 
 @dataclass
@@ -179,7 +170,6 @@ class AdmmServer(Server):
             signals=1,
             writes=self._writes,
             own=self._factor,
-            fused=fused_step if isinstance(problem.loss, Fused) else None,
             intercept=self._shift,
             **given,
         )

@@ -180,10 +180,7 @@ def _add_earlier(server: BoostingServer, before: GrownTrees, earlier: Sequence[S
 
 
 def _index(p: RowIndex) -> BlockIndex:
-    if p.order is None:
-        return BlockIndex.of(p.rows, p.index, is_sorted=p.is_sorted and not p.is_partial)
-    assert p.index is not None
-    return BlockIndex.of(p.rows, p.numbers(len(p.index)), is_sorted=False)
+    return BlockIndex.of(p.rows, p.index, is_sorted=p.is_sorted and not p.is_partial)
 
 
 @dataclass

@@ -22,8 +22,9 @@ import pyarrow.fs
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
-from tablepuppet.mapping.walk.lane import Lane
+from tablepuppet.mapping.rows.index import RowIndex, is_sparse
+from tablepuppet.mapping.rows.joined import JoinedRows
+from tablepuppet.mapping.rows.lane import Lane
 
 
 class Storage:
@@ -74,7 +75,7 @@ def _whole(column: pa.ChunkedArray) -> NDArray[Any]:
 
 
 NEAR = 1 << 17  # rows of a block that are sooner sent than numbered anew
-Used = slice | NDArray[np.int64]  # which of a block's rows a partition uses, in the order of its walks
+Used = slice | NDArray[np.int64]  # which of a block's rows a partition uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,13 @@ class IndexFacts:
     is_identity: bool
     is_sorted: bool
     is_partial: bool
+
+    def index(self, numbers: RowNumbers) -> RowIndex:
+        """p_i of some joined rows."""
+        is_far = is_sparse(self.rows, is_sorted=self.is_sorted)
+        return RowIndex(
+            self.rows, None if self.is_identity else numbers, self.is_sorted, self.is_partial, is_sparse=is_far
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,10 +115,9 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSpec:
-    """Which joined rows a partition has: some lanes of so many joined rows."""
+    """Which joined rows a partition has: some lanes."""
 
     path: str
-    whole: int
     lanes: list[Lane]
 
     @property
@@ -125,16 +132,13 @@ class PartitionSpec:
 def partition_specs(lanes: Sequence[Lane], partitions: int, name: str) -> list[PartitionSpec]:
     """At most so many partitions of about equal size."""
     borders = np.unique(np.linspace(0, len(lanes), min(partitions, len(lanes)) + 1).round().astype(int)).tolist()
-    whole = lanes[-1][-1][1]
-    return [
-        PartitionSpec(f"{name}-{k}", whole, list(lanes[a:b])) for k, (a, b) in enumerate(itertools.pairwise(borders))
-    ]
+    return [PartitionSpec(f"{name}-{k}", list(lanes[a:b])) for k, (a, b) in enumerate(itertools.pairwise(borders))]
 
 
 def write_partition(
     storage: Storage, spec: PartitionSpec, columns: Sequence[RowIndex], label: int, blocks: int
 ) -> Partition:
-    """Writes the columns of a partition: p_i of its joined rows alone, as walks number rows; None: the identity."""
+    """Writes the columns of a partition: p_i of its joined rows alone; None: the identity."""
     arrays: dict[str, NDArray[Any]] = {}
     facts: list[dict[str, Any]] = []
     used: list[Used] = []
@@ -142,12 +146,13 @@ def write_partition(
         rows, own = _compact(p, spec)
         used.append(rows)
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        facts.append({"rows": count, "is_sorted": p.is_sorted, "is_partial": p.is_partial})
+        kind = {"is_sorted": p.is_sorted, "is_partial": p.is_partial, "is_sparse": p.is_sparse}
+        facts.append({"rows": count, **kind})
         if own is not None:
             arrays[f"p{i}"] = own
     moved = [[(a - spec.start, b - spec.start) for a, b in lane] for lane in spec.lanes]
     rows_here = spec.stop - spec.start
-    given = {"rows": rows_here, "whole": spec.whole, "lanes": moved, "indices": facts, "label": label, "blocks": blocks}
+    given = {"rows": rows_here, "lanes": moved, "indices": facts, "label": label, "blocks": blocks}
     storage.write(spec.path, arrays, **given)
     return Partition(spec.path, spec.start, rows_here, tuple(used[:blocks]), used[label])
 
@@ -162,7 +167,7 @@ def _compact(p: RowIndex, spec: PartitionSpec) -> tuple[Used, RowNumbers | None]
     """Which rows a partition uses, and p_i in terms of those; None: 0, 1, 2, …"""
     if p.index is None:
         return slice(spec.start, spec.stop), None
-    if p.order is None and (p.is_sorted or p.rows <= NEAR):
+    if p.is_sorted or p.rows <= NEAR:
         low, high = p.span(0, len(p.index))
         return slice(low, high), p.index - low if low else p.index
     occurs = np.zeros(p.rows + 1, np.bool_)
@@ -170,7 +175,7 @@ def _compact(p: RowIndex, spec: PartitionSpec) -> tuple[Used, RowNumbers | None]
     used = np.flatnonzero(occurs[:-1])
     place = np.full(p.rows + 1, -1, p.index.dtype)
     place[used] = np.arange(len(used), dtype=p.index.dtype)
-    return used if p.order is None else p.order[used].astype(np.int64), place[p.index]
+    return used, place[p.index]
 
 
 def load(storage: Storage, path: str, labels: str) -> JoinedRows:
@@ -184,7 +189,6 @@ def load(storage: Storage, path: str, labels: str) -> JoinedRows:
         tuple(indices[: facts["blocks"]]),
         indices[facts["label"]],
         beside["label"],
-        whole=facts["whole"],
         weights=beside.get("weight"),
         lanes=lanes,
     )

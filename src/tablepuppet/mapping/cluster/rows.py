@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -21,10 +21,9 @@ from tablepuppet.arrays import Array, PerRow, RowNumbers
 from tablepuppet.mapping.cluster.cluster import Cluster
 from tablepuppet.mapping.cluster.partitions import IndexFacts, Partition, write_labels
 from tablepuppet.mapping.cluster.worker import Kept, Source, Walk
-from tablepuppet.mapping.rows.index import RowIndex, moved_rows
+from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows, batch, by_label, weight_step
-from tablepuppet.mapping.walk.gather_scatter import empty_sums
-from tablepuppet.mapping.walk.lane import JoinStep, LaneResult, Pass, Sums, Work, add_sums
+from tablepuppet.mapping.rows.lane import JoinStep, LaneResult, Pass, Work, add_sums
 
 _CHUNK = 1 << 20  # values that are put in order here at a time
 
@@ -55,19 +54,18 @@ class ClusterRows:
         signals: int = 0,
         writes: Collection[str] = (),
         own: float = 0.0,
-        fused: Callable[..., Sums] | None = None,
         **given: Any,
     ) -> Pass:
         """As JoinedRows.run: the partitions at once, their lanes added up in order."""
-        work = Work(step, signals, tuple(writes), given, own, None if self.weights is not None else fused)
+        work = Work(step, signals, tuple(writes), given, own)
         walk = Walk(next(self.numbers), work, len(per_row), dict(self.state))
         calls = self._calls(walk, per_row, columns)
         merged: list[list[Array]] = []
-        sums, moved = [], moved_rows(self.rows, self.indices)
+        sums = []
         for partition, results in zip(self.partitions, self.cluster.ask("walk", calls), strict=True):
             for lane in results:
                 merged = merged or [
-                    [empty_sums(len(v), out.shape[1], moved) for v, (_, out) in zip(per_row, blocks, strict=True)]
+                    [np.zeros((len(v), out.shape[1])) for v, (_, out) in zip(per_row, blocks, strict=True)]
                     for blocks in lane[0]
                 ]
                 _add(merged, partition, lane)
@@ -152,7 +150,7 @@ class ClusterRows:
             labels[place] = found[1]
             if weights is not None:
                 weights[place] = found[2]
-        return batch(numbers, labels, weights, [p.rows for p in self.indices], self.rows)
+        return batch(numbers, labels, weights, [p.rows for p in self.indices])
 
     def gathered(self) -> JoinedRows:
         """The same joined rows in this process, for work that is not a walk; a partition at a time."""

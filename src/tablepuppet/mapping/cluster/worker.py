@@ -24,9 +24,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.mapping.cluster.partitions import IndexFacts, Partition, PartitionSpec, Storage, load, write_partition
 from tablepuppet.mapping.join.join import JoinedSide
-from tablepuppet.mapping.rows.index import RowIndex, is_worth_arranging
 from tablepuppet.mapping.rows.joined import JoinedRows, LaneResult, Work
-from tablepuppet.mapping.walk.gather_scatter import loops
 from tablepuppet.version import __version__
 
 
@@ -39,51 +37,26 @@ class IndexStats:
     is_sorted: bool
     is_partial: bool
     is_identity: bool
-    appearing: RowNumbers | None  # its rows, as they first come; None: nobody asks
 
 
-def collect(side: JoinedSide, start: int, stop: int, wants_order: Sequence[bool]) -> list[IndexStats]:
-    """What joined rows start ≤ j < stop are like, for each column; `wants_order`: which walks may want arranged."""
+def collect(side: JoinedSide, start: int, stop: int) -> list[IndexStats]:
+    """What joined rows start ≤ j < stop are like, for each column."""
     found = []
-    for numbers, column, wants in zip(side.numbers(start, stop), side.columns, wants_order, strict=True):
+    for numbers, column in zip(side.numbers(start, stop), side.columns, strict=True):
         is_partial = int(numbers.min()) < 0
         is_sorted = not is_partial and bool((numbers[1:] >= numbers[:-1]).all())
         is_identity = column.rows == side.rows and bool((numbers == np.arange(start, stop)).all())
-        first, last = int(numbers[0]), int(numbers[-1])
-        wanted = wants and is_worth_arranging(column.rows, side.rows)
-        appearing = _appearing(numbers, column.rows) if wanted else None  # which leaves other numbers behind
-        found.append(IndexStats(first, last, is_sorted, is_partial, is_identity, appearing))
+        found.append(IndexStats(int(numbers[0]), int(numbers[-1]), is_sorted, is_partial, is_identity))
     return found
 
 
-def merge(rows: int, views: Sequence[IndexStats]) -> tuple[IndexFacts, RowNumbers | None]:
-    """What p_i of `rows` rows is as a whole, and its rows as walks shall number them; None: as they are."""
+def merge(rows: int, views: Sequence[IndexStats]) -> IndexFacts:
+    """What p_i of `rows` rows is as a whole."""
     is_partial = any(seen.is_partial for seen in views)
     is_identity = all(seen.is_identity for seen in views)
     follows = all(a.last <= b.first for a, b in itertools.pairwise(views))
     is_sorted = not is_partial and follows and all(seen.is_sorted for seen in views)
-    orders = [seen.appearing for seen in views if seen.appearing is not None]
-    order = None if is_sorted or not orders else _merged(rows, orders)
-    return IndexFacts(rows, is_identity, is_sorted, is_partial), order
-
-
-def _appearing(numbers: RowNumbers, rows: int) -> RowNumbers:
-    """The rows as they first come; `numbers` are overwritten."""
-    number = np.full(rows, -1, numbers.dtype)
-    order = np.empty(rows, numbers.dtype)
-    loops().number_by_appearance(numbers, number, order)
-    return order[: int(np.count_nonzero(number >= 0))].copy()
-
-
-def _merged(rows: int, orders: Sequence[RowNumbers]) -> RowNumbers:
-    """The order in which rows first appear in views that follow each other."""
-    is_known = np.zeros(rows, np.bool_)
-    found = []
-    for order in orders:
-        new = order[~is_known[order]]
-        is_known[new] = True
-        found.append(new)
-    return np.concatenate(found)
+    return IndexFacts(rows, is_identity, is_sorted, is_partial)
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -117,7 +90,6 @@ class Layout(msgspec.Struct, frozen=True):
     """How the columns of a joined table are written."""
 
     facts: list[IndexFacts]
-    orders: list[RowNumbers | None]  # of rows in walks
     blocks: int
     label: int
 
@@ -136,21 +108,16 @@ class Worker:
         """What is installed on this worker's node, and how Ray there knows who may use it."""
         return __version__, os.environ.get("RAY_AUTH_MODE", "").lower()
 
-    def collect(self, side: JoinedSide, start: int, stop: int, wants_order: Sequence[bool]) -> list[IndexStats]:
+    def collect(self, side: JoinedSide, start: int, stop: int) -> list[IndexStats]:
         """What some joined rows are like."""
-        return collect(side, start, stop, wants_order)
+        return collect(side, start, stop)
 
     def write(self, side: JoinedSide, layout: Layout, spec: PartitionSpec) -> Partition:
         """Makes a partition and writes it to disk."""
-        columns = []
-        for numbers, facts, order in zip(side.numbers(spec.start, spec.stop), layout.facts, layout.orders, strict=True):
-            own: RowNumbers = numbers
-            if order is not None:
-                place = np.full(facts.rows + 1, -1, numbers.dtype)
-                place[order] = np.arange(facts.rows, dtype=numbers.dtype)
-                own = place[numbers]
-            index = None if facts.is_identity else own
-            columns.append(RowIndex(facts.rows, index, facts.is_sorted, facts.is_partial, order))
+        columns = [
+            facts.index(numbers)
+            for numbers, facts in zip(side.numbers(spec.start, spec.stop), layout.facts, strict=True)
+        ]
         return write_partition(self._storage, spec, columns, layout.label, layout.blocks)
 
     def walk(self, source: Source, walk: Walk, *arrays: Array) -> list[LaneResult]:

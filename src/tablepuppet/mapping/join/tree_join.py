@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers, pieces, sparse_loops
+from tablepuppet.arrays import Array, RowNumbers, pieces
 from tablepuppet.catalog.bound import Branch
 from tablepuppet.mapping.join.duckdb_join import SLICE, Counts, Marks, Use
 from tablepuppet.mapping.keys.gather import ScanKeys
@@ -46,13 +45,6 @@ class Edge:
         """The sum over the rows of each group."""
         running = np.concatenate([[0.0], np.cumsum(values[self.grouped[:-1]])])
         return np.diff(running[self.starts])
-
-    def of_groups(self, groups: RowNumbers, count: int) -> RowNumbers:
-        """All rows of some groups, `count` of them: as SciPy takes rows of a sparse matrix, whose columns these are."""
-        found, values = np.empty(count, self.grouped.dtype), np.empty(count, np.int8)
-        given = self.grouped, self.grouped.view(np.int8)  # it takes the values along, whatever they are
-        sparse_loops().csr_row_index(len(groups), groups, self.starts, *given, found, values)
-        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,25 +107,14 @@ class TreeJoin:
             starts = edge.starts.take(group)
             counts = edge.starts.take(group + 1) - starts
             copies = np.maximum(counts, 1) if edge.is_outer else counts
-            above = _repeated(copies)
+            above = np.repeat(np.arange(len(copies)), copies)
             found = {i: known.take(above) for i, known in found.items()}
-            if not edge.is_outer:
-                found[edge.relation] = edge.of_groups(group, len(above))
-                continue
             place = (starts - np.cumsum(copies) + copies).take(above)
             place += np.arange(len(place))
-            place[(counts == 0).take(above)] = -1
+            if edge.is_outer:
+                place[(counts == 0).take(above)] = -1
             found[edge.relation] = edge.grouped.take(place, mode="wrap")
         return found
-
-
-def _repeated(copies: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, 2, …, each as often as it says: what np.repeat gives, several times faster."""
-    ends = np.zeros(len(copies) + 1, np.int64)
-    np.cumsum(copies, out=ends[1:])
-    found = np.empty(ends[-1], np.int64)
-    sparse_loops().expandptr(len(copies), ends, found)
-    return found
 
 
 def _tree(branch: Branch) -> dict[int, tuple[int, str, list[tuple[int, int]]]] | None:

@@ -28,7 +28,6 @@ from tablepuppet.errors import MappingError, TransportError
 from tablepuppet.exchanges.keys import BlindedKeys, BlindKeys, Keys, RowOrder, SendKeys
 from tablepuppet.exchanges.schema import CountRows, RowCount
 from tablepuppet.mapping.keys.merge import MergedGroups, merge_groups
-from tablepuppet.mapping.walk.gather_scatter import preload
 from tablepuppet.privacy.options import KeyMode, Privacy
 from tablepuppet.tables.columns import arrow, in_one_piece, numpy_of
 from tablepuppet.tables.tokens import POINT_SIZE, SIZE, Points, to_array, to_points
@@ -164,7 +163,6 @@ def _offsets(bound: BoundQuery, link: Link, job: str) -> list[dict[str, int]]:
     offsets = []
     for scan in bound.scans:
         rows = [cast("RowCount", next(answers[client])).rows for client in scan.clients]
-        preload(sum(rows))
         starts = np.cumsum([0, *rows[:-1]]).tolist()
         offsets.append(dict(zip(scan.clients, starts, strict=True)))
     return offsets

@@ -1,23 +1,31 @@
-"""RowIndex: p_i, one block's row number for every joined row, in its most compact form."""
+"""RowIndex: p_i, one block's row number for every joined row, in its most compact form.
+
+Values go between rows and joined rows here: gather by row number, scatter-add by row number. Both are NumPy's and
+SciPy's, on a shard of joined rows at a time; what is added is added in an order that follows from the shards alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Moved, PerRow, RowNumbers, pieces
-from tablepuppet.mapping.walk.gather_scatter import GatherScatter, Place, loops
-from tablepuppet.models.compiler import COMPILED_FROM
+from tablepuppet.arrays import Array, PerRow, RowNumbers, pieces
 
-T = TypeVar("T", bound=np.generic)
-FAR = 1 << 17  # rows of a block whose values do not stay in a core's cache
-_OFTEN = 4  # joined rows per row of a block, from which its rows are arranged
-_PIECE = 1 << 16  # row numbers that are looked at together
-_DENSE = 8  # rows of a block per row of a batch, up to which it is faster to mark rows than to sort them
+_COUNTED_ROWS = 1 << 16  # row numbers that are counted at a time
+_SPARSE_ROWS = 1 << 18  # rows of a block, from which a shard's values are added one by one: few rows have any
+_DENSE_RATIO = 8  # rows of a block per row of a batch, up to which it is faster to mark rows than to sort them
+
+
+class Place(NamedTuple):
+    """The rows of some joined rows, and which of them exist; None: all."""
+
+    rows: RowNumbers
+    is_there: NDArray[np.bool_] | None
+    is_sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +36,7 @@ class RowIndex:
     index: RowNumbers | None  # None: the identity
     is_sorted: bool = False
     is_partial: bool = False
-    order: RowNumbers | None = None  # rows as walks number them (`arranged`); None: as they are
+    is_sparse: bool = False  # some joined rows together meet few rows of the whole block
 
     @property
     def is_identity(self) -> bool:
@@ -42,70 +50,23 @@ class RowIndex:
         is_partial = bool(len(index)) and int(index.min()) < 0
         is_sorted = not is_partial and all(rises(index[p.start : p.stop + 1]) for p in pieces(len(index)))
         small = index.astype(np.int32, copy=False) if rows < 2**31 else index
-        return cls(rows, np.ascontiguousarray(small), is_sorted, is_partial)
-
-    def arranged(self) -> RowIndex:
-        """The same, with rows numbered as joined rows first come to them, where walks are faster so.
-
-        The rows that one key finds then lie side by side, in whatever order their owner has them: in a many-to-many
-        join, joined rows that follow each other fetch neighbours. A walk puts values into this order first, and sums
-        back from it, so it must go over many more joined rows than the block has.
-        """
-        if self.index is None or self.is_sorted or not is_worth_arranging(self.rows, len(self.index)):
-            return self
-        index, order = self.index.copy(), np.empty(self.rows, self.index.dtype)
-        loops().number_by_appearance(index, np.full(self.rows, -1, order.dtype), order)
-        return replace(self, index=index, order=order)
-
-    def arrange(self, values: PerRow) -> PerRow:
-        """Values per row in the order of walks: as they are where joined rows have them in order, else written out."""
-        if self.order is None:
-            return values if self.index is None and isinstance(values, Moved) else np.ascontiguousarray(values)
-        out = np.empty(values.shape)
-        loops().gather(out, np.ascontiguousarray(values), self.order)
-        return out
-
-    def restore(self, values: NDArray[T]) -> NDArray[T]:
-        """Values in the order of walks, per row."""
-        if self.order is None or not values.size:
-            return values
-        out = np.empty_like(values)
-        loops().put(out.reshape(self.rows, -1), values.reshape(self.rows, -1), self.order)
-        return out
+        return cls(rows, np.ascontiguousarray(small), is_sorted, is_partial, is_sparse(rows, is_sorted=is_sorted))
 
     def take(self, joined: RowNumbers) -> RowNumbers:
         """p_i of some joined rows."""
-        if self.index is None:
-            return joined
-        found = self.index.take(joined)
-        return found if self.order is None else np.where(found < 0, found, self.order[found])
+        return joined if self.index is None else self.index.take(joined)
 
     def numbers(self, joined_rows: int) -> RowNumbers:
         """p_i of all joined rows."""
-        if self.index is None:
-            return np.arange(joined_rows)
-        return self.index if self.order is None else np.where(self.index < 0, self.index, self.order[self.index])
+        return np.arange(joined_rows) if self.index is None else self.index
 
-    def place(self, gather_scatter: GatherScatter, start: int, stop: int) -> Place:
+    def place(self, start: int, stop: int) -> Place | slice:
         """The rows of joined rows start ≤ j < stop, to be used by all that follows."""
         if self.index is None:
             return slice(start, stop)
-        return gather_scatter.place(self.index[start:stop], is_partial=self.is_partial)
-
-    def expand(self, gather_scatter: GatherScatter, values: PerRow, place: Place, joined_rows: int) -> Array:
-        """v[p_i(j)] of so many joined rows: (n_i, k) → (joined rows, k)."""
-        if isinstance(place, slice):
-            return values[place]
-        out = np.empty((joined_rows, values.shape[1]))
-        gather_scatter.gather(out, np.asarray(values), place)
-        return out
-
-    def expand_add(self, gather_scatter: GatherScatter, out: Array, values: PerRow, place: Place) -> None:
-        """out[j] += v[p_i(j)]."""
-        if isinstance(place, slice):
-            out += values[place]
-        else:
-            gather_scatter.gather_add(out, np.asarray(values), place)
+        numbers = self.index[start:stop]
+        is_there = numbers >= 0 if self.is_partial else None
+        return Place(numbers, None if is_there is None or bool(is_there.all()) else is_there, self.is_sparse)
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """The rows that joined rows start ≤ j < stop can come from."""
@@ -117,36 +78,53 @@ class RowIndex:
             return int(self.index[start]), int(self.index[stop - 1]) + 1
         return 0, self.rows
 
-    def collapse_add(
-        self, gather_scatter: GatherScatter, out: Array, base: int, columns: Sequence[Array], place: Place
-    ) -> None:
-        """out[p_i(j) − base] += the columns' j-th entries, side by side."""
-        if not isinstance(place, slice):
-            gather_scatter.scatter_add(out, base, place, columns)
-            return
-        inside, first = slice(place.start - base, place.stop - base), 0
-        for values in columns:  # no other joined row comes to these rows
-            out[inside, first : first + values.shape[1]] = values
+
+def is_sparse(rows: int, *, is_sorted: bool) -> bool:
+    """Whether few rows of a block have values in a shard. It follows from the whole block: its parts on a cluster add
+    up values in the same way, to the same bits."""
+    return rows >= _SPARSE_ROWS and not is_sorted
+
+
+def gather(values: PerRow, place: Place | slice) -> Array:
+    """v[p(j)] of the joined rows at a place, 0 where there is no row: (n, k) → (joined rows, k)."""
+    if isinstance(place, slice):
+        return values[place]
+    if not len(values):
+        return np.zeros((len(place.rows), *values.shape[1:]))
+    found = np.asarray(values).take(place.rows, axis=0, mode="clip")
+    if place.is_there is not None:
+        found[~place.is_there] = 0.0
+    return found
+
+
+def scatter_add(out: Array, base: int, columns: Sequence[Array], place: Place | slice) -> None:
+    """out[p(j) − base] += the columns' j-th entries, side by side; what has no row is left out."""
+    if isinstance(place, slice):  # no other joined row comes to these rows
+        inside, first = out[place.start - base : place.stop - base], 0
+        for values in columns:
+            inside[:, first : first + values.shape[1]] = values
             first += values.shape[1]
+        return
+    rows, values = place.rows, columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
+    if place.is_there is not None:
+        rows, values = rows[place.is_there], values[place.is_there]
+    if len(rows):
+        low, high = int(rows.min()), int(rows.max()) + 1
+        _add_rows(out[low - base : high - base], rows - low, values, is_sparse=place.is_sparse)
 
 
-def is_worth_arranging(rows: int, joined_rows: int) -> bool:
-    """Whether walks over so many joined rows are faster where a block's rows are arranged, if they are not sorted."""
-    return rows >= FAR and joined_rows >= max(COMPILED_FROM, _OFTEN * rows)
+def _add_rows(out: Array, rows: RowNumbers, values: Array, *, is_sparse: bool) -> None:
+    """out[rows[j]] += values[j]."""
+    if is_sparse:
+        for column in range(values.shape[1]):  # `add.at` is fast along one axis only
+            np.add.at(out[:, column], rows, values[:, column])
+    elif values.shape[1] == 1:
+        out[:, 0] += np.bincount(rows, values[:, 0], len(out))
+    else:
+        from scipy.sparse import csc_array  # here: it takes a tenth of a second to load
 
-
-class _Block(Protocol):
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def is_sorted(self) -> bool: ...
-
-
-def moved_rows(joined_rows: int, blocks: Iterable[_Block]) -> int:
-    """Joined rows, as they count for the way in which values are moved: twice, where those of a block do not stay in a
-    core's cache, for compiled loops fetch a far row once (docs/decisions/0108-far-rows-are-fetched-by-loops.md)."""
-    return joined_rows * (1 + any(block.rows >= FAR and not block.is_sorted for block in blocks))
+        starts = np.arange(len(rows) + 1, dtype=rows.dtype)
+        out += csc_array((np.ones(len(rows)), rows, starts), shape=(len(out), len(rows))) @ values
 
 
 def distinct(rows: RowNumbers, size: int) -> tuple[RowNumbers, RowNumbers]:
@@ -157,36 +135,20 @@ def distinct(rows: RowNumbers, size: int) -> tuple[RowNumbers, RowNumbers]:
     >>> unique.tolist(), where.tolist()
     ([2, 7], [1, 0, 1])
     """
-    if len(rows) >= _PIECE and rises(rows):  # as those of a table that joined rows come to in order
-        is_new = np.ones(len(rows), np.bool_)
-        np.not_equal(rows[1:], rows[:-1], out=is_new[1:])
-        return rows.take(np.flatnonzero(is_new)), np.cumsum(is_new) - 1
-    if size <= _DENSE * len(rows):
-        place = rows.astype(np.intp) + 1
-        occurs = np.zeros(size + 1, np.bool_)
-        occurs[place] = True
-        number = np.cumsum(occurs) - 1
-        return np.flatnonzero(occurs) - 1, number.take(place)
-    if len(rows) >= 2**32 or int(rows.max(initial=0)) >= 2**31:
-        unique, where = np.unique(rows, return_inverse=True)
-        return unique, where
-    # Sorting numbers and places as one is several times faster than sorting places by their numbers.
-    packed = rows.astype(np.int64) << 32
-    packed |= np.arange(len(rows))
-    packed.sort()
-    ordered = packed >> 32
-    is_new = np.ones(len(ordered), np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
-    where = np.empty(len(rows), np.int64)
-    where[packed & 0xFFFFFFFF] = np.cumsum(is_new) - 1
-    return ordered[is_new], where
+    if size > _DENSE_RATIO * len(rows):
+        return np.unique(rows, return_inverse=True)
+    place = rows.astype(np.intp) + 1
+    occurs = np.zeros(size + 1, np.bool_)
+    occurs[place] = True
+    number = np.cumsum(occurs) - 1
+    return np.flatnonzero(occurs) - 1, number.take(place)
 
 
 def count_rows(rows: RowNumbers, size: int) -> RowNumbers:
     """How often each of `size` rows occurs; −1 is none."""
     counts: RowNumbers = np.zeros(size, np.int32 if len(rows) < 2**31 else np.int64)
-    ones = np.ones(_PIECE, counts.dtype)
-    for piece in pieces(len(rows), _PIECE):
+    ones = np.ones(_COUNTED_ROWS, counts.dtype)
+    for piece in pieces(len(rows), _COUNTED_ROWS):
         here = rows[piece]
         here = (here[here >= 0] if int(here.min()) < 0 else here).astype(np.intp, copy=False)
         np.add.at(counts, here, ones[: len(here)])

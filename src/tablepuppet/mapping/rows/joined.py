@@ -21,24 +21,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, PerRow, RowNumbers, floats, pieces
-from tablepuppet.mapping.rows.index import FAR, RowIndex, count_rows, distinct, moved_rows, rises
-from tablepuppet.mapping.rows.ordered import ascending
-from tablepuppet.mapping.walk.gather_scatter import GatherScatter, empty_sums, gather_scatter_for
-from tablepuppet.mapping.walk.lane import (
+from tablepuppet.arrays import Array, Moved, PerRow, RowNumbers, floats, pieces
+from tablepuppet.mapping.rows.index import RowIndex, count_rows, distinct, gather, rises
+from tablepuppet.mapping.rows.lane import (
+    BlockValues,
+    Collapsed,
     JoinStep,
     Lane,
     LaneResult,
     Pass,
     Shard,
-    SharedTotals,
     Sums,
     Work,
     add_sums,
     walk_lane,
-    walk_shard,
 )
-from tablepuppet.mapping.walk.lane_view import lane_view, whole
 from tablepuppet.threads import one_blas_thread, pool
 
 __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]
@@ -46,7 +43,9 @@ __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", 
 SHARD = 1 << 16
 LANES = 16
 _LANE = 1 << 24  # joined rows beyond which 16 lanes would be too few: a lane lies on one machine
-_FEW_LABELS = 1 << 10
+_SORTED_VALUES = 1 << 17  # values in order that are looked at together
+_KEPT_LABELS = 1 << 10  # different labels that stay counted
+_SORTED_BATCH = 1 << 17  # rows of a batch from which it is worth a look whether they come in order
 _LONGEST = 1 << 26  # joined rows of a lane, even where blocks are large
 
 
@@ -59,7 +58,6 @@ class JoinedRows:
     label_index: RowIndex
     labels: NDArray[Any]  # per row of the label table: float64, or bytes, where those are classes in order
     state: dict[str, Array] = field(default_factory=dict)
-    whole: int | None = None  # rows of the joined table that this is a batch or a partition of
     weights: Array | None = None  # of the rows' losses, per row of the label table; None: all one
     counts: RowNumbers | None = None  # joined rows per row of the label table, where they were counted already
     lanes: Sequence[Lane] | None = None  # a partition's own lanes; None: as many as N asks for
@@ -77,26 +75,27 @@ class JoinedRows:
         signals: int = 0,
         writes: Collection[str] = (),
         own: float = 0.0,
-        fused: Callable[..., Sums] | None = None,
         **given: Any,
     ) -> Pass:
         """Walk over all joined rows: expand, `step`, collapse its signals, add up its sums.
 
         `per_row` is summed over blocks; `columns`, one array per block, are not. `writes` names the state that the
         step overwrites. What a block's rows get is the signal less `own` times the block's own values. A step that is
-        given a loss gets it with the rows' weights, where they have any. Where they have none, `fused` does it all:
-        one pass over a lane at a time (models/compiler.py), which reads and writes the state named in `writes`.
+        given a loss gets it with the rows' weights, where they have any.
         A signal (arrays side by side) is collapsed to every block; a list says what is collapsed to each of them.
         """
-        work = Work(step, signals, tuple(writes), given, own, None if self.weights is not None else fused)
-        if self._is_small and work.fused is None:
-            with one_blas_thread, np.errstate(over="ignore", invalid="ignore"):
-                return walk_shard(self, work, per_row, columns)
-        totals = whole(self.indices) if work.fused is not None else []
-        shared_totals = SharedTotals(self.indices, self.moved_rows)
+        work = Work(step, signals, tuple(writes), given, own)
         each = pool().map if len(self.lanes_of_shards) > 1 else map
-        results = self.walk(work, per_row, columns, each, totals, shared_totals)
-        return self._merge(results, signals, per_row[0].shape[1], totals, shared_totals)
+        results = self.walk(work, per_row, columns, each)
+        merged: list[list[Array]] = []
+        sums: list[Sums] = []
+        for collapsed, of_lane in results:  # as they come: a lane's arrays can be as large as the tables
+            sums.append(of_lane)
+            merged = merged or self._totals(collapsed)
+            _add(merged, collapsed)
+            del collapsed  # before the next lane's come
+        zeros = [[np.zeros((p.rows, per_row[0].shape[1])) for p in self.indices] for _ in range(signals)]
+        return Pass(merged or zeros, add_sums(sums))
 
     def walk(
         self,
@@ -104,31 +103,16 @@ class JoinedRows:
         per_row: Sequence[PerRow],
         columns: Sequence[Array],
         each: Callable[[Callable[[Lane], LaneResult], Sequence[Lane]], Iterable[LaneResult]] = map,
-        totals: Sequence[Array | None] = (),
-        shared_totals: SharedTotals | None = None,
     ) -> Iterator[LaneResult]:
-        """What every lane gives, in order, as it comes; `totals` (of a fused step) and `shared_totals`, if any, are
-        written into instead."""
-        values = [p.arrange(v) for p, v in zip(self.indices, per_row, strict=True)]
-        columns = [np.asarray(p.arrange(v)) for p, v in zip(self.indices, columns, strict=False)]
+        """What every lane gives, in order, as it comes."""
+        given = BlockValues([_in_memory(p, v) for p, v in zip(self.indices, per_row, strict=True)], columns)
 
         def one(lane: Lane) -> LaneResult:
             with np.errstate(over="ignore", invalid="ignore"):  # divergence is the engine's to notice
-                if work.fused is None:
-                    return walk_lane(self, lane, work, values, columns, shared_totals)
-                targets = totals or [None] * len(self.indices)
-                given = [np.asarray(v) for v in values]
-                view, collapsed = lane_view(self, lane[0][0], lane[-1][1], given, work.writes, work.own, targets)
-                return [collapsed], work.fused(view, **work.given)
+                return walk_lane(self, lane, work, given)
 
         with one_blas_thread:  # lanes already keep all cores busy
             yield from each(one, self.lanes_of_shards)
-
-    @property
-    def _is_small(self) -> bool:
-        """Whether all of it is one shard of rows as they are."""
-        is_one = 0 < self.rows <= SHARD and self.lanes is None
-        return is_one and (self.whole is not None or all(p.order is None for p in self.indices))
 
     def collect(self, name: str) -> Array:
         """A value per joined row that a walk left in the state, which gives it up."""
@@ -136,7 +120,7 @@ class JoinedRows:
 
     def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
         """A batch of joined rows, and for each block the rows that occur in it (ascending)."""
-        return batch(*self.look_up(joined), [p.rows for p in self.indices], self.all_rows)
+        return batch(*self.look_up(joined), [p.rows for p in self.indices])
 
     def look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
         """p_i of some joined rows, for each block, and their labels and weights."""
@@ -146,8 +130,7 @@ class JoinedRows:
 
     def expand(self, block: int, values: Array) -> Array:
         """expand_i of one block's values: (n_i, k) → (N, k). The centralised baseline alone wants them all at once."""
-        p = self.indices[block]
-        return p.expand(self.gather_scatter, p.arrange(values), p.place(self.gather_scatter, 0, self.rows), self.rows)
+        return gather(values, self.indices[block].place(0, self.rows))
 
     def joined_labels(self) -> Array:
         """The label of every joined row."""
@@ -179,7 +162,7 @@ class JoinedRows:
     def by_label(self) -> JoinedRows:
         """The different labels, each as heavy as all joined rows that have it; few of them are counted once."""
         found = self._by_label
-        if found.rows > _FEW_LABELS:
+        if found.rows > _KEPT_LABELS:
             del self.__dict__["_by_label"]
         return found
 
@@ -192,62 +175,23 @@ class JoinedRows:
         return ascending(self.state.pop(name).reshape(-1))
 
     @cached_property
-    def gather_scatter(self) -> GatherScatter:
-        return gather_scatter_for(self.moved_rows)
-
-    @property
-    def all_rows(self) -> int:
-        """Joined rows of the whole, whose size decides how values are moved."""
-        return self.whole or self.rows
-
-    @cached_property
-    def moved_rows(self) -> int:
-        """Joined rows as they count where values are moved."""
-        return moved_rows(self.all_rows, self.indices)
-
-    @cached_property
     def lanes_of_shards(self) -> Sequence[Lane]:
         """The lanes: fewer where blocks are large, for each lane sums an unsorted block on its own."""
         if self.lanes is not None:
             return self.lanes
         return lanes_of(self.rows, sum(p.rows for p in self.indices if not p.is_sorted))
 
-    def _merge(
-        self,
-        results: Iterable[LaneResult],
-        signals: int,
-        width: int,
-        totals: Sequence[Array | None] = (),
-        shared_totals: SharedTotals | None = None,
-    ) -> Pass:
-        """Lanes added up in order, each as soon as it comes: a lane's arrays can be as large as the tables."""
-        merged: list[list[Array]] = []
-        sums: list[Sums] = []
-        for buffers, of_lane in results:
-            sums.append(of_lane)
-            if not merged:
-                known = [totals] if totals else shared_totals.arrays if shared_totals is not None else []
-                merged = self._totals(buffers, known)
-            _add(merged, buffers)
-            del buffers  # before the next lane's come
-        found = merged or [[np.zeros((p.rows, width)) for p in self.indices] for _ in range(signals)]
-        for own in found:
-            for i, p in enumerate(self.indices):
-                own[i] = p.restore(own[i])
-        return Pass(found, add_sums(sums))
-
-    def _totals(
-        self, buffers: Sequence[Sequence[tuple[int, Array]]], known: Sequence[Sequence[Array | None]]
-    ) -> list[list[Array]]:
-        """By signal and block, what lanes are added to: what they write into themselves, or zeros."""
-        known = known or [[None] * len(self.indices) for _ in buffers]
+    def _totals(self, collapsed: Collapsed) -> list[list[Array]]:
+        """By signal and block, zeros that lanes are added to."""
         return [
-            [
-                empty_sums(p.rows, out.shape[1], self.moved_rows) if total is None else total
-                for p, (_, out), total in zip(self.indices, own, totals, strict=True)
-            ]
-            for own, totals in zip(buffers, known, strict=True)
+            [np.zeros((p.rows, out.shape[1])) for p, (_, out) in zip(self.indices, own, strict=True)]
+            for own in collapsed
         ]
+
+
+def _in_memory(p: RowIndex, values: PerRow) -> PerRow:
+    """Values that are computed as they are asked for stay so where joined rows have them in order."""
+    return values if p.is_identity and isinstance(values, Moved) else np.ascontiguousarray(values)
 
 
 def lanes_of(rows: int, scattered: int) -> list[Lane]:
@@ -297,21 +241,27 @@ def _are_classes(labels: NDArray[Any]) -> bool:
     return all(bool((labels[here] == np.floor(labels[here])).all()) for here in pieces(len(labels)))
 
 
+def ascending(values: Array) -> Iterator[Array]:
+    """The values in ascending order, some at a time; nobody else may use `values` any more."""
+    values.sort()
+    return (values[here] for here in pieces(max(1, len(values)), _SORTED_VALUES))
+
+
 def weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:
     """The rows' weights."""
     assert shard.weights is not None
     return (shard.weights[:, None],), {}
 
 
-def _add(totals: Sequence[Sequence[Array]], buffers: Sequence[Sequence[tuple[int, Array]]]) -> None:
+def _add(totals: Sequence[Sequence[Array]], collapsed: Collapsed) -> None:
     """What one lane has collapsed, to what all have."""
-    for into, own in zip(totals, buffers, strict=True):
+    for into, own in zip(totals, collapsed, strict=True):
         for total, (base, out) in zip(into, own, strict=True):
             total[base : base + len(out)] += out
 
 
 def batch(
-    row_numbers: Sequence[RowNumbers], labels: Array, weights: Array | None, sizes: Sequence[int], whole: int
+    row_numbers: Sequence[RowNumbers], labels: Array, weights: Array | None, sizes: Sequence[int]
 ) -> tuple[JoinedRows, list[RowNumbers]]:
     """Joined rows from p_i, labels and weights; blocks have just the rows that occur, which are returned ascending."""
     indices: list[RowIndex] = []
@@ -320,10 +270,12 @@ def batch(
         unique, inverse = distinct(numbers, size)
         missing = int(len(unique) > 0 and unique[0] < 0)
         occurring.append(unique[missing:].astype(np.int32 if len(unique) == 0 or unique[-1] < 2**31 else np.int64))
-        if len(numbers) >= FAR and rises(numbers) and not missing:  # a sample in order, of a table that is large itself
+        if (
+            len(numbers) >= _SORTED_BATCH and rises(numbers) and not missing
+        ):  # a sample in order, of a table that is large itself
             is_each = len(unique) == len(numbers)
             indices.append(RowIndex(len(unique), None if is_each else inverse, is_sorted=True))
             continue
         indices.append(RowIndex(len(unique) - missing, inverse - missing, is_partial=bool(missing)))
     identity = RowIndex(len(labels), None, is_sorted=True)
-    return JoinedRows(len(labels), tuple(indices), identity, labels, whole=whole, weights=weights), occurring
+    return JoinedRows(len(labels), tuple(indices), identity, labels, weights=weights), occurring

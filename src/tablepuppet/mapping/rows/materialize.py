@@ -1,8 +1,8 @@
 """JoinedSide → joined rows, written down: here, or in partitions with the workers of a cluster.
 
 Joined rows of a tree are made where they will lie, by the workers: the keys go to every node once. Workers go over the
-joined rows twice, each over a range of its own: first to see what p_i is like as a whole, for that decides on lanes and
-on the numbering of rows; then to write partitions of whole lanes. The partitions are those of one machine's joined
+joined rows twice, each over a range of its own: first to see what p_i is like as a whole, for that decides on lanes;
+then to write partitions of whole lanes. The partitions are those of one machine's joined
 rows, bit for bit; the server knows their sizes, and which rows of the tables each of them uses. Joined rows that one
 machine had to make, because DuckDB joined them or a cap has chosen among them, are made here and cut into the same
 partitions.
@@ -65,13 +65,12 @@ class Writer:
         labels, weights = self.labels.values, self.labels.weights
         if len(own) < len(labels):  # not all of them, ascending
             labels, weights = labels[own], None if weights is None else weights[own]
-        is_walked = name == "train"
         if self.cluster is None or not joined.rows:
-            return replace(materialize(joined, labels, weights, is_walked=is_walked), counts=counts)
+            return replace(materialize(joined, labels, weights), counts=counts)
         labels = floats(labels)
         if can_build_on_workers(side):
-            return build_on_cluster(joined, labels, weights, self.cluster, name, is_walked=is_walked)
-        return distribute_rows(materialize(joined, labels, weights, is_walked=is_walked), self.cluster, name)
+            return build_on_cluster(joined, labels, weights, self.cluster, name)
+        return distribute_rows(materialize(joined, labels, weights), self.cluster, name)
 
 
 def can_build_on_workers(side: Sequence[BranchSide]) -> bool:
@@ -79,31 +78,26 @@ def can_build_on_workers(side: Sequence[BranchSide]) -> bool:
     return all(isinstance(branch, TreeSide) for branch in side)
 
 
-def materialize(side: JoinedSide, labels: NDArray[Any], weights: Array | None, *, is_walked: bool) -> JoinedRows:
-    """Joined rows in memory; labels and weights are those of the label rows that occur. `is_walked`: often."""
+def materialize(side: JoinedSide, labels: NDArray[Any], weights: Array | None) -> JoinedRows:
+    """Joined rows in memory; labels and weights are those of the label rows that occur."""
     numbers = side.held() or side.numbers(0, side.rows)
     indices = [RowIndex.of(numbers.pop(0), column.rows) for column in side.columns]
     own = indices[side.label]
-    if is_walked:
-        indices = [index if index is own else index.arranged() for index in indices]
     known = labels if own.is_identity else floats(labels)  # only what is as long as the joined rows is worth it
     return JoinedRows(side.rows, tuple(indices[: side.blocks]), own, known, weights=weights)
 
 
 def build_on_cluster(
-    side: JoinedSide, labels: Array, weights: Array | None, cluster: Cluster, name: str, *, is_walked: bool
+    side: JoinedSide, labels: Array, weights: Array | None, cluster: Cluster, name: str
 ) -> ClusterRows:
     """Joined rows, made by the workers; all is as in `write_rows`."""
     given, blocks = cluster.put(side), side.blocks
-    wants_order = [is_walked and column != side.label for column in range(len(side.columns))]
     parts = min(cluster.size, side.rows)
     borders = np.linspace(0, side.rows, parts + 1).astype(np.int64).tolist()
-    calls = [(given, a, b, wants_order) for a, b in itertools.pairwise(borders)]
+    calls = [(given, a, b) for a, b in itertools.pairwise(borders)]
     seen = list(cluster.ask("collect", calls))
-    concluded = [merge(column.rows, [own[i] for own in seen]) for i, column in enumerate(side.columns)]
-    del seen
-    facts = [of_column for of_column, _ in concluded]
-    layout = cluster.put(Layout(facts, [order for _, order in concluded], blocks, side.label))
+    facts = [merge(column.rows, [own[i] for own in seen]) for i, column in enumerate(side.columns)]
+    layout = cluster.put(Layout(facts, blocks, side.label))
     lanes = lanes_of(side.rows, sum(of.rows for of in facts[:blocks] if not of.is_sorted))
     partitions = list(
         cluster.ask("write", [(given, layout, spec) for spec in partition_specs(lanes, cluster.size, name)])

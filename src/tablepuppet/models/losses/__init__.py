@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tablepuppet.errors import JobError
-from tablepuppet.models.losses.base import Derivatives, Fused, LabelFacts, Loss, Task
+from tablepuppet.models.losses.base import Derivatives, LabelFacts, Loss, Task
 from tablepuppet.models.losses.huber import Huber
 from tablepuppet.models.losses.logistic import Logistic, sigmoid
 from tablepuppet.models.losses.poisson import Poisson
@@ -24,7 +24,6 @@ LOSSES: list[type[Loss]] = [
 __all__ = [
     "LOSSES",
     "Derivatives",
-    "Fused",
     "Huber",
     "LabelFacts",
     "Logistic",

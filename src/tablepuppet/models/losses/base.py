@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -50,8 +50,6 @@ class Loss(ABC):
     metrics: ClassVar[tuple[Metric, ...]]  # by default those of the task
     is_quadratic: ClassVar[bool] = False  # the curvature is `bound` everywhere
     is_smooth: ClassVar[bool] = True  # False: algorithms that need second derivatives refuse it
-    is_costly: ClassVar[bool] = False  # several exponentials a row: compiled loops win sooner
-    proximal_iterates: ClassVar[bool] = True  # False: the proximal map is in closed form
     curvature_needs_labels: ClassVar[bool] = True
     slope_tells_curvature: ClassVar[bool] = False  # of a label as it is: `curvature_of_slopes`
     is_in_label_units: ClassVar[bool]  # a score is an estimate of the label itself; by default that of a number is
@@ -159,18 +157,6 @@ class Loss(ABC):
     def mean(self, sums: Mapping[str, Any], *, is_noisy: bool) -> float:
         """The mean loss, from sums over rows (tally.py); `is_noisy`: of labels that their owners made noisy."""
         return float(sums["loss"] / sums["rows"])
-
-    def compiled(self) -> Loss:
-        """The same as compiled loops, for many joined rows; itself where there are none."""
-        return self
-
-
-@runtime_checkable
-class Fused(Protocol):
-    """A loss of one output whose ADMM z-step and dual step (algorithms/admm/server.py) is one pass over joined rows."""
-
-    def dual_step(self, view: Any, intercept: float, before: float, rho: float, relax: float) -> Array:
-        """‖a − z‖², ‖u⁺ − u + b⁻ − b‖², ‖a‖², ‖z‖², ‖λ⁺‖²; the view's u becomes u⁺, and its signal is collapsed."""
 
 
 @np.errstate(over="ignore", invalid="ignore")

@@ -20,7 +20,6 @@ class Huber(Loss):
     name: ClassVar[str] = "huber"
     model: ClassVar[str] = "huber"
     options: ClassVar[tuple[str, ...]] = ("delta",)
-    proximal_iterates: ClassVar[bool] = False
 
     delta: float = 1.0  # in units of the label
 

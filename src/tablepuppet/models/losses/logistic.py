@@ -101,11 +101,6 @@ class Logistic(Loss):
         second = sigmoid(scores[:, 0])
         return np.column_stack([1.0 - second, second])
 
-    def compiled(self) -> Loss:
-        from tablepuppet.models.losses.logistic_compiled import CompiledLogistic  # needs numba
-
-        return CompiledLogistic()
-
 
 def curvature_of_slopes(slopes: Array) -> Array:
     """∂²ℓ/∂a² of single rows whose label is 0 or 1: the slope is, but for its sign, the probability p of the other

@@ -26,7 +26,6 @@ class Quantile(Loss):
     options: ClassVar[tuple[str, ...]] = ("quantile",)
     metrics: ClassVar[tuple[Metric, ...]] = (PINBALL, COVERAGE, *NUMBER)
     is_smooth: ClassVar[bool] = False
-    proximal_iterates: ClassVar[bool] = False
     epochs: ClassVar[Mapping[str, int]] = {"proximal map": 300, "gradient": 30}
 
     quantile: float = 0.5

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
+from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.models.losses.base import EXACT, STEPS, LabelFacts, LabelNoise, Loss, Task
+from tablepuppet.models.losses.base import Derivatives, LabelFacts, LabelNoise, Loss, Task
 from tablepuppet.models.metrics import CLASSES, Metric
 
 
@@ -26,7 +27,6 @@ class Softmax(Loss):
     model: ClassVar[str] = "softmax"
     task: ClassVar[Task] = "classes"
     metrics: ClassVar[tuple[Metric, ...]] = CLASSES
-    is_costly: ClassVar[bool] = True
     curvature_needs_labels: ClassVar[bool] = False
     label_noise: ClassVar[LabelNoise] = "targets"
     searches_constant: ClassVar[bool] = True
@@ -68,85 +68,71 @@ class Softmax(Loss):
         mean = classes @ targets
         return float(np.sqrt(classes @ (targets * targets).sum(axis=1) - mean @ mean))
 
-    def _target(self, labels: Array) -> Array:
-        codes = labels.astype(np.intp)
-        if self.targets is not None:
-            return np.asarray(self.targets[codes])
-        target = np.zeros((len(codes), self.classes))
-        target[np.arange(len(codes)), codes] = 1.0
-        return target
-
     def probabilities(self, scores: Array) -> Array:
         """eᵃ / Σ eᵃ per row."""
         return softmax(scores)
 
     def value(self, scores: Array, labels: Array) -> Array:
-        top = scores.max(axis=1, initial=-np.inf)
-        total = top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
-        if self.targets is not None:
-            return np.asarray(total - (self._target(labels) * scores).sum(axis=1))
-        codes = labels.astype(np.intp)
-        return np.asarray(total - scores[np.arange(len(codes)), codes])
+        return _normalise(scores)[1] - self._along_target(scores, labels)
 
     def gradient(self, scores: Array, labels: Array) -> Array:
-        p = self.probabilities(scores)
-        if self.targets is not None:
-            return p - self._target(labels)
-        codes = labels.astype(np.intp)
-        p[np.arange(len(codes)), codes] -= 1.0
-        return p
+        return self._less_target(softmax(scores), labels)
 
     def curvature(self, scores: Array, labels: Array) -> Array:
-        p = self.probabilities(scores)
+        p = softmax(scores)
         return np.asarray(p * (1.0 - p))
 
+    def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
+        p, value = _normalise(scores)
+        curvature = np.asarray(p * (1.0 - p)) if wants_curvature else None
+        return float((value - self._along_target(scores, labels)).sum()), self._less_target(p, labels), curvature
+
     def hessian_product(self, scores: Array, labels: Array, vectors: Array) -> Array:
-        p = self.probabilities(scores)[:, None, :]
-        weighted = vectors * p
-        return np.asarray(weighted - weighted.sum(axis=2, keepdims=True) * p)
+        out = np.empty(vectors.shape)
+        _kernels().multiply_hessian(softmax(scores), np.ascontiguousarray(vectors), out)
+        return out
 
     def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
-        # Newton with the Hessian ρI + diag(p) − ppᵀ, inverted by Sherman–Morrison; a row whose
-        # objective would rise halves its step.
-        target = self._target(labels)
-        u = start.copy()
-        best = self._envelope(u, centre, rho, target)
-        for _ in range(STEPS):
-            p = softmax(u)
-            slope = p - target + rho * (u - centre)
-            inverse = 1.0 / (p + rho)
-            along = inverse * p
-            scale = (along * slope).sum(axis=1) / (1.0 - (along * p).sum(axis=1))
-            step = inverse * slope + along * scale[:, None]
-            size = np.ones((len(u), 1))
-            for _ in range(30):
-                value = self._envelope(u - size * step, centre, rho, target)
-                rises = value > best + 1e-12 * (1.0 + np.abs(best))
-                if not rises.any():
-                    break
-                size[rises] *= 0.5
-            u = u - size * step
-            best = value
-            if float(np.abs(step).max(initial=0.0)) < EXACT:
-                break
-        return u
+        out = np.array(start, np.float64, order="C")
+        targets = np.eye(self.classes) if self.targets is None else np.ascontiguousarray(self.targets)
+        each = np.ascontiguousarray(np.broadcast_to(np.reshape(rho, -1), len(out)), np.float64)
+        _kernels().proximal(np.ascontiguousarray(centre), each, labels, targets, out)
+        return out
+
+    def _along_target(self, scores: Array, labels: Array) -> Array:
+        """t·a of each row."""
+        codes = labels.astype(np.intp)
+        if self.targets is not None:
+            return np.asarray((self.targets[codes] * scores).sum(axis=1))
+        return np.asarray(scores[np.arange(len(codes)), codes])
+
+    def _less_target(self, p: Array, labels: Array) -> Array:
+        """p − t, in place."""
+        codes = labels.astype(np.intp)
+        if self.targets is not None:
+            p -= self.targets[codes]
+        else:
+            p[np.arange(len(codes)), codes] -= 1.0
+        return p
 
     def predict(self, scores: Array) -> Array:
         return np.asarray(scores.argmax(axis=1))
 
-    def compiled(self) -> Loss:
-        from tablepuppet.models.losses.softmax_compiled import CompiledSoftmax  # needs numba
-
-        return CompiledSoftmax(self.classes, self.targets)
-
-    def _envelope(self, u: Array, centre: Array, rho: float | Array, target: Array) -> Array:
-        top = u.max(axis=1, initial=-np.inf)
-        total = top + np.log(np.exp(u - top[:, None]).sum(axis=1))
-        away = u - centre
-        return np.asarray(total - (target * u).sum(axis=1) + 0.5 * (rho * away * away).sum(axis=1))
-
 
 def softmax(a: Array) -> Array:
     """eᵃ / Σ eᵃ per row."""
-    e = np.exp(a - a.max(axis=1, keepdims=True, initial=-np.inf))
-    return np.asarray(e / e.sum(axis=1, keepdims=True))
+    return _normalise(a)[0]
+
+
+def _normalise(a: Array) -> tuple[Array, Array]:
+    """eᵃ / Σ eᵃ per row, and log Σ eᵃ."""
+    a = np.ascontiguousarray(a, np.float64)
+    probabilities, logarithms = np.empty(a.shape), np.empty(len(a))
+    _kernels().normalise(a, probabilities, logarithms)
+    return probabilities, logarithms
+
+
+def _kernels() -> ModuleType:
+    from tablepuppet.models.losses import softmax_kernels  # here: it loads the compiler
+
+    return softmax_kernels

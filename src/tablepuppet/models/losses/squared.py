@@ -19,7 +19,6 @@ class Squared(Loss):
     name: ClassVar[str] = "squared"
     model: ClassVar[str] = "linear"
     is_quadratic: ClassVar[bool] = True
-    proximal_iterates: ClassVar[bool] = False
     curvature_needs_labels: ClassVar[bool] = False
     label_noise: ClassVar[LabelNoise] = "unbiased labels"
 
@@ -55,8 +54,3 @@ class Squared(Loss):
     def mean(self, sums: Mapping[str, Any], *, is_noisy: bool) -> float:
         """Of noisy labels, from the sum of squared errors, which is without bias."""
         return float(0.5 * sums["squared"] / sums["rows"] if is_noisy else sums["loss"] / sums["rows"])
-
-    def compiled(self) -> Loss:
-        from tablepuppet.models.losses.squared_compiled import CompiledSquared  # needs numba
-
-        return CompiledSquared()

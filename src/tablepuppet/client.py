@@ -106,11 +106,11 @@ class Client(ClientState):
     @contextmanager
     def restoring(self) -> Iterator[None]:
         """While inside, requests are those of a checkpoint: they release nothing new."""
-        self.owner.is_restoring = True
+        self.releases.is_restoring = True
         try:
             yield
         finally:
-            self.owner.is_restoring = False
+            self.releases.is_restoring = False
 
     def restore(self, job: str, frames: Mapping[int, Frame]) -> None:
         """Sets the parts' states, once the requests that opened and started them were answered again."""

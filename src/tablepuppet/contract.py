@@ -174,7 +174,7 @@ def _names_of(feature: str) -> set[str]:
 def _training(job: Job) -> Training:
     """How a model of a job is trained."""
     return Training(
-        algorithm=msgspec.to_builtins(job.blinded_options),
+        algorithm=msgspec.to_builtins(job.options_for_run),
         model=job.spec,
         epochs=job.epochs,
         batch_size=job.batch_size if algorithm_of(job.options).uses_batches else None,

@@ -149,7 +149,7 @@ def test_splits_that_were_not_agreed_on_are_not_asked(agreed: str) -> None:
 def distant() -> Iterator[tp.Federation]:
     """A federation whose owner does not trust the server as itself, as over a network."""
     with tp.Federation({"people": people()}, policies={"people": Policy(minimum_rows=50)}) as owners:
-        owners._clients["people"].owner.is_in_process = False
+        owners._clients["people"].releases.is_in_process = False
         yield owners
 
 

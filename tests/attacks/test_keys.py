@@ -19,7 +19,7 @@ from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.tables.columns import column_info
-from tablepuppet.tables.tokens import blinded, blinding_key, job_key, points_of, to_array, to_points, tokens
+from tablepuppet.tables.tokens import blind, blinding_key, job_key, points_of, to_array, to_points, tokens
 
 QUERY = "SELECT p.age, v.dose, p.y FROM patients p JOIN visits v ON p.person = v.person"
 SHARED = bytes(range(32))
@@ -79,7 +79,7 @@ def opened_with(leaked: bytes, job: str, seen: Sequence[bytes]) -> set[int]:
     key = blinding_key(leaked, job, "0")
     points = points_of(guesses(job))
     found = set(seen)
-    tried = {0: to_array(points), 1: to_array(blinded(points, key)), 2: to_array(blinded(blinded(points, key), key))}
+    tried = {0: to_array(points), 1: to_array(blind(points, key)), 2: to_array(blind(blind(points, key), key))}
     return {person for kind in tried.values() for person, token in enumerate(kind.to_pylist()) if token in found}
 
 
@@ -179,7 +179,7 @@ def test_all_points_lie_on_the_curve_so_that_blinding_keeps_no_bit_of_a_key() ->
     """Of a point of the twist the blinded one is of the twist too: half of all guesses would be excluded."""
     points = points_of(guesses("j"))
     prime = 2**255 - 19
-    for packed in (points, blinded(points, X25519PrivateKey.generate())):
+    for packed in (points, blind(points, X25519PrivateKey.generate())):
         numbers = [int.from_bytes(p.tobytes(), "little") % 2**255 for p in packed]
         assert all(pow(u**3 + 486662 * u**2 + u, (prime - 1) // 2, prime) == 1 for u in numbers)
     assert len({p.tobytes() for p in points}) == PEOPLE
@@ -194,13 +194,13 @@ def test_points_that_lead_every_secret_to_zero_are_refused_however_they_are_writ
     for u in (*small, prime, prime + 1):
         packed = np.frombuffer((u + has_top_bit * 2**255).to_bytes(32, "little"), np.uint8)
         with pytest.raises(PolicyError, match="no point that an owner would send"):
-            blinded(np.vstack([honest, packed, honest]), X25519PrivateKey.generate())
+            blind(np.vstack([honest, packed, honest]), X25519PrivateKey.generate())
 
 
 def test_the_order_of_blinding_does_not_matter_and_each_is_one_exchange() -> None:
     points = points_of(guesses("j"))[:20]
     one, two = X25519PrivateKey.generate(), X25519PrivateKey.generate()
-    assert np.array_equal(blinded(blinded(points, one), two), blinded(blinded(points, two), one))
+    assert np.array_equal(blind(blind(points, one), two), blind(blind(points, two), one))
     by_hand = one.exchange(X25519PublicKey.from_public_bytes(points[0].tobytes()))
-    assert blinded(points, one)[0].tobytes() == by_hand
+    assert blind(points, one)[0].tobytes() == by_hand
     assert np.array_equal(to_points(to_array(points)[3:]), points[3:])

@@ -60,7 +60,7 @@ def test_the_signal_of_admm_changes_no_more_than_it_says_in_any_round(
 ) -> None:
     """Two histories of scores that lie within `move` of each other in every round."""
     chance = np.random.default_rng(seed)
-    rows, options = 30, Admm(rho=rho).blinded()
+    rows, options = 30, Admm(rho=rho).for_private_run()
     weighted = Weighted(loss, np.full(rows, weight))
     y, given = labels(loss, rows, chance), {"intercept": np.zeros(loss.outputs), "before": np.zeros(loss.outputs)}
     shards = [SimpleNamespace(labels=y, state={"u": np.zeros((rows, loss.outputs))}) for _ in range(2)]

@@ -208,7 +208,7 @@ def test_an_account_comes_to_what_the_ledger_says(algorithm: str, mode: str) -> 
         query = "SELECT u.x, r.z, r.y FROM rides r JOIN users u ON r.k = u.k"
         result = owners.train(query, label="y", algorithm=algorithm, epochs=3, batch_size=50, privacy=given)
         for table in ("users", "rides"):
-            account = owners._clients[table].owner.account.account
+            account = owners._clients[table].releases.account.account
             told = result.privacy.epsilon("features", table, "outsider")
             assert account.spent(table, "features", 1e-5) == pytest.approx(told, rel=1e-6)
             shown = result.privacy.epsilon("predictions", table, "server")

@@ -12,7 +12,7 @@ import pytest
 
 from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.tables import columns, long_columns, tokens
-from tablepuppet.tables.columns import as_before, column_info, strings
+from tablepuppet.tables.columns import column_info, decode, strings
 from tablepuppet.tables.duckdb_source import from_arrow
 from tablepuppet.tables.long_columns import in_another_order, put_together
 from tablepuppet.tables.store import ClientTables
@@ -60,8 +60,8 @@ def test_rows_are_those_of_the_batches_in_their_order_and_in_any_other() -> None
     order = np.random.default_rng(0).permutation(ROWS).astype(np.int32)
     moved = list(in_another_order(found.columns, order))
     for name, column, other in zip(table.column_names, found.columns, moved, strict=True):
-        assert as_before(column).to_pylist() == table[name].to_pylist(), name
-        assert as_before(other).to_pylist() == table[name].take(pa.array(order)).to_pylist(), name
+        assert decode(column).to_pylist() == table[name].to_pylist(), name
+        assert decode(other).to_pylist() == table[name].take(pa.array(order)).to_pylist(), name
 
 
 def test_what_lies_under_a_missing_value_does_not_show() -> None:

@@ -16,7 +16,16 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server, Together, Walkable
 from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
+from tablepuppet.algorithms.shape import (
+    BlockShape,
+    Exchanges,
+    OuterRound,
+    PartShape,
+    RoundTraffic,
+    RunShape,
+    Shape,
+    round_traffic,
+)
 from tablepuppet.models.heads.base import HeadKind
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
@@ -213,7 +222,7 @@ class Algorithm(ABC, Generic[_Options]):
 
     # -- what it costs ---------------------------------------------------------------------
 
-    def traffic(self, shape: Shape, options: _Options, epoch: int, batch_size: int | None) -> list[Wave]:
+    def traffic(self, shape: Shape, options: _Options, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """The rounds of an epoch; the first is number 0."""
         precision = shape.model_bytes / shape.value_bytes
         outer = OuterRound(
@@ -221,7 +230,7 @@ class Algorithm(ABC, Generic[_Options]):
             answer=lambda block, part: part.rows * block.outputs * precision + 1,
             inner=lambda block: [(block.parameters * precision, block.parameters * precision)],
         )
-        return waves(shape, outer)
+        return round_traffic(shape, outer)
 
     walks: ClassVar[float] = 2.0  # over the joined rows, of an epoch
     row_seconds: ClassVar[float] = 0.0  # of CPU time that an epoch takes for a joined row besides walks

@@ -60,7 +60,7 @@ class AlgorithmOptions(
         """The same, for a loss without second derivatives."""
         return self
 
-    def blinded(self) -> Self:
+    def for_private_run(self) -> Self:
         """The same, without anything that looks at exact predictions beside noisy steps."""
         return self
 

@@ -14,7 +14,16 @@ from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
 from tablepuppet.algorithms.numerics.noise_edge import NoiseEdge
 from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
+from tablepuppet.algorithms.shape import (
+    BlockShape,
+    Exchanges,
+    OuterRound,
+    PartShape,
+    RoundTraffic,
+    RunShape,
+    Shape,
+    round_traffic,
+)
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
 from tablepuppet.models.features import Features
@@ -100,10 +109,10 @@ class PooledAlgorithm(Algorithm[_Options]):
     def step(self, setup: PartSetup, options: _Options, state: Any, message: Any) -> tuple[Any, Answer | Done]:
         raise TransportError(f"{self.name} has no client half")
 
-    def traffic(self, shape: Shape, options: _Options, epoch: int, batch_size: int | None) -> list[Wave]:
+    def traffic(self, shape: Shape, options: _Options, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """Every encoded feature of every row, once."""
         pooled = OuterRound(lambda _b, _p: 0, lambda b, part: (part.rows + part.test_rows) * b.width, lambda _b: [])
-        return waves(shape, pooled)
+        return round_traffic(shape, pooled)
 
     def server_memory(self, shape: Shape, options: _Options) -> int:
         return 3 * FLOAT * shape.joined * sum(block.width for block in shape.blocks)

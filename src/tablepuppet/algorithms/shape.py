@@ -151,7 +151,7 @@ ROW_NUMBER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Wave:
+class RoundTraffic:
     """Some rounds that are alike: payload bytes of one of them, in all and on its slowest path."""
 
     times: int
@@ -174,11 +174,11 @@ class OuterRound:
     inner: Inner
 
 
-def waves(shape: Shape, outer: OuterRound, times: int = 1) -> list[Wave]:
+def round_traffic(shape: Shape, outer: OuterRound, times: int = 1) -> list[RoundTraffic]:
     """An outer round and its inner rounds, so many times; the blocks' inner rounds run side by side."""
     inner = {block.name: _inner(shape, block, outer) for block in shape.blocks}
     return [
-        _wave(shape, list(_exchanges(shape, outer, inner, step)), times)
+        _count_round(shape, list(_exchanges(shape, outer, inner, step)), times)
         for step in range(1 + max((len(steps) for steps in inner.values()), default=0))
     ]
 
@@ -191,10 +191,10 @@ def _inner(shape: Shape, block: BlockShape, outer: OuterRound) -> list[tuple[flo
     return [(up * wider, down) for up, down in outer.inner(block)]
 
 
-def agreement(shape: Shape) -> list[Wave]:
+def agreement(shape: Shape) -> list[RoundTraffic]:
     """The first sums that are masked only tell their scale, and are asked for again."""
     messages = 2 * sum(len(block.parts) for block in shape.blocks if block.is_masked)
-    return [Wave(times=1, down=0.0, up=0.0, slowest=0.0, messages=messages)] if messages else []
+    return [RoundTraffic(times=1, down=0.0, up=0.0, slowest=0.0, messages=messages)] if messages else []
 
 
 def _exchanges(
@@ -209,12 +209,12 @@ def _exchanges(
             yield part.client, down, up
 
 
-def _wave(shape: Shape, exchanges: list[tuple[str, float, float]], times: int) -> Wave:
+def _count_round(shape: Shape, exchanges: list[tuple[str, float, float]], times: int) -> RoundTraffic:
     by_client: dict[str, float] = {}
     for client, down, up in exchanges:
         by_client[client] = by_client.get(client, 0.0) + down + up
     size = shape.value_bytes
-    return Wave(
+    return RoundTraffic(
         times=times,
         down=size * sum(down for _, down, _ in exchanges),
         up=size * sum(up for _, _, up in exchanges),

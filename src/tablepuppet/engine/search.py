@@ -272,7 +272,7 @@ class _Runs:
 
 def _given(whole: Job, job: Job) -> Job:
     """A setting's job, with what the label has decided for all of them."""
-    return msgspec.structs.replace(job, model=whole.model, loss=whole.loss, options=job.blinded_options)
+    return msgspec.structs.replace(job, model=whole.model, loss=whole.loss, options=job.options_for_run)
 
 
 def _without_l2(job: Job) -> Job:

@@ -14,7 +14,7 @@ from tablepuppet.exchanges.base import BEFORE_CONTRACT, Exchange, NoCheck
 from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.policy import Policy, TableRules, Use, refused_by
-from tablepuppet.owner.releases import Shown, reads, unknowns
+from tablepuppet.owner.releases import DisclosedValues, reads, unknowns
 from tablepuppet.owner.state import ClientState
 from tablepuppet.protocol.base import FieldDisclosures, Message
 from tablepuppet.protocol.bounds import Known, require
@@ -168,7 +168,7 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
             own.tables.identify(request.job, scan.scan)
         if row_rules.applies(own):
             own.tables.compare(request.job, scan.scan)
-    if own.owner.is_restoring:
+    if own.releases.is_restoring:
         earlier = own.approvals.decision(contract, request.job)
         own.contracts.agree(request.job, contract, is_excused=earlier is not None and bool(earlier.notes))
         return _agree(own, name)
@@ -177,7 +177,7 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
         return _wait(own, name)
     if told is None:
         own.log.write("proposed", request.job, name, {"asker": contract.asker, "purpose": contract.purpose})
-    own.owner.contract(contract)
+    own.releases.check_contract(contract)
     sets, notes = row_rules.review(own, request.job, contract) if row_rules.is_on(own) else ([], [])
     if not own.may_reveal or own.policy != Policy():  # in one process, whoever says nothing lets everything pass
         row_rules.check_texts(own, request.job, contract)
@@ -210,13 +210,13 @@ def _agree(own: ClientState, name: str) -> Agreement:
 def _first_prediction(own: ClientState, job: str, contract: Contract) -> None:
     """Refuses training whose first exact prediction would be one too many, and the explanation of it."""
     training, is_noisy = contract.training, contract.prediction_privacy.mode == "local"
-    if training is None or training.most_splits or is_noisy or not own.owner.limits_predictions(forbids=False):
+    if training is None or training.most_splits or is_noisy or not own.releases.limits_predictions(forbids=False):
         return
     tables = {scan.scan: scan.table for scan in contract.scans}
     for block in contract.blocks:
         place = (own, job, block.scan, list(block.columns))
-        shown = Shown(tables[block.scan], reads(*place), 1)
-        own.owner.first_prediction(shown, unknowns(*place))
+        shown = DisclosedValues(tables[block.scan], reads(*place), 1)
+        own.releases.check_first_prediction(shown, unknowns(*place))
 
 
 def _wait(own: ClientState, name: str) -> Agreement:

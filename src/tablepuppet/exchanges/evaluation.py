@@ -228,7 +228,7 @@ def _record_model(own: ClientState, part: Part) -> None:
     encoders, spec, start = held_encoders(part.encoders, part.ids), part.started.model, ""
     if spec.is_linear and encoders:
         start = start_name(feature_expressions(own, part), start_weights(encoders, part.theta))
-    own.owner.trained(table, (encoders, spec, part.started.outputs), part.theta, start)
+    own.releases.record_model(table, (encoders, spec, part.started.outputs), part.theta, start)
 
 
 EXCHANGES = (

@@ -31,7 +31,7 @@ from tablepuppet.protocol.contract import Contract
 from tablepuppet.tables.columns import as_read
 from tablepuppet.tables.tokens import (
     POINT_SIZE,
-    blinded,
+    blind,
     blinding_key,
     job_key,
     key_check,
@@ -196,7 +196,7 @@ def _send_keys(own: ClientState, request: SendKeys) -> Keys:
         values, info = own.column(request.job, request.scan, column)
         found = tokens(values, info, "sha256" if request.tokens == "sha256" else "hmac", key, domain)
         if request.tokens == "dh":
-            points = blinded(points_of(found.dictionary), blinding_key(own.secret, request.job, domain))
+            points = blind(points_of(found.dictionary), blinding_key(own.secret, request.job, domain))
             found = sorted_tokens(found.indices, to_array(points))
         columns[f"c{column}"] = found
     give_back(table.num_rows)
@@ -234,7 +234,7 @@ def _blind_keys(own: ClientState, request: BlindKeys) -> BlindedKeys:
     """Other owners' keys under this owner's secret too; the log says how many."""
     told = own.told.setdefault(request.job, Counter())
     told["keys of others, blinded"] += len(request.points)
-    return BlindedKeys(points=blinded(request.points, blinding_key(own.secret, request.job, request.domain)))
+    return BlindedKeys(points=blind(request.points, blinding_key(own.secret, request.job, request.domain)))
 
 
 EXCHANGES = (

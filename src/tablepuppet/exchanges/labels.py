@@ -264,7 +264,7 @@ def _send_labels(own: ClientState, request: SendLabels) -> Labels:
     noise = None
     table = own.tables.use(request.job, request.scan).table
     if request.privacy is None:
-        own.owner.plain_label(table)
+        own.releases.check_plain_label(table)
         contract = own.contracts.contract(request.job)
         if request.classes is not None and contract is not None and contract.purpose != "evaluate":
             row_rules.check_classes(own, request, column)
@@ -296,7 +296,7 @@ def _split_rows(own: ClientState, request: SendLabels | SendSides) -> Split:
 
 
 def _spend(own: ClientState, table: str, request: SendLabels) -> Callable[[str], None]:
-    return partial(own.owner.label, table, reads(own, request.job, request.scan, [request.column]), request)
+    return partial(own.releases.charge_label, table, reads(own, request.job, request.scan, [request.column]), request)
 
 
 def _enforce_sides(job: JobUnderContract, contract: Contract, request: SendSides) -> None:

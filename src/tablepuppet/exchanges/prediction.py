@@ -28,7 +28,7 @@ from tablepuppet.owner.enforcement import (
 )
 from tablepuppet.owner.ids import known_ids
 from tablepuppet.owner.policy import Policy, Use, permit_columns
-from tablepuppet.owner.releases import reads, unknowns
+from tablepuppet.owner.releases import DisclosedValues, reads, score_name, unknowns
 from tablepuppet.owner.state import ClientState, check_model, check_outputs
 from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Finite, Message
@@ -200,13 +200,14 @@ def _score(
     if isinstance(request, ScoreRows) and fixed >= 0:
         columns[fixed], infos[fixed] = _set_constant(columns[fixed], infos[fixed], request.value)
     features = encode(columns, infos, request.rows, known)
-    if own.owner.limits_scores:
+    if own.releases.limits_scores:
         place = (own, request.job, request.scan, request.columns)
         table = own.tables.use(request.job, request.scan).table
         name = np.append(theta, secure_generator().random()) if request.shuffled else theta  # tells something new
         if isinstance(request, ScoreRows) and fixed >= 0:  # as well, unless it was asked for before
             name = np.append(name, np.frombuffer(repr((fixed, request.value)).encode(), np.uint8))
-        own.owner.scores(table, reads(*place), (encoders, spec, outputs), name, partial(unknowns, *place))
+        told = DisclosedValues(table, reads(*place), outputs, score_name((encoders, spec, outputs), name))
+        own.releases.charge_scores(told, partial(unknowns, *place))
     check_outputs(outputs, features.rows)
     check_model(spec, features.width, outputs)
     if not spec.is_linear:

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from tablepuppet.exchanges.base import BEFORE_CONTRACT, WITH_LABELS, Exchange, NoCheck
 from tablepuppet.owner.enforcement import JobUnderContract, count_once, refused, scan_of
-from tablepuppet.owner.releases import shown
+from tablepuppet.owner.releases import disclosed_values
 from tablepuppet.owner.state import ClientState
 from tablepuppet.protocol.base import MOST_COLUMNS, Count, Done, FieldDisclosure, FieldDisclosures, Message
 from tablepuppet.protocol.bounds import Known, KnownScan, check_count, require
@@ -134,11 +134,11 @@ def _close_job(own: ClientState, request: CloseJob) -> Done:
     own.contracts.close(request.job)
     for (job, _), part in own.parts.items():
         if job == request.job and part.shown:
-            own.owner.exposed(shown(own, part, part.shown))
+            own.releases.record_predictions(disclosed_values(own, part, part.shown))
     if own.told.get(request.job):
         own.approvals.finish(request.job)
     own.tables.close(request.job)
-    own.owner.close(request.job)
+    own.releases.close_job(request.job)
     own.parts = {key: part for key, part in own.parts.items() if key[0] != request.job}
     return Done()
 

@@ -39,7 +39,7 @@ from tablepuppet.owner.enforcement import (
 )
 from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.releases import (
-    Shown,
+    DisclosedValues,
     feature_expressions,
     release_predictions,
     start_name,
@@ -312,7 +312,7 @@ def _start_part(own: ClientState, request: Start) -> Started:
     else:
         part.sealing = None
     _check_shares(part, request)
-    own.owner.features(own.tables.use(request.job, part.request.scan).table, request, multiplicity)
+    own.releases.charge_features(own.tables.use(request.job, part.request.scan).table, request, multiplicity)
     part.state, part.figures = algorithm_of(part.options).start(part.setup, part.options)
     is_zero = request.model.is_linear and not request.spread and (start is None or not start.any())
     values = None if is_zero else release_predictions(own, part, model.predict(part.state.theta, None, 0))
@@ -328,8 +328,8 @@ def _take_start(own: ClientState, part: Part, request: Start) -> Array:
     theta = start_theta(given, part.encoders, request.outputs)
     if theta.any():
         name = start_name(feature_expressions(own, part), given)
-        told = Shown(*table_and_columns(own, part), numbers=request.outputs, name=name)
-        own.owner.begins(told, partial(unknowns, own, opened.job, opened.scan, opened.columns))
+        told = DisclosedValues(*table_and_columns(own, part), numbers=request.outputs, name=name)
+        own.releases.charge_start(told, partial(unknowns, own, opened.job, opened.scan, opened.columns))
     return theta
 
 

@@ -214,9 +214,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return self.privacy.features is not None or self.privacy.predictions.mode == "local"
 
     @property
-    def blinded_options(self) -> AlgorithmOptions:
+    def options_for_run(self) -> AlgorithmOptions:
         """The options, with nothing left in them that looks at exact predictions beside noisy steps."""
-        return self.options.blinded() if self.is_private else self.options
+        return self.options.for_private_run() if self.is_private else self.options
 
     @property
     def is_expanded(self) -> bool:

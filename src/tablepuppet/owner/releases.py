@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.messages import SplitRule, StartTrees, splits_name
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PolicyError
@@ -28,7 +27,7 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.policy import Policy
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy
-from tablepuppet.privacy.ledger import Spending, without_noise
+from tablepuppet.privacy.ledger import Spending, TableBudget, without_noise
 from tablepuppet.protocol.columns import Encoder
 from tablepuppet.protocol.contract import Contract
 from tablepuppet.tables.columns import NUMBER_KINDS, numbers
@@ -43,7 +42,7 @@ ScoredModel = tuple[Sequence[Encoder], ModelSpec, int]  # encoders, what each bl
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class DisclosedValues:
     """Exact numbers of each row of a table that leave under one name, and the columns behind them."""
 
     table: str
@@ -74,7 +73,7 @@ class Charged:
 
 
 @dataclass
-class Owner:
+class Releases:
     """An owner's policy and account."""
 
     policy: Policy
@@ -83,7 +82,7 @@ class Owner:
     charged: dict[tuple[str, str], Charged] = field(default_factory=dict)  # by job and table
     is_restoring: bool = False  # a checkpoint is lived again: what it released was written down then
 
-    def contract(self, contract: Contract) -> None:
+    def check_contract(self, contract: Contract) -> None:
         """A contract was proposed: what has a budget leaves under noise only, and within what is left of it."""
         for scan in contract.scans if contract.purpose in ("train", "explain", "evaluate") else ():
             budget = self.policy.budget.get(scan.table)
@@ -96,7 +95,7 @@ class Owner:
             if budget.features is not None and scan.numbers("feature") and contract.feature_privacy is None:
                 raise without_noise(scan.table, "features")
 
-    def label(self, table: str, columns: tuple[str, ...], request: SendLabels, release: str) -> None:
+    def charge_label(self, table: str, columns: tuple[str, ...], request: SendLabels, release: str) -> None:
         """Noisy labels are about to leave: what all ways to write a label tell of its columns adds up."""
         assert request.privacy is not None
         epsilon = request.privacy.epsilon
@@ -112,13 +111,15 @@ class Owner:
                 )
         self.account.spend(spending, budget=self.policy.budget.get(table))
 
-    def plain_label(self, table: str) -> None:
+    def check_plain_label(self, table: str) -> None:
         """Labels are about to leave as they are."""
         budget = self.policy.budget.get(table)
         if budget is not None and budget.label is not None:
             raise without_noise(table, "label")
 
-    def features(self, table: str, request: StartPart[AlgorithmOptions], multiplicity: NDArray[np.float64]) -> None:
+    def charge_features(
+        self, table: str, request: StartPart[AlgorithmOptions], multiplicity: NDArray[np.float64]
+    ) -> None:
         """A part is about to be trained: a release of its own, whatever follows."""
         privacy, budget = request.privacy, self.policy.budget.get(table)
         if privacy is None or not privacy.clips:
@@ -130,17 +131,13 @@ class Owner:
         # What a table's rows pay is one figure for all parts that a job makes of it.
         charged = self.charged.setdefault((request.job, table), Charged(privacy.spends))
         charged.check(privacy, int(multiplicity.max(initial=1.0)), is_local=request.algorithm.samples_at_clients)
-        spent = [
-            Spending(table=table, what="features", name=f"{charged.name}-{number}", **mechanism._asdict())
-            for number, mechanism in enumerate(privacy.spends)
-        ]
-        self.account.spend(*spent, budget=budget)
+        self._spend(table, charged, budget)
         if privacy.hides_predictions:
             noise = privacy.prediction_noise / (2.0 * privacy.prediction_bound)
             name, steps = f"{charged.name}-{request.part}", privacy.prediction_limit
             self.account.spend(Spending(table=table, what="noisy predictions", name=name, noise=noise, steps=steps))
 
-    def close(self, job: str) -> None:
+    def close_job(self, job: str) -> None:
         """A job is over: one that comes under its name pays for itself."""
         self.charged = {key: found for key, found in self.charged.items() if key[0] != job}
 
@@ -148,44 +145,39 @@ class Owner:
         """Whether exact predictions in training end before they tell a row; `forbids`: the job promises it."""
         return (forbids or self.policy.allow_reconstruction is False) and not self.is_restoring
 
-    def predictions(self, shown: Shown, unknowns: int) -> None:
+    def charge_predictions(self, shown: DisclosedValues, unknowns: int) -> None:
         """So many exact numbers of each row will have left a job: with those of earlier jobs, too few to know it."""
         earlier = self.account.account.shown(shown.table, shown.columns, but=shown.name)
         self.policy.check_exposure(earlier + shown.numbers, unknowns, "this round of training")
-        self.exposed(shown)
+        self.record_predictions(shown)
 
-    def first_prediction(self, shown: Shown, unknowns: int) -> None:
+    def check_first_prediction(self, shown: DisclosedValues, unknowns: int) -> None:
         """Training is about to be agreed to: one exact number of each row, at least, will leave."""
         earlier = self.account.account.shown(shown.table, shown.columns)
         self.policy.check_exposure(earlier + shown.numbers, unknowns, "training")
 
-    def exposed(self, shown: Shown) -> None:
+    def record_predictions(self, shown: DisclosedValues) -> None:
         """Writes down how many exact numbers of each row have left a job."""
         if shown.numbers and not self.is_restoring:
             self.account.spend(shown.spending("predictions"))
 
-    def trained(self, table: str, model: ScoredModel, theta: Array, start: str) -> None:
+    def record_model(self, table: str, model: ScoredModel, theta: Array, start: str) -> None:
         """Parameters that were trained here are about to leave: their scores are what the owner trained them for.
 
         `start`: what they are called where another training begins with them.
         """
         if self.limits_scores and self.policy.allow_reconstruction is None:
-            names = [_fingerprint(model, theta), *([start] if start else [])]
+            names = [score_name(model, theta), *([start] if start else [])]
             self.account.spend(*(Spending(table=table, what="scores", name=name) for name in names))
 
-    def begins(self, shown: Shown, unknowns: Callable[[], int]) -> None:
+    def charge_start(self, shown: DisclosedValues, unknowns: Callable[[], int]) -> None:
         """Training is about to begin with given weights, whose predictions leave: those of a model trained here, or
         one more model that was not. Where all predictions are counted, so are these."""
         if self.limits_scores and self.policy.allow_reconstruction is None:
-            self._score(shown, unknowns)
+            self.charge_scores(shown, unknowns)
 
-    def scores(
-        self, table: str, columns: tuple[str, ...], model: ScoredModel, theta: Array, unknowns: Callable[[], int]
-    ) -> None:
-        """A model is about to be applied to rows of a table; the same model again tells nothing new."""
-        self._score(Shown(table, columns, model[-1], _fingerprint(model, theta)), unknowns)
-
-    def _score(self, shown: Shown, unknowns: Callable[[], int]) -> None:
+    def charge_scores(self, shown: DisclosedValues, unknowns: Callable[[], int]) -> None:
+        """A model is about to be applied to rows of a table; the same model again, by its name, tells nothing new."""
         spending = shown.spending("scores")
         if self.account.account.knows(spending):
             return
@@ -195,39 +187,32 @@ class Owner:
         )
         self.account.spend(spending)
 
-    def trees(self, table: str, request: StartTrees) -> None:
-        """Boosted trees are about to be grown on a table: bits of its rows will leave as they are. Under noise the
-        model is a release; without noise, a table that has a budget does not take part."""
+    def record_scores(self, table: str, name: str) -> None:
+        """A model that was trained here is about to leave: rows will be scored by it, as they were in training."""
+        if self.limits_scores:
+            self.account.spend(Spending(table=table, what="scores", name=name))
+
+    def charge_whole_model(self, job: str, table: str, spends: tuple[Mechanism, ...]) -> None:
+        """A model is about to be trained on a table as one release, for so much; without noise, a table that has a
+        budget does not take part. Blocks that read one table pay one figure, which counts all of them."""
         budget = self.policy.budget.get(table)
-        if not request.spends:
+        if not spends:
             if budget is not None and budget.features is not None:
                 raise without_noise(table, "features")
             return
         if self.is_restoring:
             return
-        # Blocks that read one table pay one figure, which counts all of them.
-        charged = self.charged.setdefault((request.job, table), Charged(request.spends))
-        if charged.spends != request.spends:
+        charged = self.charged.setdefault((job, table), Charged(spends))
+        if charged.spends != spends:
             raise PolicyError("the job counts what its trees cost in two ways")
+        self._spend(table, charged, budget)
+
+    def _spend(self, table: str, charged: Charged, budget: TableBudget | None) -> None:
         spent = [
             Spending(table=table, what="features", name=f"{charged.name}-{number}", **mechanism._asdict())
-            for number, mechanism in enumerate(request.spends)
+            for number, mechanism in enumerate(charged.spends)
         ]
         self.account.spend(*spent, budget=budget)
-
-    def trained_splits(self, table: str, rules: Sequence[SplitRule]) -> None:
-        """Splits that were found here are about to leave: rows will answer them, as they did in training."""
-        if self.limits_scores:
-            self.account.spend(Spending(table=table, what="scores", name=splits_name(rules)))
-
-    def splits(
-        self, table: str, columns: tuple[str, ...], rules: Sequence[SplitRule], unknowns: Callable[[], int]
-    ) -> None:
-        """Rows of a table are about to answer the splits of a model; the same again tells nothing new.
-
-        A split that a server chose may be all that there is to know of a column with few values: it counts as a number.
-        """
-        self._score(Shown(table, columns, len(rules), splits_name(rules)), unknowns)
 
     @property
     def limits_scores(self) -> bool:
@@ -236,7 +221,7 @@ class Owner:
         return not self.is_in_process if allowed is None else not allowed
 
 
-def _fingerprint(model: ScoredModel, theta: Array) -> str:
+def score_name(model: ScoredModel, theta: Array) -> str:
     described = msgspec.msgpack.encode(model, enc_hook=_plain)
     return hashlib.sha256(described + np.ascontiguousarray(theta, np.float64).tobytes()).hexdigest()
 
@@ -304,7 +289,7 @@ def count_predictions(own: ClientState, part: Part, times: int = 1) -> None:
     is_noisy = part.setup.private is not None and part.setup.private.privacy.hides_predictions
     after = part.shown + (0 if is_noisy else times * part.setup.outputs)
     if not is_noisy and limits_predictions(own, part):
-        own.owner.predictions(shown(own, part, after), count_unknowns(own, part))
+        own.releases.charge_predictions(disclosed_values(own, part, after), count_unknowns(own, part))
     part.shown = after
 
 
@@ -312,7 +297,7 @@ def limits_predictions(own: ClientState, part: Part) -> bool:
     """Whether exact predictions of a part end before they tell a row."""
     contract = own.contracts.contract(part.request.job)
     forbids = contract is not None and contract.feature_privacy is not None and not contract.allow_reconstruction
-    return own.owner.limits_predictions(forbids)
+    return own.releases.limits_predictions(forbids)
 
 
 def count_unknowns(own: ClientState, part: Part) -> int:
@@ -323,9 +308,11 @@ def count_unknowns(own: ClientState, part: Part) -> int:
     return part.unknowns
 
 
-def shown(own: ClientState, part: Part, numbers: int) -> Shown:
+def disclosed_values(own: ClientState, part: Part, numbers: int) -> DisclosedValues:
     """The exact numbers of each row that left a part."""
-    return Shown(*table_and_columns(own, part), numbers=numbers, name=f"{part.request.job} {part.request.part}")
+    return DisclosedValues(
+        *table_and_columns(own, part), numbers=numbers, name=f"{part.request.job} {part.request.part}"
+    )
 
 
 def table_and_columns(own: ClientState, part: Part) -> tuple[str, tuple[str, ...]]:

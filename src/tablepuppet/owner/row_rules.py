@@ -22,7 +22,7 @@ from tablepuppet.errors import PolicyError
 from tablepuppet.owner.ids import names_rows
 from tablepuppet.owner.state import ClientState
 from tablepuppet.protocol.contract import Contract, Role, ScanTerms
-from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, as_before, numbers
+from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, decode, numbers
 from tablepuppet.tables.conditions import smallest_group
 from tablepuppet.tables.row_sets import Keys, Kind, Sketch, joined_keys
 from tablepuppet.tables.split import Split
@@ -51,7 +51,7 @@ def applies(own: ClientState) -> bool:
 
 def is_on(own: ClientState) -> bool:
     """Whether it is asked now; what a checkpoint lives again was judged before."""
-    return applies(own) and not own.owner.is_restoring
+    return applies(own) and not own.releases.is_restoring
 
 
 def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet], list[str]]:
@@ -269,7 +269,7 @@ def _models_of_few(own: ClientState, job: str, scan: ScanTerms, contract: Contra
 def _has_classes(own: ClientState, job: str, scan: ScanTerms) -> bool:
     """Whether trees would take a label for classes."""
     column, info = own.column(job, scan.scan, scan.numbers("label")[0])
-    return info.kind in (*STRING_KINDS, "boolean") or len(pc.unique(as_before(column).drop_null())) <= 2
+    return info.kind in (*STRING_KINDS, "boolean") or len(pc.unique(decode(column).drop_null())) <= 2
 
 
 def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column: pa.ChunkedArray) -> None:

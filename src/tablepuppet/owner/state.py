@@ -20,7 +20,7 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.enforcement import ContractEnforcer
 from tablepuppet.owner.masked_sums import Sealing, SealState
 from tablepuppet.owner.policy import Policy
-from tablepuppet.owner.releases import Owner
+from tablepuppet.owner.releases import Releases
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import ColumnInfo, Encoder
 from tablepuppet.protocol.steps import Partial
@@ -73,7 +73,7 @@ class ClientState:
     parts: dict[tuple[str, int], Part] = field(default_factory=dict, repr=False)  # by job and block
 
     def __post_init__(self) -> None:
-        self.owner = Owner(self.policy, self.account, is_in_process=self.may_reveal)
+        self.releases = Releases(self.policy, self.account, is_in_process=self.may_reveal)
         self.contracts = ContractEnforcer(self.policy.minimum_rows)
         self.told: dict[str, Counter[str]] = {}  # by job: what left
         self.waiting: dict[tuple[str, str], tuple[str, ...]] = {}  # jobs and contracts that a person was told of

@@ -21,7 +21,7 @@ from typing import Any
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.registry import BY_NAME, FEDERATED, is_expanded
-from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape, Wave, agreement
+from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape, agreement
 from tablepuppet.formatting import seconds
 from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW
 from tablepuppet.mapping.mapping import MappingSummary, Placement
@@ -44,27 +44,27 @@ class Cost:
 
     algorithm: str
     epochs: int
-    waves: tuple[Wave, ...]
+    round_traffic: tuple[RoundTraffic, ...]
     computing: float | None = None  # CPU seconds besides messages; None: of a network that nobody knows
 
     @property
     def cpu(self) -> float | None:
         """CPU seconds of the server and all clients in one process, to within a factor of two on a core like that of
         docs/performance.md."""
-        messages = sum(wave.times * wave.messages for wave in self.waves)
+        messages = sum(rounds.times * rounds.messages for rounds in self.round_traffic)
         return None if self.computing is None else self.computing + _MESSAGE * messages
 
     @property
     def rounds(self) -> int:
-        return sum(wave.times for wave in self.waves)
+        return sum(rounds.times for rounds in self.round_traffic)
 
     @property
     def payload_down(self) -> float:
-        return sum(wave.times * wave.down for wave in self.waves)
+        return sum(rounds.times * rounds.down for rounds in self.round_traffic)
 
     @property
     def payload_up(self) -> float:
-        return sum(wave.times * wave.up for wave in self.waves)
+        return sum(rounds.times * rounds.up for rounds in self.round_traffic)
 
     @property
     def payload(self) -> float:
@@ -74,12 +74,12 @@ class Cost:
     @property
     def bytes(self) -> float:
         """All bytes, both ways: the arrays, and a header for every message."""
-        return self.payload + sum(wave.times * wave.messages for wave in self.waves) * HEADER_BYTES
+        return self.payload + sum(rounds.times * rounds.messages for rounds in self.round_traffic) * HEADER_BYTES
 
     def seconds(self, on: str | Network) -> float:
         """Communication time on a network."""
         net = network(on)
-        return sum(wave.times * net.seconds(wave.slowest) for wave in self.waves)
+        return sum(rounds.times * net.seconds(rounds.slowest) for rounds in self.round_traffic)
 
 
 def cost(
@@ -95,14 +95,14 @@ def cost(
     declared = BY_NAME[algorithm]
     own = shape.expanded if is_expanded(algorithm) else shape
     numbers = range(1) if declared.is_pooled else range(after, after + epochs)
-    waves = [wave for epoch in numbers for wave in declared.traffic(own, options, epoch, batch_size)]
+    round_traffic = [rounds for epoch in numbers for rounds in declared.traffic(own, options, epoch, batch_size)]
     agreed = agreement(shape) if after == 0 and not (declared.is_pooled or declared.own_model) else []
     size = shape.joined if batch_size is None else min(batch_size, shape.joined)
     batches = -(-shape.joined // max(1, size)) if declared.uses_batches or declared.is_pooled else 1
     is_solved = declared.is_pooled and shape.is_linear and shape.head == "sum"  # at once, whatever the epochs
     computed = numbers if is_solved else range(after, after + epochs)
     computing = None if shape.has_module else sum(declared.cpu(own, options, epoch, batches) for epoch in computed)
-    return Cost(algorithm, epochs, (*waves, *agreed), computing)
+    return Cost(algorithm, epochs, (*round_traffic, *agreed), computing)
 
 
 def shape_of(

@@ -19,7 +19,7 @@ from tablepuppet.mapping.keys.merge import MergedGroups
 from tablepuppet.mapping.mapping import MappingSummary, PartSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.privacy.options import KeyMode
-from tablepuppet.transport.meter import Told
+from tablepuppet.transport.meter import DisclosureKey
 
 Ids = tuple[tuple[str, ...], ...]  # for each block and feature: "", or where its ids are known, "here" or by "tokens"
 
@@ -76,7 +76,7 @@ class Account:
     """Disclosures while they are put together."""
 
     def __init__(self) -> None:
-        self.told: dict[Told, int] = {}
+        self.told: dict[DisclosureKey, int] = {}
 
     def server(self, client: str, subject: str, **numbers: int) -> None:
         self._add(client, subject, "server", numbers)
@@ -88,11 +88,11 @@ class Account:
         for name, count in numbers.items():
             if count:
                 what = {"held_out_predictions": "held-out predictions"}.get(name, name.replace("_", " "))
-                told = Told(client, subject, what, to)
+                told = DisclosureKey(client, subject, what, to)
                 self.told[told] = self.told.get(told, 0) + count
 
 
-def setup_disclosures(mapping: MappingSummary, keys: KeyMode) -> dict[Told, int]:
+def setup_disclosures(mapping: MappingSummary, keys: KeyMode) -> dict[DisclosureKey, int]:
     """Row counts, keys and labels: what a job of any kind begins with."""
     account, bound = Account(), mapping.bound
     if keys == "dh":
@@ -129,7 +129,7 @@ def _of_groups(account: Account, client: str, scan: int, merged: MergedGroups, *
     account.client(client, subject, group_sums=held, group_extremes=held * has_extremes)
 
 
-def statistics_disclosures(mapping: MappingSummary, shape: Shape) -> dict[Told, int]:
+def statistics_disclosures(mapping: MappingSummary, shape: Shape) -> dict[DisclosureKey, int]:
     """What encoders are made from."""
     account = Account()
     for part in mapping.parts:
@@ -145,7 +145,7 @@ def statistics_disclosures(mapping: MappingSummary, shape: Shape) -> dict[Told, 
 
 def training_disclosures(
     mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, epochs: int, ids: Ids = ()
-) -> dict[Told, int]:
+) -> dict[DisclosureKey, int]:
     """What a training run of so many epochs tells whom, from its first key to its last parameter."""
     account = Account()
     account.told = setup_disclosures(mapping, job.privacy.keys) | statistics_disclosures(mapping, shape)

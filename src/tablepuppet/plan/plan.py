@@ -27,7 +27,7 @@ from tablepuppet.plan.gains import Gain
 from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
 from tablepuppet.plan.private import PrivatePlan, plan_privacy
 from tablepuppet.privacy.ledger import Ledger
-from tablepuppet.transport.meter import Account, Told
+from tablepuppet.transport.meter import Account, DisclosureKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Plan:
             return own.exposures(self.shape, self.job.options)
         return exposures(self.shape, self.job, self.loss)
 
-    def disclosures(self, epochs: int | None = None) -> dict[Told, int]:
+    def disclosures(self, epochs: int | None = None) -> dict[DisclosureKey, int]:
         """What a run of so many epochs (the job's, unless it stops early) tells whom: as the meter will count it.
 
         How often trees are checked, and how many splits are told, depends on the data: of these it is the most.

@@ -47,7 +47,7 @@ def prepare(mapping: TableMapping, job: Job) -> Prepared:
     if job.model == "auto":
         kind = job.loss_class or usual_loss(len(mapping.label.classes))
         job = msgspec.structs.replace(job, model=kind.model, loss=None)
-    job = msgspec.structs.replace(job, options=job.blinded_options).over(mapping.train.rows)
+    job = msgspec.structs.replace(job, options=job.options_for_run).over(mapping.train.rows)
     mapping = mapping if job.exposure is None else _rates(mapping)
     loss = _loss(job, mapping)
     check_labels(loss, mapping)

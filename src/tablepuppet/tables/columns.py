@@ -212,7 +212,7 @@ class CloseNumbers:
             yield here
 
 
-def as_before(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def decode(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column that was kept in less room as others expect it: texts instead of codes, decimals of 128 bits, the only
     ones that Arrow counts and compares."""
     kind = column.type
@@ -226,7 +226,7 @@ def as_before(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def as_read(table: pa.Table, columns: Sequence[int]) -> pa.Table:
     """Some columns of a scan, for others than their owner."""
     names = [f"c{c}" for c in columns]
-    return pa.table([as_before(table.column(name)) for name in names], names)
+    return pa.table([decode(table.column(name)) for name in names], names)
 
 
 def all_in_order(rows: RowNumbers | None, size: int) -> bool:

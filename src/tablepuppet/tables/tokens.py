@@ -47,7 +47,7 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import PolicyError, SourceError
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.tables.columns import CloseNumbers, arrow, as_before, in_one_piece, numpy_of
+from tablepuppet.tables.columns import CloseNumbers, arrow, decode, in_one_piece, numpy_of
 from tablepuppet.tables.duckdb_source import silence
 from tablepuppet.tables.row_ids import in_order
 
@@ -82,7 +82,7 @@ def tokens(column: pa.ChunkedArray, info: ColumnInfo, mode: KeyMode, key: bytes,
     """The column's tokens: a sorted dictionary, and an index per row."""
     if not len(column):
         return pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), pa.array([], TOKEN))
-    column = as_before(column)
+    column = decode(column)
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     if mode != "sha256" and info.kind == "integer" and (close := CloseNumbers.of(column)) is not None:
@@ -233,7 +233,7 @@ def points_of(tokens: pa.Array) -> Points:
     return _packed([_point(token) for token in tokens.to_pylist()])
 
 
-def blinded(points: Points, key: X25519PrivateKey) -> Points:
+def blind(points: Points, key: X25519PrivateKey) -> Points:
     """Each point, blinded. The library holds Python's lock meanwhile: threads would not help."""
     exchange, point, packed = key.exchange, X25519PublicKey.from_public_bytes, points.tobytes()
     try:

@@ -60,7 +60,7 @@ class Round:
     total: int
 
 
-class Told(NamedTuple):
+class DisclosureKey(NamedTuple):
     """Something that one party was told about rows of another's: by or to which client, of which scan or part."""
 
     client: str
@@ -80,7 +80,7 @@ class Account:
     by_message: Mapping[str, int] = field(default_factory=dict)
     by_client: Mapping[str, int] = field(default_factory=dict)
     each_round: tuple[Round, ...] = ()
-    told: Mapping[Told, int] = field(default_factory=dict)  # numbers of each row, or times where it is not per row
+    told: Mapping[DisclosureKey, int] = field(default_factory=dict)  # numbers of each row, or times
 
     @property
     def rounds(self) -> int:
@@ -131,7 +131,7 @@ class Traffic(Account):
         return fragment(title, table(head, rows), details("By message", by_message), details("By client", by_client))
 
     @property
-    def all_told(self) -> dict[Told, int]:
+    def all_told(self) -> dict[DisclosureKey, int]:
         """What every party was told in the whole run."""
         return added(self.setup.told, self.told, self.evaluation.told)
 
@@ -160,9 +160,9 @@ def _largest_first(counts: Mapping[str, int]) -> list[list[str]]:
     return [[name, f"{count:,}"] for name, count in sorted(counts.items(), key=lambda entry: -entry[1])]
 
 
-def added(*accounts: Mapping[Told, int]) -> dict[Told, int]:
+def added(*accounts: Mapping[DisclosureKey, int]) -> dict[DisclosureKey, int]:
     """Disclosures of several accounts together."""
-    total: dict[Told, int] = {}
+    total: dict[DisclosureKey, int] = {}
     for account in accounts:
         for told, numbers in account.items():
             total[told] = total.get(told, 0) + numbers
@@ -234,7 +234,7 @@ class _Count:
         self.by_message: dict[str, int] = {}
         self.by_client: dict[str, int] = {}
         self.rounds: list[Round] = []
-        self.told: dict[Told, int] = {}
+        self.told: dict[DisclosureKey, int] = {}
 
     def tell(self, client: str, request: Message, message: Message, to: Literal["server", "client"]) -> None:
         """Counts what a message tells; an answer is about the part or scan that its request names."""
@@ -243,7 +243,7 @@ class _Count:
         found = disclosures(message)
         subject = _subject(request) if found else ""
         for tells, numbers in found:
-            told = Told(client, subject, tells.what, to)
+            told = DisclosureKey(client, subject, tells.what, to)
             self.told[told] = self.told.get(told, 0) + numbers
 
     def add(self, client: str, message: Message, size: int) -> None:

@@ -20,7 +20,16 @@ from tablepuppet.algorithms.algorithm import (
 )
 from tablepuppet.algorithms.base import Answer, PartSetup, Problem
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
-from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
+from tablepuppet.algorithms.shape import (
+    BlockShape,
+    Exchanges,
+    OuterRound,
+    PartShape,
+    RoundTraffic,
+    RunShape,
+    Shape,
+    round_traffic,
+)
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
@@ -87,7 +96,7 @@ class AdmmAlgorithm(Algorithm[Admm]):
                 seconds += network_seconds(passes * part.rows, block.parameters, passes * -(-part.rows // size))
         return seconds
 
-    def traffic(self, shape: Shape, options: Admm, epoch: int, batch_size: int | None) -> list[Wave]:
+    def traffic(self, shape: Shape, options: Admm, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """Down Y, up predictions; inner rounds by consensus, or one with second moments."""
         c, precision = shape.outputs, shape.model_bytes / shape.value_bytes
 
@@ -104,7 +113,7 @@ class AdmmAlgorithm(Algorithm[Admm]):
                 return [(values + (epoch == 0) * block.width**2, values)]
             return [(values, values)] * options.inner_rounds
 
-        return waves(shape, OuterRound(update, answer, inner))
+        return round_traffic(shape, OuterRound(update, answer, inner))
 
     def server_memory(self, shape: Shape, options: Admm) -> int:
         kept = options.memory + 5 if options.averages and shape.is_linear else 4

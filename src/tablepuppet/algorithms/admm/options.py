@@ -83,7 +83,7 @@ class Admm(AlgorithmOptions, frozen=True, tag="admm"):
         """Without the search over past iterates."""
         return msgspec.structs.replace(self, memory=0)
 
-    def blinded(self) -> Admm:
+    def for_private_run(self) -> Admm:
         return msgspec.structs.replace(self, memory=0, adapt=False, tolerance=0.0, relax=1.0)
 
 

@@ -11,7 +11,16 @@ from tablepuppet.algorithms.als.normal import packed_width
 from tablepuppet.algorithms.als.options import Als, AlsFigures, AlsUpdate
 from tablepuppet.algorithms.als.server import AlsServer
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
-from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
+from tablepuppet.algorithms.shape import (
+    BlockShape,
+    Exchanges,
+    OuterRound,
+    PartShape,
+    RoundTraffic,
+    RunShape,
+    Shape,
+    round_traffic,
+)
 
 # CPU seconds of an entry of M: for a joined row; for a row of a table that is an id; in the products of others.
 _SUMMED, _SOLVED, _MULTIPLIED = 8e-9, 40e-9, 15e-9
@@ -70,7 +79,7 @@ class AlsAlgorithm(Algorithm[Als]):
             seconds += _SUMMED * width * shape.joined + own * block.rows
         return seconds
 
-    def traffic(self, shape: Shape, options: Als, epoch: int, batch_size: int | None) -> list[Wave]:
+    def traffic(self, shape: Shape, options: Als, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """A round for each block: down s and M of its rows, up h; where it has several clients, what they sum."""
 
         def inner(block: BlockShape) -> list[tuple[float, float]]:
@@ -84,7 +93,7 @@ class AlsAlgorithm(Algorithm[Als]):
             answer=lambda block, part: (part.rows + 1) * block.outputs + 1,
             inner=inner,
         )
-        return [wave for block in shape.blocks for wave in waves(replace(shape, blocks=(block,)), outer)]
+        return [wave for block in shape.blocks for wave in round_traffic(replace(shape, blocks=(block,)), outer)]
 
     def server_memory(self, shape: Shape, options: Als) -> int:
         largest = max(block.rows * packed_width(block.outputs) for block in shape.blocks)

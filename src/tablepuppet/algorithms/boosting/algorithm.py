@@ -9,7 +9,7 @@ from tablepuppet.algorithms.algorithm import Algorithm, Disclosure
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.traffic import tree_seconds, tree_waves
-from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape, Wave
+from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape
 from tablepuppet.errors import TransportError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.protocol.base import Done
@@ -52,7 +52,7 @@ class BoostingAlgorithm(Algorithm[Boosting]):
     def step(self, setup: PartSetup, options: Boosting, state: Any, message: Any) -> tuple[Any, Answer | Done]:
         raise TransportError("boosting has rounds of its own")
 
-    def traffic(self, shape: Shape, options: Boosting, epoch: int, batch_size: int | None) -> list[Wave]:
+    def traffic(self, shape: Shape, options: Boosting, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """The rounds of one tree; `epoch` is its number."""
         return tree_waves(shape, options, epoch)
 

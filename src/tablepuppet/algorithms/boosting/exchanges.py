@@ -53,7 +53,7 @@ from tablepuppet.owner.enforcement import (
     training_of,
 )
 from tablepuppet.owner.policy import Policy, Use
-from tablepuppet.owner.releases import reads, tells_label, unknowns
+from tablepuppet.owner.releases import DisclosedValues, reads, tells_label, unknowns
 from tablepuppet.owner.state import ClientState, Part
 from tablepuppet.privacy.accounting import composed_epsilon
 from tablepuppet.protocol.base import MOST_CLIENTS, Done
@@ -120,7 +120,7 @@ def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.Fe
 
 def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStarted:
     part = own.part(request)
-    own.owner.trees(own.tables.use(request.job, part.request.scan).table, request)
+    own.releases.charge_whole_model(request.job, own.tables.use(request.job, part.request.scan).table, request.spends)
     train = _raw(own, part.request, part.request.train_rows)
     held = _raw(own, part.request, part.request.test_rows)
     weights = _weights(part, own)
@@ -153,11 +153,11 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     reveals_columns = (
         options.reveals_columns and most is None and own.policy.minimum_rows <= 1
     )  # a bin may have few rows
-    if before and not isinstance(request.before, str) and own.owner.limits_scores:
+    if before and not isinstance(request.before, str) and own.releases.limits_scores:
         opened = part.request
         place = (own, request.job, opened.scan, opened.columns)
         table = own.tables.use(request.job, opened.scan).table
-        own.owner.splits(table, reads(*place), before, partial(unknowns, *place))
+        own.releases.charge_scores(_values_of(table, reads(*place), before), partial(unknowns, *place))
     empty = [RawColumn(c.feature, c.entry, np.zeros(0) if c.is_number else None) for c in columns]
     part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, limit, reveals_columns, before)
     part.state = TreesState()
@@ -297,10 +297,10 @@ def _bits(
     own: ClientState, request: trees.AskRows | trees.AskOwnRows, rules: Sequence[trees.SplitRule]
 ) -> trees.RowBits:
     columns = _raw(own, request, request.rows)
-    if own.owner.limits_scores:
+    if own.releases.limits_scores:
         place = (own, request.job, request.scan, request.columns)
         table = own.tables.use(request.job, request.scan).table
-        own.owner.splits(table, reads(*place), rules, partial(unknowns, *place))
+        own.releases.charge_scores(_values_of(table, reads(*place), rules), partial(unknowns, *place))
     return trees.RowBits(right=answers(columns, _told(own, request, rules)))
 
 
@@ -364,7 +364,13 @@ def _count_trained(own: ClientState, part: Part, rules: Sequence[trees.SplitRule
     """Writes down a model whose splits the owner trained it for."""
     opened = part.request
     if not tells_label(own, opened.job, reads(own, opened.job, opened.scan, opened.columns)):
-        own.owner.trained_splits(own.tables.use(opened.job, opened.scan).table, rules)
+        own.releases.record_scores(own.tables.use(opened.job, opened.scan).table, trees.splits_name(rules))
+
+
+def _values_of(table: str, columns: tuple[str, ...], rules: Sequence[trees.SplitRule]) -> DisclosedValues:
+    """What rows answer to splits. A split that a server chose may be all that there is to know of a column with few
+    values: it counts as a number."""
+    return DisclosedValues(table, columns, len(rules), trees.splits_name(rules))
 
 
 def _raw(

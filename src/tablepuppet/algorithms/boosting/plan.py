@@ -20,7 +20,7 @@ from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.plan.costs import Advice, Cost, cost, spelled
 from tablepuppet.plan.disclosure import Account, held_blocks, setup_disclosures
 from tablepuppet.plan.knowledge import Exposure, Insight, common_insights, merging_insights, owners_of
-from tablepuppet.transport.meter import Told
+from tablepuppet.transport.meter import DisclosureKey
 
 
 def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insight]:
@@ -86,7 +86,7 @@ def _of_rows(options: Boosting) -> str:
     )
 
 
-def tree_disclosures(mapping: MappingSummary, shape: Shape, job: Job) -> dict[Told, int]:
+def tree_disclosures(mapping: MappingSummary, shape: Shape, job: Job) -> dict[DisclosureKey, int]:
     """What a run tells whom, from its first key to the last split; of checks and splits, at most so many."""
     account, options, held = Account(), _own(job.options), held_blocks(job, mapping)
     account.told = setup_disclosures(mapping, job.privacy.keys)

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.shape import BlockShape, PartShape, Shape, Wave
+from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape
 
 _NODE = 40  # bytes that a node takes, down and up
 _KEY, _ANSWER = 24, 70  # bytes of a split that is asked for by name, and of one that is told, besides its rows' bits
@@ -57,7 +57,7 @@ class _Round:
     new: list[float]  # by block: columns, or splits, that it tells
 
 
-def tree_waves(shape: Shape, options: Boosting, tree: int) -> list[Wave]:
+def tree_waves(shape: Shape, options: Boosting, tree: int) -> list[RoundTraffic]:
     """The rounds of the tree of this number."""
     if options.is_random:
         return _all_bits(shape, options) if tree == 0 else []
@@ -133,7 +133,7 @@ def _first_tree(shape: Shape, options: Boosting) -> list[_Round]:
     return [_Round(a, k, _together(0), _OF_FIRST, new) for a, k in zip(asked, cells, strict=True)]
 
 
-def _all_bits(shape: Shape, options: Boosting) -> list[Wave]:
+def _all_bits(shape: Shape, options: Boosting) -> list[RoundTraffic]:
     """Of splits that are drawn: those of all trees at once."""
     draws = options.trees * (options.most_leaves - 1)
     columns = max(1, sum(block.width for block in shape.blocks))
@@ -210,7 +210,7 @@ def _asked(block: BlockShape, options: Boosting, outputs: int, checked: int) -> 
     return 1 / (1 + (wishes / (things * math.log(2 * things) + _SLOW)) ** _STEEP)
 
 
-def _round(shape: Shape, options: Boosting, one: _Round) -> list[Wave]:
+def _round(shape: Shape, options: Boosting, one: _Round) -> list[RoundTraffic]:
     """Its messages; where clients share a block, it takes one more round, for bits."""
     sizes, bits = [], []
     for block, is_asked, keys in zip(shape.blocks, one.asked, one.new, strict=True):
@@ -249,9 +249,11 @@ def _sizes(
     return down, 2 * cells * _NODE * shape.outputs
 
 
-def _wave(sizes: list[tuple[str, float, float]]) -> Wave:
+def _wave(sizes: list[tuple[str, float, float]]) -> RoundTraffic:
     by_client: dict[str, float] = {}
     for client, down, up in sizes:
         by_client[client] = by_client.get(client, 0.0) + down + up
     down, up = sum(d for _, d, _ in sizes), sum(u for _, _, u in sizes)
-    return Wave(times=1, down=down, up=up, slowest=max(by_client.values(), default=0.0), messages=2 * len(sizes))
+    return RoundTraffic(
+        times=1, down=down, up=up, slowest=max(by_client.values(), default=0.0), messages=2 * len(sizes)
+    )

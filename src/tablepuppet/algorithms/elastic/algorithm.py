@@ -10,7 +10,16 @@ from tablepuppet.algorithms.elastic.client import client_start, client_step
 from tablepuppet.algorithms.elastic.options import Elastic, ElasticUpdate
 from tablepuppet.algorithms.elastic.server import ElasticServer
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
-from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
+from tablepuppet.algorithms.shape import (
+    BlockShape,
+    Exchanges,
+    OuterRound,
+    PartShape,
+    RoundTraffic,
+    RunShape,
+    Shape,
+    round_traffic,
+)
 from tablepuppet.protocol.base import Done
 
 
@@ -44,7 +53,7 @@ class ElasticAlgorithm(Algorithm[Elastic]):
 
     # -- what it costs ---------------------------------------------------------------------
 
-    def traffic(self, shape: Shape, options: Elastic, epoch: int, batch_size: int | None) -> list[Wave]:
+    def traffic(self, shape: Shape, options: Elastic, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """Down Y and, where it varies, W; up the proposal's predictions."""
         c, varies = shape.outputs, shape.curvature_varies
 
@@ -52,7 +61,7 @@ class ElasticAlgorithm(Algorithm[Elastic]):
             square = block.width if block.width > WIDE else block.width**2 + block.width
             return [(block.parameters + (varies or epoch == 0) * square, block.parameters)]
 
-        return waves(
+        return round_traffic(
             shape,
             OuterRound(lambda _, part: part.rows * (c + varies), lambda _, part: part.rows * c + 3, inner),
         )

@@ -15,7 +15,16 @@ from tablepuppet.algorithms.newton.server import NewtonServer, small_blocks
 from tablepuppet.algorithms.newton.together import TogetherServer
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.numerics.subspace import kept_directions
-from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RunShape, Shape, Wave, waves
+from tablepuppet.algorithms.shape import (
+    BlockShape,
+    Exchanges,
+    OuterRound,
+    PartShape,
+    RoundTraffic,
+    RunShape,
+    Shape,
+    round_traffic,
+)
 from tablepuppet.models.linear import MOST_CONSTANTS
 from tablepuppet.protocol.base import Done
 
@@ -59,14 +68,14 @@ class NewtonAlgorithm(Algorithm[Newton]):
 
     # -- what it costs ---------------------------------------------------------------------
 
-    def traffic(self, shape: Shape, options: Newton, epoch: int, batch_size: int | None) -> list[Wave]:
+    def traffic(self, shape: Shape, options: Newton, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """In the first epoch, small blocks are asked twice."""
         small = _small(shape)
-        found = waves(shape, _round(shape, options, small, epoch))
+        found = round_traffic(shape, _round(shape, options, small, epoch))
         if epoch or not small:
             return found
         again = replace(shape, blocks=tuple(block for block in shape.blocks if block.name in small))
-        return [*found, *waves(again, _round(shape, options, small, epoch, again=1))]
+        return [*found, *round_traffic(again, _round(shape, options, small, epoch, again=1))]
 
     def cpu(self, shape: Shape, options: Newton, epoch: int, batches: int = 1) -> float:
         """Second moments are formed anew where the curvature varies."""

@@ -25,10 +25,10 @@ from tablepuppet.algorithms.shape import (
     Exchanges,
     OuterRound,
     PartShape,
+    RoundTraffic,
     RunShape,
     Shape,
-    Wave,
-    waves,
+    round_traffic,
 )
 from tablepuppet.privacy.options import FeaturePrivacy
 
@@ -96,7 +96,7 @@ class SgdAlgorithm(Algorithm[Sgd]):
                 seconds += network_seconds(1.5 * rows, block.parameters, batches)  # there, then there and back
         return seconds
 
-    def traffic(self, shape: Shape, options: Sgd, epoch: int, batch_size: int | None) -> list[Wave]:
+    def traffic(self, shape: Shape, options: Sgd, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """Down Y of a batch and the row numbers of the next, up their predictions; one more answer to begin with."""
         precision = shape.model_bytes / shape.value_bytes
         size = shape.joined if batch_size is None else min(batch_size, shape.joined)
@@ -114,8 +114,8 @@ class SgdAlgorithm(Algorithm[Sgd]):
             inner=lambda block: [(block.parameters * precision, block.parameters * precision)],
         )
         opening = OuterRound(lambda block, part: rows(part) * number, batch.answer, lambda block: [])
-        of_epoch = waves(shape, batch, batches)
-        return of_epoch if is_full or epoch > 0 else [*waves(shape, opening), *of_epoch]
+        of_epoch = round_traffic(shape, batch, batches)
+        return of_epoch if is_full or epoch > 0 else [*round_traffic(shape, opening), *of_epoch]
 
     def server_memory(self, shape: Shape, options: Sgd) -> int:
         """The order of an epoch's joined rows, and vectors over the blocks' rows."""

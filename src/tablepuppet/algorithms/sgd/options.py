@@ -63,7 +63,7 @@ class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
         """How a step is taken."""
         return rule_of(self.optimizer or "sgd", self.momentum, self.weight_decay)
 
-    def blinded(self) -> Sgd:
+    def for_private_run(self) -> Sgd:
         return msgspec.structs.replace(self, tolerance=0.0)
 
 

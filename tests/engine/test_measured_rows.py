@@ -134,6 +134,12 @@ def test_rows_that_were_added_are_new() -> None:
         with pytest.raises(ModelError, match="fewer rows than in training"):
             less.evaluate(model)
         assert less.evaluate(model, rows="all").rows.joined == 900
+    named = {"x": ["orders"], "z": ["orders"]}
+    cut = {**tables, "orders": [orders[:300], orders[300:]]}
+    with tp.Federation(cut, owners=named) as other, pytest.raises(ModelError, match="or other owners"):
+        other.evaluate(model)
+    with tp.Federation({**tables, "orders": [orders[:400], orders[400:1_000]]}, owners=named) as same:
+        assert same.evaluate(model).rows.joined == (known == "test").sum()
 
 
 def test_what_another_query_reads_is_unseen_or_nobody_knows() -> None:

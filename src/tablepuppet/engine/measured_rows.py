@@ -133,13 +133,9 @@ class RowSelection:
         draws, requests = self._draws(bound), dict[str, list[Message]]()
         for draw in draws:
             scan, offset, starts = draw.place.scan, draw.known.offset, dict[str, int]()
-            for client, rows in draw.known.rows.items():
+            known = _rows_by_client(draw.known.rows, client_rows[scan], bound.scans[scan].table)
+            for client, rows in known.items():
                 starts[client], offset = offset, offset + rows
-                if client_rows[scan].get(client, rows) < rows:
-                    raise ModelError(
-                        f"table {bound.scans[scan].table} has fewer rows than in training, so that nobody can tell "
-                        f"which of them a model was trained on. If none was, {_ALL}; else train with test_where"
-                    )
             for client in bound.scans[scan].clients:
                 request = SendSides(
                     job=job,
@@ -148,7 +144,7 @@ class RowSelection:
                     seed=draw.seed,
                     test_fraction=draw.fraction,
                     validation_fraction=0.0,
-                    known_rows=draw.known.rows.get(client, 0),
+                    known_rows=known.get(client, 0),
                 )
                 requests.setdefault(client, []).append(request)
         answers = {client: iter(given) for client, given in link.ask(requests, "evaluation").items()}
@@ -195,3 +191,15 @@ def _known_rows(record: SplitRecord, bound: BoundQuery, number: int) -> SplitRow
         f"of them the model was trained on: its split goes by a row's number there. Use the model's query, train with "
         f"test_where, which tells the side of any row, or, if you know that the rows are new, {_ALL}"
     )
+
+
+def _rows_by_client(then: dict[str, int], now: dict[str, int], table: str) -> dict[str, int]:
+    """How many rows of each client there were; owners that have other names are known by the rows that they hold."""
+    if not set(then) <= set(now) and list(then.values()) == list(now.values()):
+        return dict(zip(now, then.values(), strict=True))
+    if any(now.get(client, -1) < rows for client, rows in then.items()):
+        raise ModelError(
+            f"table {table} has fewer rows than in training, or other owners, so that nobody can tell which of them a "
+            f"model was trained on. If none was, {_ALL}; else train with test_where"
+        )
+    return then

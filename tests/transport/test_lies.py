@@ -152,7 +152,7 @@ class Between:
             with np.errstate(all="ignore"):
                 made, place = changed(honest, self._chance)
                 sent = encode(made, frame.wire)
-        except (tp.TablePuppetError, TypeError):  # what options refuse cannot be sent
+        except (tp.TablePuppetError, TypeError, FutureWarning):  # what options refuse, or say is old, is not sent
             return frame
         if (sent.header, *map(bytes, sent.buffers)) != (frame.header, *map(bytes, frame.buffers)):
             self.lie = f"{type(honest).__name__}.{place}"

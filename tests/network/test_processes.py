@@ -95,7 +95,7 @@ def test_an_estimator_scores_and_stops_early_over_the_network(parties: Parties) 
     with in_process(tables()) as local:
         same = tp.RelationalClassifier(**model.get_params()).fit(local, QUERY, label="y", weight="1 + x * x")
         assert_same(model.result_, same.result_)
-        assert model.score(federation) == same.score(local)
+        assert model.score(federation, rows="all") == same.score(local, rows="all")
     assert model.result_.epoch < len(model.result_.history)
 
 

@@ -1,0 +1,24 @@
+"""Random SQL over random clients: training sees the rows that DuckDB has on pooled tables, or the SQL is refused.
+
+An hour of it: `python -m tests.fuzz --minutes 60 --seed 1000`.
+"""
+
+from __future__ import annotations
+
+import pytest
+from tests.fuzz.differential import judge
+from tests.fuzz.queries import make_case
+
+QUICK = 120
+
+
+@pytest.mark.parametrize("first", range(0, QUICK, 20))
+def test_random_queries_mean_what_duckdb_means(first: int) -> None:
+    verdicts = [judge(make_case(seed))[0] for seed in range(first, first + 20)]
+    assert "equal" in verdicts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1_000, 5_000, 200))
+def test_many_random_queries_mean_what_duckdb_means(first: int) -> None:
+    assert {judge(make_case(seed))[0] for seed in range(first, first + 200)} >= {"equal", "refused"}

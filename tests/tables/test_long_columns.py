@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from tablepuppet.exchanges.schema import OpenScan
-from tablepuppet.tables import columns, long_columns, tokens
-from tablepuppet.tables.columns import column_info, decode, strings
+from tablepuppet.tables import long_columns
+from tablepuppet.tables.columns import decode, strings
 from tablepuppet.tables.duckdb_source import from_arrow
 from tablepuppet.tables.long_columns import in_another_order, put_together
 from tablepuppet.tables.store import ClientTables
@@ -91,19 +91,6 @@ def test_the_strings_of_codes_are_those_that_rows_have() -> None:
     distinct, codes = strings(pa.chunked_array([names]))
     assert distinct.to_pylist() == ["a", "b"]
     assert codes.tolist() == [0, 1, -1, 0, 0]
-
-
-@pytest.mark.parametrize("kind", [pa.int16(), pa.int32(), pa.int64(), pa.uint32(), pa.uint64()], ids=str)
-def test_tokens_of_numbers_that_lie_close_are_those_of_any(kind: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
-    low = -50 if pa.types.is_signed_integer(kind) else 7
-    numbers = low + np.random.default_rng(0).integers(0, 300, ROWS)
-    column = pa.chunked_array([pa.array(numbers[:400], kind), pa.array(numbers[400:], kind)])
-    found = []
-    for many in (1 << 16, 1):
-        monkeypatch.setattr(columns, "_MANY", many)
-        found.append(tokens.tokens(column, column_info("k", kind), "hmac", bytes(32), "0"))
-    assert found[0].dictionary.equals(found[1].dictionary)
-    assert found[0].indices.equals(found[1].indices)
 
 
 def test_a_long_scan_takes_the_room_of_its_values_and_says_the_same_when_read_again() -> None:

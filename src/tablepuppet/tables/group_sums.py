@@ -21,9 +21,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import ECB
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Integers, RowNumbers
@@ -32,7 +29,7 @@ from tablepuppet.privacy.masks import exponent_of, fraction_bits, to_integers
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables.columns import numpy_of
 from tablepuppet.tables.grouped_queries import GroupedQuery, State
-from tablepuppet.tables.tokens import SIZE, canonical, to_points, tokens
+from tablepuppet.tables.tokens import SIZE, key_family, keyed_hashes, prefix, tokens
 
 STEP = 16  # powers of two in which clients say how large their figures are
 SMALLEST = -512  # figures below it are as good as zero
@@ -66,7 +63,7 @@ class Partials:
         order = np.lexsort(given.view(">u8").T[::-1])
         rows = rows.take(pa.array(order))
         read = [_numbers(rows.column(groups + i), state.kind) for i, state in enumerate(states)]
-        families = " ".join(canonical(rows.column(i).type, infos[i])[0] for i in range(groups))
+        families = " ".join(key_family(rows.column(i).type, infos[i]) for i in range(groups))
         return cls(
             np.ascontiguousarray(given[order]),
             rows.select(range(groups)),
@@ -185,18 +182,16 @@ class Partials:
 
 
 def group_tokens(groups: pa.Table, infos: Sequence[ColumnInfo], key: bytes) -> NDArray[np.uint8]:
-    """16 bytes for each group, equal where all its columns are, NULL with NULL: a cipher's chain over their tokens."""
-    state = np.zeros((groups.num_rows, SIZE), np.uint8)
-    for number, info in enumerate(infos):
-        found = tokens(groups.column(number), info, "hmac", key, f"group {number}")
-        if groups.num_rows:
-            block = np.zeros_like(state)
-            has = np.asarray(pc.is_valid(found.indices))
-            if has.any():
-                block[has] = to_points(found.dictionary)[numpy_of(found.indices.filter(pa.array(has)))]
-            ciphered = Cipher(AES(key), ECB()).encryptor().update((state ^ block).tobytes())
-            state = np.frombuffer(ciphered, np.uint8).reshape(-1, SIZE)
-    return state
+    """16 bytes for each group, equal where all its columns are, NULL with NULL: a keyed hash of their tokens."""
+    columns = [
+        tokens(groups.column(number), info, "hmac", key, f"group {number}").to_pylist()
+        for number, info in enumerate(infos)
+    ]
+    messages = (
+        b"".join(b"-" if token is None else b"+" + token for token in group) for group in zip(*columns, strict=True)
+    )
+    hashed = b"".join(keyed_hashes(messages, key, prefix("", "group")))
+    return np.frombuffer(hashed, np.uint8).reshape(-1, SIZE)
 
 
 def _numbers(column: pa.ChunkedArray, kind: str) -> tuple[str, NDArray[Any], NDArray[np.bool_]]:

@@ -1,19 +1,16 @@
 """Key tokens: 16 bytes that stand for a join key, equal where the keys are equal; and how owners blind them.
 
 In: key columns of a scan, the domain of each (columns that the query compares share one), and the clients' key. Out:
-each column as a dictionary of tokens, sorted, and one index per row; NULL stays NULL. Only distinct values are hashed,
-all at once: whole numbers by AES, all others in DuckDB.
+each column as a dictionary of tokens, sorted, and one index per row; NULL stays NULL. Only distinct values are hashed.
 
     hmac     HMAC-SHA-256(K_job, message)[:16],  message = len(domain) ":" domain len(type) ":" type value
-             whole numbers: AES-256(K, v) XOR v,  v as 16 bytes, K = HMAC-SHA-256(K_job, len(domain) … type)
     dh       the hmac token as a point of a curve, blinded by every owner of such keys (below)
     sha256   SHA-256(value)[:16], the paper's: whoever can list the possible values can undo it
     value    integer, decimal of scale 0: digits · decimal: digits and its scale · string: UTF-8 · uuid: 32 hex digits
              boolean: true | false · date: days since 1970-01-01 · timestamp: nanoseconds since then (UTC)
 
 K_job is derived from the key that the clients share and the server never has, and from the job's name; tokens of
-different jobs have nothing in common. Whoever has K can compute AES backwards, but not its sum with v: a token opens by
-trying values alone, as an HMAC does (docs/decisions/0094-whole-numbers-are-hashed-by-aes.md).
+different jobs have nothing in common.
 
 Blinding (`dh`) needs no common secret: every owner blinds every key, and equality is only seen once all of them did.
 
@@ -30,32 +27,25 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import ECB
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hmac import HMAC
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import PolicyError, SourceError
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.tables.columns import CloseNumbers, arrow, decode, in_one_piece, numpy_of
-from tablepuppet.tables.duckdb_source import silence
-from tablepuppet.tables.row_ids import in_order
+from tablepuppet.tables.columns import decode, in_one_piece
 
 SIZE = 16
 TOKEN = pa.binary(SIZE)
-_BLOCK = 64  # of SHA-256
-_WHOLE = pa.decimal128(38, 0)  # 16 bytes, little-endian, two's complement
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+_CHUNK = 1 << 16  # values that are in Python's memory at once
 
 
 def job_key(shared: bytes | None, job: str) -> bytes:
@@ -64,8 +54,11 @@ def job_key(shared: bytes | None, job: str) -> bytes:
 
 
 def key_check(key: bytes) -> bytes:
-    """Eight bytes that are equal where two clients' keys for a job are, and say nothing else about them."""
-    return hmac.digest(key, b"tablepuppet same key", "sha256")[:8]
+    """Eight bytes that are equal where two clients' keys for a job are, and say nothing else about them.
+
+    The number stands for the definition of tokens above: clients that hash otherwise are noticed, too.
+    """
+    return hmac.digest(key, b"tablepuppet same key 2", "sha256")[:8]
 
 
 def key_of(shared: bytes | None) -> bytes:
@@ -85,51 +78,39 @@ def tokens(column: pa.ChunkedArray, info: ColumnInfo, mode: KeyMode, key: bytes,
     column = decode(column)
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-    if mode != "sha256" and info.kind == "integer" and (close := CloseNumbers.of(column)) is not None:
-        return _close_tokens(close, key, prefix(domain, "integer"))
     encoded = in_one_piece(column.dictionary_encode())
-    family, text = canonical(encoded.dictionary.type, info)
-    start = prefix(domain, family)
-    if family == "integer" and mode != "sha256":
-        return sorted_tokens(encoded.indices, _whole_numbers(encoded.dictionary, key, start))
-    return sorted_tokens(encoded.indices, _hash(encoded.dictionary, text, mode, key, start))
+    family = key_family(encoded.dictionary.type, info)
+    messages = _messages(encoded.dictionary, family)
+    hashed = map(_sha256, messages) if mode == "sha256" else keyed_hashes(messages, key, prefix(domain, family))
+    return sorted_tokens(encoded.indices, pa.array(hashed, TOKEN))
 
 
 def sorted_tokens(indices: pa.Array, tokens: pa.Array) -> pa.DictionaryArray:
     """Tokens in their own order, which tells nothing, and the rows' indices into them."""
-    order = _order(tokens)
+    order = np.lexsort(to_points(tokens).view(">u8").T[::-1])
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
-    ranked = arrow(rank).take(indices) if len(rank) else indices
-    return pa.DictionaryArray.from_arrays(ranked, tokens.take(arrow(order)))
-
-
-def _close_tokens(numbers: CloseNumbers, key: bytes, start: bytes) -> pa.DictionaryArray:
-    """What `sorted_tokens` gives of the same numbers."""
-    different = numbers.different()
-    found = _whole_numbers(arrow(different + numbers.lowest), key, start)
-    order = _order(found)
-    place = np.zeros(numbers.size, np.int32)  # of each number's token
-    place[different[order]] = np.arange(len(order), dtype=np.int32)
-    return pa.DictionaryArray.from_arrays(arrow(numbers.look_up(place)), found.take(arrow(order)))
-
-
-def _order(tokens: pa.Array) -> RowNumbers:
-    """Tokens as bytes are sorted: mostly, their first eight tell."""
-    size = tokens.type.byte_width
-    if not len(tokens) or tokens.null_count:
-        return numpy_of(pc.sort_indices(tokens))
-    words = np.frombuffer(tokens.buffers()[1], ">u8").reshape(-1, size // 8)
-    bits = words[tokens.offset : tokens.offset + len(tokens), 0].astype(np.uint64)
-    order = in_order(bits)
-    ordered = bits[order]
-    return numpy_of(pc.sort_indices(tokens)) if (ordered[1:] == ordered[:-1]).any() else order
+    return pa.DictionaryArray.from_arrays(pa.array(rank).take(indices), tokens.take(pa.array(order)))
 
 
 def id_tokens(names: pa.Array, key: bytes, domain: str) -> NDArray[np.int64]:
     """64 bits for each text, the same wherever the key, the domain and the text are."""
-    hashed = _hash(names, "v::VARCHAR", "hmac", key, prefix(domain, "id"))
-    return np.frombuffer(b"".join(hashed.to_pylist()), "<i8").reshape(-1, SIZE // 8)[:, 0].astype(np.int64)
+    hashed = keyed_hashes(_messages(names, "string"), key, prefix(domain, "id"))
+    return np.frombuffer(b"".join(hashed), "<i8").reshape(-1, SIZE // 8)[:, 0].astype(np.int64)
+
+
+def keyed_hashes(messages: Iterable[bytes], key: bytes, start: bytes) -> Iterator[bytes]:
+    """HMAC-SHA-256 of each message behind a common start, the first 16 bytes."""
+    keyed = HMAC(key, SHA256())
+    keyed.update(start)
+    for message in messages:
+        digest = keyed.copy()
+        digest.update(message)
+        yield digest.finalize()[:SIZE]
+
+
+def _sha256(message: bytes) -> bytes:
+    return hashlib.sha256(message).digest()[:SIZE]
 
 
 def prefix(domain: str, family: str) -> bytes:
@@ -142,21 +123,17 @@ def prefix(domain: str, family: str) -> bytes:
     return b"".join(b"%d:%b" % (len(part), part) for part in parts)
 
 
-def canonical(kind: pa.DataType, info: ColumnInfo) -> tuple[str, str]:
-    """What a key is compared as, and the SQL that writes its value `v` as a text or blob that only depends on it."""
+def key_family(kind: pa.DataType, info: ColumnInfo) -> str:
+    """The type that a key is compared as; keys of two types are never equal."""
     if pa.types.is_timestamp(kind):
-        return "timestamp", f"(v::HUGEINT * {_NANOSECONDS[kind.unit]})::VARCHAR"
-    if pa.types.is_date32(kind):
-        return "date", "v::VARCHAR"
-    if pa.types.is_date64(kind):
-        return "date", "(v // 86400000)::VARCHAR"
-    if info.kind == "uuid":
-        return "uuid", "hex(v)" if pa.types.is_fixed_size_binary(kind) else "upper(replace(v, '-', ''))"
+        return "timestamp"
+    if pa.types.is_date(kind):
+        return "date"
     if info.kind == "decimal":
         scale = _scale(kind, info)
-        return ("integer" if scale == 0 else f"decimal {scale}"), "v::VARCHAR"
-    if info.kind in ("integer", "string", "boolean"):
-        return info.kind, "v::VARCHAR"
+        return "integer" if scale == 0 else f"decimal {scale}"
+    if info.kind in ("integer", "string", "boolean", "uuid"):
+        return info.kind
     raise SourceError(f"column {info.name} has type {info.detail or info.kind}, which cannot be a key")
 
 
@@ -167,53 +144,31 @@ def _scale(kind: pa.DataType, info: ColumnInfo) -> int:
     return int(found.group(1) or 0) if found else 0
 
 
-def _whole_numbers(values: pa.Array, key: bytes, start: bytes) -> pa.Array:
-    """Tokens of whole numbers of any width: each is one block of a cipher, which processors compute in nanoseconds."""
-    blocks = np.empty((len(values), 2), np.int64)  # the low half, the high half
-    if pa.types.is_integer(values.type):
-        numbers = numpy_of(values)
-        blocks[:, 0] = numbers.astype(np.int64, copy=False)
-        blocks[:, 1] = 0 if pa.types.is_unsigned_integer(values.type) else blocks[:, 0] >> 63
-    elif len(values):
+def _messages(values: pa.Array, family: str) -> Iterator[bytes]:
+    """Each value as bytes that only depend on it."""
+    for start in range(0, len(values), _CHUNK):
         try:
-            whole = values.cast(_WHOLE)
+            yield from _encode(values.slice(start, _CHUNK), family)
         except pa.ArrowException as error:  # its words may quote a key
-            raise SourceError(f"a key column is not whole ({type(error).__name__}); CAST it to VARCHAR") from None
-        held = np.frombuffer(whole.buffers()[1], np.int64).reshape(-1, 2)
-        blocks[:] = held[whole.offset : whole.offset + len(whole)]
-    secret = hmac.digest(key, b"tablepuppet whole numbers " + start, "sha256")
-    ciphered = Cipher(AES(secret), ECB()).encryptor().update(blocks.data.cast("B") if blocks.size else b"")
-    blocks ^= np.frombuffer(ciphered, np.int64).reshape(-1, 2)
-    return pa.FixedSizeBinaryArray.from_buffers(TOKEN, len(blocks), [None, pa.py_buffer(blocks)])
-
-
-@cache
-def _hasher() -> duckdb.DuckDBPyConnection:
-    """A database without a table, for all key columns of this process: to start one takes longer than to hash a few
-    thousand keys. A cursor sees nothing of the others."""
-    connection = duckdb.connect(":memory:", config={"threads": 2, "preserve_insertion_order": True})
-    silence(connection)
-    return connection
-
-
-def _hash(values: pa.Array, text: str, mode: KeyMode, key: bytes, start: bytes) -> pa.Array:
-    if pa.types.is_temporal(values.type):
-        values = values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
-    if mode == "sha256":
-        digest = f"sha256(encode({text}))"
-        given: Sequence[bytes] = ()
-    else:
-        digest = f"sha256($2::BLOB || unhex(sha256($1::BLOB || encode({text}))))"
-        padded = key.ljust(_BLOCK, b"\0")
-        given = (bytes(b ^ 0x36 for b in padded) + start, bytes(b ^ 0x5C for b in padded))
-    with _hasher().cursor() as connection:
-        connection.register("keys", pa.table({"v": values}))
-        try:
-            query = f"SELECT unhex(left({digest}, {2 * SIZE})) FROM keys"
-            found = connection.sql(query, params=list(given)).to_arrow_table().column(0)
-        except duckdb.Error as error:  # its words may quote a key
             raise SourceError(f"a key column cannot be hashed ({type(error).__name__}); CAST it to VARCHAR") from None
-    return pc.cast(found.combine_chunks(), TOKEN)
+
+
+def _encode(values: pa.Array, family: str) -> list[bytes]:
+    kind = values.type
+    if pa.types.is_timestamp(kind):
+        return [b"%d" % (v * _NANOSECONDS[kind.unit]) for v in values.cast(pa.int64()).to_pylist()]
+    if pa.types.is_fixed_size_binary(kind):
+        return [v.hex().upper().encode() for v in values.to_pylist()]
+    if family.startswith("decimal"):
+        wide = values.cast(pa.decimal128(38, int(family.removeprefix("decimal "))))
+        return [f"{v:f}".encode() for v in wide.to_pylist()]
+    if pa.types.is_date(kind):
+        values = values.cast(pa.date32()).cast(pa.int32())
+    elif family == "uuid":
+        values = pc.utf8_upper(pc.replace_substring(values, pattern="-", replacement=""))
+    elif family == "integer" and not pa.types.is_integer(kind):
+        values = values.cast(pa.decimal128(38, 0))
+    return list(values.cast(pa.large_string()).cast(pa.large_binary()).to_pylist())
 
 
 POINT_SIZE = 32

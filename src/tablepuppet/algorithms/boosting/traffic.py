@@ -20,6 +20,7 @@ _NODE = 40  # bytes that a node takes, down and up
 _KEY, _ANSWER = 24, 70  # bytes of a split that is asked for by name, and of one that is told, besides its rows' bits
 _BIN = 16  # bytes of Σg and Σh
 _SPARE = 3  # bits of a derivative that few rows need
+_CLASS = 1  # bits of a first derivative, which zstd leaves of labels that are classes: all scores are still equal
 _COUNT = 5  # bits of a pair's row and of how many joined rows it has
 _INTEGERS, _CATEGORIES = 30, 8  # splits of a column that hold all it can tell, most often
 _FIRST, _LATER = 1.5, 0.16  # splits that a tree asks a block for, by inner node
@@ -55,6 +56,7 @@ class _Round:
     together: float
     share: float
     new: list[float]  # by block: columns, or splits, that it tells
+    is_first: bool = False  # of the first tree
 
 
 def tree_waves(shape: Shape, options: Boosting, tree: int) -> list[RoundTraffic]:
@@ -130,7 +132,7 @@ def _first_tree(shape: Shape, options: Boosting) -> list[_Round]:
         again = [float(_things(block, options) > 1) for block in shape.blocks]
     new = [_told(block, options, shape.outputs, 1) / len(cells) for block in shape.blocks]
     asked = [[1.0] * len(new), *[again] * (len(cells) - 1)]
-    return [_Round(a, k, _together(0), _OF_FIRST, new) for a, k in zip(asked, cells, strict=True)]
+    return [_Round(a, k, _together(0), _OF_FIRST, new, is_first=True) for a, k in zip(asked, cells, strict=True)]
 
 
 def _all_bits(shape: Shape, options: Boosting) -> list[RoundTraffic]:
@@ -215,7 +217,7 @@ def _round(shape: Shape, options: Boosting, one: _Round) -> list[RoundTraffic]:
     sizes, bits = [], []
     for block, is_asked, keys in zip(shape.blocks, one.asked, one.new, strict=True):
         for part in block.parts:
-            down, up = _sizes(shape, options, block, part, one.cells, one.together)
+            down, up = _sizes(shape, options, block, part, one)
             told = keys * _answer(part, _bits(block, options))
             if block.is_split and keys >= 0.5:
                 bits.append((part.client, 0.0, told))
@@ -234,14 +236,13 @@ def _pairs(options: Boosting, part: PartShape, cells: int, together: float) -> t
     return pairs, max(1.0, joined / max(1.0, pairs))
 
 
-def _sizes(
-    shape: Shape, options: Boosting, block: BlockShape, part: PartShape, cells: int, together: float
-) -> tuple[float, float]:
+def _sizes(shape: Shape, options: Boosting, block: BlockShape, part: PartShape, one: _Round) -> tuple[float, float]:
     """Bytes down and up of one part."""
-    pairs, fan = _pairs(options, part, cells, together)
-    is_once = part.joined <= part.rows
-    each = max(2, options.bits - _SPARE)
-    per_h = (each if is_once else each + 2) if shape.curvature_varies or shape.outputs > 1 else 0
+    cells = one.cells
+    pairs, fan = _pairs(options, part, cells, one.together)
+    is_once, varies = part.joined <= part.rows, shape.curvature_varies or shape.outputs > 1
+    each = _CLASS if one.is_first and varies else max(2, options.bits - _SPARE)
+    per_h = 0 if one.is_first or not varies else each if is_once else each + 2
     bits = math.log2(cells) + each + per_h + (1 if is_once and options.subsample == 1 else _COUNT) + 2 * math.log2(fan)
     down = shape.outputs * pairs * bits / 8
     if block.is_split:

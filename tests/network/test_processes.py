@@ -89,7 +89,9 @@ def test_explain_profile_and_predict_work_as_in_process(parties: Parties) -> Non
 
 def test_an_estimator_scores_and_stops_early_over_the_network(parties: Parties) -> None:
     given: dict[str, Any] = {"algorithm": "sgd", "optimizer": "adam", "learning_rate": 1.0, "batch_size": 100}
-    model = tp.RelationalClassifier(validation_fraction=0.3, patience=1, class_weight="balanced", **given)
+    model = tp.RelationalClassifier(
+        test_fraction=0.2, validation_fraction=0.3, patience=1, class_weight="balanced", **given
+    )
     federation = parties.connect()
     model.fit(federation, QUERY, label="y", weight="1 + x * x")
     with in_process(tables()) as local:

@@ -266,7 +266,7 @@ def _owners(
         scans, blocks = [], []
         for number, scan in enumerate(bound.scans):
             if client in scan.clients:
-                texts, merges = bound.spelled(number, client), bound.merges(number, keys)
+                texts, merges = bound.texts_for(number, client), bound.merges(number, keys)
                 columns = tuple(Column(t, tuple(roles.get((number, c), ()))) for c, t in enumerate(texts.columns))
                 scans.append(
                     ScanTerms(number, scan.table, columns, texts.filter, len(scan.clients), scan.query, merges)

@@ -165,10 +165,10 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = 
     measured = Measurement((model,), RowSelection.of(rows, (model,)))
     with _session(tables, link) as job_id:
         prepared = prepare_job(job, tables, link, job_id, "evaluate", measured=measured)
-        found = score_labelled(model, prepared, link, job_id).measured()
+        found = score_labelled(model, prepared, link, job_id).measure()
         shown = _round_for(prepared, model)
-        metrics = found.metrics if shown is None else shown.measured(found).metrics
-        return Evaluation(metrics, measured.rows.measured(prepared.mapping))
+        metrics = found.metrics if shown is None else shown.round_measured(found).metrics
+        return Evaluation(metrics, measured.rows.count(prepared.mapping))
 
 
 def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link, *, rows: str = "test") -> Comparison:
@@ -177,9 +177,9 @@ def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link, *,
     with _session(tables, link) as job_id, one_blas_thread:
         prepared = prepare_job(job, tables, link, job_id, "evaluate", measured=measured)
         first, second = (score_labelled(one, prepared, link, job_id) for one in (model, other))
-        found = compare_models(first, second, measured.rows.measured(prepared.mapping))
+        found = compare_models(first, second, measured.rows.count(prepared.mapping))
         shown = _round_for(prepared, model)
-        return found if shown is None else shown.comparison(found, first.measured(), second.measured())
+        return found if shown is None else shown.comparison(found, first.measure(), second.measure())
 
 
 def importance(
@@ -194,8 +194,8 @@ def importance(
         prepared = prepare_job(job, tables, link, job_id, "evaluate", measured=measured)
         scored = score_labelled(model, prepared, link, job_id)
         found, shown = permutation_importance(scored, by=by, repeats=repeats, seed=seed), _round_for(prepared, model)
-        found = found if shown is None else shown.rises(found, scored.measured().loss)
-        return Inspection(found, measured.rows.measured(prepared.mapping))
+        found = found if shown is None else shown.rises(found, scored.measure().loss)
+        return Inspection(found, measured.rows.count(prepared.mapping))
 
 
 def _round_for(prepared: Prepared, model: Model) -> RoundedResults | None:
@@ -222,7 +222,7 @@ def partial_dependence(
     with _session(tables, link) as job_id, one_blas_thread:
         mapping = map_features(job, tables, link, job_id, "evaluate", measured)
         union = UnionOperator(link, job_id, mapping, model.widths)
-        return Inspection(dependence(score_rows(model, mapping.train, union), given), measured.rows.measured(mapping))
+        return Inspection(dependence(score_rows(model, mapping.train, union), given), measured.rows.count(mapping))
 
 
 def drift(model: Model, job: Job, tables: Tables, link: Link) -> Drift:

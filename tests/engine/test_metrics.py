@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.engine import curves
-from tablepuppet.engine.curves import BINS, area_under_curve, labelled, rank, rank_rows
+from tablepuppet.engine.curves import BINS, area_under_curve, pack_labels, rank, rank_rows
 
 
 @given(
@@ -24,7 +24,7 @@ def test_the_area_is_the_share_of_pairs_in_order_whatever_the_stretches(
     expected = float(((high > low) + 0.5 * (high == low)).mean()) if high.size and low.size else float("nan")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(curves, "_CHUNK", chunk)
-        stretches = np.split(np.sort(labelled(scores, labels)), sorted(partition_specs))
+        stretches = np.split(np.sort(pack_labels(scores, labels)), sorted(partition_specs))
         found = rank(stretches, len(labels), int(labels.sum()))
         whole = rank([np.concatenate(stretches)], len(labels), int(labels.sum()))
         area, share = found.area, found.share
@@ -38,9 +38,9 @@ def test_the_area_is_the_share_of_pairs_in_order_whatever_the_stretches(
 def test_calibration_counts_rows_in_bins_that_have_their_upper_edge() -> None:
     rng = np.random.default_rng(0)
     edges = np.linspace(0.0, 1.0, BINS + 1)
-    scores = labelled(np.concatenate([edges, rng.uniform(size=10_000), np.full(500, 0.375)]), np.zeros(1))
+    scores = pack_labels(np.concatenate([edges, rng.uniform(size=10_000), np.full(500, 0.375)]), np.zeros(1))
     labels = (rng.uniform(size=len(scores)) < scores).astype(np.float64)
-    found = rank_rows(len(scores), [(scores, labels)], lambda s: labelled(s, np.zeros(1))).calibration
+    found = rank_rows(len(scores), [(scores, labels)], lambda s: pack_labels(s, np.zeros(1))).calibration
     assert found is not None
     bins = np.searchsorted(edges[1:-1], scores)
     expected = [np.bincount(bins, values, BINS) for values in (np.ones(len(scores)), scores, labels)]

@@ -25,7 +25,7 @@ from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.codec import decode
 from tablepuppet.protocol.columns import IdStatistics, NumberEncoder, NumberStatistics
 from tablepuppet.protocol.steps import Masked, Partial
-from tablepuppet.server.union import is_settled, summed
+from tablepuppet.server.union import is_settled, sum_parts
 
 QUERY = "SELECT a.x, a.c, b.z, a.y FROM a JOIN b ON a.k = b.k"
 OFF: dict[str, Any] = {"secure_aggregation": False}
@@ -103,7 +103,7 @@ def test_what_single_clients_send_is_noise_and_its_sum_is_the_gradient() -> None
         masked = [a for a in answers(tap, Masked) if a.values]
     masked = masked[-3:]  # statistics of features come first
     sent = [a.values[0] for a in masked]
-    plain = summed(masked)[0]
+    plain = sum_parts(masked)[0]
     assert np.abs(plain).max() < 1  # a mean gradient of a logistic loss on standardised features
     for one in sent:
         assert np.abs(one.astype(float)).max() > 2**59  # all 64 bits are in use
@@ -222,7 +222,7 @@ def test_a_sum_that_outgrows_its_scale_is_asked_for_again_and_never_wraps() -> N
             scale = max(a.exponents[0] for a in sent if isinstance(a, Masked)) + 1
             sent = [s.again([scale]) for s in parties]
         assert is_settled(sent)
-        assert np.allclose(summed(sent)[0], sum(values), rtol=0, atol=1e-14 * size)
+        assert np.allclose(sum_parts(sent)[0], sum(values), rtol=0, atol=1e-14 * size)
 
 
 def test_the_same_summand_asked_for_again_comes_under_another_mask() -> None:
@@ -243,7 +243,7 @@ def test_a_checkpoint_goes_on_with_the_next_mask() -> None:
     for other in (second, third):
         other.seal(Partial(values=[np.ones(4)]), "training")
     sent = [s.again([2]) for s in (again, second, third)]
-    assert np.allclose(summed(sent)[0], 3.0)
+    assert np.allclose(sum_parts(sent)[0], 3.0)
 
 
 def test_a_run_that_diverges_says_so_through_masks() -> None:
@@ -254,6 +254,6 @@ def test_a_run_that_diverges_says_so_through_masks() -> None:
         third.seal(Partial(values=[np.ones(2)]), "training"),
     ]
     assert is_settled(sent)
-    assert np.isnan(summed(sent)[0]).all()
+    assert np.isnan(sum_parts(sent)[0]).all()
     assert isinstance(sent[0], Partial)
     assert np.isnan(sent[0].values[0]).all()  # nothing of the finite one either

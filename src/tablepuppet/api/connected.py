@@ -78,7 +78,7 @@ class ConnectedFederation(Federation):
         return self._coordinator.do(question, given)
 
     @contextmanager
-    def _offered(self, name: str, builder: Builder | None) -> Iterator[None]:
+    def _offer_builder(self, name: str, builder: Builder | None) -> Iterator[None]:
         if builder is not None:
             raise JobError('a builder of torch modules cannot travel to other processes; use model="mlp"')
         yield

@@ -81,18 +81,18 @@ class _RelationalEstimator:
         self._options = options
 
     @classmethod
-    def _named(cls) -> list[str]:
+    def _parameter_names(cls) -> list[str]:
         """The constructor's own parameters."""
         parameters = inspect.signature(cls.__init__).parameters.values()
         return [p.name for p in parameters if p.name != "self" and p.kind is not inspect.Parameter.VAR_KEYWORD]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """All parameters, options of the algorithm and the model among them."""
-        return {name: getattr(self, name) for name in self._named()} | self._options
+        return {name: getattr(self, name) for name in self._parameter_names()} | self._options
 
     def set_params(self, **given: Any) -> Self:
         """Sets parameters by name: the constructor's own, and any option of a job or of an algorithm."""
-        own = self._named()
+        own = self._parameter_names()
         known = {*own, *self._options, *_OPTIONS}
         for name in given:
             if name not in known:
@@ -135,11 +135,11 @@ class _RelationalEstimator:
 
     def predict(self, federation: Federation, query: str | None = None) -> NDArray[Any]:
         """One prediction per joined row, in the order of the label table's rows; by default of the query of `fit`."""
-        return np.asarray(self._predicted(federation, query)["prediction"].to_numpy())
+        return np.asarray(self._predict_table(federation, query)["prediction"].to_numpy())
 
     def save(self, path: str | Path) -> None:
         """Writes the trained model to a folder, which `tp.load` reads: JSON and Arrow, no pickle."""
-        self._fitted().save(path)
+        self._require_result().save(path)
 
     def __sklearn_tags__(self) -> Any:
         """What scikit-learn's `is_classifier`, `is_regressor` and its displays ask for."""
@@ -154,10 +154,10 @@ class _RelationalEstimator:
             requires_fit=True,
         )
 
-    def _predicted(self, federation: Federation, query: str | None) -> pa.Table:
-        return federation.predict(self._fitted(), query, progress=self.progress)
+    def _predict_table(self, federation: Federation, query: str | None) -> pa.Table:
+        return federation.predict(self._require_result(), query, progress=self.progress)
 
-    def _fitted(self) -> Result:
+    def _require_result(self) -> Result:
         if not hasattr(self, "result_"):
             raise NotFittedError(
                 f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with appropriate arguments before "
@@ -191,18 +191,18 @@ class RelationalClassifier(_RelationalEstimator):
 
     def predict_proba(self, federation: Federation, query: str | None = None) -> NDArray[np.float64]:
         """The probability of each class, in the order of `classes_`, for each joined row."""
-        table = self._predicted(federation, query)
+        table = self._predict_table(federation, query)
         if "probability" in table.column_names:
             second = table["probability"].to_numpy()
             return np.column_stack([1.0 - second, second])
         named = [name for name in table.column_names if name.startswith("probability_")]
         if not named:
-            raise ModelError(f'model="{self._fitted().plan.job.model}" predicts classes without probabilities')
+            raise ModelError(f'model="{self._require_result().plan.job.model}" predicts classes without probabilities')
         return np.column_stack([table[name].to_numpy() for name in named])
 
     def score(self, federation: Federation, query: str | None = None, *, rows: RowsWanted = "test") -> float:
         """The share of joined rows whose class is predicted; `rows`: as in `Federation.evaluate`."""
-        return federation.evaluate(self._fitted(), query, rows=rows)["accuracy"]
+        return federation.evaluate(self._require_result(), query, rows=rows)["accuracy"]
 
 
 class RelationalRegressor(_RelationalEstimator):
@@ -217,4 +217,4 @@ class RelationalRegressor(_RelationalEstimator):
 
     def score(self, federation: Federation, query: str | None = None, *, rows: RowsWanted = "test") -> float:
         """R², as scikit-learn defines it, over the joined rows; `rows`: as in `Federation.evaluate`."""
-        return federation.evaluate(self._fitted(), query, rows=rows)["r2"]
+        return federation.evaluate(self._require_result(), query, rows=rows)["r2"]

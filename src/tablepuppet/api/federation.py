@@ -130,7 +130,7 @@ class Federation:
         together, which model would learn it, and at what cost (docs/heads.md).
         """
         options = with_start(options)
-        with show_progress("explaining", progress), self._known(model) as known, known_head(options) as given:
+        with show_progress("explaining", progress), self._name_model(model) as known, known_head(options) as given:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
             return self._explain(job)
 
@@ -204,7 +204,7 @@ class Federation:
             "privacy": privacy,
         }
         options = with_start(options)
-        with self._known(model) as known, known_head(options) as given:
+        with self._name_model(model) as known, known_head(options) as given:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
             if isinstance(on_round, Logger):
                 on_round.start(job)
@@ -250,7 +250,7 @@ class Federation:
         by: FoldBy = "group" if group is not None else "time" if time is not None else "row"
         drawn = Folds(count=folds, by=by, column=group or time)
         tried = [dict(setting) for setting in settings or [{}]]
-        with self._known(model) as known:
+        with self._name_model(model) as known:
             shared = {"test_fraction": 0.0, **options, **known.given}
 
             def jobs(by: Any) -> list[Job]:
@@ -270,17 +270,17 @@ class Federation:
         return found.by(found.metric if metric is None else metric)
 
     @contextmanager
-    def _known(self, model: Any) -> Iterator[_Known]:
+    def _name_model(self, model: Any) -> Iterator[_Known]:
         """A builder of torch modules cannot travel: clients of this process are handed it under a name."""
         if not callable(model):
             yield _Known(model, {}, None)
             return
         name = f"{getattr(model, '__qualname__', type(model).__name__)}-{next(_NUMBERS)}"
-        with self._offered(name, model):
+        with self._offer_builder(name, model):
             yield _Known("module", {"module": name}, model)
 
     @contextmanager
-    def _offered(self, name: str, builder: Builder | None) -> Iterator[None]:
+    def _offer_builder(self, name: str, builder: Builder | None) -> Iterator[None]:
         """While inside, every client knows the builder under the name."""
         if builder is None:
             yield
@@ -325,7 +325,7 @@ class Federation:
         names = (key,) if isinstance(key, str) else key
         builder = chosen.builder if module is None else module
         offered = own_head(chosen, head)
-        with show_progress("predicting", progress), self._offered(chosen.spec.module, builder), offered:
+        with show_progress("predicting", progress), self._offer_builder(chosen.spec.module, builder), offered:
             table = self._predict(
                 chosen,
                 chosen.query if query is None else query,
@@ -397,7 +397,7 @@ class Federation:
         """
         chosen = model_of(model)
         builder = chosen.builder if module is None else module
-        with self._offered(chosen.spec.module, builder), own_head(chosen, head):
+        with self._offer_builder(chosen.spec.module, builder), own_head(chosen, head):
             given = {"model": chosen, "job": labelled_job(chosen, query), "options": {"rows": rows}}
             return cast(Evaluation, self._ask("evaluate", **given))
 

@@ -66,14 +66,14 @@ def name_owners(
     for table, given in tables.items():
         if not isinstance(table, str) or not table:
             raise JobError(f"a table's name must be text, not {type(table).__name__}")
-        count = len(_listed(given))
+        count = len(_as_list(given))
         if not count:
             raise JobError(f"table {table!r} has no source; give at least one")
         owners[table] = (table,) if count == 1 else tuple(f"{table}[{i}]" for i in range(count))
-    return partitioned(owners | _together(owners, together or {}), partitioned_by or {})
+    return add_partitions(owners | _together(owners, together or {}), partitioned_by or {})
 
 
-def partitioned(owners: Owners, by: Mapping[str, Sequence[str]]) -> Owners:
+def add_partitions(owners: Owners, by: Mapping[str, Sequence[str]]) -> Owners:
     """The clients of each table, with the columns whose values lie with one of them each."""
     for table, columns in by.items():
         if table not in owners:
@@ -133,16 +133,16 @@ def make_clients(
             secret=hmac.digest(shared, f"tablepuppet owner {name}".encode(), "sha256"),
             part_store=PartStore(None if part_stores is None else part_stores / quote(name, safe=" []")),
         )
-        for name, held in _opened(owners, tables).items()
+        for name, held in _open_sources(owners, tables).items()
     }
 
 
-def _opened(owners: Owners, tables: Mapping[str, Any]) -> dict[str, dict[str, Source]]:
+def _open_sources(owners: Owners, tables: Mapping[str, Any]) -> dict[str, dict[str, Source]]:
     """Each client's sources; an error leaves none of them open."""
     sources: dict[str, dict[str, Source]] = {}
     try:
         for table, names in owners.items():
-            for name, given in zip(names, _listed(tables[table]), strict=True):
+            for name, given in zip(names, _as_list(tables[table]), strict=True):
                 sources.setdefault(name, {})[table] = open_source(given, table)
     except TablePuppetError:
         for source in (s for held in sources.values() for s in held.values()):
@@ -167,7 +167,7 @@ def _rules(owners: Owners, given: Mapping[str, str | Path | Policy]) -> dict[str
     }
 
 
-def _listed(given: Any) -> list[Any]:
+def _as_list(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
@@ -189,9 +189,9 @@ def tables_from_toml(tables: Mapping[str, Any], folder: Path) -> dict[str, list[
 
     def one(table: str, given: Any) -> Any:
         if isinstance(given, str):
-            return source(_placed(given, folder)) if "://" in given else folder / given
+            return source(_resolve_url(given, folder)) if "://" in given else folder / given
         if isinstance(given, dict) and set(given) <= {"url", "table", "query"} and isinstance(given.get("url"), str):
-            return source(_placed(given["url"], folder), given.get("table"), query=given.get("query"))
+            return source(_resolve_url(given["url"], folder), given.get("table"), query=given.get("query"))
         raise JobError(f"table {table!r}: a source is a path, {{url = …, table = …}} or {{url = …, query = …}}")
 
     return {
@@ -200,7 +200,7 @@ def tables_from_toml(tables: Mapping[str, Any], folder: Path) -> dict[str, list[
     }
 
 
-def _placed(url: str, folder: Path) -> str:
+def _resolve_url(url: str, folder: Path) -> str:
     """A URL whose file, where it names one by a relative path, is seen from the folder."""
     scheme, _, path = url.partition(":///")
     if scheme.lower() not in ("sqlite", "duckdb") or not path or path.startswith(("/", "~")):

@@ -91,9 +91,9 @@ class _Join:
         query = exp.select(*self._features()).from_(self._tables[self._item].copy())
         everyone = exp.EQ(this=_is_null(item), expression=_is_null(own))  # of keys that are there: all meet all
         placed = [self._base, self._item]
-        query, placed = self._around(query, placed)
+        query, placed = self._join_reachable(query, placed)
         query = query.join(self._tables[self._user].copy(), on=everyone)
-        query, placed = self._around(query, [*placed, self._user])
+        query, placed = self._join_reachable(query, [*placed, self._user])
         missing = [alias for alias in self._tables if alias not in placed]
         if missing:
             raise JobError(f"table {missing[0]} is joined with neither the user nor the item{_INSTEAD}")
@@ -105,7 +105,7 @@ class _Join:
         texts = [q.sql(dialect="duckdb") for q in (query, met)]
         return Candidates(texts[0], item.name, texts[1], met_item.name)
 
-    def _around(self, query: exp.Select, placed: list[str]) -> tuple[exp.Select, list[str]]:
+    def _join_reachable(self, query: exp.Select, placed: list[str]) -> tuple[exp.Select, list[str]]:
         """Joins the tables that are reached from those that are there, but for the label's."""
         while True:
             for alias in [a for a in self._tables if a not in (*placed, self._user, self._item)]:

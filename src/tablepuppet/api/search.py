@@ -130,12 +130,12 @@ def drawn_settings(
             raise JobError(f"the grid gives a list of values for each option, and {name} has none{hint}")
     if samples is not None:
         rng = np.random.default_rng(seed)
-        return [{name: _drawn(values, rng) for name, values in grid.items()} for _ in range(samples)]
+        return [{name: _draw(values, rng) for name, values in grid.items()} for _ in range(samples)]
     combined = itertools.product(*grid.values())
     return [dict(zip(grid, map(_plain, values), strict=True)) for values in combined]
 
 
-def _drawn(values: Any, rng: np.random.Generator) -> Any:
+def _draw(values: Any, rng: np.random.Generator) -> Any:
     if hasattr(values, "rvs"):
         return _plain(values.rvs(random_state=rng))
     listed = list(values)

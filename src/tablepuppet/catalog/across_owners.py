@@ -21,7 +21,7 @@ from sqlglot import exp
 
 from tablepuppet.catalog.bound import refuse
 from tablepuppet.catalog.groups import has_aggregate
-from tablepuppet.catalog.inlining import inline, inner_join
+from tablepuppet.catalog.inlining import inline_source, inner_join
 from tablepuppet.catalog.schemas import find_table
 from tablepuppet.errors import QueryError
 from tablepuppet.exchanges.schema import DescribeTable, TableSchema
@@ -109,7 +109,7 @@ class _Branch:
         while True:
             for at, source in enumerate(branch.sources):
                 if source.derived is not None and self._spans(source.derived):
-                    changed = self._with_keys(branch, at) or self._inline(branch, at)
+                    changed = self._with_keys(branch, at) or self._inline_join(branch, at)
                     if changed is not None:
                         branch = changed
                         break
@@ -259,14 +259,14 @@ class _Branch:
                 abroad[0],
             )
 
-    def _inline(self, branch: Conjunctive, at: int) -> Conjunctive | None:
+    def _inline_join(self, branch: Conjunctive, at: int) -> Conjunctive | None:
         """The tables and conditions of a plain join in the place of the subquery that joins them."""
         inner = inner_join(self.ucq.text, branch, at)
         if inner is None:
             return None
         if len(inner.sources) == 1 and inner.sources[0].derived is not None and self._spans(inner.sources[0].derived):
             return None  # a single table under a condition that no join can say
-        return inline(branch, at, inner)
+        return inline_source(branch, at, inner)
 
 
 def _test(condition: exp.Expr) -> tuple[JoinKind, exp.Expr]:
@@ -289,7 +289,7 @@ def _of_one(branch: Conjunctive) -> Conjunctive:
     """A query over one source, with every column and * of that source by name."""
     alias = branch.sources[0].alias
 
-    def named(expression: exp.Expr) -> exp.Expr:
+    def qualify(expression: exp.Expr) -> exp.Expr:
         for column in expression.find_all(exp.Column):
             if column.args.get("table") is None:
                 column.set("table", alias.copy())
@@ -298,10 +298,10 @@ def _of_one(branch: Conjunctive) -> Conjunctive:
     items = tuple(
         replace(item, alias=item.alias or alias.copy())
         if isinstance(item, Star)
-        else replace(item, expression=named(item.expression.copy()), name=item.name or _name_of(item))
+        else replace(item, expression=qualify(item.expression.copy()), name=item.name or _name_of(item))
         for item in branch.items
     )
-    return replace(branch, items=items, where=tuple(named(condition.copy()) for condition in branch.where))
+    return replace(branch, items=items, where=tuple(qualify(condition.copy()) for condition in branch.where))
 
 
 def _name_of(item: Item) -> exp.Identifier | None:

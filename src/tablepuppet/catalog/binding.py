@@ -22,7 +22,7 @@ from typing import Any
 from sqlglot import exp
 
 from tablepuppet.catalog.across_owners import at_one_owner, join_owners
-from tablepuppet.catalog.bound import Block, BoundQuery, Scan, refuse, shown
+from tablepuppet.catalog.bound import Block, BoundQuery, Scan, format_expression, refuse
 from tablepuppet.catalog.checks import check_arity, check_features, check_keys, check_label, union_of
 from tablepuppet.catalog.labels import NOTHING, LabelColumns, check_beside, find_label, place_beside, weight_position
 from tablepuppet.catalog.names import ResolvedBranch, resolve
@@ -106,7 +106,7 @@ def bind(
         check_label(ucq, placed, opened, label_position)
     branches = tuple(
         replace(
-            branch.around(0) if label_position is None else branch.branch(label_position),
+            branch.bind_branch(0) if label_position is None else branch.branch(label_position),
             weight_column=columns.get("weight", -1),
             test_column=columns.get("test_where", -1),
             validation_column=columns.get("validation_where", -1),
@@ -211,7 +211,7 @@ def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, .
         blocks.append(Block(name, resolved[0].shapes[relations[0]].name, features, columns, members))
     branches = tuple(
         replace(
-            branch.around(base),
+            branch.bind_branch(base),
             test_column=columns.get("test_where", -1),
             validation_column=columns.get("validation_where", -1),
         )
@@ -219,7 +219,7 @@ def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, .
     )
     check_beside(branches, opened)
     bound = BoundQuery(ucq.text, wanted.label, opened, branches, tuple(blocks))
-    return Servable(bound, tuple(shown(column) for column in keys[0]), tuple(key_columns))
+    return Servable(bound, tuple(format_expression(column) for column in keys[0]), tuple(key_columns))
 
 
 def _without_label(ucq: Ucq, label: str) -> Ucq:

@@ -173,7 +173,7 @@ class BoundQuery:
         be compared for it."""
         return "" if keys == "dh" else self.scans[scan].merges
 
-    def spelled(self, scan: int, client: str) -> ScanTexts:
+    def texts_for(self, scan: int, client: str) -> ScanTexts:
         """What a client was asked to open."""
         found = self.scans[scan]
         if not found.spelled:
@@ -190,7 +190,7 @@ def render(expression: exp.Expr, spelling: Mapping[str, str]) -> str:
     return expression.transform(bare).sql("duckdb", comments=False)
 
 
-def shown(expression: exp.Expr, alias: str | None = None) -> str:
+def format_expression(expression: exp.Expr, alias: str | None = None) -> str:
     """The expression for a reader: quotes only where they are needed, and `alias` before each column."""
 
     def plain(part: exp.Expr) -> exp.Expr:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tablepuppet.catalog.bound import Scan, refuse, shown
+from tablepuppet.catalog.bound import Scan, format_expression, refuse
 from tablepuppet.catalog.names import ResolvedBranch
 from tablepuppet.catalog.scans import PlacedBranch
 from tablepuppet.catalog.types import common_key_cast, is_feature, is_label, key_type, type_name, union_column
@@ -77,8 +77,8 @@ def check_groups(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Sca
 def _keys_differ(ucq: Ucq, branch: ResolvedBranch, key: KeyEquality, left: ColumnInfo, right: ColumnInfo) -> QueryError:
     """Which cast makes the two sides fit."""
     sides = (
-        (shown(key.left_key, branch.aliases[key.left]), left),
-        (shown(key.right_key, branch.aliases[key.right]), right),
+        (format_expression(key.left_key, branch.aliases[key.left]), left),
+        (format_expression(key.right_key, branch.aliases[key.right]), right),
     )
     found = " and ".join(f"{text} is {type_name(column)}" for text, column in sides)
     unusable = [text for text, column in sides if key_type(column) is None]

@@ -30,7 +30,7 @@ def inner_join(text: str, branch: Conjunctive, at: int) -> Conjunctive | None:
     return inner if all(map(is_resolved, _expressions(inner))) else None
 
 
-def inline(branch: Conjunctive, at: int, inner: Conjunctive) -> Conjunctive | None:
+def inline_source(branch: Conjunctive, at: int, inner: Conjunctive) -> Conjunctive | None:
     """The branch with the tables of `inner` in the place of its source."""
     taken = [source.alias.name for k, source in enumerate(branch.sources) if k != at]
     return _Inlining(branch, at, _rename_aliases(inner, taken)).run()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
-from tablepuppet.catalog.bound import refuse, shown
+from tablepuppet.catalog.bound import format_expression, refuse
 from tablepuppet.catalog.schemas import Origin, TableShape
 from tablepuppet.errors import QueryError, did_you_mean
 from tablepuppet.query.joins import JoinTree, join_tree
@@ -195,4 +195,4 @@ class _Names:
 
 def _own_name(expression: exp.Expr) -> str:
     """What an item without AS is called: its column, or its text."""
-    return expression.name if isinstance(expression, exp.Column) else shown(expression)
+    return expression.name if isinstance(expression, exp.Column) else format_expression(expression)

@@ -14,7 +14,18 @@ from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
-from tablepuppet.catalog.bound import Branch, Join, KeyPair, Member, Relation, Scan, ScanTexts, refuse, render, shown
+from tablepuppet.catalog.bound import (
+    Branch,
+    Join,
+    KeyPair,
+    Member,
+    Relation,
+    Scan,
+    ScanTexts,
+    format_expression,
+    refuse,
+    render,
+)
 from tablepuppet.catalog.groups import WITNESS, GroupColumn
 from tablepuppet.catalog.names import ResolvedBranch
 from tablepuppet.catalog.schemas import TableShape
@@ -140,7 +151,7 @@ def _add_types(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]
         column = merged_column(text, by_client)
         if column is None:
             given = "; ".join(f"{client}: {type_name(info)}" for client, info in by_client.items())
-            readable = shown(draft.expressions[text])
+            readable = format_expression(draft.expressions[text])
             raise refuse(
                 ucq,
                 f"the clients of table {draft.shape.name} give {readable} different types ({given}). "
@@ -189,9 +200,9 @@ class PlacedBranch:
 
     def branch(self, label: int) -> Branch:
         """The bound branch with the label at an output, its relations in the order of joining."""
-        return self.around(self.resolved.outputs[label].relation, self.output_columns[label])
+        return self.bind_branch(self.resolved.outputs[label].relation, self.output_columns[label])
 
-    def around(self, base: int, label_column: int = -1) -> Branch:
+    def bind_branch(self, base: int, label_column: int = -1) -> Branch:
         """The bound branch whose joined rows are ordered by relation `base`; −1: there is no label in it."""
         order, number = self._order(), self._numbers()
         joins = []

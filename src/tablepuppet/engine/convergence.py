@@ -61,7 +61,7 @@ def judge(
     constant = plan.loss.best_constant(*seen)
     start = _mean_loss(*seen, plan.loss, constant)
     converged = is_settled or _is_still(plan, start, objectives)
-    notes = [] if converged else [_unfinished(plan, _last_change(start, objectives), len(objectives))]
+    notes = [] if converged else [_describe_unfinished(plan, _last_change(start, objectives), len(objectives))]
     if metrics.get("test"):
         notes += _worse(prepared, constant, metrics)
     elif plan.job.test_fraction:
@@ -111,7 +111,7 @@ def _last_change(start: float, objectives: Sequence[float]) -> float:
     return abs(before - last) / max(abs(before), abs(last), 1e-300)
 
 
-def _unfinished(plan: Plan, change: float, epochs: int) -> str:
+def _describe_unfinished(plan: Plan, change: float, epochs: int) -> str:
     name = plan.job.algorithm
     last = max(1, epochs // 5)
     when = "the last epoch" if last == 1 else f"the last {last} epochs"

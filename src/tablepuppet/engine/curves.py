@@ -195,13 +195,13 @@ def rank_rows(
     """The ranking of so many rows that are all here: scores and labels, some at a time."""
     kept, start, positives = np.empty(count), 0, 0
     for scores, labels in rows:
-        kept[start : start + len(scores)] = labelled(scores, labels)
+        kept[start : start + len(scores)] = pack_labels(scores, labels)
         start += len(scores)
         positives += int(np.count_nonzero(labels > 0.5))
     return rank(ascending(kept), count, positives, probabilities)
 
 
-def labelled(scores: Array, labels: NDArray[Any]) -> Array:
+def pack_labels(scores: Array, labels: NDArray[Any]) -> Array:
     """Scores whose last bit is the row's class: one sort then orders rows and classes, far faster than an argsort."""
     bits = (scores + 0.0).view(np.int64)  # + 0.0: −0 is 0
     bits &= ~np.int64(1)
@@ -218,17 +218,17 @@ def rank(chunks: Iterable[Array], rows: int, positives: int, probabilities: Prob
         lower = chunk.below + np.cumsum(low)
         true = positives - chunk.above - np.cumsum(high) + high  # of the rows at each score or above it
         predicted = rows - chunk.above - chunk.below - first
-        kept = _kept(true, predicted, rows, positives)
+        kept = _choose_thresholds(true, predicted, rows, positives)
         scores = chunk.tied[first]
         halfway = scores - 0.5 * np.diff(scores, prepend=chunk.last)
         points = np.stack([halfway[kept], true[kept], predicted[kept]])
-        calibrated = np.zeros((3, BINS)) if probabilities is None else _calibrated(probabilities(scores), low, high)
+        calibrated = np.zeros((3, BINS)) if probabilities is None else _calibrate(probabilities(scores), low, high)
         return int(high @ (2 * lower - low)), float(high @ (true / predicted)), points, calibrated
 
     twice, precision = 0, 0.0  # twice the pairs, Σ precision
     points: list[Array] = [np.zeros((3, 0))]
     calibration = np.zeros((3, BINS))
-    for pairs, precise, kept, calibrated in (map if rows <= _CHUNK else pool().map)(one, _counted(chunks)):
+    for pairs, precise, kept, calibrated in (map if rows <= _CHUNK else pool().map)(one, _count_chunks(chunks)):
         twice, precision = twice + pairs, precision + precise
         points.append(kept)
         calibration += calibrated
@@ -254,7 +254,7 @@ class _Chunk(NamedTuple):
     last: float  # the highest score
 
 
-def _counted(chunks: Iterable[Array]) -> Iterator[_Chunk]:
+def _count_chunks(chunks: Iterable[Array]) -> Iterator[_Chunk]:
     above, below, last = 0, 0, -math.inf
     for tied in _whole_ties(chunks):
         yield _Chunk(tied, above, below, last)
@@ -282,7 +282,7 @@ def _is_one(tied: Array) -> bool:
     return bool(first == last)
 
 
-def _calibrated(probabilities: Array, low: Integers, high: Integers) -> Array:
+def _calibrate(probabilities: Array, low: Integers, high: Integers) -> Array:
     """(rows, Σ probability, Σ label) of each bin. In: ascending probabilities, and the rows of either class at each."""
     rows = low + high
     ends = np.append(np.searchsorted(probabilities, _EDGES, side="right"), len(rows))
@@ -290,7 +290,7 @@ def _calibrated(probabilities: Array, low: Integers, high: Integers) -> Array:
     return np.diff(sums, axis=1, prepend=0)
 
 
-def _kept(true: Integers, predicted: Integers, rows: int, positives: int) -> Integers:
+def _choose_thresholds(true: Integers, predicted: Integers, rows: int, positives: int) -> Integers:
     """Which thresholds a curve keeps: some at even distances, and the best ones by F1, accuracy and Youden's J."""
     place = predicted * _POINTS // max(1, rows)
     even = np.flatnonzero(np.diff(place, prepend=-1))

@@ -128,7 +128,7 @@ def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> 
     for block in union.blocks:
         statistics = [cast("FeatureStatistics | FeatureNames", opened[p.number][0]).columns for p in block]
         every.append([merge(c) for c in zip(*statistics, strict=True)])
-    every = _summed(union, every)
+    every = _sum_masked(union, every)
     encoders: list[list[Encoder]] = []
     for block, merged in zip(union.blocks, every, strict=True):
         if job.privacy.features is None:
@@ -145,7 +145,7 @@ def _salt(job: Job) -> str:
     return hashlib.sha256(f"{job.seed} {job.query}".encode()).hexdigest()[:16]
 
 
-def _summed(union: UnionOperator, agreed: list[list[Statistics]]) -> list[list[Statistics]]:
+def _sum_masked(union: UnionOperator, agreed: list[list[Statistics]]) -> list[list[Statistics]]:
     """The statistics of masked blocks, of which so far only names are known, from sums over their clients."""
     for is_second, totals in ((False, first_totals), (True, second_totals)):
 

@@ -44,7 +44,7 @@ class Scored:
     blocks: list[Array]  # by row of each block; of trees: bits, by split and row
     union: UnionOperator
 
-    def measured(self, blocks: Sequence[Array] | None = None) -> Measured:
+    def measure(self, blocks: Sequence[Array] | None = None) -> Measured:
         """How good it is; `blocks`: with these in the place of its own."""
         model, given = self.model, self.blocks if blocks is None else blocks
         if own_model(model.spec) is not None:
@@ -195,7 +195,7 @@ def compare(first: Scored, second: Scored, measured: MeasuredRows) -> Comparison
     witnesses = np.bincount(index, gained - mean, minlength=1)
     error = float(np.sqrt(np.square(witnesses).sum())) / rows.rows
     margin = max(likely_error(error, len(np.unique(index))), _SMALL * abs(float(before.mean())))
-    return Comparison(first.measured().metrics, second.measured().metrics, measured, mean, error, margin)
+    return Comparison(first.measure().metrics, second.measure().metrics, measured, mean, error, margin)
 
 
 def likely_error(standard_error: float, witnesses: int) -> float:

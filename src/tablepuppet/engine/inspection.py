@@ -181,7 +181,7 @@ def _plain(value: Any) -> Value:
 
 def permutation_importance(scored: Scored, *, by: str, repeats: int, seed: int) -> list[dict[str, Any]]:
     """Columns table, feature (by="feature"), importance, std; the most important first."""
-    base = scored.measured().loss
+    base = scored.measure().loss
     rng = np.random.default_rng(seed)
     found: list[dict[str, Any]] = []
     for block, feature, name in _units(scored, by):
@@ -189,7 +189,7 @@ def permutation_importance(scored: Scored, *, by: str, repeats: int, seed: int) 
         for _ in range(repeats):
             changed = list(scored.blocks)
             changed[block] = _shuffle(scored, block, feature, rng)
-            losses.append(scored.measured(changed).loss - base)
+            losses.append(scored.measure(changed).loss - base)
         own = {"table": scored.model.blocks[block].table, **({} if name is None else {"feature": name})}
         found.append(own | {"importance": float(np.mean(losses)), "std": float(np.std(losses))})
     return sorted(found, key=lambda row: -row["importance"])

@@ -108,7 +108,7 @@ class RowSelection:
 
         return RowChoice(marks, self._nothing_left)
 
-    def measured(self, mapping: TableMapping) -> MeasuredRows:
+    def count(self, mapping: TableMapping) -> MeasuredRows:
         return MeasuredRows(self.wanted, mapping.train.rows, self.models)
 
     def _draws(self, bound: BoundQuery) -> list[_Draw]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tablepuppet.algorithms.base import Walkable
 from tablepuppet.arrays import Array, PerRow, RowNumbers
-from tablepuppet.engine.curves import Curves, Probabilities, Ranking, curves_of, labelled, rank, rank_rows
+from tablepuppet.engine.curves import Curves, Probabilities, Ranking, curves_of, pack_labels, rank, rank_rows
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.losses.weighted import Weighted
@@ -49,7 +49,7 @@ def measure_step(
     scores = shard.scores + intercept
     sums = _sums(loss, scores, shard.labels, channel, moment)
     if "scores" in shard.state:
-        shard.state["scores"][...] = labelled(scores, shard.labels[:, None])
+        shard.state["scores"][...] = pack_labels(scores, shard.labels[:, None])
     return (), sums
 
 
@@ -58,7 +58,7 @@ def class_step(shard: Any, *, loss: Loss, intercept: Array, number: int) -> tupl
     plain = loss.plain if isinstance(loss, Weighted) else loss
     probabilities = plain.probabilities(shard.scores + intercept)
     assert probabilities is not None
-    shard.state["scores"][...] = labelled(probabilities[:, [number]], shard.labels[:, None] == number)
+    shard.state["scores"][...] = pack_labels(probabilities[:, [number]], shard.labels[:, None] == number)
     return (), {"positives": int(np.count_nonzero(shard.labels == number))}
 
 
@@ -80,7 +80,7 @@ def measure(
     if joined.rows == 0:
         return Measured(float("nan"), {})
     if known is not None and moment is Moment.EPOCH:
-        return _measured(known, loss, channel, moment)
+        return _summarise(known, loss, channel, moment)
     is_ranked = _is_ranked(loss, moment)
     given: dict[str, Any] = {"loss": loss, "intercept": intercept}
     if known is not None and known.get("moment") is moment:
@@ -95,7 +95,7 @@ def measure(
             joined.allocate("scores", 1)
             count = joined.run(class_step, per_row, writes=("scores",), number=number, **given).sums["positives"]
             found.append(rank(joined.ordered("scores"), joined.rows, count))
-    return _measured(sums, loss, channel, moment, found)
+    return _summarise(sums, loss, channel, moment, found)
 
 
 def sum_metrics(
@@ -150,7 +150,7 @@ def measure_scores(
         for k in range(loss.outputs):
             own_class = ((_probability(loss, scores[rows], k), of(labels, rows) == k) for rows in chunks)
             found.append(rank_rows(len(scores), own_class))
-    return _measured(sums, loss, channel, moment, found)
+    return _summarise(sums, loss, channel, moment, found)
 
 
 def _probability(loss: Loss, scores: Array, number: int) -> Array:
@@ -181,7 +181,7 @@ def _second(loss: Loss, channel: Channel | None, moment: Moment) -> Probabilitie
     return lambda scores: _probability(plain, scores[:, None], 1)
 
 
-def _measured(
+def _summarise(
     sums: Tally, loss: Loss, channel: Channel | None, moment: Moment, ranked: Sequence[Ranking] = ()
 ) -> Measured:
     """What follows from sums, and from the ranks of the second class, or of each of several."""

@@ -200,7 +200,7 @@ class RoundedResults:
         given = {"has_classes": loss.task != "number", "has_negatives": mapping.label.negatives > 0}
         return cls(RowRounding(rounding), {n: SupportCounts.of(side, **given) for n, side in named.items()}, loss)
 
-    def measured(self, found: Measured, side: str = "train") -> Measured:
+    def round_measured(self, found: Measured, side: str = "train") -> Measured:
         rows = self.sides[side]
         curves = None if found.curves is None else self.figures.curves(found.curves, rows)
         metrics = self.figures.metrics(found.metrics, rows, self.loss, None if curves is None else curves.confusion)
@@ -218,10 +218,10 @@ class RoundedResults:
         if on_round is None:
             return None
 
-        def shown(event: RoundEvent) -> None:
+        def show_rounded(event: RoundEvent) -> None:
             on_round(event if event.record is None else replace(event, record=self.record(event.record)))
 
-        return shown
+        return show_rounded
 
     def result(self, found: Result) -> Result:
         curves = {side: self.figures.curves(own, self.sides[side]) for side, own in found.curves.items()}
@@ -252,8 +252,8 @@ class RoundedResults:
         error = self.figures.rounding.number("error", math.hypot(found.standard_error, unit / 2), unit / 2)
         return replace(
             found,
-            first=self.measured(first).metrics,
-            second=self.measured(second).metrics,
+            first=self.round_measured(first).metrics,
+            second=self.round_measured(second).metrics,
             difference=self.figures.rounding.number("difference", found.difference, unit),
             standard_error=(shown := max(error, unit)),
             margin=likely_error(shown, int(rows.rows)),

@@ -257,7 +257,7 @@ class Run:
 
         return {n: cast("Evaluation", a[-1]) for n, a in self.union.ask(ask, "evaluation").items()}
 
-    def predicted(self) -> list[Array]:
+    def predict_train(self) -> list[Array]:
         """h of all train rows by the trained model; clients that must still be told what that is, are told later."""
         known = self.server.predictions
         if known is not None:

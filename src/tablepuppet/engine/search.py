@@ -208,7 +208,7 @@ class _Runs:
         search = plan.job.search
         assert search is not None
         rows = self.prepared.mapping.train.rows
-        self.plans = [replace(plan, job=_given(plan.job, job).over(rows)) for job in search.jobs]
+        self.plans = [replace(plan, job=_complete_job(plan.job, job).over(rows)) for job in search.jobs]
         first = self.plans[0]
         problem = make_problem(first, self.prepared.training, self.union, self.encoders)
         may_share = len({msgspec.json.encode(_without_l2(own.job)) for own in self.plans}) == 1
@@ -240,7 +240,7 @@ class _Runs:
         run.start()
         run.loop()
         self.before = run
-        metrics = _measured(headed(outside, problem.head), run.predicted(), plan, run.intercept)
+        metrics = _measure(headed(outside, problem.head), run.predict_train(), plan, run.intercept)
         seconds = time.perf_counter() - began
         return Fit(number, fold, inside.train.rows, outside.rows, metrics, run.epochs, seconds)
 
@@ -253,7 +253,7 @@ class _Runs:
         began = time.perf_counter()
         padded = [*numbers, *[numbers[-1]] * (size - len(numbers))]
         problems = [make_problem(self.plans[number], inside, self.union, self.encoders) for number in padded]
-        server.turn(problems, self.folds.kept(fold))
+        server.turn(problems, self.folds.kept_folds(fold))
         own = replace(self.prepared, plan=self.plans[numbers[0]], training=inside)
         given = (own, self.union, problems[0], server, self.on_round, None)
         run = Run(*given, is_fold=True, models=size, continues=server.continues)
@@ -264,13 +264,13 @@ class _Runs:
         for place, number in enumerate(numbers):
             began = time.perf_counter()
             predictions, intercept = server.model(place)
-            metrics = _measured(outside, predictions, self.plans[number], intercept)
+            metrics = _measure(outside, predictions, self.plans[number], intercept)
             seconds = trained + time.perf_counter() - began
             found.append(Fit(number, fold, inside.train.rows, outside.rows, metrics, run.epochs, seconds))
         return found
 
 
-def _given(whole: Job, job: Job) -> Job:
+def _complete_job(whole: Job, job: Job) -> Job:
     """A setting's job, with what the label has decided for all of them."""
     return msgspec.structs.replace(job, model=whole.model, loss=whole.loss, options=job.options_for_run)
 
@@ -279,7 +279,7 @@ def _without_l2(job: Job) -> Job:
     return msgspec.structs.replace(job, l2=0.0)
 
 
-def _measured(rows: Walkable, predictions: Sequence[Array], plan: Plan, intercept: Array) -> Metrics:
+def _measure(rows: Walkable, predictions: Sequence[Array], plan: Plan, intercept: Array) -> Metrics:
     found = measure(rows, predictions, plan.loss, intercept, moment=Moment.FINISHED)
     return {"loss": found.loss} | found.metrics
 
@@ -306,9 +306,9 @@ class FoldRows:
     @cached_property
     def counts(self) -> list[list[NDArray[np.int64]]]:
         """How many joined rows of each fold every block's rows are in."""
-        return [[_counted(p) for p in piece.indices] for piece in self.pieces]
+        return [[_count_rows(p) for p in piece.indices] for piece in self.pieces]
 
-    def kept(self, fold: int) -> list[int]:
+    def kept_folds(self, fold: int) -> list[int]:
         """What is trained on while a fold is held out (by time: what comes before it)."""
         return list(range(fold + 1)) if self.is_time else [n for n in range(len(self.pieces)) if n != fold]
 
@@ -320,8 +320,8 @@ class FoldRows:
             what = "measure" if len(kept) else "train"
             raise MappingError(f"fold {fold + 1} has no row to {what} on; use fewer folds, or bring more rows")
         inside = _only(self.train, kept)
-        inside = inside.weighted(_rescaled(self.train, kept))
-        counts = [self.counts[number] for number in self.kept(fold)]
+        inside = inside.weighted(_rescale_weights(self.train, kept))
+        counts = [self.counts[number] for number in self.kept_folds(fold)]
         multiplicity = tuple(reduce(np.add, own) for own in zip(*counts, strict=True))
         return replace(self.mapping, train=inside, multiplicity=multiplicity), held.weighted(None)
 
@@ -333,7 +333,7 @@ def _only(rows: JoinedRows, joined: NDArray[np.int64]) -> JoinedRows:
     return JoinedRows(len(joined), indices, label, floats(rows.labels), weights=rows.weights)
 
 
-def _rescaled(rows: JoinedRows, joined: NDArray[np.int64]) -> NDArray[np.float64] | None:
+def _rescale_weights(rows: JoinedRows, joined: NDArray[np.int64]) -> NDArray[np.float64] | None:
     """Weights of mean 1 over these rows."""
     if rows.weights is None:
         return None
@@ -341,7 +341,7 @@ def _rescaled(rows: JoinedRows, joined: NDArray[np.int64]) -> NDArray[np.float64
     return rows.weights * (len(joined) / total) if total > 0 else rows.weights
 
 
-def _counted(index: RowIndex) -> NDArray[np.int64]:
+def _count_rows(index: RowIndex) -> NDArray[np.int64]:
     numbers: Sequence[int] | NDArray[Any] = np.arange(index.rows) if index.index is None else index.index
     found = np.asarray(numbers)
     return np.bincount(found[found >= 0], minlength=index.rows)

@@ -158,7 +158,7 @@ def shape_of(
         has_widths=widths is not None,
         epochs=epochs,
         head=head.kind,
-        head_parameters=_layers(_given(head), head.hidden, head.outputs) if head.kind == "mlp" else 0,
+        head_parameters=_layers(_count_head_inputs(head), head.hidden, head.outputs) if head.kind == "mlp" else 0,
         has_module="module" in (spec.kind, head.kind),
         value_bytes=value_bytes,
         model_bytes=value_bytes if spec.is_linear or spec.dtype == "float64" else 4,
@@ -179,7 +179,7 @@ def _layers(width: int, hidden: Sequence[int], outputs: int) -> int:
     return sum((a + 1) * b for a, b in pairwise((width, *hidden, outputs)))
 
 
-def _given(head: HeadSpec) -> int:
+def _count_head_inputs(head: HeadSpec) -> int:
     """The numbers that a network head is given: all, but those of the sum beside it."""
     return sum(head.widths) - (len(head.widths) * head.outputs if head.sum_weight else 0)
 
@@ -256,23 +256,23 @@ def _why(shape: Shape, chosen: Algorithm[Any], slow: list[Algorithm[Any]], costs
     if slow:
         burden = costs[slow[0].name]
         others = [c for name, c in costs.items() if name != slow[0].name]
-        return f"{slow[0].merit(shape).burden} ({spelled(burden)} on US-UK for {burden.epochs} epochs); {_list(others)}"
+        return f"{slow[0].merit(shape).burden} ({time_of(burden)} on US-UK for {burden.epochs} epochs); {_list(others)}"
     if merit.rank < 2:
         return f"{merit.why}; {_list([own, *(c for c in costs.values() if c is not own)])} on US-UK"
     others = [c for c in costs.values() if c is not own]
     return (
-        f"{merit.why} in about {own.epochs} iterations, {own.rounds} rounds, {spelled(own)} on US-UK; {_list(others)}"
+        f"{merit.why} in about {own.epochs} iterations, {own.rounds} rounds, {time_of(own)} on US-UK; {_list(others)}"
     )
 
 
 def _list(costs: list[Cost]) -> str:
-    return ", ".join(f"{c.algorithm} takes {spelled(c)} for {c.epochs} epochs" for c in costs)
+    return ", ".join(f"{c.algorithm} takes {time_of(c)} for {c.epochs} epochs" for c in costs)
 
 
 def _time(of: Cost) -> float:
     return of.seconds(_NETWORK)
 
 
-def spelled(of: Cost) -> str:
+def time_of(of: Cost) -> str:
     """The seconds of a run on a slow network."""
     return seconds(_time(of))

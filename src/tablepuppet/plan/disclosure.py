@@ -36,9 +36,9 @@ def check_custody(job: Job, mapping: MappingSummary) -> None:
     for number, block in enumerate(mapping.bound.blocks):
         keepers = _withholding(mapping, number)
         if keepers and algorithm_of(job.options).is_pooled:
-            raise _refused(keepers[0], f'algorithm="{job.algorithm}" fits them at the server; use another algorithm')
+            raise _refusal(keepers[0], f'algorithm="{job.algorithm}" fits them at the server; use another algorithm')
         if keepers and len(mapping.parts_of(number)) > 1:
-            raise _refused(
+            raise _refusal(
                 keepers[0],
                 f"table {block.table} has several owners, who agree on them through the server; "
                 "give the table one owner, or ask this one to release them",
@@ -51,7 +51,7 @@ def _withholding(mapping: MappingSummary, block: int) -> list[str]:
     return [part.client for part in mapping.parts_of(block) if part.client in scans[part.scan].withholding]
 
 
-def _refused(client: str, why: str) -> PolicyError:
+def _refusal(client: str, why: str) -> PolicyError:
     return PolicyError(
         f"client {client}: its policy refuses the request: trained parameters do not leave this owner, and {why} "
         "(rule release_parameters)"

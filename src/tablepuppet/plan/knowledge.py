@@ -185,15 +185,15 @@ def _about_labels(mapping: MappingSummary, job: Job) -> str:
 
 def _about_features(mapping: MappingSummary, block: BlockShape, job: Job, ids: Ids) -> str:
     """What the server learns of a block's columns before training, to make their encoders."""
-    text = _named(mapping, block, ids, is_text=True)
+    text = _list_features(mapping, block, ids, is_text=True)
     names = f"; from each of them the names of the categories of {text}" if block.is_masked and text else ""
     return f"{_whose(block)}, before training: {_statistics(mapping, block, job, ids, has_counts=True)}{names}"
 
 
 def _statistics(mapping: MappingSummary, block: BlockShape, job: Job, ids: Ids, has_counts: bool) -> str:
     """The figures that a block's encoders are made from, or those that are left in the encoders: no counts."""
-    numbers, text = (_named(mapping, block, ids, is_text) for is_text in (False, True))
-    here, tokens = (_named(mapping, block, ids, is_text=True, where=where) for where in ("here", "tokens"))
+    numbers, text = (_list_features(mapping, block, ids, is_text) for is_text in (False, True))
+    here, tokens = (_list_features(mapping, block, ids, is_text=True, where=where) for where in ("here", "tokens"))
     missing = "number of missing values" if has_counts else "presence of missing values"
     moments = "mean, spread and " if job.privacy.features is None else ""
     found = [f"the {moments}{missing} of {numbers}"] if numbers else []
@@ -206,7 +206,7 @@ def _statistics(mapping: MappingSummary, block: BlockShape, job: Job, ids: Ids, 
     return "; ".join(found)
 
 
-def _named(mapping: MappingSummary, block: BlockShape, ids: Ids, is_text: bool, where: str = "") -> str:
+def _list_features(mapping: MappingSummary, block: BlockShape, ids: Ids, is_text: bool, where: str = "") -> str:
     """The block's features of a kind, ids apart by where they are known: the first few by name."""
     number = next(n for n, b in enumerate(mapping.bound.blocks) if b.name == block.name)
     bound = mapping.bound.blocks[number]

@@ -180,7 +180,7 @@ class WholeModel:
                 found.setdefault(table, Counter())[number] += 1
         return dict(sorted(found.items()))
 
-    def joined(self, table: str) -> int:
+    def max_joined_rows(self, table: str) -> int:
         """κ: joined rows that one base row has at most, over all that read it."""
         return sum(self.blocks[number].most * times for number, times in self.tables[table].items())
 
@@ -196,7 +196,7 @@ class WholeModel:
             farthest = self.clips[number]
             for table, uses in self.tables.items():
                 if set(uses) != {number}:
-                    usual = self.joined(table) * (1.0 if block.is_local else block.rate)
+                    usual = self.max_joined_rows(table) * (1.0 if block.is_local else block.rate)
                     farthest = max(farthest, max(1.0, usual) * self.across(number))
             found.append(math.sqrt(farthest))
         most = max((self.clips[i] / s for i, s in enumerate(found)), default=1.0)
@@ -204,7 +204,7 @@ class WholeModel:
 
     def mechanisms(self, table: str, deviations: Sequence[float]) -> tuple[Mechanism, ...]:
         """What a row of a table goes through, with such noise in each block."""
-        uses, joined = self.tables[table], self.joined(table)
+        uses, joined = self.tables[table], self.max_joined_rows(table)
         # A table that several blocks read moves a block both ways: noise is shared out between the two.
         both = math.sqrt(2.0) if len(uses) > 1 else 1.0
         own = {number: both * times * self.clips[number] / deviations[number] for number, times in uses.items()}
@@ -251,13 +251,13 @@ class WholeModel:
             mechanisms = self.mechanisms(table, deviations)
             first = self.blocks[next(iter(uses))]
             given: dict[str, Any] = {"what": "features", "table": table, "delta": first.features.delta}
-            given |= {"multiplicity": self.joined(table)}
+            given |= {"multiplicity": self.max_joined_rows(table)}
             for mechanism in mechanisms:
                 is_other = first.is_local and mechanism is mechanisms[-1] and len(mechanisms) > uses.total()
                 found.append(
                     Release(
                         observer="outsider",
-                        mechanism=_named(first, names, is_other=is_other, bound=self.bound),
+                        mechanism=_describe_mechanism(first, names, is_other=is_other, bound=self.bound),
                         noise=mechanism.noise,
                         steps=mechanism.steps,
                         rate=mechanism.probability,
@@ -269,16 +269,16 @@ class WholeModel:
                     )
                 )
             if hides_predictions:
-                found += [self._own(number, deviations[number], given) for number in uses.elements()]
+                found += [self._release_own_steps(number, deviations[number], given) for number in uses.elements()]
         return found
 
-    def _own(self, number: int, deviation: float, given: dict[str, Any]) -> Release:
+    def _release_own_steps(self, number: int, deviation: float, given: dict[str, Any]) -> Release:
         """What the server and other clients learn of a table's own steps; the rest follows from noisy predictions."""
         block = self.blocks[number]
         seen: Sampling = "none" if block.rate == 1.0 else "poisson" if block.is_local else "known"
         return Release(
             observer="server",
-            mechanism=_named(block, block.name, is_other=False, bound=None),
+            mechanism=_describe_mechanism(block, block.name, is_other=False, bound=None),
             noise=deviation / self.clips[number],
             steps=block.steps,
             rate=block.rate,
@@ -288,7 +288,7 @@ class WholeModel:
         )
 
 
-def _named(block: NoisyBlock, names: str, *, is_other: bool, bound: float | None) -> str:
+def _describe_mechanism(block: NoisyBlock, names: str, *, is_other: bool, bound: float | None) -> str:
     what = "local steps" if block.is_local else "gradients"
     if is_other:
         return f"noisy {what} of other tables, through predictions of {names} within ±{bound:.3g}"

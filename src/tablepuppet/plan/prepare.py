@@ -51,13 +51,13 @@ def prepare(mapping: TableMapping, job: Job) -> Prepared:
     mapping = mapping if job.exposure is None else _rates(mapping)
     loss = _loss(job, mapping)
     check_labels(loss, mapping)
-    mapping = weighted(_unbiased(mapping, loss), job)
+    mapping = add_weights(_unbias_labels(mapping, loss), job)
     _check_stopping(job, mapping, loss)
     check_penalties(job, mapping.bound.blocks)
     slope = typical_slope(mapping, loss) if job.is_private else 1.0
     weight = 1.0 if mapping.train.weights is None else float(mapping.train.weights.max(initial=0.0))
     plan = Plan(job, summary, loss, unit=_unit(job, mapping, loss), slope=slope, weight=weight)
-    return Prepared(plan, mapping, expanded(mapping) if job.is_expanded else mapping)
+    return Prepared(plan, mapping, expand_blocks(mapping) if job.is_expanded else mapping)
 
 
 def _unit(job: Job, mapping: TableMapping, loss: Loss) -> float:
@@ -93,7 +93,7 @@ def _check_stopping(job: Job, mapping: TableMapping, loss: Loss) -> None:
         raise JobError(f'monitor="{job.monitor}" is not a metric for this label; choose one of {", ".join(known)}')
 
 
-def _unbiased(mapping: TableMapping, loss: Loss) -> TableMapping:
+def _unbias_labels(mapping: TableMapping, loss: Loss) -> TableMapping:
     """Labels that their owners made noisy, with the bias taken out; some losses know the noise themselves."""
     channel = mapping.label.channel
     if channel is None or loss.label_noise == "targets":
@@ -147,7 +147,7 @@ def _label_facts(kind: type[Loss], mapping: TableMapping) -> LabelFacts:
     return LabelFacts(0, values, shares)
 
 
-def weighted(mapping: TableMapping, job: Job) -> TableMapping:
+def add_weights(mapping: TableMapping, job: Job) -> TableMapping:
     """The mapping with each row's weight, if the job has any; test rows all count alike."""
     if job.weight is None and job.class_weight is None:
         return mapping
@@ -192,7 +192,7 @@ def _class_factors(mapping: TableMapping, job: Job) -> Array | None:
     if not label.classes:
         raise JobError("class_weight needs a label with classes, and this one is a number; use weight for rows")
     if given != "balanced":
-        return _mapped(given, label)
+        return _map_class_weights(given, label)
     present = _of_label_rows(mapping.train, None)
     codes = mapping.train.labels.astype(np.intp)
     counts = np.bincount(codes, mapping.train.label_counts() * present, minlength=len(label.classes))
@@ -201,7 +201,7 @@ def _class_factors(mapping: TableMapping, job: Job) -> Array | None:
     return np.asarray(np.divide(share, counts, out=np.ones(len(counts)), where=is_there))
 
 
-def _mapped(given: dict[str, float], label: LabelInfo) -> Array:
+def _map_class_weights(given: dict[str, float], label: LabelInfo) -> Array:
     known = [class_text(c) for c in label.classes]
     unknown = [name for name in given if name not in known]
     if unknown:
@@ -218,7 +218,7 @@ def _of_label_rows(side: Joined, factors: Array | None) -> Array:
     return weights if factors is None else weights * factors[side.labels.astype(np.intp)]
 
 
-def expanded(mapping: TableMapping) -> TableMapping:
+def expand_blocks(mapping: TableMapping) -> TableMapping:
     """The mapping whose blocks are X_i instead of T_i; a joined row lies with the client of its base row."""
     parts: list[Part] = []
     sides: dict[str, list[RowIndex]] = {"train": [], "test": []}

@@ -96,7 +96,7 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, we
         spends = leaf_mechanisms(mapping, leaves, rounds)
     else:
         blocks = [NoisyBlock.of(job, features, mapping, number, rounds, loss.outputs) for number in numbers]
-        model, deviations, rates = _calibrated(blocks, loss, slope, bound, weight)
+        model, deviations, rates = _calibrate(blocks, loss, slope, bound, weight)
         given = zip(blocks, deviations, model.clips, rates, strict=True)
         gradients = [b.gradient(n / c, c, r, shared) for b, n, c, r in given]
         releases += model.releases(deviations, hides_predictions=predictions.mode == "local")
@@ -123,7 +123,7 @@ def _spreads(job: Job, mapping: MappingSummary) -> float:
     return 1.5 if is_alone and has_noisy_sums else 0.5
 
 
-def _calibrated(
+def _calibrate(
     blocks: Sequence[NoisyBlock], loss: Loss, slope: float, bound: float, weight: float
 ) -> tuple[WholeModel, list[float], list[float]]:
     """Clips, noise and learning rates of all blocks: clips by a rough figure of the noise (privacy/gaussian.py)."""

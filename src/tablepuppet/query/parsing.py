@@ -268,11 +268,11 @@ def _names(source: exp.Expr, columns: Columns, ctes: Mapping[str, exp.CTE]) -> s
             known = columns.get(source.name.lower())
             return None if known is None else {name.lower() for name in known}
         renamed = cte.args["alias"].columns
-        return {c.name.lower() for c in renamed} if renamed else _selected(cte.this)
-    return _selected(source.this) if isinstance(source, exp.Subquery) else None
+        return {c.name.lower() for c in renamed} if renamed else _selected_names(cte.this)
+    return _selected_names(source.this) if isinstance(source, exp.Subquery) else None
 
 
-def _selected(query: exp.Expr) -> set[str] | None:
+def _selected_names(query: exp.Expr) -> set[str] | None:
     if not isinstance(query, exp.Query):
         return None
     names = query.named_selects

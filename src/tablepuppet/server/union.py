@@ -60,10 +60,10 @@ def is_settled(answers: Sequence[Any]) -> bool:
     return all(scale - want + _MARGIN <= _SLACK for scale, want in zip(scales, wanted, strict=True))
 
 
-def summed(answers: Sequence[Any]) -> list[Array]:
+def sum_parts(answers: Sequence[Any]) -> list[Array]:
     """Σ over the parts of a block, in their order."""
     if all(isinstance(a, Masked) for a in answers):
-        return _unmasked(answers)
+        return _unmask(answers)
     if any(isinstance(a, Masked) for a in answers):  # the others have no finite number to mask, nor has the sum
         return next([np.full_like(v, np.nan) for v in a.values] for a in answers if isinstance(a, Partial))
     if not all(isinstance(a, Partial) and len(a.values) == len(answers[0].values) for a in answers):
@@ -77,7 +77,7 @@ def summed(answers: Sequence[Any]) -> list[Array]:
     return total
 
 
-def _unmasked(answers: Sequence[Masked]) -> list[Array]:
+def _unmask(answers: Sequence[Masked]) -> list[Array]:
     """The masks cancel; what is left is the sum of the integers."""
     first = answers[0]
     shapes = [v.shape for v in first.values]
@@ -136,13 +136,13 @@ class UnionOperator:
             if answers.keys() >= pending.keys():
                 break
             requests: list[tuple[Part, Message]] = []
-            pending = self._settled(pending, "training")
+            pending = self._settle(pending, "training")
             for number, block in enumerate(self.blocks):
                 answered = [pending[p.number][0] for p in block if p.number in pending]
                 if not any(isinstance(a, Partial | Masked) for a in answered):
                     continue
                 with _naming(block):
-                    total = summed(answered)
+                    total = sum_parts(answered)
                     scales = wanted_scales([a for a in answered if isinstance(a, Masked)])
                 values = union_step(number, total)
                 requests += [(p, Combined(job=self.job, part=p.number, values=values, scales=scales)) for p in block]
@@ -181,11 +181,11 @@ class UnionOperator:
         """By masked block: the sum of what its clients answer."""
         masked = [number for number, is_masked in enumerate(self.is_masked) if is_masked]
         answers = self.exchange([(p, message(p)) for number in masked for p in self.blocks[number]], "setup")
-        answers = self._settled(answers, "setup")
+        answers = self._settle(answers, "setup")
         found = {}
         for number in masked:
             with _naming(self.blocks[number]):
-                found[number] = summed([answers[p.number][0] for p in self.blocks[number]])
+                found[number] = sum_parts([answers[p.number][0] for p in self.blocks[number]])
         return found
 
     def largest_curvatures(self, widths: Sequence[int]) -> list[float]:
@@ -197,9 +197,9 @@ class UnionOperator:
         lengths = [0.0] * len(widths)
         for _ in range(POWER_ROUNDS):
             units = [v / max(float(np.linalg.norm(v)), 1e-300) for v in vectors]
-            answers = self._settled(self.ask(partial(self._multiply, units), "setup"), "setup")
+            answers = self._settle(self.ask(partial(self._multiply, units), "setup"), "setup")
             vectors = [
-                summed([answers[p.number][0] for p in b])[0] if b else v
+                sum_parts([answers[p.number][0] for p in b])[0] if b else v
                 for b, v in zip(self.blocks, units, strict=True)
             ]
             lengths = [float(np.linalg.norm(v)) for v in vectors]
@@ -208,7 +208,7 @@ class UnionOperator:
     def _multiply(self, vectors: Sequence[Array], part: Part) -> Message:
         return MultiplyGram(job=self.job, part=part.number, vector=vectors[part.block])
 
-    def _settled(self, answers: dict[int, list[Message]], phase: Phase) -> dict[int, list[Message]]:
+    def _settle(self, answers: dict[int, list[Message]], phase: Phase) -> dict[int, list[Message]]:
         """The answers, those of masked blocks at one scale: asked for once more where they were not."""
         again: list[tuple[Part, Message]] = []
         for block in self.blocks:

@@ -7,7 +7,8 @@ memory of all later ones for itself, once for every thread, and at the same time
 shard back after every step, only to ask for them again, page by page. Fixed thresholds do the opposite: long arrays
 return to the system at once, shards stay (docs/decisions/0023-numpy-before-the-compiler.md), and so do vectors over a
 table of a million rows, whose pages took a quarter of the time of a run
-(docs/decisions/0127-what-owners-need-not-do.md). They hold for the whole process; other C libraries are left alone.
+(docs/decisions/0127-what-owners-need-not-do.md). They hold for the whole process: only those of the service set them
+(`serve`, `join`, a run's worker), never a user's own.
 """
 
 from __future__ import annotations

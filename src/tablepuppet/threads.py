@@ -83,15 +83,20 @@ class Pool:
                 future.cancel()
 
 
-@cache
 def pool() -> Pool:
     """One pool for all walks of this process."""
+    return _pool_of(os.getpid())
+
+
+@cache
+def _pool_of(process: int) -> Pool:
+    """A process that was forked has a pool of its own: threads stay behind."""
     return Pool(os.cpu_count() or 1)
 
 
 @cache
-def _aside() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="tablepuppet-aside")
+def _background_of(process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="tablepuppet-background")
 
 
 def find_blas() -> None:
@@ -99,13 +104,9 @@ def find_blas() -> None:
     later(lambda _: _controller(), None)
 
 
-os.register_at_fork(after_in_child=pool.cache_clear)  # threads stay behind
-os.register_at_fork(after_in_child=_aside.cache_clear)
-
-
 def later(function: Callable[[Item], Result], item: Item) -> Future[Result]:
     """What the function gives, which is computed aside."""
-    return _aside().submit(function, item)
+    return _background_of(os.getpid()).submit(function, item)
 
 
 def over_rows(function: Callable[[slice], None], rows: int, step: int) -> None:

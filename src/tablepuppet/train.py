@@ -39,7 +39,6 @@ from tablepuppet.mapping.join.profile import Profile, check_meetings, profile_ke
 from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.mapping import TableMapping, summarise
 from tablepuppet.mapping.negatives import with_negatives
-from tablepuppet.memory import fix_thresholds
 from tablepuppet.plan.gains import Gain, gains_of
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Plan
@@ -330,7 +329,6 @@ def new_job_id() -> str:
 def _session(tables: Tables, link: Link, given: str | None = None) -> Iterator[str]:
     """A job's name among the clients; they forget it afterwards, unless it is to be resumed."""
     job_id = given or new_job_id()
-    fix_thresholds()
     try:
         yield job_id
     except RunInterruptedError:

@@ -26,7 +26,6 @@ from tablepuppet.errors import JobError
 from tablepuppet.formatting import fragment, table
 from tablepuppet.job import BatchSize, Job, make_job, search_job
 from tablepuppet.mapping.join.profile import Profile
-from tablepuppet.memory import fix_thresholds
 from tablepuppet.models.heads.kinds import known_head
 from tablepuppet.models.modules import Builder
 from tablepuppet.output_files import check_place
@@ -92,7 +91,6 @@ class Federation:
         policies: Mapping[str, str | Path | Policy] | None = None,
         models: str | Path | None = None,
     ) -> None:
-        fix_thresholds()
         open_parser_early()
         self._tables = name_owners(tables, owners or {}, partitioned_by or {})
         self._clients = make_clients(self._tables, tables, key=key, policies=policies or {}, models=models)

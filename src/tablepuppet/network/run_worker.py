@@ -28,7 +28,7 @@ from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import DisconnectedError, JobError, PrivacyError, RunInterruptedError, TablePuppetError
 from tablepuppet.job import Job, check_job
 from tablepuppet.job.job import Ray
-from tablepuppet.memory import give_back
+from tablepuppet.memory import fix_thresholds, give_back
 from tablepuppet.network.control import Kind, from_frame, to_frame
 from tablepuppet.network.pipe import Pipe
 from tablepuppet.prediction.cache import PredictionCache
@@ -195,6 +195,7 @@ def _behave(memory: int) -> None:
         sys.stdin.buffer.read()  # it ends with the coordinator
         os._exit(1)
 
+    fix_thresholds()
     threading.Thread(target=follow, name="parent", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -32,9 +32,10 @@ class Heap(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", *"abcdef")]
 
 def adapts():
-    # glibc's threshold follows what is freed, unless somebody has called mallopt: then an array of 20 MB is mapped anew.
+    # glibc's threshold follows what is freed, unless somebody has called mallopt: then 20 MB are mapped anew.
     libc = ctypes.CDLL(None)
-    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
     libc.mallinfo2.restype = Heap
     libc.free(libc.malloc(20 << 20))
     before = libc.mallinfo2().hblks

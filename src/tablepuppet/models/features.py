@@ -25,8 +25,7 @@ from tablepuppet.threads import over_rows, pool
 
 _PICKED = 1 << 15  # rows picked at a time: they stay in the cache
 _SHARE = 1 << 17  # rows, at the least, of which a thread predicts
-# Up to this many columns, one bincount for each is faster than a sparse product for all.
-_FEW = 3
+_MAX_COLUMNS_TO_COUNT = 3  # for more columns one sparse product is faster than a bincount for each
 
 
 def add_picked(out: Array, theta: Array, codes: Codes) -> None:
@@ -40,29 +39,12 @@ def add_picked(out: Array, theta: Array, codes: Codes) -> None:
 
 def sum_by_code(codes: Codes, signal: Array, size: int, weights: Array | None = None) -> Array:
     """Xᵀ diag(w) s: the sum of the rows of s (n, k) that share a code: (size, k)."""
-    columns = signal.shape[1]
-    out = np.zeros((size, columns)) if columns > _FEW else np.zeros((columns, size + 1))
-    for start in range(
-        0, len(codes), _PICKED
-    ):  # what is made on the way stays in the cache; added in order all the same
-        chunk = slice(start, start + _PICKED)
-        heavy = None if weights is None else weights[chunk]
-        if columns > _FEW:
-            _add_rows(out, one_hot(codes[chunk], size, heavy), signal[chunk])
-            continue
-        shifted = codes[chunk].astype(np.intp) + 1
-        for column, total in enumerate(out):
-            np.add.at(total, shifted, signal[chunk, column] if heavy is None else signal[chunk, column] * heavy)
-    return out if columns > _FEW else np.ascontiguousarray(out[:, 1:].T)
-
-
-def _add_rows(out: Array, chosen: scipy.sparse.csr_array, values: Array) -> None:
-    """out += chosenᵀ values, by the loop of SciPy's own product, which begins with zeros."""
-    from scipy.sparse import _sparsetools
-
-    flat = np.ascontiguousarray(values).reshape(-1)
-    starts, picked = chosen.indptr, chosen.indices
-    _sparsetools.csc_matvecs(len(out), len(values), out.shape[1], starts, picked, chosen.data, flat, out.reshape(-1))
+    if signal.shape[1] > _MAX_COLUMNS_TO_COUNT:
+        return np.asarray(one_hot(codes, size, weights).T @ signal)
+    shifted = codes.astype(np.intp) + 1
+    each = [column if weights is None else column * weights for column in signal.T]
+    sums = [np.bincount(shifted, column, size + 1)[1:] for column in each]
+    return np.stack(sums, axis=1) if sums else np.zeros((size, 0))
 
 
 def count_by_code(codes: Codes, weights: Array, size: int) -> Array:
@@ -74,11 +56,8 @@ def count_by_pair(left: Codes, right: Codes, weights: Array, left_size: int, rig
     """X_leftᵀ diag(w) X_right: Σ w over the rows with each pair of codes, (left_size, right_size)."""
     if (left_size + 1) * (right_size + 1) > 8 * len(left):  # most pairs occur nowhere: do not count them in order
         return np.asarray((one_hot(left, left_size, weights).T @ one_hot(right, right_size)).toarray())
-    counts = np.zeros((left_size + 1) * (right_size + 1))
-    for start in range(0, len(left), _PICKED):
-        chunk = slice(start, start + _PICKED)
-        pair = (left[chunk].astype(np.intp) + 1) * (right_size + 1) + (right[chunk] + 1)
-        np.add.at(counts, pair, weights[chunk])
+    pairs = (left.astype(np.intp) + 1) * (right_size + 1) + (right + 1)
+    counts = np.bincount(pairs, weights, (left_size + 1) * (right_size + 1))
     return np.asarray(counts.reshape(left_size + 1, right_size + 1)[1:, 1:])
 
 

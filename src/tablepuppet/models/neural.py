@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array, RowNumbers, pieces
 from tablepuppet.errors import TransportError
-from tablepuppet.models.dense_chain import DenseChain, Pass
 from tablepuppet.models.features import Features
 from tablepuppet.models.ghost_clipping import clipped_sums
 from tablepuppet.models.inputs import Inputs
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
-_CHUNK = 1 << 15  # rows
+MAX_ROWS_PER_PASS = 1 << 15
 
 
 class Kept(NamedTuple):
@@ -40,8 +39,7 @@ class Kept(NamedTuple):
     theta: Array
     rows: RowNumbers | None
     draw: int
-    passed: Pass | Tensor
-    number: int = 0  # of a chain's pass, whose memory may since have been used again
+    passed: Tensor
 
 
 @dataclass(eq=False)
@@ -78,17 +76,17 @@ class NeuralModel:
         # It is torch's own: memory that is aligned otherwise changes the last bits of products.
         own = torch.tensor(self._initial)
         self._own: Array = own.numpy()
-        pieces = torch.split(own, [p.numel() for p in self._trained.values()])
-        for parameter, piece in zip(self._trained.values(), pieces, strict=True):
+        self._slopes = torch.zeros_like(own)
+        sizes = [p.numel() for p in self._trained.values()]
+        places = zip(torch.split(own, sizes), torch.split(self._slopes, sizes), strict=True)
+        for parameter, (piece, slope) in zip(self._trained.values(), places, strict=True):
             parameter.data = piece.view(parameter.shape)
+            parameter.grad = slope.view(parameter.shape)
         self._load(self._initial)
-        first: Any = self.module[0] if isinstance(self.module, torch.nn.Sequential) and len(self.module) else None
-        # A plain first layer can be applied to category codes without writing out their columns.
-        self._is_direct = type(first) is torch.nn.Linear and not first._forward_hooks and bool(self.train.codes)
         self._is_random = self._draws()
+        self._is_direct = bool(self.train.codes) and self._has_plain_first_layer()
         self._has_buffers = any(True for _ in self.module.buffers())  # which a pass may change: it is not left out
         self._kept: Kept | None = None
-        self._chain = DenseChain.of(self.module)
 
     @property
     def width(self) -> int:
@@ -101,19 +99,16 @@ class NeuralModel:
     def predict(self, theta: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
         """h of some (or all) train rows; `draw` numbers a draw of dropout masks, None: none.
 
-        Of a batch, the pass is kept: its gradient is what is asked for next, and of all rows their evaluation.
+        Of a batch, the pass is kept: its gradient is what is asked for next.
         """
-        kept = self._kept if self._chain is not None else None  # a chain says in training what it says otherwise
-        if rows is None and kept is not None and kept.theta is theta and kept.rows is None and _is_there(kept):
-            return self._scaled(kept.passed)
         count = len(self.train) if rows is None else len(rows)
-        if draw is None or self._has_buffers or not 0 < count <= _CHUNK:
+        if draw is None or self._has_buffers or not 0 < count <= MAX_ROWS_PER_PASS:
             return self._predict(self.train, theta, rows, draw)
         self._check_size(theta)
         self._load(theta)
         with self._mode(draw):
             passed = self._pass(self.train, slice(0, count) if rows is None else rows)
-        self._kept = Kept(theta, rows, draw, passed, passed.number if isinstance(passed, Pass) else 0)
+        self._kept = Kept(theta, rows, draw, passed)
         return self._scaled(passed)
 
     def predict_test(self, theta: Array) -> Array:
@@ -122,10 +117,9 @@ class NeuralModel:
     def gradient(self, theta: Array, signal: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
         self._load(theta)
         kept, self._kept = self._kept, None
-        is_of_it = kept is not None and kept.theta is theta and kept.rows is rows and kept.draw == draw
-        if kept is not None and is_of_it and _is_there(kept):
+        if kept is not None and kept.theta is theta and kept.rows is rows and kept.draw == draw:
             with one_torch_thread():
-                return 0.0 + self._backward(kept.passed, signal)
+                return self._backward(kept.passed, signal)
         total = np.zeros_like(theta)
         with self._mode(draw):
             for place, chunk in self._chunks(self.train, rows):
@@ -158,8 +152,7 @@ class NeuralModel:
         return np.asarray(total.numpy())
 
     def slope(self, theta: Array, signal: Array, quadratic: Array, rows: RowNumbers, draw: int | None) -> Array:
-        """∂/∂θ of Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] over a batch of rows: one pass forth, one back. The next one may be
-        written over it."""
+        """∂/∂θ of Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] over a batch of rows: one pass forth, one back."""
         self._load(theta)
         with self._mode(draw):
             passed = self._pass(self.train, rows)
@@ -178,10 +171,8 @@ class NeuralModel:
         if len(theta) != self.width:
             raise TransportError(f"{len(theta)} parameters were sent for a module that has {self.width}")
 
-    def _pass(self, inputs: Inputs, rows: RowNumbers | slice) -> Pass | Tensor:
+    def _pass(self, inputs: Inputs, rows: RowNumbers | slice) -> Tensor:
         """module(T; θ/u) = h/u of some rows at the parameters that were loaded last, to be gone back through."""
-        if self._chain is not None:
-            return self._chain.forward(inputs, rows)
         chosen = rows if isinstance(rows, slice) else need_torch().from_numpy(rows.astype(np.int64, copy=False))
         out: Tensor
         if self._is_direct:
@@ -193,20 +184,16 @@ class NeuralModel:
             out = self.module(inputs.matrix(chosen))
         return out if inputs.exists is None else out * inputs.exists[chosen]
 
-    def _scaled(self, passed: Pass | Tensor) -> Array:
+    def _scaled(self, passed: Tensor) -> Array:
         """h."""
-        return np.asarray(self.unit * (passed.out if isinstance(passed, Pass) else passed.detach().numpy()))
+        return np.asarray(self.unit * passed.detach().numpy())
 
-    def _backward(self, passed: Pass | Tensor, signal: Array) -> Array:
-        """Σ_k (∂h_k/∂θ)ᵀ Y_k of train rows: the unit of h and that of θ cancel. The next pass may write over it."""
-        if isinstance(passed, Pass):
-            assert self._chain is not None
-            return self._chain.backward(passed, signal)
+    def _backward(self, passed: Tensor, signal: Array) -> Array:
+        """Σ_k (∂h_k/∂θ)ᵀ Y_k of train rows: the unit of h and that of θ cancel."""
+        self._slopes.zero_()
         torch = need_torch()
-        given = torch.tensor(np.asarray(signal, self._own.dtype))
-        trained = list(self._trained.values())
-        found = torch.autograd.grad(passed, trained, given, allow_unused=True, materialize_grads=True)
-        return np.asarray(torch.cat([g.reshape(-1) for g in found]).numpy())
+        torch.autograd.backward(passed, torch.tensor(np.asarray(signal, self._own.dtype)))
+        return np.asarray(self._slopes.numpy().copy())
 
     def _load(self, theta: Array) -> None:
         np.divide(theta, self.unit, out=self._own, casting="same_kind")
@@ -214,16 +201,12 @@ class NeuralModel:
     def _chunks(self, inputs: Inputs, rows: RowNumbers | None) -> Iterator[tuple[slice, RowNumbers | slice]]:
         """Where each chunk lies in the answer, and its rows."""
         count = len(inputs) if rows is None else len(rows)
-        for start in range(0, count, _CHUNK):
-            place = slice(start, min(start + _CHUNK, count))
+        for place in pieces(count, MAX_ROWS_PER_PASS):
             yield place, place if rows is None else rows[place]
 
-    def _mode(self, draw: int | None) -> AbstractContextManager[None]:
-        """Training or evaluation, in one thread; the same number always draws the same masks."""
-        return one_torch_thread() if self._chain is not None else self._random_in_one(draw)
-
     @contextmanager
-    def _random_in_one(self, draw: int | None) -> Iterator[None]:
+    def _mode(self, draw: int | None) -> Iterator[None]:
+        """Training or evaluation, in one thread; the same number always draws the same masks."""
         with one_torch_thread(), self._random(draw):
             yield
 
@@ -243,10 +226,21 @@ class NeuralModel:
             self.module(torch.zeros(2, self.train.width, dtype=self.train.dense.dtype))
             return not bool(torch.equal(before, torch.get_rng_state()))
 
+    def _has_plain_first_layer(self) -> bool:
+        """Whether the module begins with a dense layer: codes pick its columns, which are never written out.
 
-def _is_there(kept: Kept) -> bool:
-    """Whether nothing else has gone through the memory of a pass."""
-    return not isinstance(kept.passed, Pass) or kept.passed.number == kept.number
+        A hook may change what a layer gives, so that the module is compared with its layers on two rows.
+        """
+        torch, layers = need_torch(), cast("Any", self.module)
+        if not isinstance(self.module, torch.nn.Sequential) or not layers or type(layers[0]) is not torch.nn.Linear:
+            return False
+        x = torch.linspace(-1.0, 1.0, 2 * self.train.width, dtype=self.train.dense.dtype).view(2, -1)
+        with torch.no_grad():
+            out = torch.nn.functional.linear(x, layers[0].weight, layers[0].bias)
+            self.module.eval()
+            for layer in layers[1:]:
+                out = layer(out)
+            return bool(torch.allclose(self.module(x), out))
 
 
 def flat_parameters(module: Module) -> Array:

@@ -5,8 +5,7 @@
 
 `head="mlp"` is a perceptron, beside the sum where its steps are left open; a module of the user's own takes
 (rows, Σ k_i) to (rows, d_c). Its parameters w are one vector, and it draws no random numbers and mixes no rows, so that
-shards of joined rows may pass one at a time. A perceptron's way back is written out: autograd takes longer to set up
-than a batch takes to compute.
+shards of joined rows may pass one at a time.
 """
 
 from __future__ import annotations
@@ -32,11 +31,6 @@ if TYPE_CHECKING:
 
 _SEED = 1 << 20  # added to the job's: blocks take the seeds next to it
 BESIDE = 0.3  # γ: beside a sum the perceptron begins small
-_BACK: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # ∂ℓ/∂x of activations y(x), from ∂ℓ/∂y and y
-    "relu": lambda given, y: need_torch().ops.aten.threshold_backward(given, y, 0),  # a product with y > 0 is slow
-    "tanh": lambda given, y: given * (1.0 - y * y),
-    "sigmoid": lambda given, y: given * (y * (1.0 - y)),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,17 +57,12 @@ class NetworkHead:
         return [0.0] * self._summed + [1.0] * (self.spec.widths[block] - self._summed)
 
     def combine(self, own: Array, h: Sequence[Array]) -> Array:
-        if self._is_written_out:
-            return self._scores(self._through_perceptron(own, h)[0], h)
         torch = need_torch()
         with one_torch_thread(), torch.no_grad():
             return self._scores(self._call(self._split(own), self._inputs(h)), h)
 
     def differentiate(self, own: Array, h: Sequence[Array]) -> tuple[Array, PullBack]:
-        if self._is_written_out:
-            out, back = self._through_perceptron(own, h)
-        else:
-            out, back = self._through_module(own, h)
+        out, back = self._through_module(own, h)
         unit, summed = self.spec.unit, self._summed
 
         def pull_back(residual: Array) -> tuple[list[Array], Array]:
@@ -108,33 +97,6 @@ class NetworkHead:
             return found[0], found[1:]
 
         return out.detach(), back
-
-    def _through_perceptron(self, own: Array, h: Sequence[Array]) -> tuple[Tensor, Callable[[Tensor], Any]]:
-        torch = need_torch()
-        back_of, activation = _BACK[self.spec.activation], getattr(torch, self.spec.activation)
-        parameters = list(self._split(own).values())
-        layers = list(zip(parameters[::2], parameters[1::2], strict=True))  # weights and biases
-        with one_torch_thread(), torch.no_grad():
-            values = [self._inputs(h)]
-            for weight, bias in layers[:-1]:
-                values.append(activation(torch.addmm(bias, values[-1], weight.t())))
-            out = torch.addmm(layers[-1][1], values[-1], layers[-1][0].t())
-
-        def back(given: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-            slopes: list[Tensor] = []
-            with torch.no_grad():
-                for (weight, _), value in zip(reversed(layers), reversed(values), strict=True):
-                    slopes += [given.sum(dim=0), given.t() @ value]
-                    given = given @ weight
-                    if value is not values[0]:
-                        given = back_of(given, value)
-            return given, slopes[::-1]
-
-        return out, back
-
-    @property
-    def _is_written_out(self) -> bool:
-        return self.spec.kind == "mlp" and self.spec.activation in _BACK
 
     @property
     def _summed(self) -> int:
@@ -188,11 +150,12 @@ def network_head(spec: HeadSpec, seed: int, given: Any = None) -> NetworkHead:
 def _check(module: Module, width: int, spec: HeadSpec) -> None:
     """No chance, no mixing of rows, and the shapes that are needed."""
     torch = need_torch()
-    norms = torch.nn.modules.batchnorm._NormBase
+    nn = torch.nn
+    dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
     for part in module.modules():
-        if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0:
+        if isinstance(part, dropouts) and part.p > 0:
             raise TrainingError("the head has a Dropout layer, and heads draw no random numbers; leave it out")
-        if isinstance(part, norms) and part.track_running_stats:
+        if getattr(part, "track_running_stats", False):
             raise TrainingError(f"the head has a {type(part).__name__}, which mixes rows; use LayerNorm or GroupNorm")
     if not any(p.requires_grad for p in module.parameters()):
         raise TrainingError("the head has no parameter to train")

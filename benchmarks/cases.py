@@ -19,12 +19,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import size
 from tablepuppet.memory import free_memory
-from tablepuppet.tables.columns import arrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ def star(rows: int) -> Case:
     users, items = max(2, rows // 100), max(2, rows // 1000)
     user, item = rng.integers(0, users, rows, np.int32), rng.integers(0, items, rows, np.int32)
     x = rng.normal(size=rows)
-    facts = _table({"u": user, "i": item, "x": x, "y": _labels(rng, x)})
+    facts = pa.table({"u": user, "i": item, "x": x, "y": _labels(rng, x)})
     return Case(
         f"star-{rows:,}",
         {"facts": facts, "users": _dimension(rng, "u", users), "items": _dimension(rng, "i", items)},
@@ -68,8 +66,8 @@ def chain(rows: int) -> Case:
     rng = np.random.default_rng(rows)
     users, regions = max(2, rows // 50), max(2, rows // 5000)
     x = rng.normal(size=rows)
-    facts = _table({"u": rng.integers(0, users, rows, np.int32), "x": x, "y": _labels(rng, x)})
-    region = arrow(rng.integers(0, regions, users, np.int32))
+    facts = pa.table({"u": rng.integers(0, users, rows, np.int32), "x": x, "y": _labels(rng, x)})
+    region = pa.array(rng.integers(0, regions, users, np.int32))
     return Case(
         f"chain-{rows:,}",
         {
@@ -88,8 +86,8 @@ def many(rows: int) -> Case:
     groups, items = side // 10, max(2, side // 100)
     key = np.arange(side, dtype=np.int32) % groups
     x = rng.normal(size=side)
-    left = _table({"g": key, "x": x, "y": _labels(rng, x)})
-    right = _table({"g": key, "i": rng.integers(0, items, side, np.int32), "z": rng.normal(size=side)})
+    left = pa.table({"g": key, "x": x, "y": _labels(rng, x)})
+    right = pa.table({"g": key, "i": rng.integers(0, items, side, np.int32), "z": rng.normal(size=side)})
     return Case(
         f"many-{rows:,}",
         {"a": left, "b": right, "items": _dimension(rng, "i", items)},
@@ -209,12 +207,7 @@ def _folder(given: Path | None) -> Path:
 
 
 def _dimension(rng: np.random.Generator, key: str, rows: int) -> pa.Table:
-    return _table({key: np.arange(rows, dtype=np.int32), "a": rng.normal(size=rows), "b": rng.normal(size=rows)})
-
-
-def _table(columns: dict[str, NDArray[Any]]) -> pa.Table:
-    """Arrays as Arrow has them, without pandas, which `pa.table` would load: its 40 MB would count as a run's."""
-    return pa.table({name: arrow(values) for name, values in columns.items()})
+    return pa.table({key: np.arange(rows, dtype=np.int32), "a": rng.normal(size=rows), "b": rng.normal(size=rows)})
 
 
 def _labels(rng: np.random.Generator, x: Any) -> Any:

@@ -28,7 +28,6 @@ from tablepuppet.algorithms.registry import FEDERATED
 from tablepuppet.api import Federation
 from tablepuppet.arrays import Array
 from tablepuppet.models.modules import need_torch, one_torch_thread
-from tablepuppet.tables.columns import arrow
 
 ROWS = (582, 5000, 20_000)
 BATCHES = (64, 256, 1024, None)  # None: all rows
@@ -112,7 +111,7 @@ def _sales(rows: int) -> _EncodedJoin:
 
 
 def _table(numbers: dict[str, Any], **texts: Any) -> pa.Table:
-    columns = {name: arrow(values) for name, values in numbers.items()}
+    columns = {name: pa.array(values) for name, values in numbers.items()}
     return pa.table(columns | {name: pa.array([f"{name} {code}" for code in codes]) for name, codes in texts.items()})
 
 

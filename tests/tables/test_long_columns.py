@@ -39,15 +39,7 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (
-        ("PIECE", 100),
-        ("_FEW", 10),
-        ("_LOOK", 60),
-        ("_TOGETHER", 500),
-        ("_TAKEN", 64),
-        ("_BATCHES", 2),
-    ):
-        monkeypatch.setattr(long_columns, name, value)
+    monkeypatch.setattr(long_columns, "PIECE", 100)
 
 
 def batches(table: pa.Table) -> Iterator[pa.RecordBatch]:

@@ -28,7 +28,7 @@ from tablepuppet.protocol.columns import (
     IdEncoder,
     IdStatistics,
 )
-from tablepuppet.tables.columns import STRING_KINDS, arrow_texts, strings, strings_and_absent
+from tablepuppet.tables.columns import STRING_KINDS, strings, strings_and_absent
 from tablepuppet.tables.encoding import KnownIds, KnownNames
 from tablepuppet.tables.tokens import id_tokens, job_key, key_check, key_of
 
@@ -73,7 +73,9 @@ def id_statistics(own: ClientState, request: OpenPart, place: int, found: Catego
     if not request.id_salt:
         return IdStatistics(count, has_missing)
     key = job_key(_shared_key(own), f"ids {request.id_salt}")
-    tokens = id_tokens(arrow_texts(found.categories), key, _domain(own, request.job, request.scan, place))
+    tokens = id_tokens(
+        pa.array(found.categories, pa.large_string()), key, _domain(own, request.job, request.scan, place)
+    )
     told = np.unique(tokens)
     return IdStatistics(len(told), has_missing, told, key_check(key))
 
@@ -114,7 +116,7 @@ def _known(
         if len(names.get(place, ())) != encoder.count:
             raise TransportError("ids are encoded by the owner who found them, with all of them")
         codes = np.arange(encoder.count, dtype=np.int32)
-        return KnownIds(arrow_texts(names[place]), codes, encoder.count, encoder.has_missing)
+        return KnownIds(pa.array(names[place], pa.large_string()), codes, encoder.count, encoder.has_missing)
     key = job_key(_shared_key(own), f"ids {encoder.salt}")
     if key_check(key) != encoder.check:
         raise ModelError(

@@ -33,7 +33,6 @@ from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables.columns import (
     NUMBER_KINDS,
     STRING_KINDS,
-    arrow_texts,
     numbers_and_absent,
     numpy_of,
     strings_and_absent,
@@ -227,7 +226,7 @@ def codes_of(column: RawColumn, bins: Bins) -> Codes:
     if column.names is None or column.codes is None:
         raise TransportError("categories do not fit a column of numbers")
     unseen = len(bins.categories) + 1 if bins.has_other else _UNSEEN
-    known = numpy_of(pc.index_in(column.names, value_set=arrow_texts(bins.categories)), missing=-1)
+    known = numpy_of(pc.index_in(column.names, value_set=pa.array(bins.categories, pa.large_string())), missing=-1)
     becomes = np.append(np.where(known < 0, unseen, known + 1), 0).astype(np.uint8)  # position −1: missing
     return becomes[column.codes]
 
@@ -261,7 +260,7 @@ def _rare(names: Sequence[str], column: RawColumn, codes: NDArray[np.int32], lea
     """Those of some names that there are, in fewer than `least` rows."""
     assert column.names is not None
     held = np.bincount(codes[codes >= 0], minlength=len(column.names))
-    places = numpy_of(pc.index_in(arrow_texts(names), value_set=column.names), missing=-1)
+    places = numpy_of(pc.index_in(pa.array(names, pa.large_string()), value_set=column.names), missing=-1)
     is_rare = np.append(held < least, False)
     is_rare[:-1][np.arange(len(held)) == column.absent] = False  # the query's own
     return {name for name, place in zip(names, places.tolist(), strict=True) if is_rare[place]}
@@ -295,9 +294,11 @@ def _goes_right(columns: dict[tuple[int, int], RawColumn], rule: SplitRule) -> N
         return missing if rule.border is None else np.asarray(missing | (column.values > rule.border))
     assert column.names is not None
     assert column.codes is not None
-    is_left = numpy_of(pc.index_in(column.names, value_set=arrow_texts(rule.left)), missing=-1) >= 0
+    is_left = numpy_of(pc.index_in(column.names, value_set=pa.array(rule.left, pa.large_string())), missing=-1) >= 0
     if rule.other_left:
-        is_left |= numpy_of(pc.index_in(column.names, value_set=arrow_texts(rule.known)), missing=-1) < 0
+        is_left |= (
+            numpy_of(pc.index_in(column.names, value_set=pa.array(rule.known, pa.large_string())), missing=-1) < 0
+        )
     return ~np.append(is_left, rule.null_left)[column.codes]
 
 

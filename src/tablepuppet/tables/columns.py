@@ -8,21 +8,17 @@ ones and one code per row.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Codes, RowNumbers, floats
+from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import SourceError
 from tablepuppet.protocol.columns import ColumnInfo, Kind
-from tablepuppet.threads import over_rows
-
-T = TypeVar("T", bound=np.generic)
 
 _SCALARS: Final[tuple[tuple[Callable[[pa.DataType], bool], Kind], ...]] = (
     (pa.types.is_boolean, "boolean"),
@@ -73,15 +69,7 @@ NUMBER_KINDS: Final[frozenset[Kind]] = frozenset(
     {"integer", "float", "decimal", "boolean", "date", "timestamp", "vector"}
 )
 STRING_KINDS: Final[frozenset[Kind]] = frozenset({"string", "uuid"})
-_DTYPES: Final = {
-    **{f"{sign}int{bits}": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
-    "float": np.dtype(np.float32),
-    "double": np.dtype(np.float64),
-}
 _PIECE: Final = 1 << 16  # row numbers that are looked at together
-_SHARE: Final = 4 * _PIECE  # of a thread, at a time
-_MANY: Final = 1 << 16  # numbers that are worth a table of all numbers among them
-_CLOSE: Final = 8  # numbers in such a table for each that is there, at the most
 _PER_DAY: Final = {"s": 86_400.0, "ms": 86_400e3, "us": 86_400e6, "ns": 86_400e9}
 
 
@@ -158,58 +146,7 @@ def _coded_strings(encoded: pa.DictionaryArray) -> tuple[pa.Array, Codes]:
     if occurs[:-1].all():
         return names, out
     number = np.append(np.cumsum(occurs[:-1]) - 1, -1).astype(np.int32)
-    return names.take(arrow(np.flatnonzero(occurs[:-1]))), number[out]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CloseNumbers:
-    """Many whole numbers that lie close together, as ids and classes do: tables of all numbers among them are made and
-    looked up in a fraction of the time that hashing takes."""
-
-    values: NDArray[np.integer[Any]]
-    lowest: int
-    size: int  # of a table of all numbers from the lowest to the highest
-
-    @classmethod
-    def of(cls, column: pa.ChunkedArray) -> CloseNumbers | None:
-        """None: they are few, others, far apart, or some are missing."""
-        if len(column) < _MANY or column.null_count or not pa.types.is_integer(column.type):
-            return None
-        bounds = pc.min_max(column)
-        lowest, highest = bounds["min"].as_py(), bounds["max"].as_py()
-        if highest >= 2**63 or highest - lowest >= _CLOSE * len(column):
-            return None
-        return cls(numpy_of(column), lowest, highest - lowest + 1)
-
-    def different(self) -> NDArray[np.int64]:
-        """Which of them occur, ascending, less the lowest."""
-        occurs = np.zeros(self.size, np.bool_)
-
-        def mark(rows: slice) -> None:
-            for places in self._places(rows):
-                occurs[places] = True
-
-        over_rows(mark, len(self.values), _SHARE)
-        return np.flatnonzero(occurs)
-
-    def look_up(self, table: NDArray[T]) -> NDArray[T]:
-        """What a table of all numbers from the lowest on says of each."""
-        out = np.empty(len(self.values), table.dtype)
-
-        def find(rows: slice) -> None:
-            start = rows.start
-            for places in self._places(rows):
-                np.take(table, places, out=out[start : start + len(places)], mode="clip")
-                start += len(places)
-
-        over_rows(find, len(self.values), _SHARE)
-        return out
-
-    def _places(self, rows: slice) -> Iterator[NDArray[np.int64]]:
-        for start in range(rows.start, rows.stop, _PIECE):
-            here = self.values[start : min(start + _PIECE, rows.stop)].astype(np.int64)
-            here -= self.lowest
-            yield here
+    return names.take(pa.array(np.flatnonzero(occurs[:-1]))), number[out]
 
 
 def decode(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -239,52 +176,16 @@ def all_in_order(rows: RowNumbers | None, size: int) -> bool:
     return all(bool((rows[i : i + _PIECE] == np.arange(i, min(i + _PIECE, size))).all()) for i in pieces)
 
 
-def arrow(values: NDArray[Any]) -> pa.Array:
-    """A NumPy array of numbers as Arrow, without a copy (and without pandas, which `pa.array` would load).
-
-    >>> arrow(np.arange(9) % 2 == 0).to_pylist()[-3:]
-    [True, False, True]
-    """
-    held = np.ascontiguousarray(values)
-    kept = np.packbits(held, bitorder="little") if held.dtype == np.bool_ else held  # Arrow keeps eight in a byte
-    return pa.Array.from_buffers(pa.from_numpy_dtype(held.dtype), len(held), [None, pa.py_buffer(kept)])
-
-
 def in_one_piece(column: pa.ChunkedArray) -> Any:
     """A column as one array: the chunk, where there is but one, which Arrow would copy."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def numpy_of(column: pa.Array | pa.ChunkedArray, missing: float = 0) -> NDArray[Any]:
-    """A column of numbers as NumPy, `missing` where it is NULL; read-only where nothing had to be copied.
-
-    `to_numpy` would load pandas, a third of a second and 40 MB, for nothing that is used here.
-    """
+    """A column of numbers as NumPy, `missing` where it is NULL; read-only where nothing had to be copied."""
     array = in_one_piece(column) if isinstance(column, pa.ChunkedArray) else column
-    return _filled(array, _held(array).copy(), missing) if array.null_count else _held(array)
-
-
-def _held(array: pa.Array) -> NDArray[Any]:
-    """The numbers of an array, whatever lies where it is NULL."""
-    kind = _DTYPES[str(array.type)]
-    held = array.buffers()[1] if len(array) else None
-    return np.zeros(len(array), kind) if held is None else np.frombuffer(held, kind)[array.offset :][: len(array)]
-
-
-def _filled(array: pa.Array, values: NDArray[T], missing: float) -> NDArray[T]:
-    """By places: several times faster than by a mask without a pattern."""
-    values[np.flatnonzero(is_valid(array) == 0)] = missing
-    return values
-
-
-def is_valid(array: pa.Array) -> NDArray[np.uint8]:
-    """Which values are there: 1, and 0 where they are NULL."""
-    bits = array.buffers()[0]
-    if bits is None:
-        return np.ones(len(array), np.uint8)
-    first, inside = divmod(array.offset, 8)
-    found = np.unpackbits(np.frombuffer(bits, np.uint8)[first:], count=inside + len(array), bitorder="little")
-    return found[inside:]
+    filled = array.fill_null(pa.scalar(missing, array.type)) if array.null_count else array
+    return np.asarray(filled.to_numpy(zero_copy_only=False))
 
 
 def missing_rows(values: Array) -> NDArray[np.bool_]:
@@ -298,18 +199,7 @@ def holds_of(predicate: pa.ChunkedArray) -> NDArray[np.bool_]:
     return np.asarray(pc.fill_null(pc.cast(predicate, pa.bool_()), False).to_numpy(), np.bool_)
 
 
-def arrow_texts(values: Sequence[str]) -> pa.Array:
-    """Strings as Arrow; without pandas, too."""
-    encoded = [value.encode() for value in values]
-    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    return pa.LargeStringArray.from_buffers(len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
-
-
 def _floats(column: pa.ChunkedArray) -> Array:
-    if str(column.type) in _DTYPES:  # without Arrow's memory, which it asks for anew
-        array = in_one_piece(column)
-        has_gaps, values = bool(column.null_count), _held(array)
-        return (_filled(array, values.astype(np.float64), np.nan) if has_gaps else floats(values)).reshape(-1, 1)
     # safe=False: an integer past 2⁵³ becomes the nearest float64.
     cast = pc.cast(column, pa.float64(), safe=False)
     return numpy_of(cast, missing=np.nan).reshape(-1, 1)

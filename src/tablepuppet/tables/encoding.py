@@ -36,8 +36,6 @@ from tablepuppet.tables.columns import (
     NUMBER_KINDS,
     STRING_KINDS,
     all_in_order,
-    arrow,
-    arrow_texts,
     missing_rows,
     numbers,
     numbers_and_absent,
@@ -208,7 +206,7 @@ def _categories(feature: Encoder | KnownIds | KnownNames) -> KnownNames:
     unseen = size + feature.has_missing if feature.has_other else -1
     codes = np.arange(size, dtype=np.int32)
     null = size if feature.has_missing else -1
-    return KnownNames(arrow_texts(feature.categories), codes, null, unseen, encoded_width(feature))
+    return KnownNames(pa.array(feature.categories, pa.large_string()), codes, null, unseen, encoded_width(feature))
 
 
 def _encode_strings(column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, feature: KnownNames) -> Codes:
@@ -235,7 +233,7 @@ def without_rare(
     distinct, codes = strings(column)
     taken = codes if rows is None else codes[np.unique(rows[rows >= 0])]
     held = np.bincount(taken[taken >= 0], minlength=len(distinct))
-    places = numpy_of(pc.index_in(arrow_texts(feature.categories), value_set=distinct), missing=-1)
+    places = numpy_of(pc.index_in(pa.array(feature.categories, pa.large_string()), value_set=distinct), missing=-1)
     counts = np.append(held, 0)[places]
     is_rare = (places >= 0) & (counts < least)
     is_rare &= np.array([name != info.absent for name in feature.categories], np.bool_)  # the query's own
@@ -245,7 +243,7 @@ def without_rare(
     others = int(held.sum() - counts[kept].sum())
     null = usual if 0 < np.count_nonzero(taken < 0) < least else known.null
     unseen = usual if others < least and usual >= 0 else known.unseen
-    return KnownNames(known.names.take(arrow(kept)), known.codes[kept], null, unseen, encoded_width(feature))
+    return KnownNames(known.names.take(pa.array(kept)), known.codes[kept], null, unseen, encoded_width(feature))
 
 
 def _check_kind(info: ColumnInfo, feature: Encoder | KnownIds | KnownNames) -> None:

@@ -24,8 +24,6 @@ from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.tables.columns import (
     NUMBER_KINDS,
     STRING_KINDS,
-    CloseNumbers,
-    arrow,
     in_one_piece,
     numbers,
     numpy_of,
@@ -96,7 +94,7 @@ def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bo
         ordered = distinct.take(pc.sort_indices(distinct)).to_pylist()
         return LabelDescription(kind="class", classes=ordered, missing=column.null_count)
     is_whole = pa.types.is_integer(column.type)  # few different ones, mostly
-    values = _label_numbers(pa.chunked_array([_different(column)]) if is_whole else column, info)
+    values = _label_numbers(pa.chunked_array([pc.unique(column)]) if is_whole else column, info)
     absent = int(np.isnan(values).sum())
     missing = column.null_count if is_whole else absent
     if info.kind == "boolean":
@@ -126,8 +124,6 @@ def read_labels(
         values = _label_numbers(column, info)
     elif info.kind in STRING_KINDS:
         values = _string_classes(column, info, classes)
-    elif (close := CloseNumbers.of(column)) is not None and close.size <= len(column):
-        values = close.look_up(_classes_of_close(close, info, classes))
     elif pa.types.is_integer(column.type) and len(column):
         values = np.empty(len(column))
         for start in range(0, len(column), _CHUNK):  # codes need not be there for all rows at once
@@ -190,19 +186,6 @@ def _number_classes(values: Array, info: ColumnInfo, classes: list[str | float])
         raise _unknown_class(info)
     numbered = np.append(np.arange(len(classes), dtype=np.float64), np.nan)
     return numbered[order][position]
-
-
-def _different(column: pa.ChunkedArray) -> pa.Array:
-    """The different whole numbers of a column."""
-    close = CloseNumbers.of(column)
-    return pc.unique(column) if close is None else arrow(close.different() + close.lowest)
-
-
-def _classes_of_close(close: CloseNumbers, info: ColumnInfo, classes: list[str | float]) -> Array:
-    """The class of each number from the lowest on, of those that occur."""
-    table, different = np.empty(close.size), close.different()
-    table[different] = _number_classes((different + close.lowest).astype(np.float64), info, classes)
-    return table
 
 
 def _unknown_class(info: ColumnInfo) -> MappingError:

@@ -126,18 +126,5 @@ def in_order(bits: NDArray[np.uint64]) -> RowNumbers:
     >>> in_order(np.array([5, 1, 5, 0], np.uint64)).tolist()
     [3, 1, 0, 2]
     """
-    size = len(bits)
-    # A row's place takes the lowest bits: to sort numbers takes half as long as to sort places by numbers.
-    places = np.uint64(size.bit_length())
-    lowest = np.uint64((1 << int(places)) - 1)
-    packed = bits & ~lowest
-    packed |= np.arange(size, dtype=np.uint64)
-    packed.sort()
-    order: RowNumbers = (packed & lowest).astype(np.int32 if size < 2**31 else np.int64)
-    packed >>= places
-    is_tied = np.zeros(size + 1, np.bool_)
-    np.equal(packed[1:], packed[:-1], out=is_tied[1:-1])
-    tied = np.flatnonzero(is_tied[1:] | is_tied[:-1])  # a handful in millions, in all but the last bits
-    rows = order[tied]
-    order[tied] = rows[np.lexsort((rows, bits[rows]))]
+    order: RowNumbers = np.argsort(bits, kind="stable").astype(np.int32 if len(bits) < 2**31 else np.int64)
     return order

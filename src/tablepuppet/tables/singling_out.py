@@ -27,7 +27,7 @@ from sqlglot import exp, parse_one
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PolicyError, SourceError
 from tablepuppet.tables import duckdb_source
-from tablepuppet.tables.columns import NUMBER_KINDS, arrow, numbers
+from tablepuppet.tables.columns import NUMBER_KINDS, numbers
 from tablepuppet.tables.guard import columns_of
 from tablepuppet.tables.source import Source
 
@@ -86,7 +86,7 @@ def _acting_on_each_other(rows: pa.Table, texts: Sequence[str], own: Sequence[Ar
     several = [one for one in several if len(one[1]) > 1]
     apart = [np.zeros((len(names), *given.shape)) for _, names, given in several]
     for _ in range(_DRAWS if several else 0):
-        order = arrow(np.random.default_rng().permutation(rows.num_rows))
+        order = pa.array(np.random.default_rng().permutation(rows.num_rows))
         both = rows
         for name in rows.column_names:
             both = both.append_column(_shuffled(name), rows.column(name).take(order))

@@ -31,8 +31,6 @@ from tablepuppet.tables.columns import (
     NUMBER_KINDS,
     STRING_KINDS,
     all_in_order,
-    arrow,
-    arrow_texts,
     missing_rows,
     numbers,
     numbers_and_absent,
@@ -160,7 +158,7 @@ def _of_numbers(
 def _of_categories(distinct: pa.Array, codes: Codes, weights: Array) -> CategoryStatistics:
     counts = count_by_code(codes, weights, len(distinct))
     seen = np.flatnonzero(counts > 0)
-    return _sorted(distinct.take(arrow(seen)), counts[seen], float(weights[codes < 0].sum()))
+    return _sorted(distinct.take(pa.array(seen)), counts[seen], float(weights[codes < 0].sum()))
 
 
 def _without_rare(
@@ -168,8 +166,8 @@ def _without_rare(
 ) -> CategoryStatistics:
     """Without names that few rows hold; that of rows that are not there is the query's own, and stays."""
     held = count_by_code(codes, np.ones(len(codes)), len(distinct))
-    often = distinct.take(arrow(np.flatnonzero(held >= least)))
-    is_kept = numpy_of(pc.index_in(arrow_texts(found.categories), value_set=often), missing=-1) >= 0
+    often = distinct.take(pa.array(np.flatnonzero(held >= least)))
+    is_kept = numpy_of(pc.index_in(pa.array(found.categories, pa.large_string()), value_set=often), missing=-1) >= 0
     is_kept |= np.array([name == absent for name in found.categories], np.bool_)
     kept = np.flatnonzero(is_kept)
     names = [found.categories[i] for i in kept.tolist()]
@@ -205,7 +203,7 @@ def _merge_numbers(parts: Sequence[NumberStatistics]) -> NumberStatistics:
 
 
 def _merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics:
-    named = pa.chunked_array([arrow_texts(part.categories) for part in parts], pa.large_string())
+    named = pa.chunked_array([pa.array(part.categories, pa.large_string()) for part in parts], pa.large_string())
     distinct, codes = strings(named)
     weights = np.concatenate([part.weights for part in parts])
     found = _sorted(distinct, count_by_code(codes, weights, len(distinct)), sum(part.missing for part in parts))
@@ -255,7 +253,9 @@ def first_summands(own: Sequence[Statistics], agreed: Sequence[Statistics]) -> l
             found += [np.array([mine.weight, mine.missing]), total]
         elif isinstance(mine, CategoryStatistics) and isinstance(common, CategoryStatistics):
             counts = np.zeros(len(common.categories) + 1)
-            place = pc.index_in(arrow_texts(mine.categories), value_set=arrow_texts(common.categories))
+            place = pc.index_in(
+                pa.array(mine.categories, pa.large_string()), value_set=pa.array(common.categories, pa.large_string())
+            )
             counts[numpy_of(place, missing=-1)] = mine.weights
             counts[-1] = mine.missing  # also written over by a category that nobody agreed on
             found.append(counts)

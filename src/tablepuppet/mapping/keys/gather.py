@@ -29,7 +29,7 @@ from tablepuppet.exchanges.keys import BlindedKeys, BlindKeys, Keys, RowOrder, S
 from tablepuppet.exchanges.schema import CountRows, RowCount
 from tablepuppet.mapping.keys.merge import MergedGroups, merge_groups
 from tablepuppet.privacy.options import KeyMode, Privacy
-from tablepuppet.tables.columns import arrow, in_one_piece, numpy_of
+from tablepuppet.tables.columns import in_one_piece, numpy_of
 from tablepuppet.tables.tokens import POINT_SIZE, SIZE, Points, to_array, to_points
 from tablepuppet.transport.link import Link
 
@@ -229,7 +229,7 @@ def _indices(chunks: Sequence[pa.DictionaryArray]) -> list[pa.Array]:
         different += [tokens] if places[i] == len(different) else []
     if len(different) == 1 and _ascends(different[0]):
         return [chunk.indices for chunk in chunks]
-    shown = [pa.DictionaryArray.from_arrays(arrow(np.arange(len(d), dtype=np.int32)), d) for d in different]
+    shown = [pa.DictionaryArray.from_arrays(pa.array(np.arange(len(d), dtype=np.int32)), d) for d in different]
     numbers = [chunk.indices for chunk in pa.chunked_array(shown).unify_dictionaries().chunks]
     return [numbers[places[i]].take(chunk.indices) for i, chunk in enumerate(chunks)]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +50,40 @@ def test_a_killed_client_and_a_killed_server_change_nothing(tmp_path: Path) -> N
             70: lambda: parties.restart("supplier"),
         }
         assert_same(train_with_faults(parties, faults), expected())
+
+
+HOLDS_THE_INTERPRETER = """
+import ctypes, sys
+from tablepuppet.cli.main import main
+from tablepuppet.client import Client
+from tablepuppet.exchanges.schema import OpenScan
+answer = Client.answer
+def answer_late(self, message):
+    if isinstance(message, OpenScan):
+        ctypes.PyDLL(None).usleep(8_000_000)  # lets no other thread run, as one long call of a library may
+    return answer(self, message)
+Client.answer = answer_late
+sys.exit(main(["join", sys.argv[1]]))
+"""
+
+
+def test_a_client_whose_computation_lets_no_heartbeat_through_is_not_away(tmp_path: Path) -> None:
+    with running(tmp_path, tables(), heartbeat=1.0, wait=2.0) as parties:
+        parties.kill("supplier")
+        parties.await_status(lambda s: "supplier" in s["away"])
+        command = [sys.executable, "-c", HOLDS_THE_INTERPRETER, str(tmp_path / "supplier.toml")]
+        supplier = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        try:
+            parties.await_clients()
+            result = parties.connect().train(QUERY, label="y")
+        finally:
+            supplier.kill()
+            supplier.wait()
+        log = (tmp_path / "server.log").read_text()
+    assert "waits for client" not in log
+    assert "supplier is silent" not in log
+    with in_process(tables()) as federation:
+        assert_same(result, federation.train(QUERY, label="y"))
 
 
 def test_a_run_whose_client_stays_away_says_so_and_is_resumed_later(tmp_path: Path) -> None:

@@ -67,17 +67,21 @@ class Member:
         self._connection = connection
         stream, welcome = connection.stream, connection.welcome
         stream.allow(min(welcome.limit, memory_limit() // 4))
-        self._client.keep_only(welcome.runs)
         log.info("%s is connected to %s", self._name, self._address)
         is_over = threading.Event()
         is_busy = threading.Event()
+        is_busy.set()
         ticker = threading.Thread(
             target=self._tick, args=(connection, welcome.heartbeat, is_over, is_busy), name="heartbeat", daemon=True
         )
         ticker.start()
         try:
+            self._client.keep_only(welcome.runs)
             while not self._stop.is_set():
+                stream.heard = time.monotonic()  # nobody listened while it was busy
+                is_busy.clear()
                 envelope, frames = stream.receive()
+                is_busy.set()
                 if isinstance(envelope, e.Goodbye):
                     self._leave(envelope)
                     return
@@ -86,11 +90,8 @@ class Member:
                     continue
                 if not isinstance(envelope, e.Request):
                     raise DisconnectedError(f"the server sent a {type(envelope).__name__} out of turn")
-                is_busy.set()
                 reply = self._client.answer(envelope, frames)
                 stream.send(e.Reply(run=envelope.run, step=envelope.step), reply)
-                stream.heard = time.monotonic()
-                is_busy.clear()
                 self._pause = _SHORTEST  # this line was of use
                 del frames, reply  # or they stay in memory for as long as the next are waited for
         finally:
@@ -110,11 +111,11 @@ class Member:
         """Signs of life; three of the server's missed, and the line is given up."""
         stream = connection.stream
         while not is_over.wait(heartbeat):
-            self._client.finish()
             try:
                 stream.beat(self.note or ("computing" if is_busy.is_set() else ""))
             except DisconnectedError:
                 return
+            self._client.finish()  # after the sign of life: a disk may be slow
             if not is_busy.is_set() and time.monotonic() - stream.heard > 3 * heartbeat:
                 log.warning("the server is silent for %.0f s", time.monotonic() - stream.heard)
                 stream.cancel()

@@ -23,6 +23,8 @@ from tablepuppet.transport.envelopes import LIMIT, Envelope, Forget, Goodbye, No
 
 log = logging.getLogger(__name__)
 _UNASKED = 1 << 20  # bytes of a parcel of a client that was asked nothing
+_MISSED = 3  # heartbeats, after which a client that owes no answer is away
+_MISSED_COMPUTING = 60  # one that computes its answer may keep its other threads from running for that long
 _MOST_UNREAD = 20  # parcels that wait for a client that does not read
 _MOST_UNASKED = 100  # answers in a row that nobody waits for: some come late, or twice
 OnPause = Callable[[Sequence[str]], None]  # nothing happened for a while; who has not answered
@@ -118,10 +120,9 @@ class Switchboard:
                 old.outbox.put((Goodbye(reason="another connection came under the same name", is_final=True), ()))
                 old.outbox.put(None)
             self._lines[client] = line
-            asked = self._asked.get(client)
-            line.expect(asked is not None and asked.reply is None)
-            if asked is not None and asked.reply is None:
-                line.outbox.put((asked.request, asked.frames))
+            line.expect(self._owes(client))
+            if self._owes(client):
+                line.outbox.put((self._asked[client].request, self._asked[client].frames))
             self._changed.notify_all()
         writer.start()
         log.info("client %s is connected", client)
@@ -280,16 +281,23 @@ class Switchboard:
                 on_pause([client for client in replies if self._asked[client].reply is None])
 
     def _drop_silent(self, now: float) -> None:
-        """Three heartbeats missed: the connection is dead, whatever TCP still believes; so is one that nobody reads."""
+        """Ends lines without a sign of life, whatever TCP still believes, and lines that nobody reads.
+
+        A client that computes may be silent for longer. Where its machine is gone, gRPC ends the line within seconds:
+        what we send is not acknowledged.
+        """
         for client, line in list(self._lines.items()):
             if line.is_stuck:
                 log.warning("client %s does not read what it is sent", client)
                 self._detach(client, line)
                 line.drain()
-            elif now - line.stream.heard > 3 * self.heartbeat:
+            elif now - line.stream.heard > self.heartbeat * (_MISSED_COMPUTING if self._owes(client) else _MISSED):
                 log.warning("client %s is silent for %.0f s", client, now - line.stream.heard)
                 line.outbox.put(None)
                 self._detach(client, line)
+
+    def _owes(self, client: str) -> bool:
+        return client in self._asked and self._asked[client].reply is None
 
     def forget(self, run: str) -> None:
         """Tells everybody that a run is over for good."""

@@ -18,8 +18,7 @@ from tablepuppet.errors import ApprovalError, JobError
 from tablepuppet.exchanges.contract import Agreement, ProposeContract
 from tablepuppet.formatting import printable
 from tablepuppet.job import Job
-from tablepuppet.privacy.options import KeyMode, Privacy
-from tablepuppet.privacy.rounding import Rounding
+from tablepuppet.privacy.options import KeyMode, Privacy, Rounding
 from tablepuppet.protocol.base import What
 from tablepuppet.protocol.contract import (
     BlockTerms,

@@ -23,6 +23,7 @@ from tablepuppet.engine.evaluate import Comparison, Evaluation, score_labelled, 
 from tablepuppet.engine.evaluate import compare as compare_models
 from tablepuppet.engine.inspection import Inspection, permutation_importance, vary_feature
 from tablepuppet.engine.inspection import partial_dependence as dependence
+from tablepuppet.engine.interactions import gains_of
 from tablepuppet.engine.measured_rows import RowSelection
 from tablepuppet.engine.pooled import run_pooled
 from tablepuppet.engine.result import Result
@@ -39,9 +40,8 @@ from tablepuppet.mapping.join.profile import Profile, check_meetings, profile_ke
 from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.mapping import TableMapping, summarise
 from tablepuppet.mapping.negatives import with_negatives
-from tablepuppet.plan.gains import Gain, gains_of
 from tablepuppet.plan.knowledge import check_exposure
-from tablepuppet.plan.plan import Plan
+from tablepuppet.plan.plan import Gain, Plan
 from tablepuppet.plan.prepare import Prepared, prepare, task_of
 from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.missing_owners import reachable
@@ -49,7 +49,7 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import block_fingerprints, predict_rows
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.contract import Purpose
-from tablepuppet.server.union import UnionOperator
+from tablepuppet.server import UnionOperator
 from tablepuppet.threads import find_blas, one_blas_thread
 from tablepuppet.transport.link import Link
 

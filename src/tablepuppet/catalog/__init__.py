@@ -2,6 +2,6 @@
 
 from tablepuppet.catalog.binding import bind
 from tablepuppet.catalog.bound import BoundQuery
-from tablepuppet.catalog.labels import LabelColumns
+from tablepuppet.catalog.checks import LabelColumns
 
 __all__ = ["BoundQuery", "LabelColumns", "bind"]

@@ -23,8 +23,19 @@ from sqlglot import exp
 
 from tablepuppet.catalog.across_owners import at_one_owner, join_owners
 from tablepuppet.catalog.bound import Block, BoundQuery, Scan, format_expression, refuse
-from tablepuppet.catalog.checks import check_arity, check_features, check_keys, check_label, union_of
-from tablepuppet.catalog.labels import NOTHING, LabelColumns, check_beside, find_label, place_beside, weight_position
+from tablepuppet.catalog.checks import (
+    NOTHING,
+    LabelColumns,
+    check_arity,
+    check_beside,
+    check_features,
+    check_keys,
+    check_label,
+    find_label,
+    place_beside,
+    union_of,
+    weight_position,
+)
 from tablepuppet.catalog.names import ResolvedBranch, resolve
 from tablepuppet.catalog.scans import PlacedBranch, Scans, place
 from tablepuppet.catalog.schemas import describe

@@ -28,7 +28,7 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import Encoder, IdEncoder, NumberEncoder, NumberStatistics
-from tablepuppet.server.union import UnionOperator
+from tablepuppet.server import UnionOperator
 from tablepuppet.tables.columns import STRING_KINDS
 from tablepuppet.tables.encoding import encoded_width, encoder, merge
 from tablepuppet.tables.statistics import Statistics, first_totals, means_only, second_totals, without_ids

@@ -28,7 +28,7 @@ from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.prepare import Prepared, check_labels
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import score_request
-from tablepuppet.server.union import UnionOperator
+from tablepuppet.server import UnionOperator
 from tablepuppet.transport.link import Link
 
 if TYPE_CHECKING:

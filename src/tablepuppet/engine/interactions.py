@@ -18,19 +18,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
+from tablepuppet.algorithms.boosting.plan import trees_cost
 from tablepuppet.algorithms.numerics.beginning import best_intercept
+from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.arrays import Array
 from tablepuppet.engine.metrics import measure
 from tablepuppet.formatting import size
+from tablepuppet.job.make import usual_algorithm
 from tablepuppet.models.heads.base import HeadedRows, HeadKind, HeadSpec
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import Moment
-from tablepuppet.plan.gains import Interaction, headed_cost
-from tablepuppet.plan.plan import Plan
+from tablepuppet.plan.costs import Cost
+from tablepuppet.plan.plan import Gain, Plan
 from tablepuppet.threads import pool
 
 _FEWEST, _MOST = 2_000, 200_000  # joined rows
@@ -43,6 +47,19 @@ _SURE = 3.0  # standard errors that a share must be above nothing
 _ROWS_PER_CELL = 20
 _WORSE = 0.01  # of the mean loss: less may be chance
 Rows = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """Two blocks, and the share of what the sum leaves that they explain on rows held back."""
+
+    blocks: tuple[int, int]
+    cells: float  # by bins of what both say
+    vectors: float  # by a number for each row of both: factors
+
+    @property
+    def share(self) -> float:
+        return max(self.cells, self.vectors)
 
 
 def probe(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: int) -> Interaction | None:
@@ -213,3 +230,31 @@ def _solve(rows: Rows, residual: Array, other: Array, count: int) -> Array:
     return np.asarray(
         np.bincount(rows, residual * other, count) / (np.bincount(rows, np.square(other), count) + _RIDGE)
     )
+
+
+def gains_of(plan: Plan, pairs: Sequence[Interaction]) -> tuple[Gain, ...]:
+    """A line for each model, the sum first."""
+    sum_of_tables = headed_cost(plan, "sum")
+    found = [Gain("sum of tables", 0.0, (), sum_of_tables.rounds, sum_of_tables.bytes)]
+    by_rows = max(pairs, key=lambda one: one.share)
+    by_cells = max(pairs, key=lambda one: one.cells)
+    trees = trees_cost(plan.shape)
+    for model, pair, share, cost in (
+        ('head="factor"', by_rows, by_rows.share, headed_cost(plan, "factor")),
+        ('head="mlp"', by_cells, by_cells.cells, headed_cost(plan, "mlp")),
+        ('model="boosted"', by_cells, by_cells.cells, trees),
+    ):
+        rounded = max(0.0, round(share, 2))
+        names = tuple(plan.mapping.bound.blocks[block].name for block in pair.blocks) if rounded else ()
+        found.append(Gain(model, rounded, names, cost.rounds, cost.bytes))
+    return tuple(found)
+
+
+def headed_cost(plan: Plan, head: HeadKind) -> Cost:
+    """What the job would cost under another head, by the algorithm that it is usually trained by."""
+    several = plan.loss.outputs > 1
+    algorithm = BY_NAME[usual_algorithm(head, "softmax" if several else "auto")]
+    job = msgspec.structs.replace(
+        plan.job, model="auto", head=head, algorithm=algorithm.name, options=algorithm.options(), l2_by_rows=0.0
+    )
+    return replace(plan, job=job).cost(algorithm.name, algorithm.head_epochs or algorithm.epochs)

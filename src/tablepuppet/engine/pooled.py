@@ -37,7 +37,7 @@ from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel, mean_contribution
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import Encoder, NumberEncoder
-from tablepuppet.server.union import UnionOperator
+from tablepuppet.server import UnionOperator
 from tablepuppet.tables.encoding import encoded_width
 from tablepuppet.transport.link import Link
 

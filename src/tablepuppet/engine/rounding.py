@@ -3,7 +3,7 @@
 An exact metric counts labels: of two models that differ in one row's prediction, the two accuracies say what that row's
 label is, and so do a curve's neighbouring points. Where an owner asks for `minimum_rows`, figures are multiples of what
 so many label rows contribute, or of what √n / 2 of n rows do where that is less: about the standard error that a share
-of n rows has in any case (privacy/rounding.py). Shares of fewer rows than `minimum_rows` are left out.
+of n rows has in any case (privacy/options.py). Shares of fewer rows than `minimum_rows` are left out.
 
 In: Measured, Result, Comparison. Out: the same, to be shown. What decides in training (early stopping, the best epoch)
 is exact.
@@ -26,7 +26,7 @@ from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.mapping.mapping import Joined, TableMapping
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import binary_sums, class_sums
-from tablepuppet.privacy.rounding import Rounding
+from tablepuppet.privacy.options import Rounding
 
 if TYPE_CHECKING:
     from tablepuppet.engine.search import SearchResult

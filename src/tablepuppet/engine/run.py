@@ -19,7 +19,7 @@ from tablepuppet.arrays import Array, PerRow
 from tablepuppet.engine.convergence import Patience, judge
 from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import agree_on_encoders, ids_of, widths_of
-from tablepuppet.engine.interactions import advise_head, compare_with_sum, explain_pairs, probe
+from tablepuppet.engine.interactions import Interaction, advise_head, compare_with_sum, explain_pairs, probe
 from tablepuppet.engine.metrics import Metrics, by_side, measure, sum_metrics
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.start import figures_of, make_problem, start_parts
@@ -32,14 +32,13 @@ from tablepuppet.models.heads.base import TrainedHead, headed
 from tablepuppet.models.metrics import Moment
 from tablepuppet.models.tally import Tally
 from tablepuppet.plan.disclosure import held_blocks
-from tablepuppet.plan.gains import Interaction
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel, mean_contribution
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import Encoder
 from tablepuppet.protocol.steps import Move
-from tablepuppet.server.union import JoinOperator, UnionOperator
+from tablepuppet.server import JoinOperator, UnionOperator
 from tablepuppet.tables.encoding import encoded_width
 from tablepuppet.threads import later
 from tablepuppet.transport.link import Link

@@ -39,7 +39,7 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.protocol.columns import Encoder
 from tablepuppet.protocol.contract import Folds
-from tablepuppet.server.union import UnionOperator
+from tablepuppet.server import UnionOperator
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.meter import Traffic, all_of
 

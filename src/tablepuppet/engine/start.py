@@ -27,7 +27,7 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import Encoder
 from tablepuppet.protocol.steps import Move
-from tablepuppet.server.union import UnionOperator
+from tablepuppet.server import UnionOperator
 from tablepuppet.tables.encoding import entries_of
 
 

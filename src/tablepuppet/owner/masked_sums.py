@@ -2,7 +2,7 @@
 
 In: the arrays that one part adds to its block's sum. Out: a `Masked` answer (privacy/masks.py) at the scale that the
 block's parts agreed on, or, where there is none yet or a value does not fit, only how large the arrays are; the server
-then names a scale that fits everybody's (server/union.py), and asks for the same summands once more: `Seal`.
+then names a scale that fits everybody's (server.py), and asks for the same summands once more: `Seal`.
 """
 
 from __future__ import annotations

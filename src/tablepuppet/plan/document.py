@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tablepuppet.formatting import details, fragment, items, lines, plural, seconds, size, table
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
-from tablepuppet.plan.explain import cpu_text, title_lines, tree_lines
-from tablepuppet.plan.gains import gain_lines
+from tablepuppet.plan.explain import cpu_text, gain_lines, title_lines, tree_lines
 
 if TYPE_CHECKING:
     from tablepuppet.plan.plan import Plan

@@ -15,12 +15,11 @@ from tablepuppet.algorithms.registry import own_model
 from tablepuppet.algorithms.shape import BlockShape
 from tablepuppet.formatting import columns, groups, plural, seconds, size
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
-from tablepuppet.plan.gains import gain_lines
 from tablepuppet.plan.penalties import penalty_text
 from tablepuppet.transport.meter import Account
 
 if TYPE_CHECKING:
-    from tablepuppet.plan.plan import Plan
+    from tablepuppet.plan.plan import Gain, Plan
 
 _CLIENTS_SHOWN = 6
 _LINE = 100
@@ -233,3 +232,12 @@ def _exposure(plan: Plan) -> Sequence[str]:
         )
         lines.append(f"  {exposure.block}: {exposure.numbers:,} of {exposure.width:,}, {verdict}")
     return lines
+
+
+def gain_lines(gains: Sequence[Gain]) -> list[str]:
+    """The section of explain's text."""
+    rows = [["model", "of what the sum leaves", "tables", "rounds", "bytes"]]
+    for gain in gains:
+        share = f"{gain.share:.0%}" if gain.share else "–" if gain.model == gains[0].model else "nothing found"
+        rows.append([gain.model, share, " and ".join(gain.blocks), f"{gain.rounds:,}", size(gain.bytes)])
+    return ["What tables say together, by a sum that was trained for it and what it leaves", *columns(rows)]

@@ -23,7 +23,6 @@ from tablepuppet.plan.costs import RUN_EPOCHS, Advice, Cost, advise, client_memo
 from tablepuppet.plan.disclosure import Ids, training_disclosures
 from tablepuppet.plan.document import document, plan_html
 from tablepuppet.plan.explain import render
-from tablepuppet.plan.gains import Gain
 from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
 from tablepuppet.plan.private import PrivatePlan, plan_privacy
 from tablepuppet.privacy.ledger import Ledger
@@ -39,6 +38,17 @@ class AlgorithmCost:
     run: Cost
     server_memory: int
     client_memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a model would add to the sum of tables, and cost."""
+
+    model: str  # as a user writes it
+    share: float  # of what the sum leaves, in whole per cents; 0: nothing was found
+    blocks: tuple[str, ...]  # that say it together
+    rounds: int
+    bytes: float
 
 
 @dataclass(frozen=True, eq=False, repr=False)

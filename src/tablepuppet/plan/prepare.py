@@ -25,7 +25,7 @@ from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
 from tablepuppet.plan.disclosure import check_custody
 from tablepuppet.plan.penalties import check_penalties
 from tablepuppet.plan.plan import Plan
-from tablepuppet.privacy.rounding import Rounding
+from tablepuppet.privacy.options import Rounding
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -17,7 +17,7 @@ from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.catalog.across_owners import read_query
 from tablepuppet.catalog.binding import Key, Servable, Wanted, bind_features
-from tablepuppet.catalog.labels import NOTHING, LabelColumns
+from tablepuppet.catalog.checks import NOTHING, LabelColumns
 from tablepuppet.contract import agree, score_contracts
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.exchanges.prediction import Identifiers, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers

@@ -48,7 +48,7 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel
 from tablepuppet.protocol.base import Message
-from tablepuppet.server.union import UnionOperator, clients_of
+from tablepuppet.server import UnionOperator, clients_of
 from tablepuppet.transport.link import Link
 
 _RECORDS = 10  # of a run, where nothing waits for each of them

@@ -47,7 +47,7 @@ from tablepuppet.errors import TransportError
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.plan.private import PrivatePlan
 from tablepuppet.protocol.base import Message
-from tablepuppet.server.union import UnionOperator, clients_of
+from tablepuppet.server import UnionOperator, clients_of
 from tablepuppet.tables.binning import merged_bins, merged_public_bins
 
 _BITS = 1 << 29  # of an answer, that is 64 MB; more are told in further rounds
